@@ -1,0 +1,92 @@
+# What people and CI run. `make help` names the targets; README.md says more.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: demo test test-all check fix bench fuzz clean help
+
+# make demo
+TRANSPORT ?= shm
+SERVERS ?= 2
+WORKERS ?= 2
+TRAIN ?=
+# make bench
+JSON ?=
+BENCH ?=
+# make fuzz: seconds for each target, and which (all unless named)
+SECONDS := 60
+TARGETS ?=
+# make test: one suite only
+SUITE ?=
+
+BUILT := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(BUILT)/release
+TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
+# Only the programs: what benchmarks and tests need is not built for the demo.
+PROGRAMS := -p gradwire -p gradwire-scheduler -p gradwire-server -p gradwire-worker
+# The runner alone is built without the roles, so that it can report a role that does not compile.
+RUNNER := cargo build --quiet --locked -p gradwire-tests --no-default-features --bin suites && \
+    exec $(BUILT)/debug/suites
+
+## demo      build, start a cluster here, train on handwritten digits [TRANSPORT=shm|tcp SERVERS=2 WORKERS=2 TRAIN='--epochs 5']
+demo:
+	@deploy/bootstrap.sh demo
+	@cargo build --release --locked --bins $(PROGRAMS)
+	@mkdir -p $(BUILT)/demo
+	@$(RELEASE)/gradwire launch --servers $(SERVERS) --workers $(WORKERS) --transport $(TRANSPORT) -- \
+	    $(RELEASE)/gradwire-worker train --plot $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
+	@echo "loss curve: $(BUILT)/demo/loss.svg"
+	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\).*$$/\1/p' $(BUILT)/demo/log | \
+	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
+
+## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
+test:
+	@deploy/bootstrap.sh test
+	@$(RUNNER) $(if $(SUITE),--only $(SUITE))
+
+## test-all  the slow suites too
+test-all:
+	@deploy/bootstrap.sh test
+	@$(RUNNER) --all
+
+## check     formatting, lints, documentation, licences, house rules; writes nothing
+check:
+	@deploy/bootstrap.sh check
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
+	cargo deny --locked check licenses bans sources
+	cargo test --quiet --locked -p gradwire-tests --no-default-features --test tidy
+
+## fix       what can be corrected mechanically
+fix:
+	@deploy/bootstrap.sh fix
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	cargo fmt --all
+
+## bench     Gradwire beside this machine's best copy and a gRPC parameter server [JSON=FILE BENCH='--help']
+bench:
+	@deploy/bootstrap.sh bench
+	@cargo build --release --locked --bins $(PROGRAMS) -p gradwire-benches
+	@$(RELEASE)/gradwire-bench $(if $(JSON),--json $(JSON)) $(BENCH)
+
+## fuzz      every decoder and engine under libFuzzer [SECONDS=60 each, TARGETS='batch_decode …']
+fuzz:
+	@deploy/bootstrap.sh fuzz
+	@export RUSTC_BOOTSTRAP=1; mkdir -p fuzz/target; \
+	for target in $(or $(TARGETS),$$(cargo fuzz list)); do \
+	    echo "== $$target, $(SECONDS) s, log in fuzz/target/$$target.log"; \
+	    cargo fuzz run $$target -- -max_total_time=$(SECONDS) -print_final_stats=1 -rss_limit_mb=2048 \
+	        > fuzz/target/$$target.log 2>&1 || { tail -n 60 fuzz/target/$$target.log; exit 1; }; \
+	    grep -E 'DONE|^Done|^stat::' fuzz/target/$$target.log; \
+	done
+
+## clean     remove what was built (tools in ~/.cache/gradwire stay)
+clean:
+	cargo clean --quiet
+	rm -rf fuzz/target fuzz/artifacts
+
+## help      this list
+help:
+	@sed -n 's/^## /make /p' $(firstword $(MAKEFILE_LIST))

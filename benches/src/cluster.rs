@@ -1,0 +1,115 @@
+//! The processes of one subject's cluster and what is said to its workers, a JSON line each. The same for
+//! Gradwire and for the baseline, so that both are driven in the same way.
+
+use crate::child::Child;
+use crate::measure::{self, Sample};
+use crate::procfs;
+use crate::workload::WorkSpec;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long the parent waits for a child beyond the child's own deadline, so that the child's reason is heard.
+pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
+
+/// What a worker is told, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ToWorker {
+    Connect { servers: Vec<SocketAddr> },
+    Declare { session: u64, rank: u32, spec: WorkSpec },
+    Run { rounds: u64 },
+}
+
+/// What a child answers, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FromChild {
+    Listening { address: SocketAddr },
+    Ready,
+    Done { seconds: f64, latencies_ns: Vec<u64> },
+    Failed { error: String },
+}
+
+/// The processes of one cluster; dropping it ends them.
+pub(crate) struct Cluster {
+    name: &'static str,
+    /// Servers and workers.
+    shape: (u32, u32),
+    daemons: Vec<Child>,
+    workers: Vec<Child>,
+    session: u64,
+    declared: Option<WorkSpec>,
+    /// Rounds that take the declared work's time; found once, so that all pairs do the same.
+    rounds: u64,
+}
+
+impl Cluster {
+    /// Takes over started processes; `name` is the subject's, for errors.
+    pub(crate) fn new(name: &'static str, spec: &WorkSpec, daemons: Vec<Child>, workers: Vec<Child>) -> Self {
+        let shape = (spec.servers, spec.workers);
+        Self { name, shape, daemons, workers, session: 0, declared: None, rounds: 0 }
+    }
+
+    pub(crate) fn fits(&self, spec: &WorkSpec) -> bool {
+        self.shape == (spec.servers, spec.workers)
+    }
+
+    /// Tells every worker something before any answer is awaited, since workers wait for one another.
+    pub(crate) fn ask(&mut self, message: impl Fn(u32) -> ToWorker) -> anyhow::Result<Vec<FromChild>> {
+        for (rank, worker) in (0..).zip(&mut self.workers) {
+            worker.send(&message(rank))?;
+        }
+        let mut answers = Vec::with_capacity(self.workers.len());
+        for (rank, worker) in self.workers.iter_mut().enumerate() {
+            match worker.recv(REPLY_DEADLINE)? {
+                FromChild::Failed { error } => anyhow::bail!("{} worker {rank}: {error}", self.name),
+                answer => answers.push(answer),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Declares the work, if it is not declared already, and finds the number of rounds for it.
+    fn declare(&mut self, spec: &WorkSpec) -> anyhow::Result<()> {
+        if self.declared.as_ref() == Some(spec) {
+            return Ok(());
+        }
+        self.session += 1;
+        let session = self.session;
+        self.ask(|rank| ToWorker::Declare { session, rank, spec: spec.clone() })?;
+        self.rounds(spec.warmup_rounds)?;
+        self.rounds = measure::calibrate_rounds(spec.seconds, |rounds| Ok(self.rounds(rounds)?.0))?;
+        self.declared = Some(spec.clone());
+        Ok(())
+    }
+
+    /// Does so many rounds; gives the slowest worker's seconds and all operation times.
+    fn rounds(&mut self, rounds: u64) -> anyhow::Result<(f64, Vec<u64>)> {
+        let mut slowest = 0.0_f64;
+        let mut all = Vec::new();
+        for answer in self.ask(|_| ToWorker::Run { rounds })? {
+            let FromChild::Done { seconds, latencies_ns } = answer else {
+                anyhow::bail!("a {} worker answered a run with {answer:?}", self.name);
+            };
+            slowest = slowest.max(seconds);
+            all.extend(latencies_ns);
+        }
+        Ok((slowest, all))
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.daemons.iter().chain(&self.workers).map(Child::pid).collect()
+    }
+
+    /// One sample of the work: warm-up, then the measured rounds.
+    pub(crate) fn sample(&mut self, spec: &WorkSpec) -> anyhow::Result<Sample> {
+        self.declare(spec)?;
+        self.rounds(spec.warmup_rounds)?;
+        let pids = self.pids();
+        let cpu_before = procfs::cpu_seconds(&pids)?;
+        let (seconds, latencies_ns) = self.rounds(self.rounds)?;
+        let cpu_seconds = procfs::cpu_seconds(&pids)? - cpu_before;
+        Ok(Sample { seconds, payload_bytes: spec.payload_bytes(self.rounds), latencies_ns, cpu_seconds })
+    }
+}

@@ -1,0 +1,65 @@
+//! `gradwire-bench`: measures Gradwire and its baselines in one run, on one machine.
+//!
+//! Owns the command line and the exit code. It must not measure anything itself: [`suite`] decides what runs,
+//! [`measure`] how. Hidden subcommands are the baseline's own processes, so that it crosses process borders
+//! exactly as Gradwire does.
+#![forbid(unsafe_code)]
+
+mod child;
+mod cluster;
+mod copy;
+mod gradwire;
+mod grpc;
+mod kernel;
+mod measure;
+mod procfs;
+mod report;
+mod stats;
+mod suite;
+mod workload;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Measures Gradwire against this machine's best copy and a tuned gRPC parameter server.
+#[derive(Debug, Parser)]
+#[command(name = "gradwire-bench", version)]
+struct Cli {
+    #[command(flatten)]
+    suite: suite::SuiteArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// One server process of the gRPC baseline (started by the benchmark itself).
+    #[command(hide = true)]
+    GrpcServer(grpc::ChildArgs),
+    /// One worker process of the gRPC baseline (started by the benchmark itself).
+    #[command(hide = true)]
+    GrpcWorker(grpc::ChildArgs),
+    /// One worker process of Gradwire (started by the benchmark itself).
+    #[command(hide = true)]
+    GradwireWorker(gradwire::worker::WorkerArgs),
+    /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
+    TuneGrpc(grpc::tune::TuneArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        None => suite::run(&cli.suite),
+        Some(Command::GrpcServer(args)) => grpc::server::main(&args),
+        Some(Command::GrpcWorker(args)) => grpc::worker::main(&args),
+        Some(Command::GradwireWorker(args)) => gradwire::worker::main(&args),
+        Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report::progress(&format!("gradwire-bench: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

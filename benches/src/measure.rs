@@ -1,0 +1,269 @@
+//! How subjects are compared: interleaved runs of the same work, medians and spread, ratios pair by pair.
+//!
+//! It must not know what a subject is made of, and must not print results.
+
+use crate::procfs;
+use crate::stats;
+use crate::workload::WorkSpec;
+use std::time::{Duration, Instant};
+
+/// Something that can do a [`WorkSpec`]: Gradwire over one transport, or a baseline.
+pub(crate) trait Subject {
+    /// What the report calls it; the transport of its rows.
+    fn name(&self) -> &str;
+
+    /// Does the work once: warms up, then measures about `spec.seconds`. Processes stay up between runs, so
+    /// that no run pays for a start, and are idle while another subject runs.
+    ///
+    /// # Errors
+    /// A process failed, a deadline passed, or the result was wrong.
+    fn run(&mut self, spec: &WorkSpec) -> anyhow::Result<Sample>;
+
+    /// How its tensors travel (`slot`, `static`, …), where that word applies.
+    fn placement(&self, _spec: &WorkSpec) -> Option<String> {
+        None
+    }
+
+    /// What memory its trainer-side buffers are: `library`, `registered` or `plain`.
+    fn buffers(&self, _spec: &WorkSpec) -> Option<String> {
+        None
+    }
+
+    /// Ends its processes; the next run starts them again. Called before another cluster shape is measured.
+    fn stop(&mut self);
+}
+
+/// What one run measured.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sample {
+    /// Time of the measured part, the slowest worker's.
+    pub(crate) seconds: f64,
+    /// Payload bytes of both directions, over the whole cluster.
+    pub(crate) payload_bytes: u64,
+    /// Times of single operations, from call to completion; possibly a regular subsample.
+    pub(crate) latencies_ns: Vec<u64>,
+    /// CPU time of all the subject's processes in the measured part.
+    pub(crate) cpu_seconds: f64,
+}
+
+impl Sample {
+    fn gb_per_s(&self) -> f64 {
+        self.payload_bytes as f64 / self.seconds / 1e9
+    }
+
+    fn cpu_s_per_gb(&self) -> f64 {
+        self.cpu_seconds / (self.payload_bytes as f64 / 1e9)
+    }
+}
+
+/// The samples of one subject, and how contended the machine was meanwhile.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Series {
+    /// The subject's name.
+    pub(crate) subject: String,
+    /// One sample a pair, in the order of the pairs.
+    pub(crate) samples: Vec<Sample>,
+    /// Median share of a run in which some process waited for a CPU, in percent; `None` where not told.
+    pub(crate) cpu_pressure_percent: Option<f64>,
+}
+
+impl Series {
+    /// Median throughput, in decimal gigabytes of payload per second.
+    pub(crate) fn gb_per_s(&self) -> Option<f64> {
+        stats::median(self.samples.iter().map(Sample::gb_per_s))
+    }
+
+    /// The highest throughput of any sample: what an undisturbed machine gives, for finding settings.
+    pub(crate) fn best_gb_per_s(&self) -> Option<f64> {
+        self.samples.iter().map(Sample::gb_per_s).max_by(f64::total_cmp)
+    }
+
+    /// Interquartile range of the throughput over its median.
+    pub(crate) fn spread(&self) -> Option<f64> {
+        stats::spread(self.samples.iter().map(Sample::gb_per_s))
+    }
+
+    /// Median CPU time per gigabyte of payload.
+    pub(crate) fn cpu_s_per_gb(&self) -> Option<f64> {
+        stats::median(self.samples.iter().map(Sample::cpu_s_per_gb))
+    }
+
+    /// A quantile of the operation times of all samples, in microseconds.
+    pub(crate) fn latency_us(&self, q: f64) -> Option<f64> {
+        let all = self.samples.iter().flat_map(|sample| &sample.latencies_ns);
+        stats::quantile_sorted(&stats::sorted(all.map(|ns| *ns as f64 / 1e3)), q)
+    }
+
+    /// Interquartile range of each sample's median operation time, over their median.
+    pub(crate) fn latency_spread(&self) -> Option<f64> {
+        stats::spread(
+            self.samples
+                .iter()
+                .filter_map(|sample| stats::median(sample.latencies_ns.iter().map(|ns| *ns as f64))),
+        )
+    }
+
+    /// Median over the pairs of this subject's throughput divided by the other's in the same pair.
+    pub(crate) fn ratio_to(&self, other: &Series) -> Option<f64> {
+        let pairs = self.samples.iter().zip(&other.samples);
+        stats::median(pairs.map(|(mine, theirs)| mine.gb_per_s() / theirs.gb_per_s()))
+    }
+}
+
+/// Runs every subject once per pair, in turn (A B, A B, …), and collects their samples. The first pair's
+/// order is kept: each subject always follows the same other one, so that what it inherits is the same.
+///
+/// # Errors
+/// The first failure of any subject, with its name and work.
+pub(crate) fn run_pairs(
+    subjects: &mut [Box<dyn Subject>],
+    spec: &WorkSpec,
+    pairs: u32,
+) -> anyhow::Result<Vec<Series>> {
+    spec.check()?;
+    let mut samples = vec![Vec::new(); subjects.len()];
+    let mut pressures = vec![Vec::new(); subjects.len()];
+    for _ in 0..pairs.max(1) {
+        for ((subject, samples), pressures) in subjects.iter_mut().zip(&mut samples).zip(&mut pressures) {
+            let before = procfs::cpu_pressure();
+            let start = Instant::now();
+            let sample = subject.run(spec).map_err(|error| {
+                error.context(format!("{} of {} bytes over {}", spec.name, spec.bytes, subject.name()))
+            })?;
+            if let (Some(before), Some(after)) = (before, procfs::cpu_pressure()) {
+                let waited_us = after.total_us.saturating_sub(before.total_us);
+                pressures.push(waited_us as f64 / start.elapsed().as_micros().max(1) as f64 * 100.0);
+            }
+            samples.push(sample);
+        }
+    }
+    let series = subjects.iter().zip(samples).zip(pressures).map(|((subject, samples), pressures)| Series {
+        subject: subject.name().to_owned(),
+        samples,
+        cpu_pressure_percent: stats::median(pressures),
+    });
+    Ok(series.collect())
+}
+
+/// The most rounds one run may take, whatever its target.
+const MAX_ROUNDS: u64 = 50_000_000;
+
+/// Finds how many rounds take about `target_seconds`, by running more and more of them.
+///
+/// # Errors
+/// Those of `run`, which does a number of rounds and gives the seconds they took.
+pub(crate) fn calibrate_rounds(
+    target_seconds: f64,
+    mut run: impl FnMut(u64) -> anyhow::Result<f64>,
+) -> anyhow::Result<u64> {
+    let mut rounds = 1_u64;
+    loop {
+        let seconds = run(rounds)?.max(1e-9);
+        let wanted = (rounds as f64 * target_seconds / seconds).ceil();
+        let wanted = (wanted as u64).clamp(1, MAX_ROUNDS);
+        // An eighth of the target is a fair sample; before that, grow towards it without overshooting.
+        if seconds >= target_seconds / 8.0 || rounds >= MAX_ROUNDS {
+            return Ok(wanted);
+        }
+        rounds = (wanted / 6).clamp(rounds * 2, rounds.saturating_mul(16)).min(MAX_ROUNDS);
+    }
+}
+
+/// Above this the machine is too busy to begin, in percent of the last ten seconds.
+const QUIET_PRESSURE_PERCENT: f64 = 5.0;
+
+/// Waits until the machine is quiet, but not beyond `deadline`; gives the last pressure where it is not.
+pub(crate) fn wait_until_quiet(deadline: Duration) -> Option<f64> {
+    let start = Instant::now();
+    loop {
+        let pressure = procfs::cpu_pressure()?.avg10_percent;
+        if pressure <= QUIET_PRESSURE_PERCENT {
+            return None;
+        }
+        if start.elapsed() >= deadline {
+            return Some(pressure);
+        }
+        // Sleep: the kernel renews this average every two seconds and offers no event below its triggers' privilege.
+        std::thread::sleep(Duration::from_secs(1).min(deadline));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Op;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    struct Fake {
+        name: &'static str,
+        speeds: Vec<u64>,
+        log: Rc<RefCell<Vec<&'static str>>>,
+    }
+
+    impl Subject for Fake {
+        fn name(&self) -> &str {
+            self.name
+        }
+
+        fn run(&mut self, _spec: &WorkSpec) -> anyhow::Result<Sample> {
+            self.log.borrow_mut().push(self.name);
+            let speed = self.speeds.pop().ok_or_else(|| anyhow::anyhow!("out of breath"))?;
+            Ok(Sample {
+                seconds: 1.0,
+                payload_bytes: speed * 1_000_000_000,
+                latencies_ns: vec![1000, 3000],
+                cpu_seconds: 2.0,
+            })
+        }
+
+        fn stop(&mut self) {}
+    }
+
+    fn spec() -> WorkSpec {
+        WorkSpec {
+            name: "test".into(),
+            op: Op::Push,
+            bytes: 4,
+            inflight: 1,
+            workers: 1,
+            servers: 1,
+            seconds: 0.1,
+            warmup_rounds: 0,
+        }
+    }
+
+    #[test]
+    fn pairs_are_interleaved_and_ratios_are_taken_pair_by_pair() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let mut subjects: Vec<Box<dyn Subject>> = vec![
+            Box::new(Fake { name: "a", speeds: vec![8, 6, 2], log: Rc::clone(&log) }),
+            Box::new(Fake { name: "b", speeds: vec![2, 2, 2], log: Rc::clone(&log) }),
+        ];
+        let series = run_pairs(&mut subjects, &spec(), 3).expect("runs");
+        assert_eq!(*log.borrow(), ["a", "b", "a", "b", "a", "b"]);
+        assert_eq!(series[0].ratio_to(&series[1]), Some(3.0));
+        assert_eq!(series[0].gb_per_s(), Some(6.0));
+        assert_eq!(series[1].spread(), Some(0.0));
+        assert_eq!(series[1].cpu_s_per_gb(), Some(1.0));
+        assert_eq!(series[1].latency_us(0.5), Some(2.0));
+        let error = run_pairs(&mut subjects, &spec(), 1).expect_err("out of speeds");
+        assert!(format!("{error:#}").contains("test of 4 bytes over a: out of breath"), "{error:#}");
+    }
+
+    #[test]
+    fn rounds_are_found_for_fast_and_slow_work() {
+        for per_round in [1e-7, 1e-3, 2.0] {
+            let mut total = 0.0;
+            let rounds = calibrate_rounds(0.5, |rounds| {
+                let seconds = rounds as f64 * per_round;
+                total += seconds;
+                Ok(seconds)
+            })
+            .expect("calibrates");
+            let expected = (0.5 / per_round).max(1.0);
+            assert!((rounds as f64 / expected - 1.0).abs() < 0.01, "{rounds} for {per_round}");
+            assert!(total < 2.5, "overshot to {total}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The form of the results: rows as flat JSON objects whose names never change, and a table for people.
+//!
+//! It must not measure or compute ratios.
+
+use anyhow::Context as _;
+use serde::Serialize;
+use std::io::Write as _;
+use std::path::Path;
+
+/// One measured thing. A field is absent where it does not apply.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Row {
+    /// The benchmark: `push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`.
+    pub(crate) name: String,
+    /// `shm`, `tcp`, …, a baseline's name (`grpc`), or the kernel of a `copy`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<String>,
+    /// Bytes of one tensor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
+    /// Element type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dtype: Option<String>,
+    /// How the tensor travels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) placement: Option<String>,
+    /// The trainer's memory: `library`, `registered` or `plain`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) buffers: Option<String>,
+    /// Worker processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) workers: Option<u32>,
+    /// Server processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) servers: Option<u32>,
+    /// Payload bytes of both directions over the whole cluster, decimal gigabytes per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gb_per_s: Option<f64>,
+    /// Median time of one operation with one outstanding.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_us: Option<f64>,
+    /// 99th percentile of the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_us: Option<f64>,
+    /// CPU seconds of all processes per gigabyte of payload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_s_per_gb: Option<f64>,
+    /// Throughput over that of the best single-thread copy of the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_copy: Option<f64>,
+    /// Throughput over that of the gRPC baseline, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_grpc: Option<f64>,
+    /// Interleaved pairs measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pairs: Option<u32>,
+    /// Interquartile range over the median (of throughput; of latency where only that was measured).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) spread: Option<f64>,
+}
+
+impl Row {
+    /// The row with every figure rounded to four significant digits: more would be noise.
+    pub(crate) fn rounded(mut self) -> Self {
+        let figures = [
+            &mut self.gb_per_s,
+            &mut self.p50_us,
+            &mut self.p99_us,
+            &mut self.cpu_s_per_gb,
+            &mut self.ratio_to_copy,
+            &mut self.ratio_to_grpc,
+            &mut self.spread,
+        ];
+        for figure in figures {
+            *figure = figure.filter(|value| value.is_finite()).map(four_digits);
+        }
+        self
+    }
+}
+
+fn four_digits(value: f64) -> f64 {
+    // Through text, so that the number prints as short as it was rounded.
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+/// Writes the rows as a JSON array of flat objects, a line each.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
+    let mut text = String::from("[");
+    for (index, row) in rows.iter().enumerate() {
+        text.push_str(if index == 0 { "\n" } else { ",\n" });
+        text.push_str(&serde_json::to_string(row)?);
+    }
+    text.push_str("\n]\n");
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+const HEADINGS: [&str; 14] = [
+    "name",
+    "transport",
+    "bytes",
+    "placement",
+    "buffers",
+    "W",
+    "S",
+    "GB/s",
+    "spread",
+    "p50 us",
+    "p99 us",
+    "CPU s/GB",
+    "x copy",
+    "x grpc",
+];
+
+/// Columns of words, which are aligned to the left; numbers go to the right.
+const WORD_COLUMNS: [usize; 4] = [0, 1, 3, 4];
+
+fn cells(row: &Row) -> [String; HEADINGS.len()] {
+    let word = |value: &Option<String>| value.clone().unwrap_or_default();
+    let count = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    let figure = |value: Option<f64>| value.map_or_else(String::new, format_figure);
+    [
+        row.name.clone(),
+        word(&row.transport),
+        count(row.bytes),
+        word(&row.placement),
+        word(&row.buffers),
+        count(row.workers.map(u64::from)),
+        count(row.servers.map(u64::from)),
+        figure(row.gb_per_s),
+        row.spread.map_or_else(String::new, |spread| format!("{:.0} %", spread * 100.0)),
+        figure(row.p50_us),
+        figure(row.p99_us),
+        figure(row.cpu_s_per_gb),
+        figure(row.ratio_to_copy),
+        figure(row.ratio_to_grpc),
+    ]
+}
+
+fn format_figure(value: f64) -> String {
+    match value.abs() {
+        100.0.. => format!("{value:.0}"),
+        10.0..100.0 => format!("{value:.1}"),
+        1.0..10.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// The rows as an aligned table.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut lines = vec![HEADINGS.map(str::to_owned)];
+    lines.extend(rows.iter().map(cells));
+    let mut widths = [0; HEADINGS.len()];
+    for line in &lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for line in &lines {
+        let mut out = String::new();
+        for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
+            if WORD_COLUMNS.contains(&column) {
+                out.push_str(&format!("{cell:<width$}  "));
+            } else {
+                out.push_str(&format!("{cell:>width$}  "));
+            }
+        }
+        text.push_str(out.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Prints results to standard output.
+///
+/// # Errors
+/// Standard output is closed.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot write to standard output")
+}
+
+/// Says on standard error how far the run is; nobody listening is no reason to stop.
+pub(crate) fn progress(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Row {
+        Row {
+            name: "push_pull".into(),
+            transport: Some("grpc".into()),
+            bytes: Some(1024),
+            dtype: Some("f32".into()),
+            workers: Some(2),
+            servers: Some(1),
+            gb_per_s: Some(1.234_567_8),
+            p50_us: Some(f64::NAN),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn a_row_is_a_flat_object_without_what_does_not_apply() {
+        let json = serde_json::to_string(&row().rounded()).expect("serialises");
+        assert_eq!(
+            json,
+            r#"{"name":"push_pull","transport":"grpc","bytes":1024,"dtype":"f32","workers":2,"servers":1,"gb_per_s":1.235}"#
+        );
+    }
+
+    #[test]
+    fn every_name_of_the_contract_is_there() {
+        let some = Some(1.0);
+        let text = || Some("x".to_owned());
+        let full = Row {
+            placement: text(),
+            buffers: text(),
+            p50_us: some,
+            p99_us: some,
+            cpu_s_per_gb: some,
+            ratio_to_copy: some,
+            ratio_to_grpc: some,
+            pairs: Some(10),
+            spread: some,
+            ..row()
+        };
+        let value = serde_json::to_value(full).expect("serialises");
+        let mut names: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "buffers",
+                "bytes",
+                "cpu_s_per_gb",
+                "dtype",
+                "gb_per_s",
+                "name",
+                "p50_us",
+                "p99_us",
+                "pairs",
+                "placement",
+                "ratio_to_copy",
+                "ratio_to_grpc",
+                "servers",
+                "spread",
+                "transport",
+                "workers"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_file_is_one_json_array() {
+        let path = std::env::temp_dir().join(format!("gradwire-bench-report-{}.json", std::process::id()));
+        write_json(&path, &[row(), row()]).expect("writes");
+        let text = std::fs::read_to_string(&path).expect("reads");
+        std::fs::remove_file(&path).expect("removes");
+        let value: serde_json::Value = serde_json::from_str(&text.replace("null", "0")).expect("is JSON");
+        assert_eq!(value.as_array().map(Vec::len), Some(2));
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        let text = table(&[row()]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[1].starts_with("push_pull  grpc"));
+        assert_eq!(lines[0].find("GB/s").map(|at| at + 4), lines[1].find("1.23").map(|at| at + 4));
+    }
+}

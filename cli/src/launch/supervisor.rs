@@ -1,0 +1,334 @@
+//! The life of a launched cluster: start, watch, end. The first thing that goes wrong decides the exit code;
+//! then everyone gets time to end, is told to, and is killed.
+
+use super::LaunchArgs;
+use super::child::{self, Running, ending};
+use super::guard::{Guard, kill_group};
+use super::output::{LogFile, Printer, PrinterThread, Target, forward};
+use super::plan::{ChildSpec, Plan};
+use anyhow::Context as _;
+use daemon::exit::{Failure, WithCode as _};
+use proto_common::error::ExitCode;
+use proto_common::ids::{MemberId, Role};
+use rustix::process::{Pid, Signal};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Milliseconds that the scheduler may take to bind.
+const BIND_MS: u64 = 10_000;
+/// Milliseconds between looks for the scheduler's port file.
+const LOOK_MS: u64 = 5;
+/// Milliseconds that pipes may stay open after the last process has ended and its group was killed.
+const PIPES_MS: u64 = 1_000;
+
+/// A failure that may be the first one.
+#[derive(Debug)]
+struct Blame {
+    id: MemberId,
+    code: u8,
+    words: String,
+}
+
+impl Blame {
+    /// These codes say that someone else failed. Deaths within a few milliseconds are seen in any order, so
+    /// such a process is to blame only if nobody else turns up.
+    fn is_echo(&self) -> bool {
+        [ExitCode::MemberDied as u8, ExitCode::SchedulerUnreachable as u8].contains(&self.code)
+    }
+}
+
+type Exited = (MemberId, io::Result<ExitStatus>);
+
+pub(super) struct Supervisor {
+    printer: Printer,
+    printer_thread: PrinterThread,
+    guard: Guard,
+    groups: BTreeMap<MemberId, Pid>,
+    exits: JoinSet<Exited>,
+    pipes: JoinSet<()>,
+    signals: tokio::sync::mpsc::Receiver<(u8, &'static str)>,
+    /// Signals to send to everyone who still runs, in order.
+    escalation: VecDeque<(Instant, Signal)>,
+    /// The exit code, once something went wrong.
+    verdict: Option<u8>,
+    /// The failure to blame, while that is not said yet.
+    blamed: Option<Blame>,
+    /// Signals the launcher itself got.
+    interrupts: u32,
+    grace: Duration,
+    timeout: Option<Duration>,
+    keep_logs: Option<PathBuf>,
+    plain_rank0: bool,
+}
+
+impl Supervisor {
+    pub(super) fn new(args: &LaunchArgs) -> Result<Self, Failure> {
+        let (printer, thread) = Printer::start().code(ExitCode::Io)?;
+        let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
+        Ok(Self {
+            printer,
+            printer_thread: thread,
+            guard,
+            groups: BTreeMap::new(),
+            exits: JoinSet::new(),
+            pipes: JoinSet::new(),
+            signals: listen_for_signals().code(ExitCode::Io)?,
+            escalation: VecDeque::new(),
+            verdict: None,
+            blamed: None,
+            interrupts: 0,
+            grace: Duration::from_millis(args.grace_ms),
+            timeout: args.timeout.map(Duration::from_secs),
+            keep_logs: args.keep_logs.clone(),
+            plain_rank0: args.plain_rank0,
+        })
+    }
+
+    /// Runs the cluster to its end; the result is the exit code.
+    pub(super) async fn run(mut self, plan: &Plan) -> Result<u8, anyhow::Error> {
+        let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        let started = self.start_all(plan).await;
+        if let Err(failure) = &started {
+            self.verdict = Some(failure.code() as u8);
+            self.escalate(&[(Duration::ZERO, Signal::KILL)]);
+        }
+        self.watch(deadline).await;
+        self.say_blame().await;
+        // Whoever is still there holds a pipe and nothing else: its group has been killed.
+        let drained = async { while self.pipes.join_next().await.is_some() {} };
+        let _ = timeout(Duration::from_millis(PIPES_MS), drained).await;
+        self.pipes.shutdown().await;
+        // The thread ends when the last printer is gone.
+        let Self { printer, printer_thread, verdict, .. } = self;
+        drop(printer);
+        printer_thread.finish().await;
+        started?;
+        Ok(verdict.unwrap_or(0))
+    }
+
+    async fn start_all(&mut self, plan: &Plan) -> Result<(), Failure> {
+        let directory = PortDirectory::new()?;
+        let port_file = directory.path.join("ports");
+        self.start(&plan.scheduler(&port_file))?;
+        let Some((control, http)) = self.wait_for_ports(&port_file).await? else {
+            return Ok(()); // It ended first, or we are told to: the watch says so.
+        };
+        let status =
+            if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
+        self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
+        let (host, port) = control.rsplit_once(':').unwrap_or((&control, ""));
+        for spec in plan.members(host, port) {
+            self.start(&spec)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, spec: &ChildSpec) -> Result<(), Failure> {
+        let Running { mut process, group } = child::start(spec, &self.guard)?;
+        self.groups.insert(spec.id, group);
+        let log = self.log_file(spec.id)?;
+        let plain = self.plain_rank0 && spec.id.role == Role::Worker && spec.id.rank.0 == 0;
+        let prefix = format!("[{}] ", spec.id);
+        let (out_prefix, out_target) =
+            if plain { (String::new(), Target::Stdout) } else { (prefix.clone(), Target::Stderr) };
+        if let Some(pipe) = process.stdout.take() {
+            self.pipes.spawn(forward(pipe, out_prefix, out_target, log.clone(), self.printer.clone()));
+        }
+        if let Some(pipe) = process.stderr.take() {
+            self.pipes.spawn(forward(pipe, prefix, Target::Stderr, log, self.printer.clone()));
+        }
+        let id = spec.id;
+        self.exits.spawn(async move { (id, process.wait().await) });
+        Ok(())
+    }
+
+    fn log_file(&self, id: MemberId) -> Result<Option<LogFile>, Failure> {
+        let Some(directory) = &self.keep_logs else { return Ok(None) };
+        let path = directory.join(format!("{}.log", id.to_string().replace(' ', "-")));
+        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()));
+        Ok(Some(Arc::new(Mutex::new(file.code(ExitCode::Io)?))))
+    }
+
+    /// The scheduler's addresses, or `None` if something else ends the job before.
+    async fn wait_for_ports(&mut self, path: &Path) -> Result<Option<(String, String)>, Failure> {
+        let deadline = Instant::now() + Duration::from_millis(BIND_MS);
+        loop {
+            if let Some(ports) = std::fs::read_to_string(path).ok().as_deref().and_then(parse_ports) {
+                return Ok(Some(ports));
+            }
+            tokio::select! {
+                Some(exited) = self.exits.join_next() => self.exited(exited).await,
+                Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
+                // It takes milliseconds, once a job: watching the directory would not be worth its code.
+                () = sleep_until(Instant::now() + Duration::from_millis(LOOK_MS)) => {}
+            }
+            if self.verdict.is_some() || self.groups.is_empty() {
+                return Ok(None);
+            }
+            if Instant::now() >= deadline {
+                let text =
+                    format!("the scheduler has not bound its port within {BIND_MS} ms; see its log above");
+                return Err(Failure::message(ExitCode::Deadline, text));
+            }
+        }
+    }
+
+    /// Until the last process has ended.
+    async fn watch(&mut self, deadline: Option<Instant>) {
+        while !self.exits.is_empty() {
+            let next = self.escalation.front().map(|(at, _)| *at);
+            tokio::select! {
+                Some(exited) = self.exits.join_next() => self.exited(exited).await,
+                Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
+                () = at(next) => {
+                    // What fails after we have ended it is no cause.
+                    self.say_blame().await;
+                    if let Some((_, signal)) = self.escalation.pop_front() {
+                        self.groups.values().for_each(|group| kill_group(*group, signal));
+                    }
+                }
+                () = at(deadline), if self.verdict.is_none() => {
+                    let names = names(self.groups.keys());
+                    self.printer.say(&format!("the time given by --timeout is over; still running: {names}")).await;
+                    self.verdict = Some(ExitCode::Deadline as u8);
+                    self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
+                }
+            }
+        }
+    }
+
+    async fn exited(&mut self, exited: Result<Exited, tokio::task::JoinError>) {
+        // The waiting tasks neither panic nor are aborted.
+        let Ok((id, status)) = exited else { return };
+        if let Some(group) = self.groups.remove(&id) {
+            // Its own children, if it left any.
+            kill_group(group, Signal::KILL);
+            self.guard.remove(group);
+        }
+        let (code, words) = match status {
+            Ok(status) => ending(status),
+            Err(error) => (1, error.to_string()),
+        };
+        if code != 0 {
+            self.failed(Blame { id, code, words }).await;
+        }
+        let worker_left = self.groups.keys().any(|id| id.role == Role::Worker);
+        if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
+            // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
+            self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+        }
+    }
+
+    async fn failed(&mut self, failure: Blame) {
+        let first = self.verdict.is_none();
+        let better = self.blamed.as_ref().is_some_and(Blame::is_echo) && !failure.is_echo();
+        if !first && !better {
+            return;
+        }
+        if first {
+            self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+        }
+        self.verdict = Some(failure.code);
+        let certain = !failure.is_echo();
+        self.blamed = Some(failure);
+        if certain {
+            self.say_blame().await;
+        }
+    }
+
+    /// Says who failed first, once. From here on failures are effects.
+    async fn say_blame(&mut self) {
+        if let Some(Blame { id, words, .. }) = self.blamed.take() {
+            self.printer.say(&format!("{id} failed first: {words}")).await;
+        }
+    }
+
+    /// A signal to the launcher is for everyone; a second one does not wait.
+    async fn interrupted(&mut self, code: u8, name: &'static str) {
+        self.interrupts += 1;
+        self.say_blame().await;
+        self.printer.say(&format!("{name} received; ending {}", names(self.groups.keys()))).await;
+        self.verdict.get_or_insert(code);
+        match self.interrupts {
+            2.. => self.escalate(&[(Duration::ZERO, Signal::KILL)]),
+            _ => self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]),
+        }
+    }
+
+    fn escalate(&mut self, steps: &[(Duration, Signal)]) {
+        let now = Instant::now();
+        self.escalation = steps.iter().map(|(after, signal)| (now + *after, *signal)).collect();
+    }
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn names<'a>(ids: impl Iterator<Item = &'a MemberId>) -> String {
+    ids.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn parse_ports(text: &str) -> Option<(String, String)> {
+    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    Some((value("control")?.to_owned(), value("http")?.to_owned()))
+}
+
+/// SIGINT and SIGTERM with the exit codes they mean.
+fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8, &'static str)>> {
+    let (sender, receiver) = tokio::sync::mpsc::channel(4);
+    let kinds = [(SignalKind::interrupt(), 130, "SIGINT"), (SignalKind::terminate(), 143, "SIGTERM")];
+    for (kind, code, name) in kinds {
+        let mut stream = signal(kind)?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() && sender.send((code, name)).await.is_ok() {}
+        });
+    }
+    Ok(receiver)
+}
+
+/// A directory for the port file, removed at the end.
+struct PortDirectory {
+    path: PathBuf,
+}
+
+impl PortDirectory {
+    fn new() -> Result<Self, Failure> {
+        let name = format!("gradwire-launch-{}-{}", std::process::id(), daemon::host::new_incarnation()?);
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path)
+            .with_context(|| format!("cannot make {}; set TMPDIR to a writable directory", path.display()))
+            .code(ExitCode::Io)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for PortDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_file_is_read_whole_or_not() {
+        let ports = Some(("127.0.0.1:5".to_owned(), String::new()));
+        assert_eq!(parse_ports("control=127.0.0.1:5\nhttp=\n"), ports);
+        assert_eq!(parse_ports("control=127.0.0.1:5\n"), None);
+    }
+}

@@ -1,0 +1,54 @@
+//! `gradwire`: the command line of a cluster. Each subcommand has its module; this file only picks one and
+//! turns its result into an exit code.
+#![forbid(unsafe_code)]
+
+mod env;
+mod find;
+mod launch;
+mod status;
+
+use clap::{Parser, Subcommand};
+use daemon::exit::run_main_with_code;
+use std::ffi::OsString;
+
+/// Starts, watches and measures a Gradwire cluster.
+#[derive(Debug, Parser)]
+#[command(name = "gradwire", version, subcommand_required = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a scheduler, servers and workers on this host, and supervise them until the job is over.
+    Launch(launch::LaunchArgs),
+    /// Show a job: its members, links, rounds, and what waits.
+    Status(status::StatusArgs),
+    /// Measure this machine: runs gradwire-bench with the given arguments.
+    Bench {
+        /// Arguments of gradwire-bench; --help shows them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// List every setting with its environment variable and default, and the exit codes.
+    Env,
+    /// Run a program that dies with its parent (used by launch).
+    #[command(hide = true)]
+    SuperviseChild(launch::SuperviseArgs),
+    /// Kill process groups when the launcher dies (used by launch).
+    #[command(hide = true)]
+    Guard,
+}
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::parse();
+    run_main_with_code("gradwire", || match cli.command {
+        Command::Launch(args) => launch::run(&args),
+        Command::Status(args) => status::run(&args).map(|()| 0),
+        Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
+        Command::Env => env::run().map(|()| 0),
+        Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),
+        Command::Guard => launch::guard().map(|()| 0),
+    })
+}

@@ -1,0 +1,263 @@
+//! A job's status as tables for people. Text from text; no I/O.
+
+use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
+use proto_common::ids::{MemberId, Role};
+
+/// The whole page.
+pub(crate) fn render(status: &ClusterStatus) -> String {
+    let mut page = head(status);
+    page.push('\n');
+    page.push_str(&members(status));
+    if let Some(links) = links(status) {
+        page.push('\n');
+        page.push_str(&links);
+    }
+    if !status.barriers.is_empty() {
+        page.push('\n');
+        page.push_str(&barriers(status));
+    }
+    page
+}
+
+fn head(status: &ClusterStatus) -> String {
+    let phase = match status.phase {
+        JobPhase::Assembling => "assembling",
+        JobPhase::Running => "running",
+        JobPhase::Ending => "ending",
+        JobPhase::Ended => "ended",
+    };
+    let mut text = format!(
+        "job {}  {phase}  epoch {}  up {}  {} tensors, {}\n",
+        status.job,
+        status.epoch,
+        duration(status.uptime_ms),
+        status.tensors,
+        bytes(status.tensor_bytes),
+    );
+    if let Some(ending) = &status.ending {
+        text.push_str(&format!("ending: {ending}\n"));
+    }
+    if !status.missing.is_empty() {
+        text.push_str(&format!("missing: {}\n", names(&status.missing)));
+    }
+    let running = |role| status.members.iter().filter(move |m| m.role == role && !m.left);
+    if let (Some(first), Some(last)) =
+        (running(Role::Worker).map(|m| m.round).max(), running(Role::Worker).map(|m| m.round).min())
+    {
+        let behind = running(Role::Worker).filter(|m| m.round < first).map(id).collect::<Vec<_>>();
+        match behind.is_empty() {
+            true => text.push_str(&format!("round {first}\n")),
+            false => text.push_str(&format!("rounds {last} to {first}, behind: {}\n", names(&behind))),
+        }
+    }
+    let waits = status.members.iter().filter_map(|m| Some((m, m.oldest.as_ref()?)));
+    if let Some((member, oldest)) = waits.max_by_key(|(_, oldest)| oldest.waited_ms) {
+        let waited = duration(oldest.waited_ms);
+        text.push_str(&format!("oldest waiting operation: {} of {}, {waited}\n", oldest.what, id(member)));
+    }
+    text
+}
+
+fn members(status: &ClusterStatus) -> String {
+    let mut rows = vec![
+        vec!["MEMBER", "PID", "STATE", "ROUND", "IN FLIGHT", "HEARD", "DATA", "HTTP"]
+            .into_iter()
+            .map(str::to_owned)
+            .collect(),
+    ];
+    for member in &status.members {
+        rows.push(vec![
+            id(member).to_string(),
+            member.pid.to_string(),
+            state(member, status.silence_ms).to_owned(),
+            member.round.to_string(),
+            member.in_flight.to_string(),
+            format!("{} ago", duration(member.silent_ms)),
+            member.data_address.clone().unwrap_or_else(|| "-".into()),
+            member.http_address.clone().unwrap_or_else(|| "-".into()),
+        ]);
+    }
+    columns(&rows)
+}
+
+fn state(member: &MemberStatus, silence_ms: u64) -> &'static str {
+    match member {
+        _ if member.left => "left",
+        // A quarter of the way to being declared dead.
+        _ if member.silent_ms > silence_ms / 4 => "SILENT",
+        _ if member.role == Role::Worker && !member.links_ready => "linking",
+        _ => "up",
+    }
+}
+
+fn links(status: &ClusterStatus) -> Option<String> {
+    let heading = ["WORKER", "SERVER", "DRIVER", "RATE", "SENT", "RECEIVED", "WHY"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for member in &status.members {
+        for link in &member.links {
+            rows.push(vec![
+                member.rank.to_string(),
+                link.server.to_string(),
+                link.driver.to_string(),
+                format!("{}/s", bytes(link.bytes_per_second)),
+                bytes(link.sent_bytes),
+                bytes(link.received_bytes),
+                link.why.clone(),
+            ]);
+        }
+    }
+    (rows.len() > 1).then(|| columns(&rows))
+}
+
+fn barriers(status: &ClusterStatus) -> String {
+    let mut rows = vec![["BARRIER", "WAITING", "ARRIVED", "MISSING"].map(str::to_owned).to_vec()];
+    for barrier in &status.barriers {
+        rows.push(vec![
+            barrier.name.clone(),
+            duration(barrier.waited_ms),
+            names(&barrier.arrived),
+            names(&barrier.missing),
+        ]);
+    }
+    columns(&rows)
+}
+
+fn id(member: &MemberStatus) -> MemberId {
+    MemberId { role: member.role, rank: member.rank }
+}
+
+fn names(ids: &[MemberId]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Left-aligned columns, as wide as their widest cell; control characters of peers' texts are not shown.
+fn columns(rows: &[Vec<String>]) -> String {
+    let clean = |cell: &String| cell.chars().filter(|c| !c.is_control()).collect::<String>();
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(clean).collect()).collect();
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> = row
+            .iter()
+            .enumerate()
+            .map(|(i, cell)| format!("{cell:<w$}", w = width(i).unwrap_or(0)))
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Decimal units, as links are sold.
+fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 999.95 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{count} B"),
+        _ => format!("{value:.1} {}", UNITS[unit]),
+    }
+}
+
+fn duration(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..60_000 => format!("{:.1} s", ms as f64 / 1e3),
+        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
+        _ => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daemon::status::{BarrierStatus, LinkStatus, OldestOperation};
+    use proto_common::ids::Rank;
+    use proto_common::transport::Driver;
+
+    fn member(role: Role, rank: u32, round: u64) -> MemberStatus {
+        MemberStatus {
+            role,
+            rank: Rank(rank),
+            pid: 42,
+            build: "0.1.0".into(),
+            data_address: None,
+            http_address: Some("127.0.0.1:5\x1b[31m".into()),
+            silent_ms: 20,
+            left: false,
+            links_ready: true,
+            round,
+            in_flight: 1,
+            oldest: None,
+            links: Vec::new(),
+        }
+    }
+
+    fn status() -> ClusterStatus {
+        let mut slow = member(Role::Worker, 1, 6);
+        slow.silent_ms = 4_000;
+        slow.oldest = Some(OldestOperation { what: "push_pull of 5/0".into(), waited_ms: 1_500 });
+        slow.links.push(LinkStatus {
+            server: Rank(0),
+            driver: Driver::Shm,
+            why: "same host".into(),
+            sent_bytes: 2_000_000,
+            received_bytes: 999,
+            bytes_per_second: 1_234_000_000,
+        });
+        let waits = vec![MemberId { role: Role::Worker, rank: Rank(0) }];
+        ClusterStatus {
+            job: 7,
+            phase: JobPhase::Running,
+            epoch: "1.2".into(),
+            workers: 2,
+            servers: 1,
+            silence_ms: 10_000,
+            uptime_ms: 65_000,
+            tensors: 3,
+            tensor_bytes: 1_500,
+            members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],
+            missing: Vec::new(),
+            barriers: vec![BarrierStatus {
+                name: "start".into(),
+                arrived: waits.clone(),
+                missing: waits,
+                waited_ms: 10,
+            }],
+            ending: None,
+        }
+    }
+
+    #[test]
+    fn the_page_says_who_is_behind_and_what_waits() {
+        let page = render(&status());
+        for words in [
+            "job 7  running  epoch 1.2  up 1 min 5 s  3 tensors, 1.5 kB",
+            "rounds 6 to 7, behind: worker 1",
+            "oldest waiting operation: push_pull of 5/0 of worker 1, 1.5 s",
+            "1       0       shm     1.2 GB/s  2.0 MB  999 B     same host",
+            "start    10 ms    worker 0  worker 0",
+        ] {
+            assert!(page.contains(words), "{words:?} is missing in\n{page}");
+        }
+        assert!(page.lines().any(|line| line.starts_with("worker 1") && line.contains("SILENT")), "{page}");
+        assert!(!page.contains('\x1b'), "a peer cannot colour the terminal");
+    }
+
+    #[test]
+    fn an_empty_job_is_a_page_too() {
+        let mut status = status();
+        status.members.clear();
+        status.barriers.clear();
+        status.phase = JobPhase::Assembling;
+        status.missing = vec![MemberId { role: Role::Server, rank: Rank(0) }];
+        let page = render(&status);
+        assert!(page.contains("missing: server 0"), "{page}");
+        assert_eq!((bytes(999_949), bytes(999_950)), ("999.9 kB".into(), "1.0 MB".into()));
+    }
+}

@@ -1,0 +1,303 @@
+//! The launcher with small shell programs in the roles: exit codes, output, and no process left behind.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const GRADWIRE: &str = env!("CARGO_BIN_EXE_gradwire");
+
+/// A scheduler that writes its port file and waits for its end.
+const SCHEDULER: &str = r#"
+while [ $# -gt 0 ]; do
+  if [ "$1" = --port-file ]; then
+    printf 'control=127.0.0.1:1\nhttp=127.0.0.1:2\n' > "$2.new"; mv "$2.new" "$2"
+  fi
+  shift
+done
+"#;
+/// Waits for its end with a child of its own, whose command line names the test bed.
+const WAIT: &str = "trap 'exit 0' TERM\n$BED/nap 1000 &\nwait\n";
+
+struct Bed {
+    directory: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let bed = Self { directory: tempfile::tempdir().unwrap() };
+        std::os::unix::fs::symlink("/bin/sleep", bed.path("nap")).unwrap();
+        bed.program("gradwire-scheduler", &format!("{SCHEDULER}{WAIT}"));
+        bed.program("gradwire-server", WAIT);
+        bed
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A shell program; each process notes its id and its child's, so that the test can look for them.
+    fn program(&self, name: &str, body: &str) {
+        let pids = self.path("pids");
+        let bed = self.directory.path().display();
+        let text = format!("#!/bin/sh\nBED={bed}\necho $$ >> {}\n{body}", pids.display());
+        std::fs::write(self.path(name), text).unwrap();
+        std::fs::set_permissions(self.path(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn launch(&self, flags: &[&str], program: &[&str]) -> Command {
+        let mut command = Command::new(GRADWIRE);
+        command.arg("launch").arg("--bin-dir").arg(self.directory.path()).args(["--grace-ms", "300"]);
+        command.args(flags).arg("--").args(program);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, flags: &[&str], program: &[&str]) -> (Output, Duration) {
+        let start = Instant::now();
+        let output = self.launch(flags, program).output().unwrap();
+        (output, start.elapsed())
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        let text = std::fs::read_to_string(self.path("pids")).unwrap_or_default();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    }
+
+    /// Waits until `count` processes have started.
+    fn wait_for(&self, count: usize) {
+        wait(&format!("{count} processes"), || self.pids().len() >= count);
+    }
+
+    /// Nothing that the programs started is alive, their own children included: they share the group, or
+    /// name the bed on their command line.
+    fn assert_nobody_left(&self) {
+        let groups = self.pids();
+        let bed = self.directory.path().to_str().unwrap();
+        wait("everyone to be gone", || {
+            let ours = |(pid, group): &(u32, u32)| {
+                let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                groups.contains(pid) || groups.contains(group) || text(&command).contains(bed)
+            };
+            !living().iter().any(ours)
+        });
+    }
+}
+
+fn wait(what: &str, mut until: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !until() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Process ids and groups of everyone alive and no zombie.
+fn living() -> Vec<(u32, u32)> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = entries.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // After the name in parentheses: state, parent, group.
+        let mut rest = stat.rsplit_once(')')?.1.split_whitespace();
+        let state = rest.next()?;
+        let group = rest.nth(1)?.parse().ok()?;
+        (state != "Z").then_some((pid, group))
+    });
+    stats.collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn everyone_gets_its_role_and_worker_0_has_stdout() {
+    let bed = Bed::new();
+    let script = r#"echo "$DMLC_ROLE $GRADWIRE_NODE__RANK of $DMLC_NUM_WORKER at $DMLC_PS_ROOT_URI:$DMLC_PS_ROOT_PORT $GRADWIRE_TRANSPORT__TCP"
+echo oops >&2; printf last"#;
+    let flags = ["--workers", "2", "--servers", "2", "--transport", "tcp"];
+    let (output, _) = bed.run(&flags, &["sh", "-c", script]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert_eq!(out, "worker 0 of 2 at 127.0.0.1:1 require\nlast\n");
+    for line in
+        ["[worker 1] worker 1 of 2 at 127.0.0.1:1 require\n", "[worker 1] last\n", "[worker 0] oops\n"]
+    {
+        assert!(err.contains(line), "{line:?} is missing in {err}");
+    }
+    assert_eq!(bed.pids().len(), 3, "a scheduler and two servers");
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn the_first_failure_gives_the_exit_code_and_its_name() {
+    let bed = Bed::new();
+    let script = r#"[ "$GRADWIRE_NODE__RANK" = 1 ] && exit 65; trap 'exit 3' TERM; sleep 1000 & wait"#;
+    let (output, took) = bed.run(&["--workers", "3"], &["sh", "-c", script]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(65), "{err}");
+    assert!(
+        err.contains("worker 1 failed first: exit code 65 (a data or model file that cannot be used)"),
+        "{err}"
+    );
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn a_process_that_reports_anothers_death_is_not_the_first_to_fail() {
+    let bed = Bed::new();
+    // Worker 0 tells of worker 1's death and is gone before worker 1 is seen to have died.
+    let script = r#"[ "$GRADWIRE_NODE__RANK" = 0 ] && exit 71; sleep 0.1; kill -9 $$"#;
+    let (output, _) = bed.run(&["--workers", "2"], &["sh", "-c", script]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(137), "{err}");
+    assert!(err.contains("worker 1 failed first: killed by signal 9"), "{err}");
+    // Where nobody else turns up, it is what there is.
+    let (output, _) = bed.run(&[], &["sh", "-c", "exit 71"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(71), "{err}");
+    assert_eq!(err.matches("failed first").count(), 1, "{err}");
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn whoever_ignores_sigterm_is_killed_and_so_are_its_children() {
+    let bed = Bed::new();
+    bed.program("gradwire-server", "trap '' TERM\n$BED/nap 1000 &\nwhile :; do wait; done\n");
+    let (output, _) = bed.run(&[], &["sh", "-c", "exit 5"]);
+    assert_eq!(output.status.code(), Some(5));
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn a_killed_launcher_leaves_nobody() {
+    let bed = Bed::new();
+    bed.program("worker", "$BED/nap 1000 &\nwait\n");
+    let worker = bed.path("worker");
+    let mut launcher = bed.launch(&["--workers", "2"], &[worker.to_str().unwrap()]).spawn().unwrap();
+    bed.wait_for(4);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn a_launcher_killed_at_any_moment_of_the_start_leaves_nobody() {
+    for delay_ms in (0..60).step_by(2) {
+        let bed = Bed::new();
+        bed.program("worker", WAIT);
+        let mut launcher = bed.launch(&["--workers", "2"], &["worker"]).spawn().unwrap();
+        // The moment is what is tested; there is no event to wait for.
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        bed.assert_nobody_left();
+    }
+}
+
+#[test]
+fn ctrl_c_and_sigterm_end_everyone() {
+    for (name, code) in [("INT", 130), ("TERM", 143)] {
+        let bed = Bed::new();
+        bed.program("worker", WAIT);
+        let mut launcher = bed.launch(&[], &["worker"]).spawn().unwrap();
+        bed.wait_for(3);
+        signal(&launcher, name);
+        let mut err = String::new();
+        launcher.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        assert_eq!(launcher.wait().unwrap().code(), Some(code), "{err}");
+        assert!(err.contains(&format!("SIG{name} received; ending ")), "{err}");
+        bed.assert_nobody_left();
+    }
+}
+
+#[test]
+fn the_timeout_names_who_still_runs() {
+    let bed = Bed::new();
+    let (output, took) = bed.run(&["--timeout", "1"], &["sh", "-c", "sleep 1000"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(72), "{err}");
+    assert!(err.contains("still running: scheduler, server 0, worker 0"), "{err}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    bed.assert_nobody_left();
+}
+
+#[test]
+fn a_scheduler_that_fails_at_once_ends_everything_at_once() {
+    let bed = Bed::new();
+    bed.program("gradwire-scheduler", "echo 'port in use' >&2; exit 74\n");
+    let (output, _) = bed.run(&[], &["sh", "-c", "exit 0"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(74), "{err}");
+    assert!(err.contains("[scheduler] port in use") && err.contains("scheduler failed first"), "{err}");
+}
+
+#[test]
+fn a_wrong_command_line_starts_nothing() {
+    let bed = Bed::new();
+    let cases: [(&[&str], &str); 3] = [
+        (&["--set", "lanes"], "KEY=VALUE"),
+        (&["--bin-dir", "/nonexistent"], "--bin-dir"),
+        (&["--workers", "0"], "not in 1.."),
+    ];
+    for (flags, words) in cases {
+        let mut command = Command::new(GRADWIRE);
+        let bin_dir = bed.directory.path().to_str().unwrap();
+        command.args(["launch"]).args(flags);
+        if !flags.contains(&"--bin-dir") {
+            command.args(["--bin-dir", bin_dir]);
+        }
+        let output = command.args(["--", "sh"]).output().unwrap();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{err}");
+        assert!(err.contains(words), "{err}");
+    }
+    let (output, _) = bed.run(&[], &["no-such-program"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(bed.pids().is_empty());
+}
+
+#[test]
+fn a_grandchild_that_keeps_the_pipe_does_not_hang_the_launcher() {
+    let bed = Bed::new();
+    let pids = bed.path("pids");
+    // It leaves the group: only its open pipe could hold the launcher.
+    let script = format!("setsid sh -c 'echo $$ >> {}; exec sleep 4' & echo done", pids.display());
+    let (output, took) = bed.run(&[], &["sh", "-c", &script]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "done\n"));
+    assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
+fn logs_are_kept_one_file_a_process() {
+    let bed = Bed::new();
+    let logs = bed.path("logs");
+    let flags = ["--keep-logs", logs.to_str().unwrap(), "--plain-rank0", "false"];
+    let (output, _) = bed.run(&flags, &["sh", "-c", "echo out; echo err >&2"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stdout), "");
+    let log = std::fs::read_to_string(logs.join("worker-0.log")).unwrap();
+    assert!(log.contains("out\n") && log.contains("err\n"), "{log}");
+    assert!(Path::exists(&logs.join("scheduler.log")) && Path::exists(&logs.join("server-0.log")));
+}
+
+#[test]
+fn output_arrives_while_the_job_runs() {
+    let bed = Bed::new();
+    let mut launcher = bed.launch(&[], &["sh", "-c", "echo early; sleep 1000"]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "early\n");
+    signal(&launcher, "TERM");
+    assert_eq!(launcher.wait().unwrap().code(), Some(143));
+    bed.assert_nobody_left();
+}

@@ -1,0 +1,251 @@
+//! Frames: a little-endian u32 length and that many bytes of one encoded message. A length is checked
+//! against the bound before anything is allocated for it, and memory grows only with bytes that came.
+
+use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, FIRST_FRAME_BYTES_MAX};
+use proto_common::message::{CodecError, decode, encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+/// Bytes of a frame's length field.
+const LENGTH_BYTES: usize = 4;
+/// Bytes read at once.
+const STEP_BYTES: usize = 16 << 10;
+
+/// A frame that cannot be sent or received. After any of these the connection is of no use.
+#[derive(Debug, Error)]
+pub enum FrameError {
+    /// The peer announces more than a frame may have: it is hostile, or speaks another protocol.
+    #[error(
+        "the peer announces a frame of {announced} bytes, at most {limit} are allowed; is it a Gradwire process?"
+    )]
+    TooLong {
+        /// What it announced.
+        announced: u32,
+        /// The bound.
+        limit: usize,
+    },
+    /// The connection ended within a frame.
+    #[error("the connection closed within a frame, after {got} bytes")]
+    Cut {
+        /// Bytes that came.
+        got: usize,
+    },
+    /// The message cannot be written or read.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    /// Nothing came, or nothing could be sent, in time.
+    #[error("nothing moved on the control connection for {waited_ms} ms")]
+    Deadline {
+        /// How long it was waited for.
+        waited_ms: u64,
+    },
+    /// The network's error.
+    #[error("control connection: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// One message as a whole frame.
+pub fn frame_of<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
+    let body = encode(message)?;
+    // `encode` bounds the body far below 4 GiB.
+    let length = body.len() as u32;
+    let mut frame = Vec::with_capacity(LENGTH_BYTES + body.len());
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(&body);
+    Ok(frame)
+}
+
+/// Reads frames. The first one may have [`FIRST_FRAME_BYTES_MAX`] bytes, since its sender is a stranger;
+/// after it was decoded, [`CONTROL_FRAME_BYTES_MAX`] holds.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    inner: R,
+    buffer: Vec<u8>,
+    step: Box<[u8]>,
+    limit: usize,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads frames from `inner`.
+    pub fn new(inner: R) -> Self {
+        let step = vec![0; STEP_BYTES].into_boxed_slice();
+        Self { inner, buffer: Vec::new(), step, limit: FIRST_FRAME_BYTES_MAX }
+    }
+
+    /// The next message, or `None` when the peer closed between frames. Cancel-safe: bytes that came before
+    /// a cancelled call are kept for the next one.
+    pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
+        loop {
+            if let Some(end) = self.complete()? {
+                let message = decode(&self.buffer[LENGTH_BYTES..end])?;
+                self.buffer.drain(..end);
+                self.limit = CONTROL_FRAME_BYTES_MAX;
+                self.shrink();
+                return Ok(Some(message));
+            }
+            let got = self.inner.read(&mut self.step).await?;
+            if got == 0 {
+                return match self.buffer.len() {
+                    0 => Ok(None),
+                    got => Err(FrameError::Cut { got }),
+                };
+            }
+            self.buffer.extend_from_slice(&self.step[..got]);
+        }
+    }
+
+    /// As [`Self::receive`], within `limit`.
+    pub async fn receive_within<T: DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+    ) -> Result<Option<T>, FrameError> {
+        match timeout(limit, self.receive()).await {
+            Ok(result) => result,
+            Err(_) => Err(FrameError::Deadline { waited_ms: limit.as_millis() as u64 }),
+        }
+    }
+
+    /// Where the first frame in the buffer ends, if it is there as a whole.
+    fn complete(&self) -> Result<Option<usize>, FrameError> {
+        let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
+            return Ok(None);
+        };
+        let announced = u32::from_le_bytes(*length);
+        if announced as usize > self.limit {
+            return Err(FrameError::TooLong { announced, limit: self.limit });
+        }
+        let end = LENGTH_BYTES + announced as usize;
+        Ok((self.buffer.len() >= end).then_some(end))
+    }
+
+    /// A single large message must not keep its memory for the connection's life.
+    fn shrink(&mut self) {
+        if self.buffer.capacity() > 8 * STEP_BYTES && self.buffer.len() < STEP_BYTES {
+            self.buffer.shrink_to(STEP_BYTES);
+        }
+    }
+}
+
+/// Writes frames.
+#[derive(Debug)]
+pub struct FrameWriter<W> {
+    inner: W,
+}
+
+impl<W: AsyncWrite + Unpin> FrameWriter<W> {
+    /// Writes frames to `inner`.
+    pub fn new(inner: W) -> Self {
+        Self { inner }
+    }
+
+    /// Sends a message, within `limit`.
+    pub async fn send_within<T: Serialize>(
+        &mut self,
+        message: &T,
+        limit: Duration,
+    ) -> Result<(), FrameError> {
+        let frame = frame_of(message)?;
+        self.write_within(&frame, limit).await
+    }
+
+    /// Writes a frame made by [`frame_of`], within `limit`. Not cancel-safe.
+    pub async fn write_within(&mut self, frame: &[u8], limit: Duration) -> Result<(), FrameError> {
+        match timeout(limit, self.inner.write_all(frame)).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(FrameError::Deadline { waited_ms: limit.as_millis() as u64 }),
+        }
+    }
+
+    /// Says that nothing more will come; the peer reads to the end and then sees the close.
+    pub async fn close(&mut self) -> io::Result<()> {
+        self.inner.shutdown().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::message::ToScheduler;
+
+    fn goodbye() -> Vec<u8> {
+        frame_of(&ToScheduler::Goodbye).unwrap()
+    }
+
+    async fn read(bytes: &[u8]) -> Result<Option<ToScheduler>, FrameError> {
+        FrameReader::new(bytes).receive().await
+    }
+
+    #[tokio::test]
+    async fn frames_come_back_whole_and_in_order() {
+        let (near, far) = tokio::io::duplex(7);
+        let mut writer = FrameWriter::new(near);
+        let mut reader = FrameReader::new(far);
+        let failing = ToScheduler::Failing { reason: "x".repeat(100_000) };
+        let send = async {
+            for message in [&ToScheduler::LinksReady, &failing, &ToScheduler::Goodbye] {
+                writer.send_within(message, Duration::from_secs(5)).await.unwrap();
+            }
+            writer.close().await.unwrap();
+        };
+        let receive = async {
+            let mut got = Vec::new();
+            while let Some(message) = reader.receive::<ToScheduler>().await.unwrap() {
+                got.push(message);
+            }
+            got
+        };
+        let ((), got) = tokio::join!(send, receive);
+        assert_eq!(got, [ToScheduler::LinksReady, failing, ToScheduler::Goodbye]);
+    }
+
+    #[tokio::test]
+    async fn a_length_is_judged_before_its_bytes_come() {
+        let first = FIRST_FRAME_BYTES_MAX as u32;
+        let over = (first + 1).to_le_bytes();
+        assert!(matches!(read(&over).await, Err(FrameError::TooLong { limit: FIRST_FRAME_BYTES_MAX, .. })));
+        assert!(matches!(read(&first.to_le_bytes()).await, Err(FrameError::Cut { got: 4 })), "at the bound");
+        let second = [goodbye(), (CONTROL_FRAME_BYTES_MAX as u32 + 1).to_le_bytes().to_vec()].concat();
+        let mut reader = FrameReader::new(&second[..]);
+        assert_eq!(reader.receive().await.unwrap(), Some(ToScheduler::Goodbye));
+        let error = reader.receive::<ToScheduler>().await.unwrap_err();
+        assert!(matches!(error, FrameError::TooLong { limit: CONTROL_FRAME_BYTES_MAX, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn ends_and_garbage_are_told_apart() {
+        assert!(matches!(read(&[]).await, Ok(None)));
+        assert!(matches!(read(&goodbye()[..6]).await, Err(FrameError::Cut { got: 6 })));
+        assert!(matches!(read(&[1, 0, 0, 0, 9]).await, Err(FrameError::Codec(_))));
+        assert!(
+            matches!(read(&[0, 0, 0, 0]).await, Err(FrameError::Codec(_))),
+            "an empty frame is no message"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_read_loses_nothing() {
+        let (mut near, far) = tokio::io::duplex(64);
+        let mut reader = FrameReader::new(far);
+        let frame = goodbye();
+        near.write_all(&frame[..5]).await.unwrap();
+        let soon = Duration::from_millis(20);
+        let error = reader.receive_within::<ToScheduler>(soon).await.unwrap_err();
+        assert!(matches!(error, FrameError::Deadline { waited_ms: 20 }), "{error}");
+        near.write_all(&frame[5..]).await.unwrap();
+        assert_eq!(reader.receive().await.unwrap(), Some(ToScheduler::Goodbye));
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_stops_reading_is_noticed() {
+        let (near, _far) = tokio::io::duplex(8);
+        let mut writer = FrameWriter::new(near);
+        let message = ToScheduler::Failing { reason: "x".repeat(64) };
+        let error = writer.send_within(&message, Duration::from_millis(20)).await.unwrap_err();
+        assert!(matches!(error, FrameError::Deadline { .. }), "{error}");
+    }
+}

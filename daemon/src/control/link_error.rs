@@ -1,0 +1,71 @@
+//! How a member's link to the scheduler can fail, with the exit code each failure ends a process with.
+
+use super::connect::ConnectError;
+use super::frame::FrameError;
+use proto_common::error::ExitCode;
+use proto_common::message::{CodecError, RefusalReason};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// The link to the scheduler could not be made, or is of no more use. Cheap to clone: every waiting caller
+/// gets the same one.
+#[derive(Clone, Debug, Error)]
+pub enum LinkError {
+    /// It cannot be reached.
+    #[error("the scheduler cannot be reached: {0}")]
+    Unreachable(Arc<ConnectError>),
+    /// It was reached and did not answer the registration.
+    #[error(
+        "the scheduler at {address} did not answer the registration: {cause}; is a Gradwire scheduler listening there?"
+    )]
+    NoAnswer {
+        /// Where it should be.
+        address: String,
+        /// What happened instead.
+        cause: Arc<FrameError>,
+    },
+    /// It refused this process.
+    #[error("the scheduler refused this process: {0}")]
+    Refused(RefusalReason),
+    /// It closed the connection without a word: it died.
+    #[error("the scheduler is lost: its control connection closed; see its log, then start the job again")]
+    Closed,
+    /// It says nothing any more.
+    #[error("the scheduler is lost: no sign of life for {silent_ms} ms; check its host and the network")]
+    Silent {
+        /// Milliseconds of silence.
+        silent_ms: u64,
+    },
+    /// The connection failed.
+    #[error("the scheduler is lost: {0}")]
+    Broken(Arc<FrameError>),
+    /// The message to send is too large.
+    #[error(transparent)]
+    Message(#[from] CodecError),
+}
+
+impl LinkError {
+    /// The exit code of a process that ends because of this.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Refused(reason) => code_of_refusal(reason),
+            Self::Message(_) => ExitCode::Failure,
+            Self::Unreachable(_) | Self::NoAnswer { .. } => ExitCode::SchedulerUnreachable,
+            Self::Closed | Self::Silent { .. } | Self::Broken(_) => ExitCode::SchedulerUnreachable,
+        }
+    }
+}
+
+/// The exit code of a process that the scheduler refused.
+#[must_use]
+pub fn code_of_refusal(reason: &RefusalReason) -> ExitCode {
+    match reason {
+        RefusalReason::Incomplete { .. } => ExitCode::Deadline,
+        RefusalReason::Protocol { .. }
+        | RefusalReason::Job { .. }
+        | RefusalReason::Full { .. }
+        | RefusalReason::RankTaken { .. }
+        | RefusalReason::Misplaced(_) => ExitCode::Refused,
+    }
+}

@@ -1,0 +1,14 @@
+//! Control connections: frames over TCP, reaching a peer, and a member's link to the scheduler. Payload
+//! never travels here, and nothing here decides anything.
+
+mod connect;
+mod connection;
+mod frame;
+mod link;
+mod link_error;
+
+pub use connect::{ConnectError, connect_with_retry};
+pub use connection::{Connection, ReadHalf, WriteHalf};
+pub use frame::{FrameError, FrameReader, FrameWriter, frame_of};
+pub use link::{LinkEvent, LinkSender, SchedulerLink};
+pub use link_error::{LinkError, code_of_refusal};

@@ -1,0 +1,53 @@
+//! Who and where this process is, as far as peers must know: the host that shared memory reaches, the user,
+//! the process's life, and the addresses of network interfaces. Reads the kernel, decides nothing.
+
+use crate::exit::Failure;
+use proto_common::error::ExitCode;
+use proto_common::ids::Incarnation;
+use proto_common::transport::{Driver, Offer, Policies};
+use std::fs;
+use std::io;
+
+/// Identity of this host as far as shared memory reaches: boot id and network namespace (abstract Unix
+/// sockets, over which regions are handed out, do not cross namespaces).
+pub fn host_identity() -> io::Result<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = fs::read_link("/proc/self/ns/net")?;
+    Ok(format!("{}/{}", boot.trim(), namespace.display()))
+}
+
+/// What this process offers its peers; `missing` says which drivers cannot be opened here and why.
+pub fn offer(policies: Policies, missing: Vec<(Driver, String)>) -> io::Result<Offer> {
+    Ok(Offer { host: host_identity()?, uid: rustix::process::geteuid().as_raw(), policies, missing })
+}
+
+/// A fresh random id of a process's life (or of a client's, where one process has several); never zero.
+pub fn new_incarnation() -> Result<Incarnation, Failure> {
+    let mut bytes = [0u8; 8];
+    loop {
+        let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| Failure::new(ExitCode::Io, io::Error::from(errno)))?;
+        let id = u64::from_le_bytes(bytes);
+        if got == bytes.len() && id != 0 {
+            return Ok(Incarnation(id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_is_itself() {
+        let identity = host_identity().unwrap();
+        assert_eq!(identity, host_identity().unwrap());
+        assert!(identity.contains("net:["), "{identity}");
+        assert_eq!(offer(Policies::default(), Vec::new()).unwrap().host, identity);
+    }
+
+    #[test]
+    fn lives_differ() {
+        assert_ne!(new_incarnation().unwrap(), new_incarnation().unwrap());
+    }
+}

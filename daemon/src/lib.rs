@@ -1,0 +1,46 @@
+//! What every Gradwire process shares: settings from all their sources, logs, exit codes, the scheduler
+//! link, control frames, the HTTP endpoints, signals and the identity of this host.
+//!
+//! This crate does the I/O around a process. It must not know what a role does, hold global state (the
+//! tracing subscriber apart, which is global by nature), or read the environment: `main` passes it in.
+//!
+//! # How a daemon starts
+//!
+//! ```ignore
+//! fn main() -> std::process::ExitCode {
+//!     let args = Args::parse();                                  // #[command(flatten)] common: CommonArgs
+//!     daemon::exit::run_main("gradwire-server", || {
+//!         let env = daemon::process::environment();                 // read once
+//!         daemon::process::die_with_parent(&env)?;
+//!         let loaded = args.common.load(Role::Server, &env)?;    // defaults < file < environment < flags
+//!         let identity = daemon::logging::init(Role::Server, &loaded.settings.log)?;
+//!         loaded.log();                                          // sources and warnings
+//!         daemon::process::control_runtime()?.block_on(async {
+//!             let shutdown = daemon::shutdown::on_signals()?;      // SIGTERM and SIGINT
+//!             let http = daemon::http::bind(&loaded.settings.node.http).await?;
+//!             run(listener, http, loaded.settings, shutdown).await
+//!         })
+//!     })
+//! }
+//! ```
+//!
+//! # How a member talks to the scheduler
+//!
+//! [`control::SchedulerLink::connect`] reaches the scheduler within `deadlines.connect_ms`, registers and
+//! returns the link with its [`proto_common::message::Welcome`]. From then on two tasks of the current
+//! tokio runtime own the socket: heartbeats go out with what the report closure says, silence and loss of
+//! the scheduler are noticed, and everything else arrives on `link.events` as [`control::LinkEvent`]. The
+//! cloneable [`control::LinkSender`] sends. [`control::SchedulerLink::finish`] says the last word (`Goodbye`
+//! or `Failing`), flushes, and waits for the scheduler to close, within a bound.
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod exit;
+pub mod host;
+pub mod http;
+pub mod logging;
+pub mod metrics;
+pub mod process;
+pub mod settings;
+pub mod shutdown;
+pub mod status;

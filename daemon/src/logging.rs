@@ -1,0 +1,194 @@
+//! Logs on stderr, as text or as one JSON object a line, each with the role and, once known, the rank.
+//! It must not log anything itself, nor be used by libraries: only a process's `main` sets a subscriber.
+
+use crate::settings::SettingsError;
+use proto_common::config::LogSettings;
+use proto_common::ids::{Rank, Role};
+use serde_json::{Map, Value};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Who logs: the rank is added to every line as soon as the scheduler has given it.
+#[derive(Clone, Debug)]
+pub struct LogIdentity {
+    role: Role,
+    rank: Arc<OnceLock<Rank>>,
+}
+
+impl LogIdentity {
+    /// An identity without a rank.
+    #[must_use]
+    pub fn new(role: Role) -> Self {
+        Self { role, rank: Arc::default() }
+    }
+
+    /// The rank, from now on part of every line. A second call changes nothing.
+    pub fn set_rank(&self, rank: Rank) {
+        let _ = self.rank.set(rank);
+    }
+}
+
+/// Starts logging of this process. Where a subscriber is set already (a host program's), that one stays.
+pub fn init(role: Role, settings: &LogSettings) -> Result<LogIdentity, SettingsError> {
+    let filter = EnvFilter::try_new(&settings.filter).map_err(|error| SettingsError::LogFilter {
+        filter: settings.filter.clone(),
+        reason: error.to_string(),
+    })?;
+    let identity = LogIdentity::new(role);
+    let format = Lines { identity: identity.clone(), json: settings.json };
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .event_format(format)
+        .finish();
+    // An error means that the process has a subscriber already: it is not ours to replace.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+    Ok(identity)
+}
+
+struct Lines {
+    identity: LogIdentity,
+    json: bool,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        if self.json {
+            return self.write_json(&mut writer, event);
+        }
+        SystemTime.format_time(&mut writer)?;
+        let metadata = event.metadata();
+        write!(writer, " {:>5} {}", metadata.level(), self.identity.role)?;
+        if let Some(rank) = self.identity.rank.get() {
+            write!(writer, " {rank}")?;
+        }
+        write!(writer, " {}: ", metadata.target())?;
+        context.field_format().format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
+
+impl Lines {
+    fn write_json(&self, writer: &mut Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut timestamp = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
+        let mut line = Map::new();
+        line.insert("timestamp".into(), timestamp.into());
+        line.insert("level".into(), event.metadata().level().as_str().into());
+        line.insert("role".into(), self.identity.role.to_string().into());
+        if let Some(rank) = self.identity.rank.get() {
+            line.insert("rank".into(), rank.0.into());
+        }
+        line.insert("target".into(), event.metadata().target().into());
+        let mut fields = JsonFields(Map::new());
+        event.record(&mut fields);
+        line.insert("fields".into(), Value::Object(fields.0));
+        writeln!(writer, "{}", Value::Object(line))
+    }
+}
+
+struct JsonFields(Map<String, Value>);
+
+impl JsonFields {
+    fn put(&mut self, field: &Field, value: impl Into<Value>) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl Visit for JsonFields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Mutex;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(json: bool) -> String {
+        let (sink, identity) = (Sink::default(), LogIdentity::new(Role::Worker));
+        identity.set_rank(Rank(3));
+        let writer = sink.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .event_format(Lines { identity, json })
+            .finish();
+        tracing::subscriber::with_default(subscriber, || tracing::info!(round = 7u64, "done"));
+        let bytes = sink.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_text_line_names_role_and_rank() {
+        let line = logged(false);
+        assert!(line.contains(" INFO worker 3 daemon::logging::tests: done round=7"), "{line}");
+    }
+
+    #[test]
+    fn a_json_line_is_one_object() {
+        let line: Value = serde_json::from_str(&logged(true)).unwrap();
+        assert_eq!((&line["role"], &line["rank"]), (&"worker".into(), &3.into()));
+        assert_eq!(line["fields"]["round"], 7);
+        assert_eq!(line["fields"]["message"], "done");
+    }
+
+    #[test]
+    fn a_wrong_filter_is_a_settings_error() {
+        let settings = LogSettings { filter: "info,=x=y".into(), json: false };
+        assert!(init(Role::Worker, &settings).unwrap_err().to_string().contains("log.filter"));
+    }
+}

@@ -1,0 +1,72 @@
+//! This process's place among others: dying with its parent, and the small tokio runtime of a control plane.
+
+use crate::exit::Failure;
+use proto_common::error::ExitCode;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use std::io;
+use thiserror::Error;
+
+/// A process that sets this variable to its own process id wants its children to die with it.
+pub const DIE_WITH_PARENT: &str = "GRADWIRE_DIE_WITH_PARENT";
+
+/// The parent is gone already, or cannot be watched.
+#[derive(Debug, Error)]
+pub enum OrphanError {
+    /// It died before we could ask the kernel to watch it.
+    #[error("the parent process {parent} is gone; start this process through `gradwire launch` again")]
+    Gone {
+        /// Its process id.
+        parent: String,
+    },
+    /// The kernel refused.
+    #[error("cannot ask to die with the parent process; unset {DIE_WITH_PARENT} to run without")]
+    Kernel(#[from] io::Error),
+}
+
+/// Where the environment sets [`DIE_WITH_PARENT`], asks the kernel to kill this process when its parent dies;
+/// an error if the parent is gone already. Does nothing otherwise.
+pub fn die_with_parent(env: &[(String, String)]) -> Result<(), Failure> {
+    let Some((_, parent)) = env.iter().find(|(name, _)| name == DIE_WITH_PARENT) else {
+        return Ok(());
+    };
+    watch_parent(parent.parse().ok()).map_err(|error| Failure::new(ExitCode::Failure, error))
+}
+
+/// Asks the kernel to kill this process when its parent dies. With `expected`, the parent must still be that
+/// process: it may have died before the kernel was asked.
+pub fn watch_parent(expected: Option<u32>) -> Result<(), OrphanError> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(io::Error::from)?;
+    let Some(expected) = expected else { return Ok(()) };
+    let parent = getppid().map(Pid::as_raw_nonzero);
+    match parent.is_some_and(|pid| u32::try_from(pid.get()) == Ok(expected)) {
+        true => Ok(()),
+        false => Err(OrphanError::Gone { parent: expected.to_string() }),
+    }
+}
+
+/// The environment of this process, for `main` to read once. Entries that are not Unicode are left out: no
+/// setting can have such a value.
+#[must_use]
+pub fn environment() -> Vec<(String, String)> {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
+/// The runtime of a control plane: one thread, network and timers.
+pub fn control_runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_that_is_another_process_is_noticed() {
+        let error = watch_parent(Some(u32::MAX)).unwrap_err();
+        assert!(error.to_string().contains("is gone"), "{error}");
+        assert!(die_with_parent(&[]).is_ok());
+    }
+}

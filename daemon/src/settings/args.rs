@@ -1,0 +1,150 @@
+//! The flags that every daemon has. Each only names a setting; meaning, default and bounds stand in
+//! `proto_common::config`.
+
+use super::{Loaded, Override, SettingsError, load_settings};
+use clap::{Args, ValueEnum};
+use proto_common::ids::Role;
+use proto_common::transport::Driver;
+use std::path::PathBuf;
+
+/// A driver on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// Shared memory: peers on one host, one user.
+    Shm,
+    /// TCP.
+    Tcp,
+    /// RDMA.
+    Verbs,
+}
+
+impl Transport {
+    /// The driver.
+    #[must_use]
+    pub fn driver(self) -> Driver {
+        match self {
+            Self::Shm => Driver::Shm,
+            Self::Tcp => Driver::Tcp,
+            Self::Verbs => Driver::Verbs,
+        }
+    }
+
+    /// The settings that require this driver and turn the others off, as (name, value).
+    #[must_use]
+    pub fn settings(self) -> Vec<(String, String)> {
+        let word = |driver| if driver == self.driver() { "require" } else { "off" };
+        Driver::ALL.iter().map(|d| (format!("transport.{d}"), word(*d).to_owned())).collect()
+    }
+}
+
+/// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
+/// which overrides ./gradwire.toml, which overrides /etc/gradwire/ROLE.toml.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Common options")]
+pub struct CommonArgs {
+    /// Read settings from this file only, instead of ./gradwire.toml and /etc/gradwire/ROLE.toml.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The scheduler's address; the scheduler itself binds it. Port 0 lets the system choose.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub scheduler: Option<String>,
+    /// Id of the job; a process with another id is refused.
+    #[arg(long, value_name = "ID")]
+    pub job: Option<u64>,
+    /// Require this transport and turn the others off. Without it the best one that both sides have is used.
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<Transport>,
+    /// Address to bind for peers. Beyond loopback this needs --set security.mode=off for now.
+    #[arg(long, value_name = "ADDRESS")]
+    pub bind: Option<String>,
+    /// Address that peers use to reach this process, where it differs from --bind.
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise: Option<String>,
+    /// The rank this process would like; the scheduler gives it if it is free, or refuses.
+    #[arg(long, value_name = "RANK")]
+    pub rank: Option<u32>,
+    /// Address of /metrics, /healthz, /readyz and /status; "off" for none.
+    #[arg(long, value_name = "HOST:PORT|off")]
+    pub http: Option<String>,
+    /// What to log: a level, or levels per module such as info,fabric=debug.
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// Log one JSON object a line.
+    #[arg(long)]
+    pub log_json: bool,
+    /// Any setting by its dotted name, such as deadlines.operation_ms=5000. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+impl CommonArgs {
+    /// The settings of this process: defaults, files, environment and these flags, validated.
+    pub fn load(&self, role: Role, env: &[(String, String)]) -> Result<Loaded, SettingsError> {
+        self.load_with(role, env, &[])
+    }
+
+    /// As [`Self::load`], with the role's own flags on top.
+    pub fn load_with(
+        &self,
+        role: Role,
+        env: &[(String, String)],
+        own: &[Override],
+    ) -> Result<Loaded, SettingsError> {
+        let mut overrides = self.overrides()?;
+        overrides.extend_from_slice(own);
+        load_settings(role, env, self.config.as_deref(), &overrides)
+    }
+
+    pub(super) fn overrides(&self) -> Result<Vec<Override>, SettingsError> {
+        let mut list = Vec::new();
+        for pair in &self.set {
+            let (key, value) = split_pair(pair)?;
+            list.push(Override::new(format!("--set {pair}"), key, value));
+        }
+        if let Some(address) = &self.scheduler {
+            let (host, port) = split_address("--scheduler", address)?;
+            list.push(Override::new("--scheduler", "scheduler.host", host));
+            list.push(Override::new("--scheduler", "scheduler.port", port.to_string()));
+        }
+        for (key, value) in self.transport.iter().flat_map(|transport| transport.settings()) {
+            list.push(Override::new("--transport", key, value));
+        }
+        let http = self.http.as_ref().map(|http| if http == "off" { String::new() } else { http.clone() });
+        let plain = [
+            ("--job", "job", self.job.map(|job| job.to_string())),
+            ("--bind", "node.bind", self.bind.clone()),
+            ("--advertise", "node.advertise", self.advertise.clone()),
+            ("--rank", "node.rank", self.rank.map(|rank| rank.to_string())),
+            ("--http", "node.http", http),
+            ("--log", "log.filter", self.log.clone()),
+            ("--log-json", "log.json", self.log_json.then(|| "true".to_owned())),
+        ];
+        list.extend(
+            plain.into_iter().filter_map(|(flag, key, value)| Some(Override::new(flag, key, value?))),
+        );
+        Ok(list)
+    }
+}
+
+/// `KEY=VALUE` of a `--set` flag in two.
+pub fn split_pair(pair: &str) -> Result<(&str, &str), SettingsError> {
+    pair.split_once('=').ok_or_else(|| SettingsError::Source {
+        name: "--set".into(),
+        value: pair.to_owned(),
+        fix: "write KEY=VALUE, such as cluster.lanes=2".into(),
+    })
+}
+
+/// `HOST:PORT` in two; IPv6 addresses stand in brackets.
+pub(super) fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16), SettingsError> {
+    let parsed = address.rsplit_once(':').and_then(|(host, port)| {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        (!host.is_empty()).then_some(())?;
+        Some((host, port.parse().ok()?))
+    });
+    parsed.ok_or_else(|| SettingsError::Source {
+        name: flag.to_owned(),
+        value: address.to_owned(),
+        fix: "write HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092".into(),
+    })
+}

@@ -1,0 +1,178 @@
+//! Settings from all their sources, weakest first: defaults, files, `DMLC_*` aliases, `GRADWIRE_*`, flags.
+//! Merged by the `config` crate, typed and validated once. Nothing here keeps state, and the environment is
+//! an argument.
+
+mod args;
+mod env;
+mod error;
+mod interface;
+mod layer;
+
+pub use args::{CommonArgs, Transport, split_pair};
+pub use env::{CONFIG_VARIABLE, PREFIX};
+pub use error::SettingsError;
+
+use layer::Layer;
+use proto_common::config::Settings;
+use proto_common::ids::Role;
+use std::path::{Path, PathBuf};
+
+/// Settings with what the log should say about where they came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings, validated for the role.
+    pub settings: Settings,
+    /// Files that were read, weakest first.
+    pub files: Vec<PathBuf>,
+    /// What was ignored, and what is meant by it.
+    pub warnings: Vec<String>,
+}
+
+impl Loaded {
+    /// Logs files and warnings. Called once, after [`crate::logging::init`].
+    pub fn log(&self) {
+        for file in &self.files {
+            tracing::info!(file = %file.display(), "settings file read");
+        }
+        for warning in &self.warnings {
+            tracing::warn!("{warning}");
+        }
+        if self.settings.security.mode == proto_common::config::SecurityMode::Off {
+            tracing::warn!("security.mode = \"off\": peers beyond loopback are not authenticated");
+        }
+    }
+}
+
+/// One setting given by a flag (or by a host program, for the client library).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// Where it came from, for error messages: `--job`.
+    pub origin: String,
+    /// Dotted name of the setting.
+    pub key: String,
+    /// Its value as text.
+    pub value: String,
+}
+
+impl Override {
+    /// A setting from a flag or a caller.
+    pub fn new(origin: impl Into<String>, key: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { origin: origin.into(), key: key.into(), value: value.into() }
+    }
+}
+
+/// One line of the settings reference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reference {
+    /// Dotted name, as in files and `--set`.
+    pub key: String,
+    /// The environment variable.
+    pub variable: String,
+    /// Its default; empty where there is none.
+    pub default: String,
+}
+
+/// Every setting with its variable and default.
+#[must_use]
+pub fn reference() -> Vec<Reference> {
+    let line = |(key, default): (String, serde_json::Value)| {
+        let variable = variable_of(&key);
+        let default = match default {
+            serde_json::Value::Null => String::new(),
+            serde_json::Value::String(text) => text,
+            other => other.to_string(),
+        };
+        Reference { key, variable, default }
+    };
+    layer::known_settings().into_iter().map(line).collect()
+}
+
+/// The environment variable of a setting.
+#[must_use]
+pub fn variable_of(key: &str) -> String {
+    format!("{PREFIX}{}", key.replace('.', "__").to_ascii_uppercase())
+}
+
+/// Where settings files lie when none is named.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// System-wide: `ROLE.toml` lies here.
+    pub system: PathBuf,
+    /// The job's: `gradwire.toml` lies here. It overrides the system's.
+    pub job: PathBuf,
+}
+
+impl Default for Directories {
+    fn default() -> Self {
+        Self { system: PathBuf::from("/etc/gradwire"), job: PathBuf::from(".") }
+    }
+}
+
+/// Loads the settings of a process. `file` replaces the files that would be looked for, and must exist.
+pub fn load_settings(
+    role: Role,
+    env: &[(String, String)],
+    file: Option<&Path>,
+    overrides: &[Override],
+) -> Result<Loaded, SettingsError> {
+    load_from(&Directories::default(), role, env, file, overrides)
+}
+
+/// As [`load_settings`], with files looked for elsewhere.
+pub fn load_from(
+    directories: &Directories,
+    role: Role,
+    env: &[(String, String)],
+    file: Option<&Path>,
+    overrides: &[Override],
+) -> Result<Loaded, SettingsError> {
+    let named = file.map(Path::to_path_buf).or_else(|| env::config_file(env));
+    let (files, layers) = read_files(directories, role, named.as_deref())?;
+    let mut builder = config::Config::builder();
+    for layer in layers {
+        builder = builder.add_source(layer);
+    }
+    let (aliases, warnings) = env::aliases(role, env)?;
+    builder = builder.add_source(aliases).add_source(env::ours(env)?).add_source(flags(overrides)?);
+    let merged = builder.build().map_err(|error| SettingsError::wrong(&error))?;
+    let settings: Settings = merged.try_deserialize().map_err(|error| SettingsError::wrong(&error))?;
+    match role {
+        Role::Scheduler => settings.validate_scheduler()?,
+        Role::Server | Role::Worker => settings.validate()?,
+    }
+    Ok(Loaded { settings, files, warnings })
+}
+
+fn read_files(
+    directories: &Directories,
+    role: Role,
+    named: Option<&Path>,
+) -> Result<(Vec<PathBuf>, Vec<Layer>), SettingsError> {
+    let candidates = match named {
+        Some(file) => vec![file.to_path_buf()],
+        None => vec![directories.system.join(format!("{role}.toml")), directories.job.join("gradwire.toml")],
+    };
+    let (mut files, mut layers) = (Vec::new(), Vec::new());
+    for path in candidates {
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                layers.push(Layer::from_toml(&path, &text)?);
+                files.push(path);
+            }
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(SettingsError::Read { path, source }),
+        }
+    }
+    Ok((files, layers))
+}
+
+fn flags(overrides: &[Override]) -> Result<Layer, SettingsError> {
+    let mut layer = Layer::default();
+    for flag in overrides {
+        layer.set(&flag.origin, &flag.key, flag.value.clone())?;
+    }
+    Ok(layer)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! Sources and their order, aliases, and errors that name what is wrong.
+
+use super::*;
+use clap::Parser;
+use proto_common::transport::Policy;
+
+fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn nowhere() -> Directories {
+    Directories { system: "/nonexistent".into(), job: "/nonexistent".into() }
+}
+
+fn load(pairs: &[(&str, &str)], overrides: &[Override]) -> Result<Loaded, SettingsError> {
+    load_from(&nowhere(), Role::Worker, &env(pairs), None, overrides)
+}
+
+#[test]
+fn without_any_source_the_defaults_stand() {
+    assert_eq!(load(&[], &[]).unwrap().settings, Settings::default());
+}
+
+#[test]
+fn each_layer_overrides_the_one_below() {
+    let (system, job) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let directories = Directories { system: system.path().into(), job: job.path().into() };
+    let port = |pairs: &[(&str, &str)], flags: &[Override]| {
+        let loaded = load_from(&directories, Role::Worker, &env(pairs), None, flags).unwrap();
+        (loaded.settings.scheduler.port, loaded.files.len())
+    };
+    assert_eq!(port(&[], &[]), (9092, 0));
+    std::fs::write(system.path().join("worker.toml"), "[scheduler]\nport = 1\n").unwrap();
+    assert_eq!(port(&[], &[]), (1, 1));
+    std::fs::write(job.path().join("gradwire.toml"), "[scheduler]\nport = 2\n").unwrap();
+    assert_eq!(port(&[], &[]), (2, 2));
+    let alias = ("DMLC_PS_ROOT_PORT", "3");
+    assert_eq!(port(&[alias], &[]), (3, 2));
+    let ours = ("GRADWIRE_SCHEDULER__PORT", "4");
+    assert_eq!(port(&[ours, alias], &[]), (4, 2));
+    assert_eq!(port(&[ours, alias], &[Override::new("--port", "scheduler.port", "5")]), (5, 2));
+    let named = job.path().join("other.toml");
+    std::fs::write(&named, "job = 7\n").unwrap();
+    let by_variable = [("GRADWIRE_CONFIG", named.to_str().unwrap())];
+    assert_eq!(port(&by_variable, &[]), (9092, 1), "a named file replaces the others");
+}
+
+#[test]
+fn text_becomes_every_type() {
+    let loaded = load(
+        &[
+            ("GRADWIRE_JOB", "18446744073709551615"),
+            ("GRADWIRE_CLUSTER__DETERMINISTIC", "false"),
+            ("GRADWIRE_TRANSPORT__SHM", "require"),
+            ("GRADWIRE_NODE__RANK", "3"),
+            ("GRADWIRE_NODE__HTTP", ""),
+            ("GRADWIRE_DIE_WITH_PARENT", "1"),
+        ],
+        &[],
+    );
+    let settings = loaded.unwrap().settings;
+    assert_eq!(settings.job.0, u64::MAX);
+    assert!(!settings.cluster.deterministic);
+    assert_eq!((settings.transport.shm, settings.node.rank), (Policy::Require, Some(3)));
+    assert_eq!(settings.node.http, "");
+}
+
+#[test]
+fn errors_name_origin_key_and_fix() {
+    let said = |pairs: &[(&str, &str)]| load(pairs, &[]).unwrap_err().to_string();
+    let unknown = said(&[("GRADWIRE_SCHEDULER__PROT", "1")]);
+    assert_eq!(
+        unknown,
+        "unknown setting scheduler.prot in GRADWIRE_SCHEDULER__PROT; did you mean scheduler.port?"
+    );
+    let typed = said(&[("GRADWIRE_SCHEDULER__PORT", "many")]);
+    assert!(typed.contains("scheduler.port") && typed.contains("GRADWIRE_SCHEDULER__PORT"), "{typed}");
+    let word = said(&[("GRADWIRE_TRANSPORT__TCP", "maybe")]);
+    assert!(word.contains("maybe") && word.contains("prefer"), "{word}");
+    let bound = said(&[("DMLC_NUM_WORKER", "0")]);
+    assert!(bound.contains("cluster.workers = 0"), "{bound}");
+    let role = said(&[("DMLC_ROLE", "server")]);
+    assert!(role.contains("this process is a worker"), "{role}");
+}
+
+#[test]
+fn files_are_checked_like_everything_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.toml");
+    let said = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        load_from(&nowhere(), Role::Server, &[], Some(&file), &[]).unwrap_err().to_string()
+    };
+    assert!(said("[cluster]\nworker = 3\n").contains("did you mean cluster.workers?"));
+    assert!(said("[cluster\n").contains("not valid TOML"));
+    assert!(said("[cluster]\nworkers = \"x\"\n").contains("cluster.workers"));
+    let missing = load_from(&nowhere(), Role::Server, &[], Some(Path::new("/nonexistent/x.toml")), &[]);
+    assert!(missing.unwrap_err().to_string().contains("--config"));
+}
+
+#[test]
+fn dmlc_names_work_and_ps_names_are_refused_aloud() {
+    let loaded = load(
+        &[
+            ("DMLC_ROLE", "worker"),
+            ("DMLC_PS_ROOT_URI", "127.0.0.2"),
+            ("DMLC_NUM_WORKER", "4"),
+            ("DMLC_NUM_SERVER", "2"),
+            ("DMLC_INTERFACE", "lo"),
+            ("PS_RESEND", "1"),
+            ("PS_FORMAT", "pid"),
+        ],
+        &[],
+    )
+    .unwrap();
+    let settings = &loaded.settings;
+    assert_eq!((settings.cluster.workers, settings.cluster.servers), (4, 2));
+    assert_eq!(settings.scheduler.host, "127.0.0.2");
+    assert_eq!(
+        (settings.node.bind.as_str(), settings.node.advertise.as_deref()),
+        ("127.0.0.1", Some("127.0.0.1"))
+    );
+    assert_eq!(loaded.warnings.len(), 1);
+    assert!(loaded.warnings[0].contains("PS_RESEND"));
+}
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+fn by_flags(flags: &[&str]) -> Result<Settings, SettingsError> {
+    let cli = Cli::parse_from(std::iter::once(&"x").chain(flags));
+    load_from(&nowhere(), Role::Worker, &[], None, &cli.common.overrides()?).map(|loaded| loaded.settings)
+}
+
+#[test]
+fn flags_set_what_they_say() {
+    let flags = ["--scheduler", "[::1]:7", "--transport", "tcp", "--http", "off", "--job", "9", "--log-json"];
+    let settings = by_flags(&flags).unwrap();
+    assert_eq!((settings.scheduler.host.as_str(), settings.scheduler.port), ("::1", 7));
+    let transport = settings.transport;
+    assert_eq!((transport.tcp, transport.shm, transport.verbs), (Policy::Require, Policy::Off, Policy::Off));
+    assert!(settings.node.http.is_empty() && settings.log.json && settings.job.0 == 9);
+    assert_eq!(by_flags(&["--set", "cluster.lanes=3"]).unwrap().cluster.lanes, 3);
+    assert!(by_flags(&["--set", "lanes"]).unwrap_err().to_string().contains("KEY=VALUE"));
+    assert!(by_flags(&["--scheduler", "host"]).unwrap_err().to_string().contains("HOST:PORT"));
+}

@@ -1,0 +1,120 @@
+//! The scheduler's `/status` as a type: the scheduler writes it, `gradwire status` reads it. Plain data only.
+
+use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::transport::Driver;
+use serde::{Deserialize, Serialize};
+
+/// Where the job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobPhase {
+    /// Members are missing.
+    Assembling,
+    /// All members are there.
+    Running,
+    /// Members are leaving.
+    Ending,
+    /// Nothing is left to do.
+    Ended,
+}
+
+/// The job as the scheduler sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// The job.
+    pub job: u64,
+    /// Where it stands.
+    pub phase: JobPhase,
+    /// The epoch, as term.counter.
+    pub epoch: String,
+    /// Workers the job has.
+    pub workers: u32,
+    /// Servers the job has.
+    pub servers: u32,
+    /// A member silent for this many milliseconds is dead.
+    pub silence_ms: u64,
+    /// Milliseconds since the scheduler started.
+    pub uptime_ms: u64,
+    /// Tensors declared.
+    pub tensors: u64,
+    /// Bytes of all tensors.
+    pub tensor_bytes: u64,
+    /// Who has registered, by role and rank.
+    pub members: Vec<MemberStatus>,
+    /// Who has not.
+    pub missing: Vec<MemberId>,
+    /// Barriers with someone waiting.
+    pub barriers: Vec<BarrierStatus>,
+    /// Why the job ends, once it does.
+    pub ending: Option<String>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberStatus {
+    /// Its role.
+    pub role: Role,
+    /// Its rank.
+    pub rank: Rank,
+    /// Operating system process id.
+    pub pid: u32,
+    /// Build it runs.
+    pub build: String,
+    /// Where workers reach it (servers).
+    pub data_address: Option<String>,
+    /// Its HTTP endpoints.
+    pub http_address: Option<String>,
+    /// Milliseconds since it last said anything.
+    pub silent_ms: u64,
+    /// It said goodbye.
+    pub left: bool,
+    /// Its links to all servers are up (workers).
+    pub links_ready: bool,
+    /// Highest round finished.
+    pub round: u64,
+    /// Operations in flight.
+    pub in_flight: u64,
+    /// Its oldest operation in flight.
+    pub oldest: Option<OldestOperation>,
+    /// Its links (workers).
+    pub links: Vec<LinkStatus>,
+}
+
+/// The operation that waits longest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OldestOperation {
+    /// What it is.
+    pub what: String,
+    /// Milliseconds it waits.
+    pub waited_ms: u64,
+}
+
+/// A worker's link to one server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The server.
+    pub server: Rank,
+    /// The driver in use.
+    pub driver: Driver,
+    /// Why this driver.
+    pub why: String,
+    /// Payload bytes sent.
+    pub sent_bytes: u64,
+    /// Payload bytes received.
+    pub received_bytes: u64,
+    /// Bytes per second of both directions between the last two heartbeats.
+    pub bytes_per_second: u64,
+}
+
+/// A barrier with someone waiting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierStatus {
+    /// Its name.
+    pub name: String,
+    /// Who is there.
+    pub arrived: Vec<MemberId>,
+    /// Who is not.
+    pub missing: Vec<MemberId>,
+    /// Milliseconds since the first arrived.
+    pub waited_ms: u64,
+}

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# Installs what a fresh Debian 12 machine lacks for one purpose:
+#
+#   deploy/bootstrap.sh demo|test|check|fix|bench|fuzz
+#
+# With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
+# as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
+# A Rust toolchain is never downloaded: it says what to do instead.
+set -euo pipefail
+
+purpose=${1:-}
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tools=${GRADWIRE_TOOLS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/gradwire/tools}
+# Where rustup installs, and where system tools lie: not in every user's path.
+PATH=$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:/usr/sbin:/sbin
+
+say() { printf 'bootstrap: %s\n' "$*" >&2; }
+
+fail() {
+    say "$1"
+    say "run: $2"
+    exit 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# Can programs in this language be compiled and linked? A compiler without its C library's headers cannot.
+compiles() {
+    local compiler=$1 language=$2
+    has "$compiler" || return 1
+    printf '#include <stdlib.h>\nint main(void) { return EXIT_SUCCESS; }\n' |
+        "$compiler" -x "$language" - -o /dev/null 2>/dev/null
+}
+
+packages=()
+
+want_program() { has "$1" || packages+=("$2"); }
+
+want_c() { compiles cc c || packages+=(gcc libc6-dev); }
+
+want_cxx() { compiles c++ c++ || packages+=(g++); }
+
+install_packages() {
+    [ ${#packages[@]} -gt 0 ] || return 0
+    local as_root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        if has sudo && sudo -n true 2>/dev/null; then
+            as_root=(sudo -n)
+        else
+            fail "lacking: ${packages[*]}" \
+                "sudo apt-get update && sudo apt-get install -y --no-install-recommends ${packages[*]}"
+        fi
+    fi
+    has apt-get || fail "lacking: ${packages[*]}, and this is no Debian" "your package manager for them"
+    say "installing ${packages[*]}"
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends)
+    # The package lists of a fresh image are missing or old: fetch them only if installing fails without.
+    "${as_root[@]}" "${install[@]}" "${packages[@]}" >/dev/null 2>&1 || {
+        "${as_root[@]}" apt-get update -q >&2
+        "${as_root[@]}" "${install[@]}" "${packages[@]}" >&2
+    }
+}
+
+# The toolchain must be as new as Cargo.toml says; it is the user's choice how it gets here.
+want_rust() {
+    local oldest have
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    local fix="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile default"
+    has cargo || fail "no Rust toolchain (Debian's is too old; $oldest or newer is needed)" "$fix"
+    have=$(cargo --version | cut -d' ' -f2)
+    if [ "$(printf '%s\n%s\n' "$oldest" "$have" | sort -V | head -n 1)" != "$oldest" ]; then
+        fail "cargo $have is too old, $oldest or newer is needed" "rustup update stable"
+    fi
+}
+
+want_component() {
+    cargo "$1" --version >/dev/null 2>&1 || fail "cargo $1 is not installed" "rustup component add $2"
+}
+
+# A cargo tool, built once into a cache that all clones share: cargo-deny takes minutes, cargo-fuzz seconds.
+want_cargo_tool() {
+    local name=$1
+    shift
+    if has "$name" || [ -x "$tools/bin/$name" ]; then return 0; fi
+    say "building $name into $tools, once"
+    cargo install --quiet --locked "$name" "$@" --root "$tools" >&2 ||
+        fail "$name could not be built" "cargo install --locked $name"
+}
+
+case $purpose in
+    demo | bench)
+        want_c
+        ;;
+    test)
+        want_c
+        want_program git git
+        want_program ip iproute2
+        want_program unshare util-linux
+        ;;
+    check | fix)
+        want_c
+        want_program git git
+        ;;
+    fuzz)
+        want_c
+        want_cxx
+        ;;
+    *)
+        say "usage: deploy/bootstrap.sh demo|test|check|fix|bench|fuzz"
+        exit 2
+        ;;
+esac
+want_rust
+install_packages
+case $purpose in
+    check | fix)
+        want_component fmt rustfmt
+        want_component clippy clippy
+        [ "$purpose" = fix ] || want_cargo_tool cargo-deny --no-default-features
+        ;;
+    fuzz)
+        want_cargo_tool cargo-fuzz
+        ;;
+esac

@@ -1,0 +1,87 @@
+//! The trait family that every driver implements. Shaped for verbs: channels are reliable and ordered,
+//! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
+
+use crate::error::{FabricError, PostError};
+use crate::memory::Region;
+use crate::shm::{ShmHandle, ShmSetup};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+/// What a driver's channels can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Spans one write may gather.
+    pub gather_max: usize,
+    /// Unfinished requests one channel may have.
+    pub send_depth: usize,
+}
+
+/// What a peer's channel needs to know of a completion queue while it is being connected.
+#[derive(Clone, Debug)]
+pub struct CqHandle {
+    pub(crate) shm: ShmHandle,
+}
+
+/// A connected channel on its way to the completion queue that will own it.
+#[derive(Debug)]
+pub struct ChannelSetup {
+    pub(crate) kind: SetupKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum SetupKind {
+    Shm(Box<ShmSetup>),
+    Tcp(TcpStream),
+}
+
+/// Channels that a peer has been invited to connect to.
+pub trait PendingOffer: Send {
+    /// Waits until the peer has connected all of them, in order of their index; strangers are dropped.
+    fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError>;
+}
+
+/// A local device: makes completion queues and channels.
+pub trait Device: Send + Sync {
+    /// Invites one peer to connect one channel per queue. The bytes go to that peer over an authenticated
+    /// connection; they hold a secret that is good for these channels only.
+    fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError>;
+
+    /// Connects channel `index` of a peer's offer.
+    fn connect(
+        &self,
+        offer: &[u8],
+        index: u16,
+        queue: &CqHandle,
+        deadline: Instant,
+    ) -> Result<ChannelSetup, FabricError>;
+}
+
+/// A completion queue with the channels spread on it; owned by the one thread that polls it and posts on
+/// its channels. Nothing here blocks.
+pub trait CompletionQueue: Send {
+    /// Takes over a connected channel.
+    fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
+
+    /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:
+    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it.
+    fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
+
+    /// Posts a write. Writes of one channel arrive in the order they were posted.
+    fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;
+
+    /// Posts a read.
+    fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError>;
+
+    /// Starts whatever was posted and not started yet (chained posts, one system call for many frames).
+    fn flush(&mut self);
+
+    /// Moves work on and appends what happened. Bounded work per call, so that callers stay responsive.
+    fn poll(&mut self, completions: &mut Vec<Completion>);
+
+    /// Ends a channel: nothing of the peer's lands after this returns. Its unfinished requests are dropped.
+    fn close(&mut self, channel: ChannelId);
+
+    /// What channels of this queue can do; the least of all drivers where several are behind it.
+    fn caps(&self) -> Caps;
+}

@@ -1,0 +1,57 @@
+//! What can go wrong in the fabric, by blame.
+
+use std::io;
+use thiserror::Error;
+
+/// Opening devices, memory, or connecting failed.
+#[derive(Debug, Error)]
+pub enum FabricError {
+    /// The system refused.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was being done, and with what.
+        what: String,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// The peer broke the protocol.
+    #[error("the peer misbehaved: {0}")]
+    Peer(String),
+    /// The peer did not answer in time.
+    #[error("{what}: no answer within {waited_ms} ms")]
+    Deadline {
+        /// Whom or what was waited for.
+        what: String,
+        /// How long.
+        waited_ms: u64,
+    },
+    /// The caller asked for something that does not exist.
+    #[error("{0}")]
+    Misuse(String),
+    /// A bug of ours.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl FabricError {
+    pub(crate) fn os(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Os { what: what.into(), source: source.into() }
+    }
+}
+
+/// A work request that was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PostError {
+    /// The channel's queue or the peer's notice ring is full: post again after the next completions.
+    #[error("the channel's queue is full")]
+    Full,
+    /// The channel is closed or broken.
+    #[error("the channel is closed")]
+    Closed,
+    /// The peer has not granted this remote key, or the stretch is out of its bounds.
+    #[error("remote key or bounds refused")]
+    RemoteAccess,
+    /// More gather entries than the driver takes.
+    #[error("too many gather entries")]
+    TooManySpans,
+}

@@ -1,0 +1,61 @@
+//! Fixed blocks of one region, for the prefixes of outgoing batches: taken and given back without a lock
+//! or an allocation. The block used last is taken next, because it is still in cache.
+
+use super::region::{OutOfBounds, Region, Span};
+use crate::error::FabricError;
+
+/// See the module. Owned by one thread.
+#[derive(Debug)]
+pub struct Blocks {
+    region: Region,
+    block_bytes: u64,
+    free: Vec<u32>,
+}
+
+impl Blocks {
+    /// `count` blocks of `block_bytes`.
+    pub fn new(count: u32, block_bytes: u64, name: &str) -> Result<Self, FabricError> {
+        let bytes = u64::from(count) * block_bytes;
+        let region = Region::allocate(bytes as usize, name)?;
+        Ok(Self { region, block_bytes, free: (0..count).rev().collect() })
+    }
+
+    /// The region behind the blocks.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Blocks that are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Takes a block.
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// Gives a block back that [`Blocks::take`] returned.
+    pub fn give(&mut self, block: u32) {
+        debug_assert!(!self.free.contains(&block), "a block is given back once");
+        self.free.push(block);
+    }
+
+    /// Fills a block's start.
+    pub fn write(&self, block: u32, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        if offset + bytes.len() as u64 > self.block_bytes {
+            return Err(OutOfBounds { offset, bytes: bytes.len() as u64, region_bytes: self.block_bytes });
+        }
+        self.region.write(u64::from(block) * self.block_bytes + offset, bytes)
+    }
+
+    /// The first `bytes` of a block.
+    pub fn span(&self, block: u32, bytes: u64) -> Result<Span, OutOfBounds> {
+        if bytes > self.block_bytes {
+            return Err(OutOfBounds { offset: 0, bytes, region_bytes: self.block_bytes });
+        }
+        self.region.span(u64::from(block) * self.block_bytes, bytes)
+    }
+}

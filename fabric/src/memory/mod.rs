@@ -1,0 +1,10 @@
+//! Registered memory: regions, spans of them, and the pool of buffers cut from one region.
+
+mod blocks;
+mod pool;
+mod region;
+
+pub use blocks::Blocks;
+pub use pool::{Buffer, Pool, PoolError};
+pub(crate) use region::Mapping;
+pub use region::{OutOfBounds, Region, Span};

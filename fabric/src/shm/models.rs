@@ -1,0 +1,198 @@
+//! Model-checked: the ring loses, repeats and tears no notice; the doorbell loses no wake; a closed ring
+//! lets nothing land. `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p
+//! gradwire-fabric --release --lib models`.
+
+use super::doorbell;
+use super::ring::{Consumer, Producer, RingMemory};
+use super::word::Modelled;
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+struct Words {
+    slots: Vec<AtomicU64>,
+    words: [AtomicU32; 4],
+    /// The memory the notices are about, a cell for each slot: loom reports a read that races with a write.
+    payload: Vec<UnsafeCell<u32>>,
+    bell: Bell,
+}
+
+impl Words {
+    fn new(capacity: u32) -> Arc<Self> {
+        Arc::new(Self {
+            slots: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
+            words: std::array::from_fn(|_| AtomicU32::new(0)),
+            payload: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            bell: Bell::new(),
+        })
+    }
+}
+
+impl RingMemory for Arc<Words> {
+    type P = Modelled;
+    fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+    fn slot(&self, index: u32) -> &AtomicU64 {
+        &self.slots[index as usize]
+    }
+    fn head(&self) -> &AtomicU32 {
+        &self.words[0]
+    }
+    fn closed(&self) -> &AtomicU32 {
+        &self.words[1]
+    }
+    fn busy(&self) -> &AtomicU32 {
+        &self.words[2]
+    }
+    fn starved(&self) -> &AtomicU32 {
+        &self.words[3]
+    }
+}
+
+/// A futex as the kernel has it: compare and sleep are one step towards wakes.
+struct Bell {
+    word: AtomicU32,
+    kernel: Mutex<()>,
+    sleepers: Condvar,
+}
+
+impl Bell {
+    fn new() -> Self {
+        Self { word: AtomicU32::new(0), kernel: Mutex::new(()), sleepers: Condvar::new() }
+    }
+
+    /// Sleeps unless `look` finds something. A sleep that nobody ends is a deadlock, which loom reports.
+    fn sleep_unless(&self, look: impl FnOnce() -> bool) {
+        doorbell::lie_down::<Modelled>(&self.word, doorbell::ON_WORD);
+        if !look() {
+            let guard = self.kernel.lock().unwrap();
+            if self.word.load(Ordering::Relaxed) == doorbell::ON_WORD {
+                drop(self.sleepers.wait(guard).unwrap());
+            }
+        }
+        doorbell::get_up::<Modelled>(&self.word);
+    }
+
+    fn ring(&self) {
+        if doorbell::ring::<Modelled>(&self.word) == doorbell::ON_WORD {
+            drop(self.kernel.lock().unwrap());
+            self.sleepers.notify_one();
+        }
+    }
+}
+
+fn bounded(check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(check);
+}
+
+/// Sends `count` notices with their payload through a ring of `capacity`; both sides sleep when they must.
+fn transfer(capacity: u32, count: u32) {
+    let words = Words::new(capacity);
+    let producer_bell = Arc::new(Bell::new());
+    let mut consumer = Consumer::new(words.clone());
+    let sender = {
+        let (words, bell) = (words.clone(), producer_bell.clone());
+        thread::spawn(move || {
+            let mut producer = Producer::new(words.clone());
+            for i in 0..count {
+                while !producer.has_space().unwrap() {
+                    bell.sleep_unless(|| producer.take_space());
+                }
+                assert!(producer.enter());
+                // SAFETY: loom's cell; the ring says that the consumer is done with this one.
+                words.payload[(i % capacity) as usize].with_mut(|cell| unsafe { *cell = i + 100 });
+                producer.publish(i);
+                producer.leave();
+                words.bell.ring();
+            }
+        })
+    };
+    for i in 0..count {
+        let notice = loop {
+            if let Some(notice) = consumer.pop().unwrap() {
+                break notice;
+            }
+            words.bell.sleep_unless(|| consumer.has_next());
+        };
+        assert_eq!(notice, i);
+        // SAFETY: loom's cell; the notice says that the producer is done with this one.
+        let payload = words.payload[(i % capacity) as usize].with(|cell| unsafe { *cell });
+        assert_eq!(payload, i + 100);
+        if consumer.release() {
+            producer_bell.ring();
+        }
+    }
+    assert_eq!(consumer.pop(), Ok(None));
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_ring_loses_repeats_and_tears_nothing() {
+    bounded(|| transfer(2, 3));
+}
+
+#[test]
+fn a_full_ring_wakes_its_producer() {
+    bounded(|| transfer(1, 3));
+}
+
+#[test]
+fn a_bell_with_two_ringers_loses_no_wake() {
+    bounded(|| {
+        let bell = Arc::new(Bell::new());
+        let published = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let ringers: Vec<_> = (0..2)
+            .map(|i| {
+                let (bell, published) = (bell.clone(), published.clone());
+                thread::spawn(move || {
+                    published[i].store(true, Ordering::Release);
+                    bell.ring();
+                })
+            })
+            .collect();
+        let mut seen = [false; 2];
+        while seen != [true; 2] {
+            let look = |seen: &[bool; 2]| (0..2).any(|i| !seen[i] && published[i].load(Ordering::Acquire));
+            bell.sleep_unless(|| look(&seen));
+            for (i, seen) in seen.iter_mut().enumerate() {
+                *seen = published[i].load(Ordering::Acquire);
+            }
+        }
+        for ringer in ringers {
+            ringer.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn nothing_lands_after_a_close() {
+    bounded(|| {
+        let words = Words::new(2);
+        let mut consumer = Consumer::new(words.clone());
+        let sender = {
+            let words = words.clone();
+            thread::spawn(move || {
+                let mut producer = Producer::new(words.clone());
+                for i in 0..2 {
+                    if !producer.enter() {
+                        return;
+                    }
+                    // SAFETY: loom's cell; being let in says that it may be written.
+                    words.payload[0].with_mut(|cell| unsafe { *cell = i });
+                    producer.leave();
+                }
+            })
+        };
+        consumer.close();
+        while !consumer.is_quiet() {
+            thread::yield_now();
+        }
+        // SAFETY: loom's cell; the memory is ours again.
+        words.payload[0].with_mut(|cell| unsafe { *cell = 7 });
+        sender.join().unwrap();
+    });
+}

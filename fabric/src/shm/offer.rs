@@ -1,0 +1,326 @@
+//! Connecting channels: the offer's bytes, the socket it names, who may come in, and the exchange of the two
+//! ends' memory. It must not know of completion queues beyond their handles.
+
+use super::channel::ShmSetup;
+use super::link::{self, Greeting, Received, Secret};
+use super::queue::ShmHandle;
+use super::ring::{Consumer, Producer};
+use super::shared::{BellPage, MappedRing};
+use crate::device::{ChannelSetup, CqHandle, PendingOffer, SetupKind};
+use crate::error::FabricError;
+use crate::memory::Region;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Most channels of one offer.
+const CHANNELS_MAX: usize = 1024;
+/// Connections that have not said who they are, kept at once beyond the expected ones.
+const STRANGERS_MAX: usize = 16;
+/// How long a connection may say nothing.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+const OFFER_BYTES: usize = 38;
+const MAGIC: [u8; 4] = *b"GWSO";
+
+/// Where and with what secret to connect.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    channels: u16,
+    name: [u8; 16],
+    secret: Secret,
+}
+
+impl Offer {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(OFFER_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&self.channels.to_le_bytes());
+        bytes.extend_from_slice(&self.name);
+        bytes.extend_from_slice(&self.secret.0);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FabricError> {
+        let refuse = |why: &str| FabricError::Peer(format!("its shared-memory offer {why}"));
+        let bytes: &[u8; OFFER_BYTES] = bytes.try_into().map_err(|_| refuse("has the wrong length"))?;
+        if bytes[..4] != MAGIC {
+            return Err(refuse("is of another kind or version"));
+        }
+        let channels = u16::from_le_bytes([bytes[4], bytes[5]]);
+        if channels == 0 || usize::from(channels) > CHANNELS_MAX {
+            return Err(refuse("has no channels or too many"));
+        }
+        let (mut name, mut secret) = ([0; 16], [0; 16]);
+        name.copy_from_slice(&bytes[6..22]);
+        secret.copy_from_slice(&bytes[22..]);
+        Ok(Self { channels, name, secret: Secret(secret) })
+    }
+
+    /// An abstract name: nothing in the file system, gone with the socket.
+    fn address(&self) -> Result<SocketAddrUnix, FabricError> {
+        let digits: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
+        SocketAddrUnix::new_abstract_name(format!("gradwire-{digits}").as_bytes())
+            .map_err(|e| FabricError::os("naming a shared-memory socket", e))
+    }
+}
+
+fn random() -> Result<[u8; 16], FabricError> {
+    let mut bytes = [0; 16];
+    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
+    if drawn != bytes.len() {
+        return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
+    }
+    Ok(bytes)
+}
+
+fn open_socket(flags: SocketFlags) -> Result<OwnedFd, FabricError> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+        .map_err(|e| FabricError::os("opening a shared-memory socket", e))
+}
+
+/// Is the process at the other end of our user?
+fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
+    socket_peercred(link).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+}
+
+/// Channels a peer was invited to connect.
+#[derive(Debug)]
+pub(super) struct ShmOffer {
+    listener: OwnedFd,
+    secret: Secret,
+    queues: Vec<ShmHandle>,
+}
+
+/// Opens the socket and says what the peer must know.
+pub(super) fn open(queues: &[CqHandle]) -> Result<(Vec<u8>, ShmOffer), FabricError> {
+    if queues.is_empty() || queues.len() > CHANNELS_MAX {
+        let why = format!("an offer of {} channels: 1 to {CHANNELS_MAX} are possible", queues.len());
+        return Err(FabricError::Misuse(why));
+    }
+    let offer = Offer { channels: queues.len() as u16, name: random()?, secret: Secret(random()?) };
+    let listener = open_socket(SocketFlags::NONBLOCK)?;
+    bind(&listener, &offer.address()?).map_err(|e| FabricError::os("binding a shared-memory socket", e))?;
+    listen(&listener, (queues.len() + STRANGERS_MAX) as i32)
+        .map_err(|e| FabricError::os("listening on a shared-memory socket", e))?;
+    let queues = queues.iter().map(|queue| queue.shm.clone()).collect();
+    Ok((offer.encode(), ShmOffer { listener, secret: offer.secret, queues }))
+}
+
+/// Our side of a channel before the peer's is known.
+struct Half {
+    handle: ShmHandle,
+    receive: Consumer<MappedRing>,
+    file: Region,
+}
+
+impl Half {
+    fn new(handle: &ShmHandle) -> Result<Self, FabricError> {
+        let (ring, file) = MappedRing::create(handle.ring_capacity)?;
+        Ok(Self { handle: handle.clone(), receive: Consumer::new(ring), file })
+    }
+
+    fn greet(&self, link: BorrowedFd<'_>, index: u16, secret: Secret) -> Result<(), FabricError> {
+        let greeting = Greeting { index, capacity: self.handle.ring_capacity, secret };
+        link::send_greeting(link, &greeting, self.handle.bell.memfd(), self.file.memfd())
+    }
+
+    fn join(self, link: OwnedFd, peer: OtherHalf) -> ChannelSetup {
+        let (bell, OtherHalf { bell: peer_bell, send }) = (self.handle.bell, peer);
+        let setup = ShmSetup { bell, link, peer_bell, receive: self.receive, send };
+        ChannelSetup { kind: SetupKind::Shm(Box::new(setup)) }
+    }
+}
+
+/// The peer's side, mapped.
+struct OtherHalf {
+    bell: BellPage,
+    send: Producer<MappedRing>,
+}
+
+impl OtherHalf {
+    fn map(peer: &Peer) -> Result<Self, FabricError> {
+        let ring = MappedRing::of_peer(peer.ring.as_fd(), peer.greeting.capacity)?;
+        Ok(Self { bell: BellPage::of_peer(peer.bell.as_fd())?, send: Producer::new(ring) })
+    }
+}
+
+/// What the peer's greeting brought.
+struct Peer {
+    greeting: Greeting,
+    bell: OwnedFd,
+    ring: OwnedFd,
+}
+
+impl ShmOffer {
+    /// Reads a candidate's greeting. `None`: it said nothing yet.
+    fn greeted(&self, link: BorrowedFd<'_>) -> Result<Option<Peer>, &'static str> {
+        let peer = match link::receive_greeting(link) {
+            Received::Message((greeting, bell, ring)) => Peer { greeting, bell, ring },
+            Received::Nothing => return Ok(None),
+            Received::Closed => return Err("it hung up"),
+            Received::Garbage(what) => return Err(what),
+            Received::Failed(_) => return Err("reading its greeting failed"),
+        };
+        if !peer.greeting.secret.is(&self.secret) {
+            return Err("its secret is wrong");
+        }
+        Ok(Some(peer))
+    }
+
+    /// Takes the candidate in as the channel it asks for, which is one there is.
+    fn admit(&self, link: OwnedFd, peer: &Peer) -> Result<ChannelSetup, FabricError> {
+        let index = peer.greeting.index;
+        let half = Half::new(&self.queues[usize::from(index)])?;
+        let other = OtherHalf::map(peer)?;
+        half.greet(link.as_fd(), index, self.secret)?;
+        Ok(half.join(link, other))
+    }
+}
+
+/// A connection that has not said who it is.
+struct Candidate {
+    link: OwnedFd,
+    until: Instant,
+}
+
+impl PendingOffer for ShmOffer {
+    fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError> {
+        let started = Instant::now();
+        let mut taken: Vec<Option<ChannelSetup>> = self.queues.iter().map(|_| None).collect();
+        let mut candidates: Vec<Candidate> = Vec::new();
+        while taken.iter().any(Option::is_none) {
+            let now = Instant::now();
+            if now >= deadline {
+                let missing = taken.iter().filter(|setup| setup.is_none()).count();
+                return Err(late(format!("{missing} of {} shared-memory channels", taken.len()), started));
+            }
+            candidates.retain(|candidate| candidate.until > now);
+            let until = candidates.iter().map(|c| c.until).fold(deadline, Instant::min);
+            let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+            fds.extend(candidates.iter().map(|c| PollFd::new(&c.link, PollFlags::IN)));
+            link::wait_readable(&mut fds, until)?;
+            let mut waiting = Vec::with_capacity(candidates.len() + 1);
+            for candidate in candidates {
+                match self.greeted(candidate.link.as_fd()) {
+                    Ok(None) => waiting.push(candidate),
+                    Ok(Some(peer)) => match taken.get_mut(usize::from(peer.greeting.index)) {
+                        Some(place) if place.is_none() => *place = Some(self.admit(candidate.link, &peer)?),
+                        _ => return Err(FabricError::Peer("it asked for a channel that is not free".into())),
+                    },
+                    Err(why) => tracing::debug!(why, "turned a stranger away from a shared-memory offer"),
+                }
+            }
+            candidates = waiting;
+            self.let_in(&mut candidates)?;
+        }
+        Ok(taken.into_iter().flatten().collect())
+    }
+}
+
+impl ShmOffer {
+    /// Accepts one connection, if there is one.
+    fn let_in(&self, candidates: &mut Vec<Candidate>) -> Result<(), FabricError> {
+        let link = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(link) => link,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(e) => return Err(FabricError::os("accepting a shared-memory connection", e)),
+        };
+        if !is_of_our_user(link.as_fd()) {
+            tracing::debug!("turned a process of another user away from a shared-memory offer");
+            return Ok(());
+        }
+        if candidates.len() == self.queues.len() + STRANGERS_MAX {
+            // The one that has been silent for longest.
+            candidates.remove(0);
+        }
+        candidates.push(Candidate { link, until: Instant::now() + SILENCE_MAX });
+        Ok(())
+    }
+}
+
+fn late(what: String, started: Instant) -> FabricError {
+    let waited_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    FabricError::Deadline { what, waited_ms }
+}
+
+/// Connects channel `index` of a peer's offer.
+pub(super) fn join(
+    offer: &[u8],
+    index: u16,
+    queue: &CqHandle,
+    deadline: Instant,
+) -> Result<ChannelSetup, FabricError> {
+    let started = Instant::now();
+    let offer = Offer::decode(offer)?;
+    if index >= offer.channels {
+        return Err(FabricError::Misuse(format!("channel {index} of an offer of {}", offer.channels)));
+    }
+    let link = dial(&offer, started, deadline)?;
+    let half = Half::new(&queue.shm)?;
+    half.greet(link.as_fd(), index, offer.secret)?;
+    let peer = answer(link.as_fd(), &offer, index, started, deadline)?;
+    Ok(half.join(link, OtherHalf::map(&peer)?))
+}
+
+/// Connects the socket.
+fn dial(offer: &Offer, started: Instant, deadline: Instant) -> Result<OwnedFd, FabricError> {
+    let link = open_socket(SocketFlags::empty())?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(late("a shared-memory offer".into(), started));
+    }
+    // Bounds how long a full backlog can hold us.
+    set_socket_timeout(&link, Timeout::Send, Some(left))
+        .map_err(|e| FabricError::os("setting a shared-memory socket's deadline", e))?;
+    match connect(&link, &offer.address()?) {
+        Ok(()) => {}
+        Err(Errno::AGAIN | Errno::TIMEDOUT) => return Err(late("a shared-memory offer".into(), started)),
+        Err(e) => {
+            let what =
+                "connecting to a shared-memory offer (is the peer on this host, in this network namespace?)";
+            return Err(FabricError::os(what, e));
+        }
+    }
+    if !is_of_our_user(link.as_fd()) {
+        return Err(FabricError::Peer("it runs as another user, with whom memory is not shared".into()));
+    }
+    rustix::io::ioctl_fionbio(&link, true)
+        .map_err(|e| FabricError::os("making a shared-memory socket non-blocking", e))?;
+    Ok(link)
+}
+
+/// Waits for the peer's greeting.
+fn answer(
+    link: BorrowedFd<'_>,
+    offer: &Offer,
+    index: u16,
+    started: Instant,
+    deadline: Instant,
+) -> Result<Peer, FabricError> {
+    loop {
+        match link::receive_greeting(link) {
+            Received::Message((greeting, bell, ring)) => {
+                if greeting.index != index || !greeting.secret.is(&offer.secret) {
+                    return Err(FabricError::Peer("it answered for another channel".into()));
+                }
+                return Ok(Peer { greeting, bell, ring });
+            }
+            Received::Nothing => {}
+            Received::Closed => {
+                return Err(FabricError::Peer("it refused a shared-memory channel or went away".into()));
+            }
+            Received::Garbage(what) => return Err(FabricError::Peer(what.into())),
+            Received::Failed(e) => return Err(FabricError::os("reading a shared-memory peer's greeting", e)),
+        }
+        if Instant::now() >= deadline {
+            return Err(late("a shared-memory peer's greeting".into(), started));
+        }
+        link::wait_one(link, deadline)?;
+    }
+}

@@ -1,0 +1,178 @@
+//! How channels end and nodes die: close, break, misbehaviour, crash, partitions. A channel ends in two
+//! steps: one side at once, the other when the news (a `Fin` behind what is still under way) gets there.
+
+use super::message::{Fate, Handle, Kind, Messages};
+use super::trace::What;
+use super::world::{Event, World};
+use super::{Action, NodeId, QueueId};
+use crate::work::{ChannelId, CompletionKind, DisconnectReason};
+
+impl World {
+    /// Ends one side. Some of what it had under way may still arrive, in order, read from its memory now;
+    /// then its peer hears of the end, `news_us` from now or later.
+    fn sever(&mut self, channel: u32, reason: DisconnectReason, news_us: u64) {
+        let end = self.end(channel);
+        end.open = false;
+        let mut line = std::mem::take(&mut end.line);
+        let unfinished = std::mem::take(&mut end.unfinished);
+        self.conceal(channel);
+        // A lost head is not sent again, and nothing behind it may arrive without it.
+        let lost = line.front().is_some_and(|&head| self.messages.get(head).is_some_and(|m| m.losses > 0));
+        let keep = if lost { 0 } else { self.rng.below(line.len() as u64 + 1) as usize };
+        // What would come after the news does not come, so that a delayed message never delays the news.
+        let news_at_us = self.now_us + news_us;
+        let late =
+            |messages: &mut Messages, handle| messages.get(handle).is_some_and(|m| m.plan_us > news_at_us);
+        let keep =
+            line.iter().take(keep).position(|&handle| late(&mut self.messages, handle)).unwrap_or(keep);
+        line.truncate(keep);
+        for (place, &handle) in line.iter().enumerate() {
+            let cut = place + 1 == keep && self.rng.chance(5_000);
+            if let Some(message) = self.messages.get(handle) {
+                message.capture_now();
+                message.fate = if cut || message.kind == Kind::Read { Fate::Cut } else { Fate::Orphan };
+            }
+        }
+        for handle in unfinished {
+            if self.messages.get(handle).is_some_and(|m| m.fate == Fate::Live) {
+                self.messages.free(handle);
+            }
+        }
+        self.note(What::Closed, channel, keep as u64, 0);
+        self.end(channel).line = line;
+        let fin = self.messages.take(channel, Kind::Fin);
+        if let Some(message) = self.messages.get(fin) {
+            message.reason = Some(reason);
+        }
+        self.line_up(fin, news_at_us);
+    }
+
+    fn detect_us(&mut self) -> u64 {
+        self.rng.within(self.faults.detect_min_us, self.faults.detect_max_us)
+    }
+
+    /// The owner of one end is done with it.
+    pub(super) fn close(&mut self, queue: QueueId, channel: ChannelId) {
+        if let Some(end) = self.open_end(queue, channel) {
+            let news_us = self.flight_us();
+            self.sever(end, DisconnectReason::PeerClosed, news_us);
+        }
+        let mine = self.ends.get(channel.0 as usize).is_some_and(|end| end.queue == queue);
+        if mine {
+            let state = &mut self.queues[queue.0 as usize];
+            state.ready.retain(|completion| completion.channel != channel);
+            if state.ready.is_empty() {
+                self.ready.remove(&queue);
+            }
+        }
+    }
+
+    /// A queue is dropped: all its channels close.
+    pub(super) fn close_all(&mut self, queue: QueueId) {
+        for channel in 0..self.ends.len() as u32 {
+            if self.ends[channel as usize].queue == queue {
+                self.close(queue, ChannelId(channel));
+            }
+        }
+    }
+
+    /// The side that notices a failure first ends now, the other when it notices.
+    pub(super) fn break_end(&mut self, channel: u32, reason: DisconnectReason) {
+        self.tell(channel, reason.clone());
+        let news_us = self.detect_us();
+        self.sever(channel, reason, news_us);
+    }
+
+    /// The peer of `handle`'s sender refuses it and ends the channel.
+    pub(super) fn refuse(&mut self, handle: Handle, what: String) {
+        let Some(message) = self.messages.get(handle) else { return };
+        let (victim, offset, bytes) = (message.channel ^ 1, message.remote.offset, message.bytes);
+        self.note(What::Refused, victim, offset, bytes);
+        self.tell(victim, DisconnectReason::PeerMisbehaved(what));
+        let news_us = self.flight_us();
+        self.sever(victim, DisconnectReason::PeerClosed, news_us);
+        // What stands behind the refused message finds nobody; set the line moving again for it.
+        self.attempt(handle);
+    }
+
+    /// The news of the other side's end is there: this side ends too and owes no news.
+    pub(super) fn disconnected(&mut self, channel: u32, reason: DisconnectReason) {
+        if !self.is_open(channel) {
+            return;
+        }
+        self.tell(channel, reason);
+        self.conceal(channel);
+        let end = self.end(channel);
+        end.open = false;
+        let (line, unfinished) = (std::mem::take(&mut end.line), std::mem::take(&mut end.unfinished));
+        line.into_iter().chain(unfinished).for_each(|handle| self.messages.free(handle));
+    }
+
+    fn tell(&mut self, channel: u32, reason: DisconnectReason) {
+        let kind = match reason {
+            DisconnectReason::PeerClosed => 0,
+            DisconnectReason::PeerMisbehaved(_) => 1,
+            DisconnectReason::Failed(_) => 2,
+        };
+        self.note(What::Disconnected, channel, kind, 0);
+        self.complete(channel, CompletionKind::Disconnected(reason));
+    }
+
+    /// One end of a node that is gone.
+    pub(super) fn die(&mut self, channel: u32) {
+        if self.is_open(channel) {
+            let news_us = self.detect_us();
+            self.sever(channel, DisconnectReason::PeerClosed, news_us);
+        }
+    }
+
+    fn crash(&mut self, node: NodeId) {
+        let Some(state) = self.nodes.get_mut(node.0 as usize) else { return };
+        if std::mem::replace(&mut state.crashed, true) {
+            return;
+        }
+        self.note(What::Crash, node.0, 0, 0);
+        for channel in 0..self.ends.len() as u32 {
+            if self.ends[channel as usize].node == node {
+                self.die(channel);
+            }
+        }
+        for number in 0..self.queues.len() as u32 {
+            let queue = &mut self.queues[number as usize];
+            if queue.node == node {
+                queue.ready.clear();
+                queue.unflushed.clear();
+                self.ready.remove(&QueueId(number));
+            }
+        }
+    }
+
+    /// Carries out one action of a script.
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Crash(node) => self.crash(node),
+            Action::Partition(a, b) => {
+                self.note(What::Partition, a.0, u64::from(b.0), 0);
+                self.partitions.insert((a.min(b), a.max(b)));
+            }
+            Action::Heal(a, b) => {
+                self.note(What::Heal, a.0, u64::from(b.0), 0);
+                self.partitions.remove(&(a.min(b), a.max(b)));
+            }
+            Action::Break(a, b) => {
+                self.note(What::Break, a.0, u64::from(b.0), 0);
+                for channel in 0..self.ends.len() {
+                    let (near, far) = (self.ends[channel].node, self.ends[channel ^ 1].node);
+                    if (near, far) == (a, b) && self.ends[channel].open {
+                        self.break_end(channel as u32, DisconnectReason::Failed("the link broke".into()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has this action now, ahead of whatever else happens at this time.
+    pub(super) fn act_at(&mut self, at_us: u64, action: Action) {
+        self.schedule_first(at_us, Event::Act(action));
+    }
+}

@@ -1,0 +1,82 @@
+//! A simulated completion queue: the driver's face towards a role. Owns nothing but its number.
+
+use super::{NodeId, SimNet};
+use crate::device::{Caps, ChannelSetup, CompletionQueue};
+use crate::error::{FabricError, PostError};
+use crate::memory::Region;
+use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+
+/// A queue of a simulated network. It orders the queues of one network by their creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(pub u32);
+
+/// A completion queue on a simulated node. Dropping it closes its channels, as a process's exit would.
+#[derive(Debug)]
+pub struct SimQueue {
+    net: SimNet,
+    id: QueueId,
+    node: NodeId,
+}
+
+impl SimQueue {
+    pub(super) fn new(net: SimNet, id: QueueId, node: NodeId) -> Self {
+        Self { net, id, node }
+    }
+
+    /// Its number in the network, as [`SimNet::ready_queues`] gives it.
+    #[must_use]
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// The node it is on.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+}
+
+impl CompletionQueue for SimQueue {
+    /// Refused: [`SimNet::connect`] makes simulated channels.
+    fn attach(&mut self, _setup: ChannelSetup) -> Result<ChannelId, FabricError> {
+        Err(FabricError::Misuse("a simulated queue takes no real channel: use SimNet::connect".into()))
+    }
+
+    fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
+        let mut world = self.net.lock();
+        let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
+        world.expose(end, region);
+        Ok(RemoteKey(region.id()))
+    }
+
+    fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        self.net.lock().post_write(self.id, channel, write)
+    }
+
+    fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
+        self.net.lock().post_read(self.id, channel, read)
+    }
+
+    fn flush(&mut self) {
+        self.net.lock().flush(self.id);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.net.lock().poll(self.id, completions);
+    }
+
+    fn close(&mut self, channel: ChannelId) {
+        self.net.lock().close(self.id, channel);
+    }
+
+    fn caps(&self) -> Caps {
+        let world = self.net.lock();
+        Caps { gather_max: world.faults.gather_max, send_depth: world.faults.send_depth }
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        self.net.lock().close_all(self.id);
+    }
+}

@@ -1,0 +1,178 @@
+//! The accepting half of a channel's set-up: a listener of one offer that waits for the preambles of the
+//! right peer while strangers, liars and silent connections are dropped. It knows nothing of frames.
+
+use super::invite::{PREAMBLE_BYTES, Secret, decode_preamble};
+use super::sys;
+use crate::device::{ChannelSetup, PendingOffer, SetupKind};
+use crate::error::FabricError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Connections whose preamble is not complete yet; with one more, the oldest goes. The right peer sends its
+/// preamble at once, so it is the silent ones that grow old.
+const HALF_OPEN_MAX: usize = 64;
+/// New connections taken between two looks at the clock and the others.
+const ACCEPTS_PER_ROUND: usize = 64;
+
+/// An offer that waits for its peer.
+#[derive(Debug)]
+pub(super) struct TcpPending {
+    pub(super) listener: TcpListener,
+    pub(super) address: SocketAddr,
+    pub(super) channels: u16,
+    pub(super) secret: Secret,
+}
+
+#[derive(Debug)]
+struct HalfOpen {
+    socket: TcpStream,
+    bytes: [u8; PREAMBLE_BYTES],
+    have: usize,
+}
+
+enum Preamble {
+    Incomplete,
+    Opens(u16),
+    Refused(&'static str),
+}
+
+impl HalfOpen {
+    /// Reads what is there, never past the preamble: what follows belongs to the channel.
+    fn advance(&mut self, secret: &Secret) -> Preamble {
+        while self.have < PREAMBLE_BYTES {
+            match self.socket.read(&mut self.bytes[self.have..]) {
+                Ok(0) => return Preamble::Refused("closed before it said anything useful"),
+                Ok(bytes) => self.have += bytes,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Preamble::Incomplete,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Preamble::Refused("broke"),
+            }
+        }
+        match decode_preamble(&self.bytes, secret) {
+            Ok(index) => Preamble::Opens(index),
+            Err(why) => Preamble::Refused(why),
+        }
+    }
+}
+
+/// The state of one `accept`.
+struct Round {
+    half_open: VecDeque<HalfOpen>,
+    slots: Vec<Option<TcpStream>>,
+    missing: usize,
+}
+
+impl Round {
+    /// Files a connection by what it has said so far.
+    fn judge(&mut self, mut candidate: HalfOpen, secret: &Secret) {
+        let why = match candidate.advance(secret) {
+            Preamble::Incomplete => {
+                if self.half_open.len() == HALF_OPEN_MAX {
+                    self.half_open.pop_front();
+                }
+                return self.half_open.push_back(candidate);
+            }
+            Preamble::Opens(index) => match self.slots.get_mut(usize::from(index)) {
+                Some(slot) if slot.is_none() => {
+                    *slot = Some(candidate.socket);
+                    self.missing -= 1;
+                    return;
+                }
+                Some(_) => "a channel that is connected already",
+                None => "a channel that was not offered",
+            },
+            Preamble::Refused(why) => why,
+        };
+        let peer = candidate.socket.peer_addr().ok();
+        tracing::debug!(?peer, why, "dropped a connection to an offer");
+    }
+}
+
+impl TcpPending {
+    /// Takes the connections that wait in the listener.
+    fn take_new(&self, round: &mut Round) -> Result<(), FabricError> {
+        for _ in 0..ACCEPTS_PER_ROUND {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    if sys::tune(&socket).is_ok() {
+                        round.judge(HalfOpen { socket, bytes: [0; PREAMBLE_BYTES], have: 0 }, &self.secret);
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if is_shortage(&e) && !round.half_open.is_empty() => round.half_open.clear(),
+                Err(e) if is_shortage(&e) => {
+                    let what =
+                        format!("accepting channels at {} (raise the limit of open files)", self.address);
+                    return Err(FabricError::os(what, e));
+                }
+                // Whatever befell a connection before it was taken is its own affair.
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self, round: &Round, left: Duration) -> Result<(), FabricError> {
+        let mut fds = Vec::with_capacity(1 + round.half_open.len());
+        fds.push(PollFd::new(&self.listener, PollFlags::IN));
+        fds.extend(round.half_open.iter().map(|h| PollFd::new(&h.socket, PollFlags::IN)));
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(FabricError::os(format!("waiting for channels at {}", self.address), e)),
+        }
+    }
+
+    fn what_is_missing(&self, round: &Round) -> String {
+        let missing: Vec<_> = round
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.is_none())
+            .map(|(i, _)| i.to_string())
+            .collect();
+        let (shown, dots) = if missing.len() > 8 { (&missing[..8], ", ...") } else { (&missing[..], "") };
+        format!(
+            "the peer to connect channels {}{dots} (of {}) at {} (does it run, does a firewall block the port?)",
+            shown.join(", "),
+            self.channels,
+            self.address
+        )
+    }
+}
+
+fn is_shortage(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
+}
+
+impl PendingOffer for TcpPending {
+    fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError> {
+        let started = Instant::now();
+        let channels = usize::from(self.channels);
+        let slots = (0..channels).map(|_| None).collect();
+        let mut round = Round { half_open: VecDeque::with_capacity(HALF_OPEN_MAX), slots, missing: channels };
+        loop {
+            self.take_new(&mut round)?;
+            for _ in 0..round.half_open.len() {
+                if let Some(candidate) = round.half_open.pop_front() {
+                    round.judge(candidate, &self.secret);
+                }
+            }
+            if round.missing == 0 {
+                break;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let waited_ms = started.elapsed().as_millis() as u64;
+                return Err(FabricError::Deadline { what: self.what_is_missing(&round), waited_ms });
+            }
+            self.sleep(&round, left)?;
+        }
+        Ok(round.slots.into_iter().flatten().map(|s| ChannelSetup { kind: SetupKind::Tcp(s) }).collect())
+    }
+}

@@ -1,0 +1,337 @@
+//! One channel: its socket, what it exposes, what is on its way out and in. It judges the peer's frames:
+//! whatever is not allowed ends the channel. It must not touch other channels or block.
+
+use super::frame::Frame;
+use super::receive::{Next, OnLanded, Receiver};
+use super::send::{OnSent, SendQueue, SendStop};
+use crate::error::PostError;
+use crate::memory::{Region, Span};
+use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+
+/// Reads one side may have under way on a channel; part of the protocol, as the other side holds it to it.
+pub(super) const READS_MAX: usize = 64;
+/// Spans a write may gather.
+pub(super) const GATHER_MAX: usize = 256;
+
+/// What one poll may take from the sockets, so that the caller reduces it while it is in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    bytes: usize,
+    notices: usize,
+}
+
+impl Budget {
+    /// With a notice to hand out, this many bytes are enough for one poll.
+    const NOTICED_BYTES: usize = 128 << 10;
+    /// Enough without a notice.
+    const BYTES_MAX: usize = 1 << 20;
+    /// Enough notices of small frames.
+    const NOTICES_MAX: usize = 256;
+
+    pub(super) fn is_spent(&self) -> bool {
+        self.bytes >= Self::BYTES_MAX
+            || self.notices >= Self::NOTICES_MAX
+            || (self.notices > 0 && self.bytes >= Self::NOTICED_BYTES)
+    }
+}
+
+#[derive(Debug)]
+struct PendingRead {
+    wire_id: u64,
+    id: u64,
+    local: Span,
+}
+
+/// A channel of a [`TcpQueue`](super::TcpQueue).
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) id: ChannelId,
+    pub(super) socket: TcpStream,
+    send_depth: usize,
+    /// Sorted by id.
+    regions: Vec<Region>,
+    send: SendQueue,
+    receiver: Receiver,
+    reads: VecDeque<PendingRead>,
+    next_read: u64,
+    /// Requests of ours whose bytes the kernel does not have yet, or whose completion was not handed out.
+    places_taken: usize,
+    answers_queued: usize,
+    /// The kernel may have bytes for us.
+    readable: bool,
+    /// The kernel may take bytes.
+    writable: bool,
+    /// The end is near: a short read no longer means that nothing follows.
+    hang_up: bool,
+    /// The peer takes nothing any more. What it sent before is still read.
+    send_broken: bool,
+    /// Bytes may be there, in the kernel or read ahead.
+    input: bool,
+}
+
+impl Channel {
+    pub(super) fn new(id: ChannelId, socket: TcpStream, send_depth: usize) -> Self {
+        Self {
+            id,
+            socket,
+            send_depth,
+            regions: Vec::new(),
+            send: SendQueue::with_capacity(send_depth + READS_MAX),
+            receiver: Receiver::new(),
+            reads: VecDeque::with_capacity(READS_MAX),
+            next_read: 0,
+            places_taken: 0,
+            answers_queued: 0,
+            // Bytes that came before are reported as soon as the socket is in the epoll set.
+            readable: false,
+            writable: true,
+            hang_up: false,
+            send_broken: false,
+            input: false,
+        }
+    }
+
+    /// The kernel reported something.
+    pub(super) fn on_event(&mut self, readable: bool, writable: bool, hang_up: bool) {
+        self.hang_up |= hang_up;
+        self.writable |= writable | hang_up;
+        if readable || hang_up {
+            self.try_input();
+        }
+    }
+
+    /// Looks at the socket with the next poll, event or not.
+    pub(super) fn try_input(&mut self) {
+        self.readable = true;
+        self.input = true;
+    }
+
+    pub(super) fn has_input(&self) -> bool {
+        self.input
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        self.writable && !self.send.is_empty()
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.writable && !self.send.is_empty()
+    }
+
+    pub(super) fn expose(&mut self, region: &Region) -> RemoteKey {
+        if let Err(at) = self.regions.binary_search_by_key(&region.id(), Region::id) {
+            self.regions.insert(at, region.clone());
+        }
+        RemoteKey(region.id())
+    }
+
+    pub(super) fn post_write(&mut self, write: &Write<'_>) -> Result<(), PostError> {
+        self.check_room()?;
+        if write.gather.len() > GATHER_MAX {
+            return Err(PostError::TooManySpans);
+        }
+        let length = write.gather.iter().try_fold(0u64, |sum, span| sum.checked_add(span.len()));
+        let length = length.ok_or(PostError::RemoteAccess)?;
+        let (key, offset) = (write.remote.key.0, write.remote.offset);
+        let frame = Frame::Write { key, offset, length, immediate: write.immediate };
+        let on_sent = if write.signaled { OnSent::WriteDone(write.id) } else { OnSent::Nothing };
+        self.send.push(frame, write.gather, on_sent);
+        self.places_taken += 1;
+        Ok(())
+    }
+
+    pub(super) fn post_read(&mut self, read: &Read<'_>) -> Result<(), PostError> {
+        self.check_room()?;
+        if self.reads.len() == READS_MAX {
+            return Err(PostError::Full);
+        }
+        let wire_id = self.next_read;
+        self.next_read = wire_id.wrapping_add(1);
+        let (key, offset) = (read.remote.key.0, read.remote.offset);
+        let frame = Frame::ReadRequest { key, offset, length: read.local.len(), id: wire_id };
+        self.send.push(frame, &[], OnSent::Nothing);
+        self.reads.push_back(PendingRead { wire_id, id: read.id, local: read.local.clone() });
+        self.places_taken += 1;
+        Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), PostError> {
+        if self.send_broken {
+            Err(PostError::Closed)
+        } else if self.places_taken >= self.send_depth {
+            Err(PostError::Full)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Gives the socket what it takes. Completions are counted until [`Channel::completion_taken`].
+    pub(super) fn send(&mut self, completions: &mut Vec<Completion>) -> Result<(), DisconnectReason> {
+        let (id, taken, answers) = (self.id, &mut self.places_taken, &mut self.answers_queued);
+        let stop = self.send.send(self.socket.as_fd(), |on_sent| match on_sent {
+            OnSent::Nothing => *taken -= 1,
+            OnSent::Answered => *answers -= 1,
+            OnSent::WriteDone(write) => {
+                completions.push(Completion { channel: id, kind: CompletionKind::WriteDone { id: write } });
+            }
+        });
+        match stop {
+            Ok(SendStop::Empty | SendStop::Budget) => Ok(()),
+            Ok(SendStop::Blocked) => {
+                self.writable = false;
+                Ok(())
+            }
+            // What it sent before it went is still to be read; reading then finds the end.
+            Err(e) if is_peer_gone(e) => {
+                self.send.clear();
+                self.answers_queued = 0;
+                self.send_broken = true;
+                self.on_event(true, false, true);
+                Ok(())
+            }
+            Err(e) => Err(DisconnectReason::Failed(format!("sending: {e}"))),
+        }
+    }
+
+    /// The places of `WriteDone` completions are free once these are handed out.
+    pub(super) fn completion_taken(&mut self) {
+        self.places_taken -= 1;
+    }
+
+    /// Takes what the peer sent, within the budget.
+    pub(super) fn receive(
+        &mut self,
+        budget: &mut Budget,
+        completions: &mut Vec<Completion>,
+    ) -> Result<(), DisconnectReason> {
+        while !budget.is_spent() {
+            match self.receiver.next().map_err(|e| misbehaved(e.to_string()))? {
+                Next::Landed(on_landed) => self.finish(on_landed, budget, completions),
+                Next::Frame(frame) => self.start(&frame, budget, completions)?,
+                Next::Starved if self.readable => self.fill(budget)?,
+                Next::Starved => {
+                    self.input = false;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, budget: &mut Budget) -> Result<(), DisconnectReason> {
+        match self.receiver.fill(self.socket.as_fd()) {
+            Ok(filled) if filled.bytes == 0 => Err(DisconnectReason::PeerClosed),
+            Ok(filled) => {
+                budget.bytes += filled.bytes;
+                self.readable = !filled.drained || self.hang_up;
+                Ok(())
+            }
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(e) if is_peer_gone(e) => Err(DisconnectReason::PeerClosed),
+            Err(e) => Err(DisconnectReason::Failed(format!("receiving: {e}"))),
+        }
+    }
+
+    /// Judges a frame before a byte of its payload is taken.
+    fn start(
+        &mut self,
+        frame: &Frame,
+        budget: &mut Budget,
+        completions: &mut Vec<Completion>,
+    ) -> Result<(), DisconnectReason> {
+        let (span, on_landed) = match *frame {
+            Frame::Write { key, offset, length, immediate } => {
+                let on_landed = immediate.map_or(OnLanded::Nothing, OnLanded::Received);
+                (self.exposed("write", key, offset, length)?, on_landed)
+            }
+            Frame::ReadRequest { key, offset, length, id } => return self.answer(key, offset, length, id),
+            Frame::ReadResponse { length, id } => {
+                // It stays in the list until all is there: the peer counts it until then, too.
+                match self.reads.front() {
+                    Some(read) if read.wire_id == id && read.local.len() == length => {
+                        (Some(read.local.clone()), OnLanded::ReadDone(read.id))
+                    }
+                    _ => {
+                        return Err(misbehaved(format!(
+                            "{length} bytes in answer to no read of ours ({id})"
+                        )));
+                    }
+                }
+            }
+        };
+        match span {
+            Some(span) if !span.is_empty() => self.receiver.land(span, on_landed),
+            _ => self.finish(on_landed, budget, completions),
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, key: u64, offset: u64, length: u64, id: u64) -> Result<(), DisconnectReason> {
+        if self.answers_queued == READS_MAX {
+            return Err(misbehaved(format!("more than {READS_MAX} reads at once")));
+        }
+        let span = self.exposed("read", key, offset, length)?;
+        if !self.send_broken {
+            self.send.push(Frame::ReadResponse { length, id }, span.as_slice(), OnSent::Answered);
+            self.answers_queued += 1;
+        }
+        Ok(())
+    }
+
+    /// The stretch of an exposed region that a frame names; nothing for no bytes, whatever the key is.
+    fn exposed(
+        &self,
+        what: &str,
+        key: u64,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<Span>, DisconnectReason> {
+        if length == 0 {
+            return Ok(None);
+        }
+        match self.regions.binary_search_by_key(&key, Region::id) {
+            Err(_) => Err(misbehaved(format!("a {what} with key {key}, which was not exposed to it"))),
+            Ok(at) => match self.regions[at].span(offset, length) {
+                Ok(span) => Ok(Some(span)),
+                Err(e) => Err(misbehaved(format!("a {what} out of bounds: {e}"))),
+            },
+        }
+    }
+
+    fn finish(&mut self, on_landed: OnLanded, budget: &mut Budget, completions: &mut Vec<Completion>) {
+        let kind = match on_landed {
+            OnLanded::Nothing => return,
+            OnLanded::Received(immediate) => CompletionKind::Received { immediate },
+            OnLanded::ReadDone(id) => {
+                self.reads.pop_front();
+                CompletionKind::ReadDone { id }
+            }
+        };
+        budget.notices += 1;
+        completions.push(Completion { channel: self.id, kind });
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // The peer is to see the end even where a forked child still holds the descriptor. It may have gone
+        // first, and then there is nothing to tell.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+fn is_peer_gone(error: Errno) -> bool {
+    matches!(error, Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH)
+}
+
+fn misbehaved(what: String) -> DisconnectReason {
+    DisconnectReason::PeerMisbehaved(what)
+}

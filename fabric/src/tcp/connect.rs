@@ -1,0 +1,101 @@
+//! The connecting half of a channel's set-up: name, socket, preamble, all within one deadline.
+
+use super::invite::{Offer, encode_preamble};
+use super::sys::{self, IoRange};
+use crate::error::FabricError;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Addresses of one name that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// Connects channel `index` of an offer.
+pub(super) fn connect(
+    offer: &Offer,
+    index: u16,
+    buffer_bytes: Option<usize>,
+    deadline: Instant,
+) -> Result<TcpStream, FabricError> {
+    let started = Instant::now();
+    let what = || format!("connecting channel {index} to {}:{}", offer.host, offer.port);
+    let late = || FabricError::Deadline { what: what(), waited_ms: started.elapsed().as_millis() as u64 };
+    let addresses = resolve(&offer.host, offer.port, deadline).map_err(|e| match e.kind() {
+        io::ErrorKind::TimedOut => late(),
+        _ => FabricError::os(format!("{}: resolving the name", what()), e),
+    })?;
+    let mut failure = None;
+    for (tried, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(late());
+        }
+        // Each address gets its part, so that one that swallows packets does not take all the time.
+        let share = left / (addresses.len() - tried) as u32;
+        match open(*address, buffer_bytes, share.max(Duration::from_millis(1))) {
+            Ok(stream) => {
+                sys::tune(&stream)?;
+                return introduce(stream, offer, index, what);
+            }
+            Err(e) => failure = Some(e),
+        }
+    }
+    Err(match failure {
+        Some(e) if e.kind() == io::ErrorKind::TimedOut => late(),
+        Some(e) => FabricError::os(format!("{} (has the peer died, or taken its offer back?)", what()), e),
+        None => FabricError::os(what(), io::Error::from(io::ErrorKind::AddrNotAvailable)),
+    })
+}
+
+fn introduce(
+    stream: TcpStream,
+    offer: &Offer,
+    index: u16,
+    what: impl Fn() -> String,
+) -> Result<TcpStream, FabricError> {
+    let preamble = encode_preamble(&offer.secret, index);
+    // A fresh socket's buffer is empty: it takes these few bytes whole or is broken.
+    match sys::send(stream.as_fd(), &[IoRange::of_slice(&preamble)]) {
+        Ok(sent) if sent == preamble.len() => Ok(stream),
+        Ok(_) => Err(FabricError::Internal("a fresh socket did not take a preamble".into())),
+        Err(e) => Err(FabricError::os(what(), e)),
+    }
+}
+
+fn open(address: SocketAddr, buffer_bytes: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(bytes) = buffer_bytes {
+        sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
+    }
+    socket.connect_timeout(&address.into(), timeout)?;
+    let stream = TcpStream::from(socket);
+    // Where nobody listens on a local port, the system may pick that very port for our end and connect the
+    // socket to itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+    }
+    Ok(stream)
+}
+
+/// Addresses of a host. The system's resolver knows no deadline, so names are resolved on a thread that is
+/// left behind when it is late; it ends by itself.
+fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (answer, answers) = mpsc::sync_channel(1);
+    let host = host.to_owned();
+    std::thread::Builder::new().name("gradwire-resolve".into()).spawn(move || {
+        let found = (host.as_str(), port).to_socket_addrs();
+        // Nobody waits any more when this fails.
+        let _ = answer.send(found.map(|all| all.take(ADDRESSES_MAX).collect()));
+    })?;
+    match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        Ok(found) => found,
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the resolver's thread died")),
+    }
+}

@@ -1,0 +1,167 @@
+//! What peers say to each other before a channel carries frames: the offer (sent over an authenticated
+//! connection) and the preamble of each channel's socket. Pure encode and strict, bounded decode.
+
+use crate::error::FabricError;
+
+/// Longest advertised host name (a DNS name has at most 253 characters).
+pub(super) const HOST_BYTES_MAX: usize = 255;
+/// Most channels of one offer.
+pub(super) const CHANNELS_MAX: usize = 1024;
+/// Bytes of a preamble.
+pub(super) const PREAMBLE_BYTES: usize = 24;
+
+const OFFER_MAGIC: [u8; 4] = *b"GWO1";
+const PREAMBLE_MAGIC: [u8; 4] = *b"GWP1";
+
+/// Good for the channels of one offer only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Secret(pub(super) [u8; 16]);
+
+impl std::fmt::Debug for Secret {
+    /// Secrets stay out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// Draws one.
+    pub(super) fn random() -> Result<Self, FabricError> {
+        let mut bytes = [0; 16];
+        let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
+        if drawn != bytes.len() {
+            return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
+        }
+        Ok(Self(bytes))
+    }
+
+    /// Compares without telling by its time how many bytes fit.
+    fn is(&self, other: &[u8]) -> bool {
+        other.len() == self.0.len() && self.0.iter().zip(other).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+    }
+}
+
+/// Where and with what secret to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Offer {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) channels: u16,
+    pub(super) secret: Secret,
+}
+
+impl Offer {
+    /// The bytes for the peer; the host's length must have been checked.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(25 + self.host.len());
+        bytes.extend_from_slice(&OFFER_MAGIC);
+        bytes.extend_from_slice(&self.port.to_le_bytes());
+        bytes.extend_from_slice(&self.channels.to_le_bytes());
+        bytes.extend_from_slice(&self.secret.0);
+        bytes.extend_from_slice(self.host.as_bytes());
+        bytes
+    }
+
+    /// Reads a peer's offer.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, FabricError> {
+        let refuse = |why: &str| Err(FabricError::Peer(format!("its tcp offer {why}")));
+        let Some((fixed, host)) = bytes.split_first_chunk::<24>() else {
+            return refuse("is too short");
+        };
+        if fixed[..4] != OFFER_MAGIC {
+            return refuse("is of another kind or version");
+        }
+        if host.is_empty() || host.len() > HOST_BYTES_MAX {
+            return refuse("has a host name that is empty or too long");
+        }
+        let Ok(host) = std::str::from_utf8(host) else {
+            return refuse("has a host name that is not UTF-8");
+        };
+        let port = u16::from_le_bytes([fixed[4], fixed[5]]);
+        let channels = u16::from_le_bytes([fixed[6], fixed[7]]);
+        if port == 0 || channels == 0 || usize::from(channels) > CHANNELS_MAX {
+            return refuse("has no port or no channels");
+        }
+        let mut secret = [0; 16];
+        secret.copy_from_slice(&fixed[8..24]);
+        Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret) })
+    }
+}
+
+/// The first bytes on a channel's socket, from the connecting side.
+pub(super) fn encode_preamble(secret: &Secret, index: u16) -> [u8; PREAMBLE_BYTES] {
+    let mut bytes = [0; PREAMBLE_BYTES];
+    bytes[..4].copy_from_slice(&PREAMBLE_MAGIC);
+    bytes[4..6].copy_from_slice(&index.to_le_bytes());
+    bytes[8..].copy_from_slice(&secret.0);
+    bytes
+}
+
+/// The index of the channel that a preamble opens, or why it opens none.
+pub(super) fn decode_preamble(bytes: &[u8; PREAMBLE_BYTES], secret: &Secret) -> Result<u16, &'static str> {
+    if bytes[..4] != PREAMBLE_MAGIC || bytes[6..8] != [0, 0] {
+        return Err("not a channel's first bytes");
+    }
+    if !secret.is(&bytes[8..]) {
+        return Err("wrong secret");
+    }
+    Ok(u16::from_le_bytes([bytes[4], bytes[5]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn offer() -> Offer {
+        Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret: Secret([9; 16]) }
+    }
+
+    #[test]
+    fn bytes_are_frozen() {
+        let mut bytes = b"GWO1\x34\x12\x03\x00".to_vec();
+        bytes.extend_from_slice(&[9; 16]);
+        bytes.extend_from_slice(b"node-7");
+        assert_eq!(offer().encode(), bytes);
+        assert_eq!(Offer::decode(&bytes).unwrap(), offer());
+        let mut preamble = b"GWP1\x02\x01\x00\x00".to_vec();
+        preamble.extend_from_slice(&[9; 16]);
+        assert_eq!(encode_preamble(&Secret([9; 16]), 0x102).to_vec(), preamble);
+    }
+
+    #[test]
+    fn a_host_name_is_bounded_on_both_sides() {
+        for (bytes, good) in [(0, false), (1, true), (HOST_BYTES_MAX, true), (HOST_BYTES_MAX + 1, false)] {
+            let offer = Offer { host: "h".repeat(bytes), ..offer() };
+            assert_eq!(Offer::decode(&offer.encode()).is_ok(), good, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_preamble_needs_the_secret() {
+        let good = encode_preamble(&Secret([9; 16]), 5);
+        assert_eq!(decode_preamble(&good, &Secret([9; 16])), Ok(5));
+        assert!(decode_preamble(&good, &Secret([8; 16])).is_err());
+        for at in (0..4).chain(6..PREAMBLE_BYTES) {
+            let mut bad = good;
+            bad[at] ^= 1;
+            assert!(decode_preamble(&bad, &Secret([9; 16])).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn secrets_differ_and_stay_out_of_logs() {
+        assert_ne!(Secret::random().unwrap(), Secret::random().unwrap());
+        assert!(!format!("{:?}", offer()).contains('9'));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_anything_is_safe_and_canonical(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(offer) = Offer::decode(&bytes) {
+                prop_assert_eq!(offer.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The TCP driver: one-sided writes and reads as frames on one socket per channel, between any two
+//! processes. Payload goes out of registered memory by gathering system calls and comes in straight into
+//! the exposed region that a frame names, after key and bounds are checked.
+//!
+//! A write's way: `queue` takes the post, `send` gathers many frames into one system call, on the other
+//! side `receive` finds the header, `channel` judges it, `receive` reads the payload into place, `queue`
+//! hands out the completion. `accept`, `connect` and `invite` make the sockets; `sys` holds the system calls
+//! and all `unsafe` of this driver; `frame` is the wire format.
+
+mod accept;
+mod channel;
+mod connect;
+pub mod frame;
+mod invite;
+mod queue;
+mod receive;
+mod send;
+mod sys;
+
+pub use queue::TcpQueue;
+
+use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
+use crate::error::FabricError;
+use accept::TcpPending;
+use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer, Secret};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::Instant;
+
+/// Connections that may wait in a listener: more than strangers bring between two looks at it.
+const BACKLOG: i32 = 1024;
+
+/// TCP between any two processes.
+#[derive(Clone, Debug)]
+pub struct TcpDevice {
+    bind: IpAddr,
+    advertise: String,
+    buffer_bytes: Option<usize>,
+}
+
+impl TcpDevice {
+    /// `bind`: where offers listen, each on a port of the system's choice. `advertise`: the host name or
+    /// address under which peers reach it; checked when an offer is made.
+    #[must_use]
+    pub fn new(bind: IpAddr, advertise: String) -> Self {
+        Self { bind, advertise, buffer_bytes: None }
+    }
+
+    /// Fixes the sockets' buffers. Without it the system adapts them to each link, which on loopback is
+    /// within a few percent of 4 MiB fixed and on a long link needs no knowledge of its delay.
+    #[must_use]
+    pub fn with_socket_buffer_bytes(mut self, bytes: usize) -> Self {
+        self.buffer_bytes = Some(bytes);
+        self
+    }
+
+    /// [`Device::offer`] by the number of channels, as TCP needs no more to know of their queues.
+    pub fn offer_channels(&self, channels: usize) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
+        if channels == 0 || channels > CHANNELS_MAX {
+            return Err(FabricError::Misuse(format!(
+                "an offer has 1 to {CHANNELS_MAX} channels, not {channels}"
+            )));
+        }
+        if self.advertise.is_empty() || self.advertise.len() > HOST_BYTES_MAX {
+            let advertise = &self.advertise;
+            return Err(FabricError::Misuse(format!(
+                "{advertise:?} is no host name that peers could be told"
+            )));
+        }
+        let listener = self.listen().map_err(|e| {
+            FabricError::os(format!("listening on {} (is it an address of this host?)", self.bind), e)
+        })?;
+        let address =
+            listener.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+        let secret = Secret::random()?;
+        // At most CHANNELS_MAX, checked above.
+        let channels = channels as u16;
+        let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret };
+        Ok((offer.encode(), Box::new(TcpPending { listener, address, channels, secret })))
+    }
+
+    /// [`Device::connect`], without the queue.
+    pub fn connect_channel(
+        &self,
+        offer: &[u8],
+        index: u16,
+        deadline: Instant,
+    ) -> Result<ChannelSetup, FabricError> {
+        let offer = Offer::decode(offer)?;
+        if index >= offer.channels {
+            let channels = offer.channels;
+            return Err(FabricError::Misuse(format!("channel {index} of an offer of {channels} channels")));
+        }
+        let stream = connect::connect(&offer, index, self.buffer_bytes, deadline)?;
+        Ok(ChannelSetup { kind: SetupKind::Tcp(stream) })
+    }
+
+    fn listen(&self) -> io::Result<TcpListener> {
+        let address = SocketAddr::new(self.bind, 0);
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        if let Some(bytes) = self.buffer_bytes {
+            // Accepted sockets inherit it.
+            sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
+        }
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(socket.into())
+    }
+}
+
+impl Device for TcpDevice {
+    fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
+        self.offer_channels(queues.len())
+    }
+
+    fn connect(
+        &self,
+        offer: &[u8],
+        index: u16,
+        _queue: &CqHandle,
+        deadline: Instant,
+    ) -> Result<ChannelSetup, FabricError> {
+        self.connect_channel(offer, index, deadline)
+    }
+}

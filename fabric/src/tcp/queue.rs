@@ -1,0 +1,264 @@
+//! The completion queue over sockets: one epoll set, the channels by id, whose turn it is. It must not
+//! judge frames (`channel` does) and never blocks but in [`TcpQueue::wait`].
+
+use super::channel::{Budget, Channel, GATHER_MAX};
+use crate::device::{Caps, ChannelSetup, CompletionQueue, SetupKind};
+use crate::error::{FabricError, PostError};
+use crate::memory::Region;
+use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Events taken per system call; more stay for the next.
+const EVENTS: usize = 64;
+/// With no more channels than these, a poll reads each socket instead of asking first which have something:
+/// as cheap when there is nothing, and one system call less when there is.
+const DIRECT_CHANNELS_MAX: usize = 4;
+/// Most unfinished requests a channel may be made for.
+const SEND_DEPTH_MAX: usize = 1 << 16;
+/// The last id; lanes use the bit above it.
+const ID_MAX: u32 = u32::MAX >> 1;
+/// The watched descriptor's mark; no channel has it.
+const WATCHED: u64 = u64::MAX;
+
+/// Channels over TCP of one lane.
+#[derive(Debug)]
+pub struct TcpQueue {
+    epoll: OwnedFd,
+    /// Sorted by id, as ids grow.
+    channels: Vec<Channel>,
+    next_id: u32,
+    /// Whose turn it is, as an index of `channels`.
+    turn: usize,
+    send_depth: usize,
+    /// What happened outside of `poll`.
+    ready: Vec<Completion>,
+}
+
+impl TcpQueue {
+    /// `send_depth`: unfinished requests one channel may have.
+    pub fn new(send_depth: usize) -> Result<Self, FabricError> {
+        if send_depth == 0 || send_depth > SEND_DEPTH_MAX {
+            return Err(FabricError::Misuse(format!(
+                "send_depth must be 1 to {SEND_DEPTH_MAX}, not {send_depth}"
+            )));
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
+        let (channels, ready) = (Vec::new(), Vec::with_capacity(send_depth));
+        Ok(Self { epoll, channels, next_id: 0, turn: 0, send_depth, ready })
+    }
+
+    /// Has it any open channel?
+    #[must_use]
+    pub fn has_channels(&self) -> bool {
+        !self.channels.is_empty()
+    }
+
+    /// Makes a descriptor end every wait when it becomes readable (edge-triggered: each write to an eventfd
+    /// counts, and it need not be read).
+    pub fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WATCHED), flags)
+            .map_err(|e| FabricError::os("watching a descriptor", e))
+    }
+
+    /// Sleeps until there is something to poll, the watched descriptor fires, or the time is over. Does not
+    /// sleep while there is work already known.
+    pub fn wait(&mut self, timeout: Duration) {
+        let deadline = Instant::now().checked_add(timeout);
+        while !self.has_work() {
+            let left = deadline.map_or(timeout, |d| d.saturating_duration_since(Instant::now()));
+            if self.take_events(left) || left.is_zero() {
+                return;
+            }
+        }
+    }
+
+    /// For whoever sleeps without this queue in hand: readable when [`TcpQueue::settle`] would say yes.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Takes what the kernel has to report. True: there is something to do, or the watched descriptor fired.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.take_events(Duration::ZERO) || self.has_work()
+    }
+
+    /// Is there something to poll that is known already? Without a system call.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.ready.is_empty() || self.channels.iter().any(|c| c.has_input() || c.has_output())
+    }
+
+    /// Asks the kernel which sockets have something to do, and whether the watched descriptor fired.
+    fn take_events(&mut self, timeout: Duration) -> bool {
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        // A time too long for the system's type is as good as for ever.
+        let timeout = Timespec::try_from(timeout).ok();
+        let events: &[epoll::Event] = match epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &[],
+            Err(e) => {
+                // Our own descriptor and memory: it cannot fail. If it does, polling every socket still works.
+                tracing::error!(error = %e, "epoll_wait failed");
+                self.channels.iter_mut().for_each(|c| c.on_event(true, true, false));
+                return true;
+            }
+        };
+        let mut watched = false;
+        for event in events {
+            let (data, flags) = (event.data.u64(), event.flags);
+            if data == WATCHED {
+                watched = true;
+            } else if let Some(at) =
+                u32::try_from(data).ok().and_then(|id| position(&self.channels, ChannelId(id)))
+            {
+                let hang_up = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+                let (readable, writable) =
+                    (flags.contains(epoll::EventFlags::IN), flags.contains(epoll::EventFlags::OUT));
+                self.channels[at].on_event(readable, writable, flags.intersects(hang_up));
+            }
+        }
+        watched
+    }
+
+    /// Finds out which channels have something to do.
+    fn look(&mut self) {
+        let direct = self.channels.len() <= DIRECT_CHANNELS_MAX;
+        if direct {
+            self.channels.iter_mut().for_each(Channel::try_input);
+        }
+        // Room in a full socket is reported by events only.
+        if !direct || self.channels.iter().any(Channel::is_blocked) {
+            self.take_events(Duration::ZERO);
+        }
+    }
+
+    fn receive(&mut self, completions: &mut Vec<Completion>) {
+        let mut budget = Budget::default();
+        let mut left = self.channels.len();
+        while left > 0 && !budget.is_spent() {
+            if self.turn >= self.channels.len() {
+                self.turn = 0;
+            }
+            left -= 1;
+            let channel = &mut self.channels[self.turn];
+            if !channel.has_input() {
+                self.turn += 1;
+                continue;
+            }
+            match channel.receive(&mut budget, completions) {
+                Ok(()) => self.turn += 1,
+                Err(reason) => completions.push(self.fail(self.turn, reason)),
+            }
+        }
+    }
+
+    /// Sends on every channel that can; appends to `ready`.
+    fn send(&mut self) {
+        let mut at = 0;
+        while at < self.channels.len() {
+            let channel = &mut self.channels[at];
+            if channel.has_output()
+                && let Err(reason) = channel.send(&mut self.ready)
+            {
+                let ended = self.fail(at, reason);
+                self.ready.push(ended);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Drops a channel: its socket is closed, its memory released, its posts refused from here on.
+    fn fail(&mut self, at: usize, reason: DisconnectReason) -> Completion {
+        let channel = self.channels.remove(at).id;
+        if at < self.turn {
+            self.turn -= 1;
+        }
+        Completion { channel, kind: CompletionKind::Disconnected(reason) }
+    }
+
+    fn hand_out(&mut self, completions: &mut Vec<Completion>) {
+        for completion in self.ready.drain(..) {
+            if matches!(completion.kind, CompletionKind::WriteDone { .. })
+                && let Some(at) = position(&self.channels, completion.channel)
+            {
+                self.channels[at].completion_taken();
+            }
+            completions.push(completion);
+        }
+    }
+
+    fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, PostError> {
+        let at = position(&self.channels, id).ok_or(PostError::Closed)?;
+        Ok(&mut self.channels[at])
+    }
+}
+
+fn position(channels: &[Channel], id: ChannelId) -> Option<usize> {
+    channels.binary_search_by_key(&id, |c| c.id).ok()
+}
+
+impl CompletionQueue for TcpQueue {
+    fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
+        let SetupKind::Tcp(socket) = setup.kind else {
+            return Err(FabricError::Misuse("a channel of another driver was given to a tcp queue".into()));
+        };
+        let id = ChannelId(self.next_id);
+        if id.0 > ID_MAX {
+            return Err(FabricError::Misuse(
+                "this queue has used up its channel ids; restart the process".into(),
+            ));
+        }
+        self.next_id += 1;
+        // Edge-triggered, once for the channel's life: no system call ever changes what is asked for.
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(u64::from(id.0)), flags)
+            .map_err(|e| FabricError::os("adding a channel to the epoll set", e))?;
+        self.channels.push(Channel::new(id, socket, self.send_depth));
+        Ok(id)
+    }
+
+    fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
+        Ok(self.channel(channel)?.expose(region))
+    }
+
+    fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        self.channel(channel)?.post_write(write)
+    }
+
+    fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
+        self.channel(channel)?.post_read(read)
+    }
+
+    fn flush(&mut self) {
+        self.send();
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.look();
+        self.hand_out(completions);
+        self.receive(completions);
+        self.send();
+        self.hand_out(completions);
+    }
+
+    fn close(&mut self, channel: ChannelId) {
+        self.ready.retain(|completion| completion.channel != channel);
+        if let Some(at) = position(&self.channels, channel) {
+            self.channels.remove(at);
+            if at < self.turn {
+                self.turn -= 1;
+            }
+        }
+    }
+
+    fn caps(&self) -> Caps {
+        Caps { gather_max: GATHER_MAX, send_depth: self.send_depth }
+    }
+}

@@ -1,0 +1,110 @@
+//! The system calls of the TCP driver that move payload: gather and scatter by raw address, and the socket
+//! options. It owns no state and decides nothing.
+//!
+//! Payload lies in regions that other threads and, on the same host, other processes may touch at any
+//! time, so no slice is ever formed over it: addresses go to the kernel as they are.
+
+use crate::error::FabricError;
+use crate::memory::Span;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use socket2::{SockRef, TcpKeepalive};
+use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// An address range for one system call; same layout as `struct iovec`. Lives no longer than what it was
+/// made of.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct IoRange<'a> {
+    base: *mut u8,
+    bytes: usize,
+    life: PhantomData<&'a ()>,
+}
+
+const _: () = assert!(size_of::<IoRange<'_>>() == size_of::<IoSlice<'_>>());
+const _: () = assert!(align_of::<IoRange<'_>>() == align_of::<IoSlice<'_>>());
+
+impl IoRange<'_> {
+    pub(super) const EMPTY: Self = Self { base: std::ptr::dangling_mut(), bytes: 0, life: PhantomData };
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl<'a> IoRange<'a> {
+    /// A range of private memory to send.
+    pub(super) fn of_slice(slice: &'a [u8]) -> Self {
+        Self { base: slice.as_ptr().cast_mut(), bytes: slice.len(), life: PhantomData }
+    }
+
+    /// A range of private memory to fill.
+    pub(super) fn of_slice_mut(slice: &'a mut [u8]) -> Self {
+        Self { base: slice.as_mut_ptr(), bytes: slice.len(), life: PhantomData }
+    }
+
+    /// Part of a span of region memory: at most `bytes` after the first `skip`.
+    pub(super) fn of_span(span: &'a Span, skip: u64, bytes: u64) -> Self {
+        let skip = skip.min(span.len());
+        // Regions fit the address space, so what is left of a span fits a usize.
+        let bytes = bytes.min(span.len() - skip) as usize;
+        // SAFETY: `skip` is within the span (above), the span within its mapping, and the span outlives 'a.
+        // Needed because region memory is only ever reached by address.
+        let base = unsafe { span.as_ptr().add(skip as usize) };
+        Self { base, bytes, life: PhantomData }
+    }
+}
+
+/// Sends from the ranges; never blocks, never raises SIGPIPE (in a trainer's process it may be fatal).
+pub(super) fn send(socket: BorrowedFd<'_>, ranges: &[IoRange<'_>]) -> Result<usize, Errno> {
+    // SAFETY: `IoSlice` is guaranteed to have iovec's layout, as `IoRange` has (asserted above), and carries
+    // no further validity requirement; the slices are only handed to the kernel, which reads ranges that are
+    // mapped for the ranges' lifetime and copes with bytes that change meanwhile. Needed because a reference
+    // to memory that peers may write would be undefined behaviour.
+    let slices = unsafe { std::slice::from_raw_parts(ranges.as_ptr().cast::<IoSlice<'_>>(), ranges.len()) };
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags)
+}
+
+/// Receives into the ranges. The socket must be non-blocking. Of each range the kernel may write all.
+pub(super) fn receive(socket: BorrowedFd<'_>, ranges: &mut [IoRange<'_>]) -> Result<usize, Errno> {
+    // SAFETY: as in `send`; the kernel writes these ranges, `of_slice_mut` has them exclusively and regions
+    // may be written by anybody at any time by design.
+    let slices =
+        unsafe { std::slice::from_raw_parts_mut(ranges.as_mut_ptr().cast::<IoSliceMut<'_>>(), ranges.len()) };
+    rustix::io::readv(socket, slices)
+}
+
+/// Receives into private memory; one range costs the kernel less than a list of ranges.
+pub(super) fn receive_private(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Errno> {
+    rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)
+}
+
+/// What every channel's socket has.
+pub(super) fn tune<'s>(socket: impl Into<SockRef<'s>>) -> Result<(), FabricError> {
+    let socket = socket.into();
+    // A host that vanished without a word is noticed on an idle channel too; a peer that is only slow
+    // answers these probes and is left alone.
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(10))
+        .with_interval(Duration::from_secs(3))
+        .with_retries(4);
+    socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
+        .and_then(|()| socket.set_nonblocking(true))
+        .map_err(|e| FabricError::os("setting up a channel's socket", e))
+}
+
+/// Fixes both socket buffers (before listening or connecting, so that the window scale fits them). The
+/// kernel then no longer adapts them to the link.
+pub(super) fn fix_buffers<'s>(socket: impl Into<SockRef<'s>>, bytes: usize) -> Result<(), FabricError> {
+    let socket = socket.into();
+    socket
+        .set_send_buffer_size(bytes)
+        .and_then(|()| socket.set_recv_buffer_size(bytes))
+        .map_err(|e| FabricError::os(format!("setting socket buffers of {bytes} bytes"), e))
+}

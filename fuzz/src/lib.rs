@@ -1,0 +1,145 @@
+//! What the engine targets share: reading an input as a program, and batches as the decoder could have passed
+//! them. Must not know the engines: their rigs and invariants stand in the targets.
+#![forbid(unsafe_code)]
+
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+
+/// The job of every honest batch.
+pub const JOB: JobId = JobId(7);
+/// The life of the process under test.
+pub const OWN_LIFE: Incarnation = Incarnation(100);
+
+/// An input read as a sequence of choices. Past its end every choice is 0, the plainest one.
+#[derive(Debug)]
+pub struct Program<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Program<'a> {
+    /// A program of these bytes.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
+    }
+
+    /// Has every byte been read?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The next byte.
+    pub fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.bytes.split_first() else { return 0 };
+        self.bytes = rest;
+        *first
+    }
+
+    /// A number below `bound`, which is at least 1.
+    pub fn below(&mut self, bound: u32) -> u32 {
+        u32::from(self.byte()) % bound.max(1)
+    }
+
+    /// True for one byte value in `count`; false for 0.
+    pub fn one_in(&mut self, count: u8) -> bool {
+        count <= 1 || self.byte() % count == count - 1
+    }
+
+    /// Mostly a small number, sometimes one at an edge.
+    pub fn number(&mut self) -> u64 {
+        match self.byte() {
+            small @ 0..240 => u64::from(small % 24),
+            240..244 => u64::from(u32::MAX) - u64::from(self.byte()),
+            244..248 => u64::MAX - u64::from(self.byte()),
+            248..252 => (u64::MAX >> 1) + u64::from(self.byte()),
+            252.. => u64::from(self.byte()) << 24 | u64::from(self.byte()),
+        }
+    }
+
+    /// Any element of a list that is not empty.
+    pub fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len() as u32) as usize]
+    }
+
+    /// Any slot, mostly one of the first few in an early generation.
+    pub fn slot(&mut self) -> SlotGrant {
+        let slot = if self.one_in(16) { (self.number() & 0xffff) as u32 } else { self.below(9) };
+        SlotGrant { slot, generation: self.number() as u8 }
+    }
+
+    /// Up to 3 slots.
+    pub fn slots(&mut self) -> Vec<SlotGrant> {
+        (0..self.below(4)).map(|_| self.slot()).collect()
+    }
+
+    /// A block that the decoder may pass: known ids, everything else free.
+    pub fn block(&mut self, payload_bytes: u64) -> Block {
+        let bytes = self.number().min(payload_bytes);
+        let data = if self.one_in(4) {
+            BlockData::ByReference { region: self.number(), offset: self.number() }
+        } else {
+            BlockData::Inline { offset: self.number().min(payload_bytes - bytes) }
+        };
+        let lands = self.byte() & 1 == 1;
+        Block {
+            id: ChunkId::new(self.number(), self.below(3)),
+            op: self.pick(&[OpKind::Push, OpKind::Pull, OpKind::PushPull, OpKind::Init]),
+            dtype: self.pick(&Dtype::ALL),
+            codec: u8::from(self.one_in(8)),
+            status: Status::from_wire(self.byte() % 9).unwrap_or(Status::None),
+            operation: Operation(self.number()),
+            round: self.number(),
+            bytes,
+            data,
+            landing: lands.then(|| Landing {
+                region: self.number(),
+                offset: self.number(),
+                bytes: self.number(),
+            }),
+            timeout_ms: self.number() as u32,
+            token: self.number(),
+        }
+    }
+
+    /// Changes at most one field of an honest header.
+    pub fn bend(&mut self, header: &mut BatchHeader) {
+        match self.byte() % 16 {
+            0 => header.kind = self.pick(&[BatchKind::Request, BatchKind::Result]),
+            1 => header.lane = Lane(self.number() as u16),
+            2 => header.sender = Rank(self.number() as u32),
+            3 => header.job = JobId(self.number()),
+            4 => header.epoch = Epoch { term: self.number() as u32, counter: self.number() as u32 },
+            5 => header.sender_incarnation = Incarnation(self.number()),
+            6 => header.receiver_incarnation = Incarnation(self.number()),
+            7 => header.sequence = self.number(),
+            _ => {}
+        }
+        header.wanted = self.number() as u16;
+    }
+}
+
+/// The header of an honest batch to the process under test.
+#[must_use]
+pub fn header(kind: BatchKind, sender: Rank, life: Incarnation) -> BatchHeader {
+    BatchHeader {
+        kind,
+        lane: Lane(0),
+        wanted: 0,
+        sender,
+        job: JOB,
+        epoch: Epoch { term: 1, counter: 1 },
+        sender_incarnation: life,
+        receiver_incarnation: OWN_LIFE,
+        sequence: 1,
+        payload_offset: PAYLOAD_OFFSET,
+        payload_bytes: PAYLOAD_BYTES,
+        payload_checksum: None,
+    }
+}
+
+/// Where payloads begin.
+pub const PAYLOAD_OFFSET: u64 = 256;
+/// Bytes of every payload.
+pub const PAYLOAD_BYTES: u64 = 1 << 20;

@@ -1,0 +1,249 @@
+//! One entry of the block table: an operation on one chunk, or its result.
+
+use crate::element::Dtype;
+use crate::ids::{ChunkId, ChunkIndex, Key, Operation};
+use crate::limits::BLOCK_BYTES;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What an operation does. The number is the wire id and never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum OpKind {
+    /// Contribute to a round; acknowledged when the round is published.
+    Push = 1,
+    /// Land the published weights of version `round` or later.
+    Pull = 2,
+    /// Both: contribute, then land the version that the round made.
+    PushPull = 3,
+    /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
+    Init = 4,
+}
+
+impl OpKind {
+    /// The operation with this wire id.
+    #[must_use]
+    pub const fn from_wire(id: u8) -> Option<Self> {
+        Some(match id {
+            1 => Self::Push,
+            2 => Self::Pull,
+            3 => Self::PushPull,
+            4 => Self::Init,
+            _ => return None,
+        })
+    }
+
+    /// Does it count as a round's contribution?
+    #[must_use]
+    pub const fn contributes(self) -> bool {
+        matches!(self, Self::Push | Self::PushPull)
+    }
+
+    /// Does it end with weights in the worker's key buffer?
+    #[must_use]
+    pub const fn lands(self) -> bool {
+        matches!(self, Self::Pull | Self::PushPull)
+    }
+}
+
+/// How an operation ended. The number is the wire id and never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// In a request: no status yet.
+    None = 0,
+    /// Done; weights, if any were to land, have landed.
+    Done = 1,
+    /// Not now (spill budget, order): send it again.
+    Retry = 2,
+    /// Not here: the shard map has changed.
+    Reroute = 3,
+    /// The round did not complete in time; the payload lists the ranks (u32) that did not contribute.
+    DeadlineWaiting = 4,
+    /// The key or chunk is not declared at this server.
+    UnknownChunk = 5,
+    /// Dtype, length or landing does not fit the declared chunk.
+    WrongShape = 6,
+    /// The operation breaks the protocol (number reused, init from a rank other than 0, codec unknown).
+    Refused = 7,
+    /// Integer overflow or a value the rule cannot use.
+    BadValue = 8,
+}
+
+impl Status {
+    /// The status with this wire id.
+    #[must_use]
+    pub const fn from_wire(id: u8) -> Option<Self> {
+        Some(match id {
+            0 => Self::None,
+            1 => Self::Done,
+            2 => Self::Retry,
+            3 => Self::Reroute,
+            4 => Self::DeadlineWaiting,
+            5 => Self::UnknownChunk,
+            6 => Self::WrongShape,
+            7 => Self::Refused,
+            8 => Self::BadValue,
+            _ => return None,
+        })
+    }
+}
+
+/// Where a block's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockData {
+    /// In this batch, `offset` bytes into the payload.
+    Inline {
+        /// Bytes from the payload's start.
+        offset: u64,
+    },
+    /// In the sender's own region, by a grant to read.
+    ByReference {
+        /// The region's remote key.
+        region: u64,
+        /// Bytes from the region's start.
+        offset: u64,
+    },
+}
+
+/// A grant to write `bytes` of weights at their final address, for one landing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// Remote key of the worker's region.
+    pub region: u64,
+    /// Bytes from the region's start.
+    pub offset: u64,
+    /// Bytes that may be written.
+    pub bytes: u64,
+}
+
+/// One operation on one chunk, or its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Which chunk.
+    pub id: ChunkId,
+    /// What is done to it.
+    pub op: OpKind,
+    /// Type of the payload's elements.
+    pub dtype: Dtype,
+    /// 0: plain. Other codecs come with their own wire ids.
+    pub codec: u8,
+    /// How it ended ([`Status::None`] in requests).
+    pub status: Status,
+    /// The worker's operation number on the key.
+    pub operation: Operation,
+    /// Request: the round contributed to, or the least version wanted. Result: the version published.
+    pub round: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Where the payload is.
+    pub data: BlockData,
+    /// Where weights are to land.
+    pub landing: Option<Landing>,
+    /// Request: the server answers within this time even if the round is not complete; 0 means at once.
+    pub timeout_ms: u32,
+    /// Chosen by the requester, echoed in the result.
+    pub token: u64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct RawBlock {
+    key: U64,
+    chunk: U32,
+    op: u8,
+    dtype: u8,
+    codec: u8,
+    flags: u8,
+    operation: U64,
+    round: U64,
+    bytes: U64,
+    offset: U64,
+    source_region: U64,
+    landing_region: U64,
+    landing_offset: U64,
+    landing_bytes: U64,
+    token: U64,
+    timeout_ms: U32,
+    status: u8,
+    reserved0: u8,
+    reserved1: U16,
+}
+
+const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
+
+const FLAG_BY_REFERENCE: u8 = 1;
+const FLAG_LANDING: u8 = 2;
+
+impl Block {
+    pub(super) fn to_raw(self) -> RawBlock {
+        let (by_reference, source_region, offset) = match self.data {
+            BlockData::Inline { offset } => (0, 0, offset),
+            BlockData::ByReference { region, offset } => (FLAG_BY_REFERENCE, region, offset),
+        };
+        let landing = self.landing.unwrap_or(Landing { region: 0, offset: 0, bytes: 0 });
+        RawBlock {
+            key: U64::new(self.id.key.0),
+            chunk: U32::new(self.id.chunk.0),
+            op: self.op as u8,
+            dtype: self.dtype as u8,
+            codec: self.codec,
+            flags: by_reference | if self.landing.is_some() { FLAG_LANDING } else { 0 },
+            operation: U64::new(self.operation.0),
+            round: U64::new(self.round),
+            bytes: U64::new(self.bytes),
+            offset: U64::new(offset),
+            source_region: U64::new(source_region),
+            landing_region: U64::new(landing.region),
+            landing_offset: U64::new(landing.offset),
+            landing_bytes: U64::new(landing.bytes),
+            token: U64::new(self.token),
+            timeout_ms: U32::new(self.timeout_ms),
+            status: self.status as u8,
+            reserved0: 0,
+            reserved1: U16::ZERO,
+        }
+    }
+
+    /// The typed form; `None` when an id or flag is unknown, or an unused field is not zero.
+    pub(super) fn from_raw(raw: &RawBlock) -> Option<Self> {
+        let known = raw.flags & !(FLAG_BY_REFERENCE | FLAG_LANDING) == 0;
+        if !known || raw.reserved0 != 0 || raw.reserved1.get() != 0 {
+            return None;
+        }
+        let offset = raw.offset.get();
+        let data = if raw.flags & FLAG_BY_REFERENCE != 0 {
+            BlockData::ByReference { region: raw.source_region.get(), offset }
+        } else if raw.source_region.get() == 0 {
+            BlockData::Inline { offset }
+        } else {
+            return None;
+        };
+        let landing = Landing {
+            region: raw.landing_region.get(),
+            offset: raw.landing_offset.get(),
+            bytes: raw.landing_bytes.get(),
+        };
+        let landing = if raw.flags & FLAG_LANDING != 0 {
+            Some(landing)
+        } else if landing == (Landing { region: 0, offset: 0, bytes: 0 }) {
+            None
+        } else {
+            return None;
+        };
+        Some(Self {
+            id: ChunkId { key: Key(raw.key.get()), chunk: ChunkIndex(raw.chunk.get()) },
+            op: OpKind::from_wire(raw.op)?,
+            dtype: Dtype::from_wire(raw.dtype)?,
+            codec: raw.codec,
+            status: Status::from_wire(raw.status)?,
+            operation: Operation(raw.operation.get()),
+            round: raw.round.get(),
+            bytes: raw.bytes.get(),
+            data,
+            landing,
+            timeout_ms: raw.timeout_ms.get(),
+            token: raw.token.get(),
+        })
+    }
+}

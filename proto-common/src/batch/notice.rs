@@ -1,0 +1,129 @@
+//! The 32 bits of immediate data: a grant index (24 bits) and its generation (8 bits). The upper part of
+//! the index space names notices that carry no batch.
+
+use crate::limits::INBOX_SLOTS_MAX;
+
+const INDEX_BITS: u32 = 24;
+const RETURN_BASE: u32 = 0xF0_0000;
+const RETURN_END: u32 = RETURN_BASE + INBOX_SLOTS_MAX as u32;
+const GIVE_BACK_BASE: u32 = 0xF8_0000;
+const GIVE_BACK_END: u32 = GIVE_BACK_BASE + INBOX_SLOTS_MAX as u32;
+const WANT: u32 = 0xFF_FF00;
+const PROBE: u32 = 0xFF_FFFE;
+const PROBE_REPLY: u32 = 0xFF_FFFD;
+
+const _: () =
+    assert!(INBOX_SLOTS_MAX as u32 <= RETURN_BASE && RETURN_END <= GIVE_BACK_BASE && GIVE_BACK_END <= WANT);
+
+/// The right to write one batch into one slot: a credit. A slot's generation changes at each grant, so a
+/// late or repeated use is recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotGrant {
+    /// Slot number in the grantor's inbox of this lane, below [`INBOX_SLOTS_MAX`].
+    pub slot: u32,
+    /// Counts grants of this slot, wrapping.
+    pub generation: u8,
+}
+
+impl SlotGrant {
+    /// The 32 bits as they travel.
+    #[must_use]
+    pub const fn to_wire(self) -> u32 {
+        (self.slot << 8) | self.generation as u32
+    }
+
+    /// Reads the 32 bits; `None` when the index is no slot.
+    #[must_use]
+    pub const fn from_wire(wire: u32) -> Option<Self> {
+        let slot = wire >> 8;
+        if slot < INBOX_SLOTS_MAX as u32 { Some(Self { slot, generation: wire as u8 }) } else { None }
+    }
+}
+
+/// What a write's immediate data says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A batch lies in this slot of the receiver's inbox.
+    Batch(SlotGrant),
+    /// The receiver's batch in this slot of the sender's inbox was read; the same slot may be written again
+    /// with the next generation.
+    Returned(SlotGrant),
+    /// The sender will not use this grant of the receiver's inbox; it is free again.
+    GivenBack(SlotGrant),
+    /// The sender holds no credit and could use this many (1 to 255). One is outstanding at most.
+    Want(u8),
+    /// First write over a new channel.
+    Probe,
+    /// Answer to [`Notice::Probe`].
+    ProbeReply,
+}
+
+impl Notice {
+    /// The immediate data.
+    #[must_use]
+    pub const fn to_wire(self) -> u32 {
+        match self {
+            Self::Batch(grant) => grant.to_wire(),
+            Self::Returned(grant) => ((RETURN_BASE + grant.slot) << 8) | grant.generation as u32,
+            Self::GivenBack(grant) => ((GIVE_BACK_BASE + grant.slot) << 8) | grant.generation as u32,
+            Self::Want(count) => (WANT << 8) | count as u32,
+            Self::Probe => PROBE << 8,
+            Self::ProbeReply => PROBE_REPLY << 8,
+        }
+    }
+
+    /// Reads immediate data; `None` for what no version of ours sends.
+    #[must_use]
+    pub const fn from_wire(wire: u32) -> Option<Self> {
+        let (index, generation) = (wire >> (32 - INDEX_BITS), wire as u8);
+        Some(match index {
+            RETURN_BASE..RETURN_END => Self::Returned(SlotGrant { slot: index - RETURN_BASE, generation }),
+            GIVE_BACK_BASE..GIVE_BACK_END => {
+                Self::GivenBack(SlotGrant { slot: index - GIVE_BACK_BASE, generation })
+            }
+            WANT if generation > 0 => Self::Want(generation),
+            PROBE if generation == 0 => Self::Probe,
+            PROBE_REPLY if generation == 0 => Self::ProbeReply,
+            _ => match SlotGrant::from_wire(wire) {
+                Some(grant) => Self::Batch(grant),
+                None => return None,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_writes_the_same_bits(wire: u32) {
+            if let Some(notice) = Notice::from_wire(wire) {
+                prop_assert_eq!(notice.to_wire(), wire);
+            }
+        }
+
+        #[test]
+        fn notices_round_trip(slot in 0..INBOX_SLOTS_MAX as u32, generation: u8, count in 1u8..) {
+            let grant = SlotGrant { slot, generation };
+            for notice in [Notice::Batch(grant), Notice::Returned(grant), Notice::GivenBack(grant),
+                           Notice::Want(count), Notice::Probe, Notice::ProbeReply] {
+                prop_assert_eq!(Notice::from_wire(notice.to_wire()), Some(notice));
+            }
+        }
+    }
+
+    #[test]
+    fn frozen_bits() {
+        let grant = SlotGrant { slot: 0x1234, generation: 0x56 };
+        assert_eq!(Notice::Batch(grant).to_wire(), 0x0012_3456);
+        assert_eq!(Notice::Returned(grant).to_wire(), 0xF012_3456);
+        assert_eq!(Notice::GivenBack(grant).to_wire(), 0xF812_3456);
+        assert_eq!(Notice::Want(7).to_wire(), 0xFFFF_0007);
+        assert_eq!(Notice::Probe.to_wire(), 0xFFFF_FE00);
+        assert_eq!(Notice::ProbeReply.to_wire(), 0xFFFF_FD00);
+        assert_eq!(Notice::from_wire(0x8000_0000), None);
+    }
+}

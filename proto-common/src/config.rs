@@ -1,0 +1,367 @@
+//! Settings: every key with its default, bounds and meaning in one place. Reading files, the environment
+//! and command lines belongs to the `daemon` crate; here text has become a value and is validated once.
+
+use crate::ids::JobId;
+use crate::limits::{
+    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, INBOX_SLOTS_MAX, LANES_MAX, SERVERS_MAX,
+    WORKERS_MAX,
+};
+use crate::message::ClusterShape;
+use crate::transport::Policies;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A setting that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("setting {key} = {value} is wrong: {fix}")]
+pub struct SettingError {
+    /// Dotted name of the setting.
+    pub key: &'static str,
+    /// What was given.
+    pub value: String,
+    /// What would be right.
+    pub fix: String,
+}
+
+/// Everything that can be set, in the sections of `gradwire.toml`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Id of the job; processes of other jobs are refused.
+    pub job: JobId,
+    /// Where the scheduler is.
+    pub scheduler: SchedulerSettings,
+    /// The cluster's shape; only the scheduler's values count.
+    pub cluster: ClusterSettings,
+    /// Which drivers may be used.
+    pub transport: Policies,
+    /// Bounds of every wait.
+    pub deadlines: DeadlineSettings,
+    /// This process on the network.
+    pub node: NodeSettings,
+    /// Memory and queues.
+    pub memory: MemorySettings,
+    /// Who may connect.
+    pub security: SecuritySettings,
+    /// Logs.
+    pub log: LogSettings,
+}
+
+/// Where the scheduler is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerSettings {
+    /// Host name or address that members connect to, and that the scheduler binds.
+    pub host: String,
+    /// TCP port; 0 lets the system choose (the scheduler logs and writes it).
+    pub port: u16,
+}
+
+impl Default for SchedulerSettings {
+    fn default() -> Self {
+        Self { host: "127.0.0.1".into(), port: 9092 }
+    }
+}
+
+/// The cluster's shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterSettings {
+    /// How many workers the job has.
+    pub workers: u32,
+    /// How many servers the job has.
+    pub servers: u32,
+    /// Bytes moved and reduced at once.
+    pub chunk_bytes: u64,
+    /// Data threads per server; chunks are spread over them.
+    pub lanes: u16,
+    /// Reduce in rank order, so that two runs give the same bits.
+    pub deterministic: bool,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self { workers: 1, servers: 1, chunk_bytes: CHUNK_BYTES_DEFAULT, lanes: 1, deterministic: true }
+    }
+}
+
+/// Bounds of every wait, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeadlineSettings {
+    /// Reaching the scheduler, from start.
+    pub connect_ms: u64,
+    /// From registration until all members are there.
+    pub assemble_ms: u64,
+    /// One push, pull or push_pull.
+    pub operation_ms: u64,
+    /// A barrier.
+    pub barrier_ms: u64,
+    /// A connection's first message; slow strangers are dropped after it.
+    pub handshake_ms: u64,
+    /// Heartbeat period.
+    pub heartbeat_ms: u64,
+    /// A member silent for this long is dead.
+    pub silence_ms: u64,
+    /// Draining after SIGTERM or at the end.
+    pub drain_ms: u64,
+}
+
+impl Default for DeadlineSettings {
+    fn default() -> Self {
+        Self {
+            connect_ms: 30_000,
+            assemble_ms: 120_000,
+            operation_ms: 30_000,
+            barrier_ms: 60_000,
+            handshake_ms: 5_000,
+            heartbeat_ms: 500,
+            silence_ms: 10_000,
+            drain_ms: 3_000,
+        }
+    }
+}
+
+/// This process on the network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NodeSettings {
+    /// Address to bind the data plane's bootstrap and data connections to.
+    pub bind: String,
+    /// Address that peers use to reach this process, where it differs from `bind`.
+    pub advertise: Option<String>,
+    /// Port of the bootstrap listener (servers); 0 lets the system choose.
+    pub port: u16,
+    /// Address and port of the HTTP endpoints; an empty string turns them off.
+    pub http: String,
+    /// The rank this process would like.
+    pub rank: Option<u32>,
+}
+
+impl Default for NodeSettings {
+    fn default() -> Self {
+        Self { bind: "127.0.0.1".into(), advertise: None, port: 0, http: "127.0.0.1:0".into(), rank: None }
+    }
+}
+
+/// Memory and queues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemorySettings {
+    /// Slots of a server's inbox, per lane, shared by all workers.
+    pub inbox_slots: u32,
+    /// Slots of a worker's inbox for results, per lane and server.
+    pub result_slots: u32,
+    /// Bytes a server may use, per lane, to keep contributions that came before their turn.
+    pub spill_bytes: u64,
+    /// Bytes of a worker's pool of registered memory for buffers.
+    pub pool_bytes: u64,
+    /// Operations a worker may have in flight on one lane; more wait in the caller.
+    pub operations: u32,
+    /// Microseconds a data thread spins before it sleeps.
+    pub spin_us: u64,
+}
+
+impl Default for MemorySettings {
+    fn default() -> Self {
+        Self {
+            inbox_slots: 16,
+            result_slots: 4,
+            spill_bytes: 256 << 20,
+            pool_bytes: 8 << 30,
+            operations: 65_536,
+            spin_us: 50,
+        }
+    }
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecurityMode {
+    /// Nothing beyond loopback.
+    #[default]
+    Loopback,
+    /// No authentication at all; needed, for now, to bind beyond loopback. Logged.
+    Off,
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SecuritySettings {
+    /// See [`SecurityMode`].
+    pub mode: SecurityMode,
+}
+
+/// Logs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogSettings {
+    /// A tracing filter, such as `info` or `info,fabric=debug`.
+    pub filter: String,
+    /// One JSON object a line instead of text.
+    pub json: bool,
+}
+
+impl Default for LogSettings {
+    fn default() -> Self {
+        Self { filter: "info".into(), json: false }
+    }
+}
+
+fn wrong<T>(
+    key: &'static str,
+    value: impl std::fmt::Display,
+    fix: impl Into<String>,
+) -> Result<T, SettingError> {
+    Err(SettingError { key, value: value.to_string(), fix: fix.into() })
+}
+
+fn within<T: PartialOrd + std::fmt::Display + Copy>(
+    key: &'static str,
+    value: T,
+    min: T,
+    max: T,
+) -> Result<(), SettingError> {
+    if value < min || value > max {
+        return wrong(key, value, format!("use a value from {min} to {max}"));
+    }
+    Ok(())
+}
+
+impl Settings {
+    /// Checks every bound and relation. Called once, after all sources are merged.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        let cluster = &self.cluster;
+        within("cluster.workers", cluster.workers, 1, WORKERS_MAX)?;
+        within("cluster.servers", cluster.servers, 1, SERVERS_MAX)?;
+        within("cluster.lanes", cluster.lanes, 1, LANES_MAX)?;
+        within("cluster.chunk_bytes", cluster.chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)?;
+        if !cluster.chunk_bytes.is_multiple_of(4096) {
+            return wrong("cluster.chunk_bytes", cluster.chunk_bytes, "use a multiple of 4096");
+        }
+        let memory = &self.memory;
+        within("memory.inbox_slots", memory.inbox_slots, 2, INBOX_SLOTS_MAX as u32)?;
+        within("memory.result_slots", memory.result_slots, 1, 64)?;
+        within("memory.operations", memory.operations, 1, 1 << 20)?;
+        within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;
+        if memory.spill_bytes < cluster.chunk_bytes {
+            return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
+        }
+        self.deadlines.validate()?;
+        if self.scheduler.host.is_empty() {
+            return wrong("scheduler.host", "\"\"", "name the scheduler's host");
+        }
+        self.check_loopback("node.bind", &self.node.bind)?;
+        if !self.node.http.is_empty() {
+            let host = self.node.http.rsplit_once(':').map_or(self.node.http.as_str(), |(host, _)| host);
+            self.check_loopback("node.http", host)?;
+        }
+        Ok(())
+    }
+
+    /// The scheduler binds `scheduler.host`: the same rule holds there.
+    pub fn validate_scheduler(&self) -> Result<(), SettingError> {
+        self.validate()?;
+        self.check_loopback("scheduler.host", &self.scheduler.host)
+    }
+
+    fn check_loopback(&self, key: &'static str, host: &str) -> Result<(), SettingError> {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let loopback = host == "localhost"
+            || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+        if loopback || self.security.mode == SecurityMode::Off {
+            return Ok(());
+        }
+        wrong(
+            key,
+            host,
+            "beyond loopback nothing is authenticated yet: use a loopback address, or set security.mode = \"off\"",
+        )
+    }
+
+    /// The shape that the scheduler gives to all members.
+    #[must_use]
+    pub fn shape(&self) -> ClusterShape {
+        ClusterShape {
+            workers: self.cluster.workers,
+            servers: self.cluster.servers,
+            chunk_bytes: self.cluster.chunk_bytes,
+            lanes: self.cluster.lanes,
+            deterministic: self.cluster.deterministic,
+            heartbeat_ms: self.deadlines.heartbeat_ms,
+            silence_ms: self.deadlines.silence_ms,
+        }
+    }
+}
+
+impl DeadlineSettings {
+    fn validate(&self) -> Result<(), SettingError> {
+        const DAY_MS: u64 = 24 * 3600 * 1000;
+        let all = [
+            ("deadlines.connect_ms", self.connect_ms),
+            ("deadlines.assemble_ms", self.assemble_ms),
+            ("deadlines.operation_ms", self.operation_ms),
+            ("deadlines.barrier_ms", self.barrier_ms),
+            ("deadlines.handshake_ms", self.handshake_ms),
+            ("deadlines.heartbeat_ms", self.heartbeat_ms),
+            ("deadlines.silence_ms", self.silence_ms),
+            ("deadlines.drain_ms", self.drain_ms),
+        ];
+        for (key, value) in all {
+            within(key, value, 10, DAY_MS)?;
+        }
+        if self.silence_ms < 3 * self.heartbeat_ms {
+            return wrong(
+                "deadlines.silence_ms",
+                self.silence_ms,
+                "use at least 3 times deadlines.heartbeat_ms",
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(Settings::default().validate_scheduler(), Ok(()));
+    }
+
+    #[test]
+    fn each_bound_from_both_sides() {
+        let check = |edit: fn(&mut Settings), key: Option<&str>| {
+            let mut settings = Settings::default();
+            edit(&mut settings);
+            assert_eq!(settings.validate_scheduler().err().map(|e| e.key), key);
+        };
+        check(|s| s.cluster.workers = WORKERS_MAX, None);
+        check(|s| s.cluster.workers = WORKERS_MAX + 1, Some("cluster.workers"));
+        check(|s| s.cluster.workers = 0, Some("cluster.workers"));
+        check(|s| s.cluster.chunk_bytes = CHUNK_BYTES_MIN, None);
+        check(|s| s.cluster.chunk_bytes = CHUNK_BYTES_MIN - 1, Some("cluster.chunk_bytes"));
+        check(|s| s.cluster.chunk_bytes = 5000, Some("cluster.chunk_bytes"));
+        check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
+        check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
+        check(|s| s.deadlines.silence_ms = 1_500, None);
+    }
+
+    #[test]
+    fn beyond_loopback_needs_an_explicit_word() {
+        let mut settings = Settings::default();
+        settings.node.bind = "0.0.0.0".into();
+        assert_eq!(settings.validate().err().map(|e| e.key), Some("node.bind"));
+        settings.security.mode = SecurityMode::Off;
+        assert_eq!(settings.validate(), Ok(()));
+        settings = Settings::default();
+        settings.scheduler.host = "10.0.0.1".into();
+        assert_eq!(settings.validate(), Ok(()), "a member may connect anywhere");
+        assert_eq!(settings.validate_scheduler().err().map(|e| e.key), Some("scheduler.host"));
+        settings.scheduler.host = "::1".into();
+        assert_eq!(settings.validate_scheduler(), Ok(()));
+    }
+}

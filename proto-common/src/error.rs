@@ -1,0 +1,111 @@
+//! Errors sorted by whose fault it was, and the exit codes that processes end with. Libraries return
+//! errors; only `main` turns one into an exit code.
+
+use crate::ids::MemberId;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Whose fault an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Blame {
+    /// The caller passed something that cannot be served: fix the call or the settings.
+    Caller,
+    /// A peer broke the protocol: it is refused and its connection closed.
+    Peer,
+    /// The environment: network, memory, a port in use.
+    Environment,
+    /// A member died or did not answer in time.
+    Membership,
+    /// A bug of ours.
+    Internal,
+}
+
+/// Documented exit codes. One table for every process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// Done.
+    Ok = 0,
+    /// Anything without a code of its own.
+    Failure = 1,
+    /// Bad command line.
+    Usage = 2,
+    /// A data or model file that cannot be used.
+    BadData = 65,
+    /// The scheduler cannot be reached, or was lost.
+    SchedulerUnreachable = 69,
+    /// A bug of ours.
+    Internal = 70,
+    /// A member of the cluster died.
+    MemberDied = 71,
+    /// A deadline passed.
+    Deadline = 72,
+    /// The cluster refused this process (wrong job, a worker too many, a version of its own).
+    Refused = 73,
+    /// Bind or other I/O failed.
+    Io = 74,
+    /// A transport that is required cannot be had.
+    Transport = 75,
+    /// Bad settings.
+    Config = 78,
+}
+
+impl ExitCode {
+    /// Every code with the text that `--help` and the docs show.
+    pub const TABLE: [(Self, &'static str); 12] = [
+        (Self::Ok, "done"),
+        (Self::Failure, "an error without a code of its own"),
+        (Self::Usage, "bad command line"),
+        (Self::BadData, "a data or model file that cannot be used"),
+        (Self::SchedulerUnreachable, "the scheduler cannot be reached, or was lost"),
+        (Self::Internal, "a bug of Gradwire"),
+        (Self::MemberDied, "a member of the cluster died"),
+        (Self::Deadline, "a deadline passed"),
+        (Self::Refused, "the cluster refused this process"),
+        (Self::Io, "bind or other I/O failed"),
+        (Self::Transport, "a required transport cannot be had"),
+        (Self::Config, "bad settings"),
+    ];
+}
+
+/// Why a member is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeathCause {
+    /// Its control connection closed without a goodbye.
+    ConnectionLost,
+    /// It sent nothing for this long.
+    Silent {
+        /// Milliseconds since its last sign of life.
+        silent_ms: u64,
+    },
+    /// It said that it failed.
+    Failed {
+        /// Its own words.
+        reason: String,
+    },
+}
+
+impl fmt::Display for DeathCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ConnectionLost => f.write_str("its control connection closed without a goodbye"),
+            Self::Silent { silent_ms } => write!(f, "no sign of life for {silent_ms} ms"),
+            Self::Failed { reason } => write!(f, "it failed: {reason}"),
+        }
+    }
+}
+
+/// A member that died, as every other process reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Death {
+    /// Who.
+    pub member: MemberId,
+    /// Why.
+    pub cause: DeathCause,
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} died: {}", self.member, self.cause)
+    }
+}

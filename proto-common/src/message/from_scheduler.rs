@@ -1,0 +1,229 @@
+//! What the scheduler says to members.
+
+use crate::error::Death;
+use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
+use crate::limits::RANKS_LISTED_MAX;
+use crate::shard_map::MapUpdate;
+use crate::tensor::TensorError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The cluster's shape: set once at the scheduler, so that members cannot disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterShape {
+    /// How many workers.
+    pub workers: u32,
+    /// How many servers.
+    pub servers: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Lanes.
+    pub lanes: u16,
+    /// Reduce in rank order.
+    pub deterministic: bool,
+    /// Members send a heartbeat this often.
+    pub heartbeat_ms: u64,
+    /// A member silent for this long is dead.
+    pub silence_ms: u64,
+}
+
+/// Answer to a registration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The member's rank.
+    pub rank: Rank,
+    /// The job.
+    pub job: JobId,
+    /// Epoch in force.
+    pub epoch: Epoch,
+    /// The scheduler's life.
+    pub scheduler: Incarnation,
+    /// The cluster's shape.
+    pub shape: ClusterShape,
+}
+
+/// Why a registration was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum RefusalReason {
+    /// Another protocol version.
+    #[error(
+        "protocol version {theirs} does not match the scheduler's {ours}; run the same release everywhere"
+    )]
+    Protocol {
+        /// The member's.
+        theirs: u32,
+        /// The scheduler's.
+        ours: u32,
+    },
+    /// Another job.
+    #[error(
+        "job {theirs} is not this scheduler's job {ours}; set job to the same value everywhere, or start another scheduler"
+    )]
+    Job {
+        /// The member's.
+        theirs: JobId,
+        /// The scheduler's.
+        ours: JobId,
+    },
+    /// All places are taken.
+    #[error(
+        "all {places} places for a {role} are taken; start no more than {places}, or raise cluster.{role}s at the scheduler"
+    )]
+    Full {
+        /// The role.
+        role: String,
+        /// How many there are.
+        places: u32,
+    },
+    /// The rank asked for is taken or does not exist.
+    #[error(
+        "rank {rank} is taken or out of range; leave the rank unset, or give each process its own below {places}"
+    )]
+    RankTaken {
+        /// The rank.
+        rank: Rank,
+        /// How many places there are.
+        places: u32,
+    },
+    /// The message makes no sense here: what it was, and what was expected.
+    #[error("{0}")]
+    Misplaced(String),
+    /// Others did not come; this process did nothing wrong.
+    #[error(
+        "the job is not complete after {waited_ms} ms, missing: {}; start them, or raise deadlines.assemble_ms",
+        list(missing)
+    )]
+    Incomplete {
+        /// How long the scheduler waited.
+        waited_ms: u64,
+        /// Who did not come.
+        missing: Vec<MemberId>,
+    },
+}
+
+/// One member of the roster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Who.
+    pub id: MemberId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Servers: where workers reach it.
+    pub data_address: Option<String>,
+    /// Its HTTP endpoints.
+    pub http_address: Option<String>,
+}
+
+/// Why a declaration was refused.
+#[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
+pub enum DeclareError {
+    /// The tensor itself is wrong.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// Declared before with another shape or rule.
+    #[error("tensor {key} was declared before as {before}, now as {now}; all workers must declare the same")]
+    Conflict {
+        /// The tensor.
+        key: Key,
+        /// The first declaration.
+        before: String,
+        /// This one.
+        now: String,
+    },
+    /// The same key twice in one call.
+    #[error("tensor {key} stands twice in one declaration")]
+    Duplicate {
+        /// The tensor.
+        key: Key,
+    },
+    /// Too many tensors.
+    #[error("more than {limit} tensors; merge small ones")]
+    TooMany {
+        /// The bound.
+        limit: u64,
+    },
+    /// A server could not allocate its part.
+    #[error("server {server} could not take its part: {reason}")]
+    Server {
+        /// Which server.
+        server: Rank,
+        /// Its words.
+        reason: String,
+    },
+    /// The cluster is not complete or is ending.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+/// Why a barrier was not released.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum WaitError {
+    /// Some members did not come in time.
+    #[error("barrier {name:?} timed out after {waited_ms} ms, missing: {}", list(missing))]
+    Deadline {
+        /// The barrier.
+        name: String,
+        /// How long this member waited.
+        waited_ms: u64,
+        /// Who did not come.
+        missing: Vec<MemberId>,
+    },
+    /// The barrier makes no sense.
+    #[error("barrier {name:?} refused: {reason}")]
+    Refused {
+        /// The barrier.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Names the first [`RANKS_LISTED_MAX`] and counts the others.
+fn list(members: &[MemberId]) -> String {
+    let named: Vec<String> = members.iter().take(RANKS_LISTED_MAX).map(ToString::to_string).collect();
+    match members.len() - named.len() {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+/// Everything the scheduler says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FromScheduler {
+    /// Registered.
+    Welcome(Welcome),
+    /// Refused; the connection closes.
+    Refused(RefusalReason),
+    /// All members are there.
+    Roster {
+        /// Epoch of the roster.
+        epoch: Epoch,
+        /// Servers and workers by rank.
+        members: Vec<Member>,
+    },
+    /// Server: new ranges to hold. Answered by `Assigned`.
+    Assign(MapUpdate),
+    /// Answer to `Declare`.
+    Declared {
+        /// Echo.
+        request: u64,
+        /// Where the tensors are, or why not.
+        result: Result<MapUpdate, DeclareError>,
+    },
+    /// Answer to `Barrier`.
+    Released {
+        /// Echo.
+        request: u64,
+        /// Released, or why not.
+        result: Result<(), WaitError>,
+    },
+    /// Sign of life.
+    HeartbeatAck,
+    /// A member died. Nobody can go on yet without it: report it and exit.
+    MemberDied(Death),
+    /// The job is over: exit in good order.
+    Shutdown {
+        /// Why.
+        reason: String,
+    },
+}

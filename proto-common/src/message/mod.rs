@@ -1,0 +1,17 @@
+//! Control messages: everything said over TCP control connections, one family a file, and the one codec
+//! that turns them into bytes. Payload never travels here.
+
+mod bootstrap;
+mod codec;
+mod from_scheduler;
+mod to_scheduler;
+
+pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
+pub use codec::{CodecError, decode, encode};
+pub use from_scheduler::{
+    ClusterShape, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
+};
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
+
+#[cfg(test)]
+mod tests;

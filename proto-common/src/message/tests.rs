@@ -1,0 +1,49 @@
+//! Control messages: frozen bytes, stray bytes, garbage.
+
+use super::*;
+use crate::ids::*;
+use proptest::prelude::*;
+
+#[test]
+fn frozen_bytes() {
+    let message = ToScheduler::Barrier { request: 5, name: "a".into(), group: NodeGroup::ALL, timeout_ms: 9 };
+    let bytes = encode(&message).unwrap();
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    assert_eq!(hex, "0500000005000000000000000100000000000000610101".to_owned() + "0900000000000000");
+    assert_eq!(decode::<ToScheduler>(&bytes), Ok(message));
+}
+
+#[test]
+fn stray_and_missing_bytes_are_refused() {
+    let mut bytes = encode(&ToScheduler::Goodbye).unwrap();
+    bytes.push(0);
+    assert!(matches!(decode::<ToScheduler>(&bytes), Err(CodecError::Trailing { extra: 1, .. })));
+    assert!(matches!(decode::<ToScheduler>(&bytes[..2]), Err(CodecError::Malformed(_))));
+}
+
+#[test]
+fn a_length_that_lies_does_not_allocate() {
+    // Declare with 2^60 tensors: refused by the limit before any allocation.
+    let mut bytes = vec![3, 0, 0, 0];
+    bytes.extend(1u64.to_le_bytes());
+    bytes.extend((1u64 << 60).to_le_bytes());
+    assert!(matches!(decode::<ToScheduler>(&bytes), Err(CodecError::Malformed(_))));
+}
+
+#[test]
+fn errors_name_who_is_missing() {
+    let missing =
+        vec![MemberId { role: Role::Worker, rank: Rank(3) }, MemberId { role: Role::Server, rank: Rank(0) }];
+    let error = WaitError::Deadline { name: "start".into(), waited_ms: 10, missing };
+    assert_eq!(error.to_string(), "barrier \"start\" timed out after 10 ms, missing: worker 3, server 0");
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = decode::<ToScheduler>(&bytes);
+        let _ = decode::<FromScheduler>(&bytes);
+        let _ = decode::<ToServer>(&bytes);
+        let _ = decode::<FromServer>(&bytes);
+    }
+}

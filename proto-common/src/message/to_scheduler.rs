@@ -1,0 +1,120 @@
+//! What members say to the scheduler.
+
+use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
+use crate::tensor::TensorSpec;
+use crate::transport::{Driver, Offer};
+use serde::{Deserialize, Serialize};
+
+/// A member's first message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Register {
+    /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
+    pub protocol: u32,
+    /// Build of the sender, for people.
+    pub build: String,
+    /// The job it belongs to.
+    pub job: JobId,
+    /// Its role.
+    pub role: Role,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// The rank it would like; the scheduler decides.
+    pub wanted_rank: Option<Rank>,
+    /// Where its peers reach it (servers): host and port of the data-plane bootstrap.
+    pub data_address: Option<String>,
+    /// Where its HTTP endpoints are, if any.
+    pub http_address: Option<String>,
+    /// Operating system process id, for people.
+    pub pid: u32,
+    /// The drivers it can offer.
+    pub offer: Offer,
+}
+
+/// Whom a barrier waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NodeGroup {
+    /// Count the servers.
+    pub servers: bool,
+    /// Count the workers.
+    pub workers: bool,
+}
+
+impl NodeGroup {
+    /// All workers.
+    pub const WORKERS: Self = Self { servers: false, workers: true };
+    /// All servers.
+    pub const SERVERS: Self = Self { servers: true, workers: false };
+    /// Everyone but the scheduler.
+    pub const ALL: Self = Self { servers: true, workers: true };
+}
+
+/// One data-plane link as its worker sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The server at the other end.
+    pub server: Rank,
+    /// The driver in use.
+    pub driver: Driver,
+    /// Why this driver.
+    pub why: String,
+    /// Payload bytes sent so far.
+    pub sent_bytes: u64,
+    /// Payload bytes received so far.
+    pub received_bytes: u64,
+}
+
+/// What a member tells about itself with each heartbeat.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// Highest round finished (worker: completed operations' round; server: published round).
+    pub round: u64,
+    /// Operations in flight.
+    pub in_flight: u64,
+    /// The oldest operation in flight: what it is and how long it waits, for people.
+    pub oldest: Option<(String, u64)>,
+    /// Worker: its links.
+    pub links: Vec<LinkReport>,
+}
+
+/// Everything a member says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToScheduler {
+    /// First message on the connection.
+    Register(Register),
+    /// Sign of life.
+    Heartbeat(MemberReport),
+    /// Worker: its links to all servers are up.
+    LinksReady,
+    /// Worker: these tensors exist. Answered by `Declared`.
+    Declare {
+        /// Echoed in the answer.
+        request: u64,
+        /// The tensors.
+        tensors: Vec<TensorSpec>,
+    },
+    /// Server: its part of the shard map of this epoch is allocated, or why not.
+    Assigned {
+        /// The epoch.
+        epoch: Epoch,
+        /// What went wrong.
+        error: Option<String>,
+    },
+    /// Wait for everyone in the group. Answered by `Released`.
+    Barrier {
+        /// Echoed in the answer.
+        request: u64,
+        /// Barriers with different names do not meet.
+        name: String,
+        /// Who takes part.
+        group: NodeGroup,
+        /// How long to wait before the answer names who is missing.
+        timeout_ms: u64,
+    },
+    /// The member leaves in good order.
+    Goodbye,
+    /// The member fails and leaves.
+    Failing {
+        /// Why.
+        reason: String,
+    },
+}

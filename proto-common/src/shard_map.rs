@@ -1,0 +1,236 @@
+//! Which server holds which key range: contiguous ranges over the ordered (key, chunk) space, cut at chunk
+//! borders so that bytes balance; big tensors are cut, small ones stay whole. And the lane of each chunk.
+
+use crate::ids::{ChunkId, ChunkIndex, Epoch, Key, Lane, Rank};
+use crate::tensor::{ChunkSpan, TensorSpec};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use thiserror::Error;
+
+/// A half-open stretch of the ordered (key, chunk) space within one tensor, and who holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRange {
+    /// First chunk.
+    pub first: ChunkId,
+    /// How many chunks from there, all of the same key.
+    pub chunks: u32,
+    /// The server.
+    pub server: Rank,
+}
+
+/// Tensors added under one epoch, with their ranges: what the scheduler sends when tensors are declared.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MapUpdate {
+    /// The epoch that this update makes.
+    pub epoch: Epoch,
+    /// Tensors that are new, or asked about.
+    pub tensors: Vec<TensorSpec>,
+    /// Their ranges.
+    pub ranges: Vec<KeyRange>,
+}
+
+/// An update that cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// Decided by an older scheduler.
+    #[error("shard map update has epoch {got}, {have} is in force; a deposed scheduler is still talking")]
+    OldTerm {
+        /// Epoch of the update.
+        got: Epoch,
+        /// Epoch in force.
+        have: Epoch,
+    },
+    /// A tensor's ranges do not cover its chunks exactly.
+    #[error("shard map update covers tensor {key} wrongly: {what}")]
+    BadCover {
+        /// The tensor.
+        key: Key,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// One tensor's entry.
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    spec: TensorSpec,
+    ranges: Vec<KeyRange>,
+}
+
+/// The shard map of one epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardMap {
+    epoch: Epoch,
+    chunk_bytes: u64,
+    lanes: u16,
+    tensors: BTreeMap<Key, Entry>,
+}
+
+impl ShardMap {
+    /// An empty map. `lanes` is at least 1.
+    #[must_use]
+    pub fn new(chunk_bytes: u64, lanes: u16) -> Self {
+        Self { epoch: Epoch::default(), chunk_bytes, lanes: lanes.max(1), tensors: BTreeMap::new() }
+    }
+
+    /// The epoch in force.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    /// The tensor with this key.
+    #[must_use]
+    pub fn tensor(&self, key: Key) -> Option<&TensorSpec> {
+        self.tensors.get(&key).map(|entry| &entry.spec)
+    }
+
+    /// How many tensors are declared.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Is nothing declared?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Who holds a chunk.
+    #[must_use]
+    pub fn server_of(&self, id: ChunkId) -> Option<Rank> {
+        let ranges = &self.tensors.get(&id.key)?.ranges;
+        let at = ranges.partition_point(|range| range.first.chunk <= id.chunk).checked_sub(1)?;
+        let range = ranges[at];
+        (id.chunk.0 - range.first.chunk.0 < range.chunks).then_some(range.server)
+    }
+
+    /// The lane of a chunk: neighbouring chunks, and neighbouring small tensors, take turns.
+    #[must_use]
+    pub fn lane_of(&self, id: ChunkId) -> Lane {
+        lane_of(id, self.lanes)
+    }
+
+    /// The chunks of a tensor with their servers, in order.
+    pub fn placed_chunks(&self, key: Key) -> impl Iterator<Item = (ChunkSpan, Rank)> + '_ {
+        let chunk_bytes = self.chunk_bytes;
+        self.tensors.get(&key).into_iter().flat_map(move |entry| {
+            let spans = move |range: &KeyRange| {
+                let (first, server) = (range.first.chunk.0, range.server);
+                (first..first + range.chunks)
+                    .filter_map(move |c| Some((entry.spec.chunk(ChunkIndex(c), chunk_bytes)?, server)))
+            };
+            entry.ranges.iter().flat_map(spans)
+        })
+    }
+
+    /// Takes an update; nothing changes on error.
+    pub fn apply(&mut self, update: &MapUpdate) -> Result<(), MapError> {
+        if update.epoch < self.epoch && update.epoch.term < self.epoch.term {
+            return Err(MapError::OldTerm { got: update.epoch, have: self.epoch });
+        }
+        let mut ranges: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
+        for range in &update.ranges {
+            ranges.entry(range.first.key).or_default().push(*range);
+        }
+        let mut entries = Vec::with_capacity(update.tensors.len());
+        for spec in &update.tensors {
+            let ranges = ranges.remove(&spec.key).unwrap_or_default();
+            check_cover(spec, &ranges, self.chunk_bytes)?;
+            entries.push((spec.key, Entry { spec: spec.clone(), ranges }));
+        }
+        if let Some(key) = ranges.keys().next() {
+            return Err(MapError::BadCover {
+                key: *key,
+                what: "ranges of a tensor that is not in the update".into(),
+            });
+        }
+        self.tensors.extend(entries);
+        self.epoch = self.epoch.max(update.epoch);
+        Ok(())
+    }
+}
+
+/// The lane of a chunk among `lanes`.
+#[must_use]
+pub fn lane_of(id: ChunkId, lanes: u16) -> Lane {
+    let mixed =
+        id.key.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(32).wrapping_add(u64::from(id.chunk.0));
+    Lane((mixed % u64::from(lanes.max(1))) as u16)
+}
+
+fn check_cover(spec: &TensorSpec, ranges: &[KeyRange], chunk_bytes: u64) -> Result<(), MapError> {
+    let bad = |what: String| Err(MapError::BadCover { key: spec.key, what });
+    let mut next = 0u64;
+    for range in ranges {
+        if u64::from(range.first.chunk.0) != next || range.chunks == 0 {
+            return bad(format!("a range starts at chunk {}, expected {next}", range.first.chunk));
+        }
+        next += u64::from(range.chunks);
+    }
+    let chunks = spec.chunk_count(chunk_bytes);
+    if next != chunks {
+        return bad(format!("{next} of {chunks} chunks are covered"));
+    }
+    Ok(())
+}
+
+/// Cuts new tensors over servers so that bytes balance, given what each server (by rank) holds already.
+/// Each server's total ends within one chunk of the level that balances all of them, where its load allows.
+#[must_use]
+pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<KeyRange> {
+    let mut sorted: Vec<&TensorSpec> = tensors.iter().collect();
+    sorted.sort_by_key(|spec| spec.key);
+    let new: u64 = sorted.iter().map(|spec| spec.bytes()).sum();
+    let borders: Vec<u64> = quotas(new, loads)
+        .iter()
+        .scan(0u64, |sum, quota| {
+            *sum += quota;
+            Some(*sum)
+        })
+        .collect();
+    let mut ranges: Vec<KeyRange> = Vec::new();
+    let (mut server, mut placed) = (0usize, 0u64);
+    for spec in sorted {
+        for span in spec.chunks(chunk_bytes) {
+            // A chunk belongs to the server in whose stretch its middle lies.
+            while server + 1 < borders.len() && placed + span.bytes / 2 >= borders[server] {
+                server += 1;
+            }
+            placed += span.bytes;
+            let rank = Rank(server as u32);
+            match ranges.last_mut().filter(|r| r.first.key == span.id.key && r.server == rank) {
+                Some(range) => range.chunks += 1,
+                None => ranges.push(KeyRange { first: span.id, chunks: 1, server: rank }),
+            }
+        }
+    }
+    ranges
+}
+
+/// How many of `new` bytes each server takes so that the totals are level.
+fn quotas(new: u64, loads: &[u64]) -> Vec<u64> {
+    let mut sorted: Vec<u64> = loads.to_vec();
+    sorted.sort_unstable();
+    // The water level: the least loaded servers are filled first.
+    let (mut sum, mut level) = (0u64, 0u64);
+    for (i, load) in sorted.iter().enumerate() {
+        let count = i as u64 + 1;
+        sum += load;
+        level = (new + sum).div_ceil(count);
+        if sorted.get(i + 1).is_none_or(|next| *next >= level) {
+            break;
+        }
+    }
+    loads.iter().map(|load| level.saturating_sub(*load)).collect()
+}
+
+#[cfg(test)]
+mod tests;

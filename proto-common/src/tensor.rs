@@ -1,0 +1,191 @@
+//! What a declared tensor is, and how it is cut into chunks. The chunk grid is anchored at offset 0, so
+//! that results do not depend on how many servers share the tensor.
+
+use crate::element::Dtype;
+use crate::ids::{ChunkId, ChunkIndex, Key};
+use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
+use crate::optimizer::{Optimizer, OptimizerError};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How contributions of several workers become versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// One version a round, from the contributions of all workers (BSP).
+    Sync,
+    /// Workers may be at most this many rounds apart (SSP).
+    Bounded(u32),
+    /// Every contribution makes a version (ASP).
+    Async,
+}
+
+/// A declared tensor: the unit users name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorSpec {
+    /// Its key.
+    pub key: Key,
+    /// A name for people; may be empty.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// How many elements.
+    pub elements: u64,
+    /// The server-side update.
+    pub optimizer: Optimizer,
+    /// How rounds work.
+    pub mode: Mode,
+}
+
+/// Why a tensor cannot be declared.
+#[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
+pub enum TensorError {
+    /// Nothing to move.
+    #[error("tensor {key} has no elements; declare at least one")]
+    Empty {
+        /// Which tensor.
+        key: Key,
+    },
+    /// Too many chunks or bytes for the address space.
+    #[error("tensor {key} with {elements} elements is too large; use larger chunks or several tensors")]
+    TooLarge {
+        /// Which tensor.
+        key: Key,
+        /// Elements asked for.
+        elements: u64,
+    },
+    /// The name exceeds its bound.
+    #[error("the name of tensor {key} has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed")]
+    NameTooLong {
+        /// Which tensor.
+        key: Key,
+        /// Bytes of the name.
+        bytes: usize,
+    },
+    /// A mode, dtype or rule that this version does not serve.
+    #[error("tensor {key}: {what}")]
+    Unsupported {
+        /// Which tensor.
+        key: Key,
+        /// What is not served, and what is.
+        what: String,
+    },
+}
+
+/// A stretch of a tensor: chunk number, byte offset, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSpan {
+    /// Which chunk.
+    pub id: ChunkId,
+    /// Bytes before it.
+    pub offset: u64,
+    /// Its bytes; only the last chunk of a tensor is shorter than the chunk size.
+    pub bytes: u64,
+}
+
+impl TensorSpec {
+    /// A synchronous f32 tensor.
+    #[must_use]
+    pub fn f32(key: u64, elements: u64, optimizer: Optimizer) -> Self {
+        let (name, dtype, mode) = (String::new(), Dtype::F32, Mode::Sync);
+        Self { key: Key(key), name, dtype, elements, optimizer, mode }
+    }
+
+    /// Bytes of the whole tensor. Validated tensors cannot overflow; others saturate.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.elements.saturating_mul(self.dtype.bytes() as u64)
+    }
+
+    /// How many chunks of `chunk_bytes` it has.
+    #[must_use]
+    pub fn chunk_count(&self, chunk_bytes: u64) -> u64 {
+        self.bytes().div_ceil(chunk_bytes)
+    }
+
+    /// One chunk; `None` past the end.
+    #[must_use]
+    pub fn chunk(&self, index: ChunkIndex, chunk_bytes: u64) -> Option<ChunkSpan> {
+        let offset = u64::from(index.0).checked_mul(chunk_bytes)?;
+        let left = self.bytes().checked_sub(offset)?;
+        let id = ChunkId { key: self.key, chunk: index };
+        (left > 0).then(|| ChunkSpan { id, offset, bytes: left.min(chunk_bytes) })
+    }
+
+    /// All chunks in order.
+    pub fn chunks(&self, chunk_bytes: u64) -> impl Iterator<Item = ChunkSpan> + '_ {
+        (0..).map_while(move |index| self.chunk(ChunkIndex(index), chunk_bytes))
+    }
+
+    /// Refuses what cannot be served, by cause.
+    pub fn validate(&self, chunk_bytes: u64) -> Result<(), TensorError> {
+        let key = self.key;
+        if self.elements == 0 {
+            return Err(TensorError::Empty { key });
+        }
+        let bytes = self.elements.checked_mul(self.dtype.bytes() as u64).filter(|b| *b <= i64::MAX as u64);
+        if bytes.is_none_or(|bytes| bytes.div_ceil(chunk_bytes) > CHUNKS_PER_TENSOR_MAX) {
+            return Err(TensorError::TooLarge { key, elements: self.elements });
+        }
+        if self.name.len() > NAME_BYTES_MAX {
+            return Err(TensorError::NameTooLong { key, bytes: self.name.len() });
+        }
+        let unsupported = |what: String| Err(TensorError::Unsupported { key, what });
+        if self.dtype != Dtype::F32 {
+            return unsupported(format!("dtype {} has no reduction kernel yet; use f32", self.dtype));
+        }
+        if self.mode != Mode::Sync {
+            return unsupported(format!("mode {:?} is not served yet; use sync", self.mode));
+        }
+        self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn chunks_tile_the_tensor(elements in 1u64..100_000, pages in 1u64..8) {
+            let spec = TensorSpec::f32(7, elements, Optimizer::sum());
+            let mut end = 0;
+            for span in spec.chunks(pages * 4096) {
+                prop_assert_eq!(span.offset, end);
+                prop_assert!(span.bytes > 0);
+                end += span.bytes;
+            }
+            prop_assert_eq!(end, spec.bytes());
+        }
+    }
+
+    #[test]
+    fn both_sides_of_each_bound() {
+        let spec = |elements| TensorSpec::f32(1, elements, Optimizer::sum());
+        assert_eq!(spec(0).validate(4096), Err(TensorError::Empty { key: Key(1) }));
+        assert!(spec(u64::from(u32::MAX) * 1024).validate(4096).is_ok());
+        assert!(matches!(
+            spec(u64::from(u32::MAX) * 1024 + 1).validate(4096),
+            Err(TensorError::TooLarge { .. })
+        ));
+        assert!(matches!(spec(u64::MAX).validate(4096), Err(TensorError::TooLarge { .. })));
+        let mut named = spec(1);
+        named.name = "x".repeat(NAME_BYTES_MAX);
+        assert!(named.validate(4096).is_ok());
+        named.name.push('x');
+        assert!(matches!(named.validate(4096), Err(TensorError::NameTooLong { .. })));
+        let mut f16 = spec(1);
+        f16.dtype = Dtype::F16;
+        assert!(matches!(f16.validate(4096), Err(TensorError::Unsupported { .. })));
+    }
+
+    #[test]
+    fn offsets_beyond_four_gib_do_not_wrap() {
+        let spec = TensorSpec::f32(u64::MAX, 2 << 30, Optimizer::assign());
+        let last = spec.chunk(ChunkIndex(32_767), 256 << 10);
+        assert_eq!(last.map(|span| (span.offset, span.bytes)), Some((8_589_672_448, 262_144)));
+        assert_eq!(spec.chunk(ChunkIndex(32_768), 256 << 10), None);
+    }
+}

@@ -1,0 +1,258 @@
+//! Tensors: who declared what, where it was put, and who waits for servers to allocate it. The first
+//! declaration of a tensor places it; the same declaration from others gets the same ranges.
+
+use super::ConnectionId;
+use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
+use proto_common::message::{ClusterShape, DeclareError};
+use proto_common::shard_map::{KeyRange, MapUpdate, assign};
+use proto_common::tensor::{TensorError, TensorSpec};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Declarations that may wait for servers at once, over all members.
+const WAITERS_MAX: usize = 16_384;
+/// Keys in all of them.
+const WAITING_KEYS_MAX: usize = 1 << 25;
+/// Chunks placed by one declaration: placing takes time for each.
+const CHUNKS_MAX: u64 = 1 << 26;
+/// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
+const TENSOR_BYTES: usize = 80;
+const RANGE_BYTES: usize = 24;
+
+/// An answer that is due: to whom, to which request, what.
+pub(super) type DueAnswer = (ConnectionId, u64, Result<MapUpdate, DeclareError>);
+
+/// What follows from a declaration.
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    /// Answer now.
+    Answer(Result<MapUpdate, DeclareError>),
+    /// Servers are to allocate this; the answer waits for them.
+    Assign(MapUpdate),
+    /// The answer waits for servers that were asked before.
+    Wait,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Servers are allocating it.
+    Pending,
+    Ready,
+    Failed(DeclareError),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    spec: TensorSpec,
+    ranges: Vec<KeyRange>,
+    epoch: Epoch,
+    state: State,
+}
+
+#[derive(Debug)]
+struct Pending {
+    servers: BTreeSet<Rank>,
+    keys: Vec<Key>,
+    error: Option<DeclareError>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    connection: ConnectionId,
+    request: u64,
+    keys: Vec<Key>,
+}
+
+/// All declared tensors.
+#[derive(Debug)]
+pub(super) struct Declarations {
+    chunk_bytes: u64,
+    tensors: BTreeMap<Key, Entry>,
+    pending: BTreeMap<Epoch, Pending>,
+    waiters: Vec<Waiter>,
+    /// Bytes that each server holds, by rank.
+    loads: Vec<u64>,
+}
+
+impl Declarations {
+    pub(super) fn new(shape: &ClusterShape) -> Self {
+        Self {
+            chunk_bytes: shape.chunk_bytes,
+            tensors: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            waiters: Vec::new(),
+            loads: vec![0; shape.servers as usize],
+        }
+    }
+
+    /// Tensors and their bytes.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        (self.tensors.len() as u64, self.loads.iter().sum())
+    }
+
+    /// One declaration. `epoch` moves on where tensors are new.
+    pub(super) fn declare(
+        &mut self,
+        connection: ConnectionId,
+        request: u64,
+        tensors: Vec<TensorSpec>,
+        epoch: &mut Epoch,
+    ) -> Step {
+        let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
+        let fresh = match self.fresh(tensors) {
+            Ok(fresh) => fresh,
+            Err(error) => return Step::Answer(Err(error)),
+        };
+        if let Some(result) = fresh.is_empty().then(|| self.answer_for(&keys)).flatten() {
+            return Step::Answer(result);
+        }
+        let waiting_keys: usize = self.waiters.iter().map(|waiter| waiter.keys.len()).sum();
+        if self.waiters.len() >= WAITERS_MAX || waiting_keys + keys.len() > WAITING_KEYS_MAX {
+            let what = "too many declarations wait already; wait for their answers before declaring more";
+            return Step::Answer(Err(DeclareError::NotNow(what.into())));
+        }
+        let mut step = Step::Wait;
+        if !fresh.is_empty() {
+            match self.place(fresh, epoch.next()) {
+                Ok(update) => step = Step::Assign(update),
+                Err(error) => return Step::Answer(Err(error)),
+            }
+            *epoch = epoch.next();
+        }
+        self.waiters.push(Waiter { connection, request, keys });
+        step
+    }
+
+    /// A server's answer to an assignment, and whose declarations it completes.
+    pub(super) fn assigned(&mut self, who: MemberId, epoch: Epoch, error: Option<String>) -> Vec<DueAnswer> {
+        let Some(pending) = self.pending.get_mut(&epoch) else { return Vec::new() };
+        if who.role != Role::Server || !pending.servers.remove(&who.rank) {
+            return Vec::new();
+        }
+        if let Some(reason) = error {
+            pending.error.get_or_insert(DeclareError::Server { server: who.rank, reason });
+        }
+        if !pending.servers.is_empty() {
+            return Vec::new();
+        }
+        let Some(done) = self.pending.remove(&epoch) else { return Vec::new() };
+        for key in &done.keys {
+            if let Some(entry) = self.tensors.get_mut(key) {
+                entry.state = done.error.clone().map_or(State::Ready, State::Failed);
+            }
+        }
+        self.due()
+    }
+
+    /// A connection is gone: what it waited for is not answered.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        self.waiters.retain(|waiter| waiter.connection != connection);
+    }
+
+    fn due(&mut self) -> Vec<DueAnswer> {
+        let waiters = std::mem::take(&mut self.waiters);
+        let mut due = Vec::new();
+        for waiter in waiters {
+            match self.answer_for(&waiter.keys) {
+                Some(result) => due.push((waiter.connection, waiter.request, result)),
+                None => self.waiters.push(waiter),
+            }
+        }
+        due
+    }
+
+    /// The tensors that were not declared before; an error where any of them cannot be taken.
+    fn fresh(&self, tensors: Vec<TensorSpec>) -> Result<Vec<TensorSpec>, DeclareError> {
+        let mut seen = BTreeSet::new();
+        let mut fresh = Vec::new();
+        for spec in tensors {
+            if !seen.insert(spec.key) {
+                return Err(DeclareError::Duplicate { key: spec.key });
+            }
+            match self.tensors.get(&spec.key) {
+                None => {
+                    spec.validate(self.chunk_bytes)?;
+                    fresh.push(spec);
+                }
+                Some(entry) if entry.spec == spec => {}
+                Some(entry) => {
+                    let (before, now) = (describe(&entry.spec), describe(&spec));
+                    return Err(DeclareError::Conflict { key: spec.key, before, now });
+                }
+            }
+        }
+        if self.tensors.len() + fresh.len() > TENSORS_MAX {
+            return Err(DeclareError::TooMany { limit: TENSORS_MAX as u64 });
+        }
+        Ok(fresh)
+    }
+
+    /// Puts new tensors on servers; nothing changes on error.
+    fn place(&mut self, fresh: Vec<TensorSpec>, epoch: Epoch) -> Result<MapUpdate, DeclareError> {
+        let mut chunks = 0u64;
+        for spec in &fresh {
+            chunks = chunks.saturating_add(spec.chunk_count(self.chunk_bytes));
+            if chunks > CHUNKS_MAX {
+                return Err(TensorError::TooLarge { key: spec.key, elements: spec.elements }.into());
+            }
+        }
+        let ranges = assign(&fresh, &self.loads, self.chunk_bytes);
+        let names: usize = fresh.iter().map(|spec| spec.name.len() + TENSOR_BYTES).sum();
+        if names + ranges.len() * RANGE_BYTES > CONTROL_FRAME_BYTES_MAX {
+            let what = "the declaration is too large for one message; declare fewer tensors at once";
+            return Err(DeclareError::NotNow(what.into()));
+        }
+        let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
+        for range in &ranges {
+            by_key.entry(range.first.key).or_default().push(*range);
+        }
+        for spec in &fresh {
+            let ranges = by_key.remove(&spec.key).unwrap_or_default();
+            self.add_load(spec, &ranges);
+            let entry = Entry { spec: spec.clone(), ranges, epoch, state: State::Pending };
+            self.tensors.insert(spec.key, entry);
+        }
+        let servers = (0..self.loads.len() as u32).map(Rank).collect();
+        let keys = fresh.iter().map(|spec| spec.key).collect();
+        self.pending.insert(epoch, Pending { servers, keys, error: None });
+        Ok(MapUpdate { epoch, tensors: fresh, ranges })
+    }
+
+    fn add_load(&mut self, spec: &TensorSpec, ranges: &[KeyRange]) {
+        for range in ranges {
+            let start = u64::from(range.first.chunk.0).saturating_mul(self.chunk_bytes);
+            let end = start.saturating_add(u64::from(range.chunks).saturating_mul(self.chunk_bytes));
+            let bytes = end.min(spec.bytes()).saturating_sub(start);
+            if let Some(load) = self.loads.get_mut(range.server.0 as usize) {
+                *load = load.saturating_add(bytes);
+            }
+        }
+    }
+
+    /// The answer for these tensors, once all of them are allocated or one has failed.
+    fn answer_for(&self, keys: &[Key]) -> Option<Result<MapUpdate, DeclareError>> {
+        let mut update = MapUpdate::default();
+        let entries: Vec<&Entry> = keys.iter().filter_map(|key| self.tensors.get(key)).collect();
+        let failed = entries.iter().find_map(|entry| match &entry.state {
+            State::Failed(error) => Some(error.clone()),
+            State::Pending | State::Ready => None,
+        });
+        if let Some(error) = failed {
+            return Some(Err(error));
+        }
+        for entry in entries {
+            if matches!(entry.state, State::Pending) {
+                return None;
+            }
+            update.epoch = update.epoch.max(entry.epoch);
+            update.tensors.push(entry.spec.clone());
+            update.ranges.extend_from_slice(&entry.ranges);
+        }
+        Some(Ok(update))
+    }
+}
+
+fn describe(spec: &TensorSpec) -> String {
+    let TensorSpec { name, dtype, elements, optimizer, mode, .. } = spec;
+    format!("{name:?} with {elements} elements of {dtype:?}, {optimizer:?}, {mode:?}")
+}

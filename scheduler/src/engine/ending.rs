@@ -1,0 +1,155 @@
+//! How members go and how the job ends: goodbyes, deaths, silence, deadlines, the drain. One member's death
+//! ends the job for now; the first death is the one that everybody reports.
+
+use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, release};
+use proto_common::error::{Death, DeathCause};
+use proto_common::ids::{MemberId, Role};
+use proto_common::message::{FromScheduler, RefusalReason};
+
+/// Bytes of a member's own words about its failure.
+const REASON_BYTES_MAX: usize = 2048;
+
+impl Engine {
+    /// A member's connection is gone, or it broke the protocol.
+    pub(super) fn closed(
+        &mut self,
+        now_ms: u64,
+        connection: ConnectionId,
+        fault: Option<String>,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(id) = self.member_of(connection) else { return };
+        self.forget(id);
+        let cause = fault.map_or(DeathCause::ConnectionLost, |reason| DeathCause::Failed { reason });
+        self.death(now_ms, Death { member: id, cause }, out);
+    }
+
+    /// A member did what it must not do: its connection closes and it counts as dead.
+    pub(super) fn fault(&mut self, now_ms: u64, id: MemberId, reason: String, out: &mut Vec<Command>) {
+        self.disconnect(id, out);
+        self.death(now_ms, Death { member: id, cause: DeathCause::Failed { reason } }, out);
+    }
+
+    /// A member says that it fails.
+    pub(super) fn failing(&mut self, now_ms: u64, id: MemberId, mut reason: String, out: &mut Vec<Command>) {
+        let mut end = reason.len().min(REASON_BYTES_MAX);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        reason.truncate(end);
+        self.fault(now_ms, id, reason, out);
+    }
+
+    /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
+    pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
+        match (&self.phase, id.role) {
+            (Phase::Assembling, _) => {
+                return self.fault(now_ms, id, "it left before the cluster was complete".into(), out);
+            }
+            (Phase::Running, Role::Server) => {
+                return self.fault(now_ms, id, "it left while workers still needed it".into(), out);
+            }
+            _ => {}
+        }
+        if let Some(member) = self.members.get_mut(&id) {
+            member.left = true;
+        }
+        self.disconnect(id, out);
+        release(self.barriers.leave(id), out);
+        let workers_left = self.members.iter().all(|(id, member)| id.role != Role::Worker || member.left);
+        if self.phase == Phase::Running && workers_left {
+            self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
+        }
+    }
+
+    pub(super) fn stop(&mut self, now_ms: u64, reason: &str, out: &mut Vec<Command>) {
+        if matches!(self.phase, Phase::Assembling | Phase::Running) {
+            let reason = format!("the scheduler was told to stop: {reason}");
+            self.end(now_ms, Outcome::Done { reason }, out);
+        }
+    }
+
+    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        release(self.barriers.expire(now_ms), out);
+        let waited_ms = now_ms.saturating_sub(self.started_ms);
+        if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
+            let missing = self.missing();
+            return self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);
+        }
+        if matches!(self.phase, Phase::Assembling | Phase::Running) {
+            self.find_silent(now_ms, out);
+        }
+    }
+
+    fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let bound = self.config.shape.silence_ms;
+        let silent = self.members.iter().filter(|(_, member)| !member.gone).find_map(|(id, member)| {
+            let silent_ms = now_ms.saturating_sub(member.heard_ms);
+            (silent_ms > bound).then_some((*id, silent_ms))
+        });
+        if let Some((member, silent_ms)) = silent {
+            self.disconnect(member, out);
+            self.death(now_ms, Death { member, cause: DeathCause::Silent { silent_ms } }, out);
+        }
+    }
+
+    /// The first death ends the job; while it is ending already, members just go.
+    fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+        if matches!(self.phase, Phase::Assembling | Phase::Running) {
+            self.end(now_ms, Outcome::Died(death), out);
+        }
+    }
+
+    /// Tells everyone who is there why the job ends, and gives them the drain time to leave.
+    fn end(&mut self, now_ms: u64, outcome: Outcome, out: &mut Vec<Command>) {
+        let to = self.present(|_| true);
+        match &outcome {
+            Outcome::Done { reason } => {
+                let message = Box::new(FromScheduler::Shutdown { reason: reason.clone() });
+                out.push(Command::Send { to, message });
+            }
+            Outcome::Died(death) => {
+                let message = Box::new(FromScheduler::MemberDied(death.clone()));
+                out.push(Command::Send { to, message });
+            }
+            Outcome::Incomplete { waited_ms, missing } => {
+                let (waited_ms, missing) = (*waited_ms, missing.clone());
+                let reason = RefusalReason::Incomplete { waited_ms, missing };
+                for connection in to {
+                    refuse(connection, reason.clone(), out);
+                }
+                let members: Vec<MemberId> = self.members.keys().copied().collect();
+                for id in members {
+                    self.forget(id);
+                }
+            }
+        }
+        out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
+        self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };
+    }
+
+    fn disconnect(&mut self, id: MemberId, out: &mut Vec<Command>) {
+        out.extend(self.forget(id).map(|connection| Command::Close { connection }));
+    }
+
+    /// A member's connection is of no more use: nothing it waited for is answered.
+    fn forget(&mut self, id: MemberId) -> Option<ConnectionId> {
+        let member = self.members.get_mut(&id)?;
+        member.gone = true;
+        let connection = member.connection;
+        self.connections.remove(&connection);
+        self.barriers.forget(id);
+        self.declarations.forget(connection);
+        Some(connection)
+    }
+
+    /// The job is over when everyone has gone, or had the time to.
+    pub(super) fn end_if_empty(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let Phase::Ending { outcome, deadline_ms } = &self.phase else { return };
+        if now_ms >= *deadline_ms || self.members.values().all(|member| member.gone) {
+            let outcome = outcome.clone();
+            out.push(Command::End(outcome.clone()));
+            self.phase = Phase::Ended { outcome };
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! One member as the scheduler knows it. Plain data and the arithmetic of its report.
+
+use super::ConnectionId;
+use proto_common::ids::{Incarnation, MemberId, Rank, Role};
+use proto_common::message::{ClusterShape, MemberReport, Register};
+
+/// All places of a cluster, servers first, by rank.
+pub(super) fn places(shape: &ClusterShape) -> impl Iterator<Item = MemberId> + use<> {
+    let of = |role, count| (0..count).map(move |rank| MemberId { role, rank: Rank(rank) });
+    of(Role::Server, shape.servers).chain(of(Role::Worker, shape.workers))
+}
+
+/// A registered member.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) connection: ConnectionId,
+    pub(super) incarnation: Incarnation,
+    pub(super) build: String,
+    pub(super) pid: u32,
+    pub(super) data_address: Option<String>,
+    pub(super) http_address: Option<String>,
+    /// When it last said anything.
+    pub(super) heard_ms: u64,
+    pub(super) report: MemberReport,
+    /// When the report came.
+    report_ms: Option<u64>,
+    /// Bytes per second of each link of the report, since the report before.
+    pub(super) rates: Vec<u64>,
+    pub(super) links_ready: bool,
+    /// It said goodbye; then it is gone as well.
+    pub(super) left: bool,
+    /// Its connection is closed, by whichever side.
+    pub(super) gone: bool,
+}
+
+impl Member {
+    pub(super) fn new(connection: ConnectionId, register: Register, now_ms: u64) -> Self {
+        Self {
+            connection,
+            incarnation: register.incarnation,
+            build: register.build,
+            pid: register.pid,
+            data_address: register.data_address,
+            http_address: register.http_address,
+            heard_ms: now_ms,
+            report: MemberReport::default(),
+            report_ms: None,
+            rates: Vec::new(),
+            links_ready: false,
+            left: false,
+            gone: false,
+        }
+    }
+
+    /// Replaces the report and works out the links' rates.
+    pub(super) fn take_report(&mut self, now_ms: u64, report: MemberReport) {
+        let passed_ms = self.report_ms.map_or(0, |before| now_ms.saturating_sub(before)).max(1);
+        let rate = |link: &proto_common::message::LinkReport| {
+            let before = self.report.links.iter().find(|old| old.server == link.server);
+            let bytes = |l: &proto_common::message::LinkReport| l.sent_bytes.saturating_add(l.received_bytes);
+            let moved = before.map_or(0, |old| bytes(link).saturating_sub(bytes(old)));
+            moved.saturating_mul(1000) / passed_ms
+        };
+        self.rates = report.links.iter().map(rate).collect();
+        self.report = report;
+        self.report_ms = Some(now_ms);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::message::LinkReport;
+    use proto_common::transport::{Driver, Offer, Policies};
+
+    #[test]
+    fn a_rate_is_bytes_between_two_reports() {
+        let offer = Offer { host: String::new(), uid: 0, policies: Policies::default(), missing: Vec::new() };
+        let register = Register {
+            protocol: 1,
+            build: String::new(),
+            job: Default::default(),
+            role: Role::Worker,
+            incarnation: Incarnation(1),
+            wanted_rank: None,
+            data_address: None,
+            http_address: None,
+            pid: 1,
+            offer,
+        };
+        let mut member = Member::new(ConnectionId(1), register, 0);
+        let report = |sent_bytes, received_bytes| {
+            let (server, driver, why) = (Rank(0), Driver::Shm, String::new());
+            let links = vec![LinkReport { server, driver, why, sent_bytes, received_bytes }];
+            MemberReport { links, ..MemberReport::default() }
+        };
+        member.take_report(1_000, report(500, 500));
+        assert_eq!(member.rates, [0], "one report is no rate");
+        member.take_report(1_500, report(1_000, 1_500));
+        assert_eq!(member.rates, [3_000]);
+        member.take_report(1_500, report(0, 0));
+        assert_eq!(member.rates, [0], "a count that goes back is no rate");
+    }
+}

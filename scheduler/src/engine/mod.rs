@@ -1,0 +1,354 @@
+//! The scheduler's decisions: who is a member, who is dead, where tensors go, when a barrier opens, when the
+//! job is over. Takes a message, a loss or a tick with the time, returns commands. It must not do I/O, read
+//! a clock, log, or hold anything but plain data; commands carry ids, never senders or sockets.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod barriers;
+mod declarations;
+mod ending;
+mod member;
+mod registration;
+mod status;
+
+use barriers::{Answer, Barriers};
+use declarations::{Declarations, Step};
+use member::Member;
+use proto_common::config::Settings;
+use proto_common::error::Death;
+use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Role};
+use proto_common::limits::NAME_BYTES_MAX;
+use proto_common::message::{
+    ClusterShape, DeclareError, FromScheduler, LinkReport, MemberReport, RefusalReason, ToScheduler,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A control connection, numbered by the runtime; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u64);
+
+/// What the engine must know about its job. All durations in milliseconds.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The job; members of others are refused.
+    pub job: JobId,
+    /// The cluster's shape, as members are told.
+    pub shape: ClusterShape,
+    /// Which scheduler life this is, from 1.
+    pub term: u32,
+    /// Random id of this life.
+    pub scheduler: Incarnation,
+    /// How long members may take to come.
+    pub assemble_ms: u64,
+    /// How long members may take to leave.
+    pub drain_ms: u64,
+}
+
+impl EngineConfig {
+    /// From validated settings.
+    #[must_use]
+    pub fn new(settings: &Settings, scheduler: Incarnation) -> Self {
+        Self {
+            job: settings.job,
+            shape: settings.shape(),
+            term: 1,
+            scheduler,
+            assemble_ms: settings.deadlines.assemble_ms,
+            drain_ms: settings.deadlines.drain_ms,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A connection said something.
+    Message {
+        /// Which.
+        from: ConnectionId,
+        /// What.
+        message: ToScheduler,
+    },
+    /// A connection is gone.
+    Closed {
+        /// Which.
+        connection: ConnectionId,
+        /// What the peer did wrong, where it did not just close.
+        fault: Option<String>,
+    },
+    /// Time has passed.
+    Tick,
+    /// The scheduler is asked to stop.
+    Stop {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What the runtime is to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Send one message to some connections.
+    Send {
+        /// To whom.
+        to: Vec<ConnectionId>,
+        /// What.
+        message: Box<FromScheduler>,
+    },
+    /// Close a connection when everything sent to it is written. Whatever it still says does not count, and
+    /// no `Closed` follows.
+    Close {
+        /// Which.
+        connection: ConnectionId,
+    },
+    /// The job is over; nothing follows.
+    End(Outcome),
+}
+
+/// How the job ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// In good order.
+    Done {
+        /// Why it ended.
+        reason: String,
+    },
+    /// A member died.
+    Died(Death),
+    /// Members did not come in time.
+    Incomplete {
+        /// How long they were waited for.
+        waited_ms: u64,
+        /// Who did not come.
+        missing: Vec<MemberId>,
+    },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done { reason } => f.write_str(reason),
+            Self::Died(death) => death.fmt(f),
+            Self::Incomplete { waited_ms, missing } => {
+                let (waited_ms, missing) = (*waited_ms, missing.clone());
+                RefusalReason::Incomplete { waited_ms, missing }.fmt(f)
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    Assembling,
+    Running,
+    Ending { outcome: Outcome, deadline_ms: u64 },
+    Ended { outcome: Outcome },
+}
+
+/// The scheduler's state.
+#[derive(Debug)]
+pub struct Engine {
+    config: EngineConfig,
+    started_ms: u64,
+    phase: Phase,
+    epoch: Epoch,
+    members: BTreeMap<MemberId, Member>,
+    /// Connections of members that have not closed.
+    connections: BTreeMap<ConnectionId, MemberId>,
+    declarations: Declarations,
+    barriers: Barriers,
+}
+
+impl Engine {
+    /// An empty cluster at `now_ms`.
+    #[must_use]
+    pub fn new(config: EngineConfig, now_ms: u64) -> Self {
+        Self {
+            started_ms: now_ms,
+            phase: Phase::Assembling,
+            epoch: Epoch { term: config.term, counter: 0 },
+            members: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            declarations: Declarations::new(&config.shape),
+            barriers: Barriers::new(&config.shape),
+            config,
+        }
+    }
+
+    /// Takes what happened at `now_ms`, which never goes back.
+    pub fn handle(&mut self, now_ms: u64, input: Input) -> Vec<Command> {
+        let mut out = Vec::new();
+        if matches!(self.phase, Phase::Ended { .. }) {
+            return out;
+        }
+        match input {
+            Input::Message { from, message } => self.message(now_ms, from, message, &mut out),
+            Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, &mut out),
+            Input::Tick => self.tick(now_ms, &mut out),
+            Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
+        }
+        self.end_if_empty(now_ms, &mut out);
+        out
+    }
+
+    /// When the next `Tick` is due at the latest. Silence is checked once a heartbeat period: a later call
+    /// must not put off a tick that an earlier one asked for.
+    #[must_use]
+    pub fn next_tick_ms(&self, now_ms: u64) -> u64 {
+        let periodic = now_ms + self.config.shape.heartbeat_ms.max(1);
+        let phase = match &self.phase {
+            Phase::Assembling => self.started_ms + self.config.assemble_ms,
+            Phase::Running | Phase::Ended { .. } => periodic,
+            Phase::Ending { deadline_ms, .. } => *deadline_ms,
+        };
+        periodic.min(phase).min(self.barriers.next_deadline_ms().unwrap_or(periodic))
+    }
+
+    /// The epoch in force.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Whose connection this is.
+    #[must_use]
+    pub fn member_of(&self, connection: ConnectionId) -> Option<MemberId> {
+        self.connections.get(&connection).copied()
+    }
+
+    fn message(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
+        let Some(id) = self.member_of(from) else {
+            return match message {
+                ToScheduler::Register(register) => self.register(now_ms, from, register, out),
+                other => {
+                    let reason = format!("{} came before a registration; register first", name_of(&other));
+                    refuse(from, RefusalReason::Misplaced(reason), out);
+                }
+            };
+        };
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.heard_ms = now_ms;
+        match message {
+            ToScheduler::Register(_) => {
+                self.fault(now_ms, id, "it registered twice on one connection".into(), out);
+            }
+            ToScheduler::Heartbeat(report) => {
+                member.take_report(now_ms, bounded(report, self.config.shape.servers));
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
+            ToScheduler::LinksReady => member.links_ready = true,
+            ToScheduler::Declare { request, tensors } => {
+                let step = match self.may_declare(id) {
+                    Ok(()) => self.declarations.declare(from, request, tensors, &mut self.epoch),
+                    Err(error) => Step::Answer(Err(error)),
+                };
+                self.follow(from, request, step, out);
+            }
+            ToScheduler::Assigned { epoch, error } => {
+                for (to, request, result) in self.declarations.assigned(id, epoch, error) {
+                    out.push(send(to, FromScheduler::Declared { request, result }));
+                }
+            }
+            ToScheduler::Barrier { request, name, group, timeout_ms } => {
+                let who = barriers::Arrival::new(id, from, request, now_ms, timeout_ms);
+                let answers = match self.phase {
+                    Phase::Assembling | Phase::Running => self.barriers.enter(who, name, group),
+                    _ => vec![who.refused(name, "the job is ending")],
+                };
+                release(answers, out);
+            }
+            ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
+            ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
+        }
+    }
+
+    fn may_declare(&self, id: MemberId) -> Result<(), DeclareError> {
+        let why = match (&self.phase, id.role) {
+            (Phase::Running, Role::Worker) => return Ok(()),
+            (Phase::Running, _) => "only workers declare tensors",
+            (Phase::Assembling, _) => "the cluster is not complete yet; wait for the roster before declaring",
+            (Phase::Ending { .. } | Phase::Ended { .. }, _) => "the job is ending",
+        };
+        Err(DeclareError::NotNow(why.into()))
+    }
+
+    fn follow(&mut self, from: ConnectionId, request: u64, step: Step, out: &mut Vec<Command>) {
+        match step {
+            Step::Answer(result) => out.push(send(from, FromScheduler::Declared { request, result })),
+            Step::Wait => {}
+            Step::Assign(update) => {
+                // Every server gets it, also one that holds none of it: no worker may know an epoch that a
+                // server does not.
+                let to = self.present(|id| id.role == Role::Server);
+                out.push(Command::Send { to, message: Box::new(FromScheduler::Assign(update)) });
+            }
+        }
+    }
+
+    /// Connections of the members that are there and that `wanted` picks, by role and rank.
+    fn present(&self, wanted: impl Fn(MemberId) -> bool) -> Vec<ConnectionId> {
+        let there =
+            |(id, member): (&MemberId, &Member)| (!member.gone && wanted(*id)).then_some(member.connection);
+        self.members.iter().filter_map(there).collect()
+    }
+
+    /// All places of the cluster, servers first.
+    fn places(&self) -> impl Iterator<Item = MemberId> + use<> {
+        member::places(&self.config.shape)
+    }
+
+    fn missing(&self) -> Vec<MemberId> {
+        self.places().filter(|id| !self.members.contains_key(id)).collect()
+    }
+}
+
+fn send(to: ConnectionId, message: FromScheduler) -> Command {
+    Command::Send { to: vec![to], message: Box::new(message) }
+}
+
+fn refuse(connection: ConnectionId, reason: RefusalReason, out: &mut Vec<Command>) {
+    out.push(send(connection, FromScheduler::Refused(reason)));
+    out.push(Command::Close { connection });
+}
+
+fn release(answers: Vec<Answer>, out: &mut Vec<Command>) {
+    for Answer { to, request, result } in answers {
+        out.push(send(to, FromScheduler::Released { request, result }));
+    }
+}
+
+/// A report is kept and shown: no member can make it large.
+fn bounded(mut report: MemberReport, servers: u32) -> MemberReport {
+    report.links.truncate(servers as usize);
+    let cut = |link: &mut LinkReport| cut_text(&mut link.why);
+    report.links.iter_mut().for_each(cut);
+    if let Some((what, _)) = &mut report.oldest {
+        cut_text(what);
+    }
+    report
+}
+
+/// Shortens to [`NAME_BYTES_MAX`], at a character's border.
+fn cut_text(text: &mut String) {
+    let mut end = text.len().min(NAME_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
+
+fn name_of(message: &ToScheduler) -> &'static str {
+    match message {
+        ToScheduler::Register(_) => "a registration",
+        ToScheduler::Heartbeat(_) => "a heartbeat",
+        ToScheduler::LinksReady => "a links-ready message",
+        ToScheduler::Declare { .. } => "a declaration",
+        ToScheduler::Assigned { .. } => "an assignment's answer",
+        ToScheduler::Barrier { .. } => "a barrier",
+        ToScheduler::Goodbye => "a goodbye",
+        ToScheduler::Failing { .. } => "a failure report",
+    }
+}
+
+#[cfg(test)]
+mod tests;

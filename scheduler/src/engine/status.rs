@@ -1,0 +1,63 @@
+//! The engine's state as `/status` shows it. Looks, changes nothing.
+
+use super::member::Member;
+use super::{Engine, Phase};
+use daemon::status::{ClusterStatus, JobPhase, LinkStatus, MemberStatus, OldestOperation};
+use proto_common::ids::MemberId;
+
+impl Engine {
+    /// The job as it stands at `now_ms`.
+    #[must_use]
+    pub fn status(&self, now_ms: u64) -> ClusterStatus {
+        let (tensors, tensor_bytes) = self.declarations.totals();
+        let (phase, ending) = match &self.phase {
+            Phase::Assembling => (JobPhase::Assembling, None),
+            Phase::Running => (JobPhase::Running, None),
+            Phase::Ending { outcome, .. } => (JobPhase::Ending, Some(outcome.to_string())),
+            Phase::Ended { outcome } => (JobPhase::Ended, Some(outcome.to_string())),
+        };
+        ClusterStatus {
+            job: self.config.job.0,
+            phase,
+            epoch: self.epoch.to_string(),
+            workers: self.config.shape.workers,
+            servers: self.config.shape.servers,
+            silence_ms: self.config.shape.silence_ms,
+            uptime_ms: now_ms.saturating_sub(self.started_ms),
+            tensors,
+            tensor_bytes,
+            members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
+            missing: self.missing(),
+            barriers: self.barriers.status(now_ms),
+            ending,
+        }
+    }
+}
+
+fn show(id: MemberId, member: &Member, now_ms: u64) -> MemberStatus {
+    let report = &member.report;
+    let link = |(link, rate): (&proto_common::message::LinkReport, &u64)| LinkStatus {
+        server: link.server,
+        driver: link.driver,
+        why: link.why.clone(),
+        sent_bytes: link.sent_bytes,
+        received_bytes: link.received_bytes,
+        bytes_per_second: *rate,
+    };
+    let oldest = report.oldest.clone().map(|(what, waited_ms)| OldestOperation { what, waited_ms });
+    MemberStatus {
+        role: id.role,
+        rank: id.rank,
+        pid: member.pid,
+        build: member.build.clone(),
+        data_address: member.data_address.clone(),
+        http_address: member.http_address.clone(),
+        silent_ms: now_ms.saturating_sub(member.heard_ms),
+        left: member.left,
+        links_ready: member.links_ready,
+        round: report.round,
+        in_flight: report.in_flight,
+        oldest,
+        links: report.links.iter().zip(&member.rates).map(link).collect(),
+    }
+}

@@ -1,0 +1,96 @@
+//! Barriers: opened once, by the last one; deadlines name who is missing.
+
+use super::*;
+use proto_common::message::WaitError;
+
+fn barrier(request: u64, name: &str, group: NodeGroup, timeout_ms: u64) -> ToScheduler {
+    ToScheduler::Barrier { request, name: name.into(), group, timeout_ms }
+}
+
+fn released(request: u64) -> FromScheduler {
+    FromScheduler::Released { request, result: Ok(()) }
+}
+
+fn error(commands: &[Command]) -> WaitError {
+    match only(commands) {
+        FromScheduler::Released { result: Err(error), .. } => error.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_last_one_opens_it_for_all_and_it_can_be_used_again() {
+    let mut rig = Rig::running(1, 2);
+    for round in 0..2 {
+        assert!(rig.say(worker(1), barrier(10 + round, "a", NodeGroup::WORKERS, 50)).is_empty());
+        let commands = rig.say(worker(0), barrier(20 + round, "a", NodeGroup::WORKERS, 50));
+        let expected = [to(&[worker(0)], released(20 + round)), to(&[worker(1)], released(10 + round))];
+        assert_eq!(commands, expected);
+    }
+    assert!(rig.engine.status(0).barriers.is_empty());
+}
+
+#[test]
+fn names_and_groups_do_not_meet() {
+    let mut rig = Rig::running(1, 1);
+    assert!(rig.say(worker(0), barrier(1, "a", NodeGroup::ALL, 50)).is_empty());
+    assert!(rig.say(server(0), barrier(1, "b", NodeGroup::ALL, 50)).is_empty());
+    assert_eq!(rig.say(server(0), barrier(2, "a", NodeGroup::SERVERS, 50)).len(), 1, "alone in its group");
+    assert_eq!(rig.engine.status(7).barriers.len(), 2);
+    assert_eq!(rig.engine.status(7).barriers[0].missing, [server(0)]);
+    assert_eq!(rig.say(server(0), barrier(3, "a", NodeGroup::ALL, 50)).len(), 2);
+}
+
+#[test]
+fn a_deadline_names_the_missing_and_only_them() {
+    let mut rig = Rig::running(1, 3);
+    rig.say(worker(0), barrier(1, "a", NodeGroup::WORKERS, 50));
+    rig.now_ms = 20;
+    rig.say(worker(2), barrier(2, "a", NodeGroup::WORKERS, 60));
+    assert!(rig.tick_at(49).is_empty());
+    let first = rig.tick_at(50);
+    let (name, missing) = ("a".to_owned(), vec![worker(1)]);
+    assert_eq!(error(&first), WaitError::Deadline { name: name.clone(), waited_ms: 50, missing });
+    let second = rig.tick_at(80);
+    let missing = vec![worker(0), worker(1)];
+    assert_eq!(
+        error(&second),
+        WaitError::Deadline { name, waited_ms: 60, missing },
+        "worker 0 is not there now"
+    );
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let mut rig = Rig::running(1, 2);
+    let none = NodeGroup { servers: false, workers: false };
+    let outside = error(&rig.say(worker(0), barrier(1, "a", none, 50)));
+    assert!(outside.to_string().contains("not part of the group"), "{outside}");
+    assert!(matches!(
+        error(&rig.say(worker(0), barrier(1, "a", NodeGroup::SERVERS, 50))),
+        WaitError::Refused { .. }
+    ));
+    let long = "x".repeat(NAME_BYTES_MAX + 1);
+    assert!(error(&rig.say(worker(0), barrier(1, &long, NodeGroup::ALL, 50))).to_string().contains("bytes"));
+    assert!(rig.say(worker(0), barrier(1, &long[1..], NodeGroup::ALL, 50)).is_empty(), "at the bound");
+    let twice = error(&rig.say(worker(0), barrier(2, &long[1..], NodeGroup::ALL, 50)));
+    assert!(twice.to_string().contains("waits there already"), "{twice}");
+}
+
+#[test]
+fn nobody_waits_for_one_who_left() {
+    let mut rig = Rig::running(1, 2);
+    rig.say(worker(0), barrier(1, "a", NodeGroup::WORKERS, 50));
+    let commands = rig.say(worker(1), ToScheduler::Goodbye);
+    assert!(error(&commands).to_string().contains("worker 1 has left"), "{commands:?}");
+    let later = error(&rig.say(worker(0), barrier(2, "b", NodeGroup::WORKERS, 50)));
+    assert!(later.to_string().contains("worker 1 has left"), "{later}");
+}
+
+#[test]
+fn a_job_that_ends_opens_nothing() {
+    let mut rig = Rig::running(1, 1);
+    rig.handle(Input::Stop { reason: "SIGTERM".into() });
+    let refused = error(&rig.say(worker(0), barrier(1, "a", NodeGroup::WORKERS, 50)));
+    assert!(refused.to_string().contains("ending"), "{refused}");
+}

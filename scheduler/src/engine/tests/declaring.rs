@@ -1,0 +1,126 @@
+//! Declarations: placed once, agreed by all, answered only when servers have allocated.
+
+use super::*;
+
+const ELEMENTS: u64 = 3 * 1024;
+
+fn tensor(key: u64) -> TensorSpec {
+    TensorSpec::f32(key, ELEMENTS, Optimizer::sum())
+}
+
+fn declare(request: u64, tensors: Vec<TensorSpec>) -> ToScheduler {
+    ToScheduler::Declare { request, tensors }
+}
+
+fn assignment(commands: &[Command]) -> MapUpdate {
+    match only(commands) {
+        FromScheduler::Assign(update) => update.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(commands: &[Command]) -> (u64, Result<MapUpdate, DeclareError>) {
+    match only(commands) {
+        FromScheduler::Declared { request, result } => (*request, result.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn assigned(epoch: Epoch) -> ToScheduler {
+    ToScheduler::Assigned { epoch, error: None }
+}
+
+#[test]
+fn workers_hear_after_every_server_has_allocated() {
+    let mut rig = Rig::running(2, 2);
+    let commands = rig.say(worker(0), declare(1, vec![tensor(5), tensor(1 << 40)]));
+    let update = assignment(&commands);
+    assert_eq!(commands, [to(&[server(0), server(1)], FromScheduler::Assign(update.clone()))]);
+    assert_eq!(update.epoch, Epoch { term: 1, counter: 2 });
+    assert_eq!(update.ranges.iter().map(|r| r.chunks).sum::<u32>(), 6);
+    assert!(rig.say(worker(1), declare(8, vec![tensor(5)])).is_empty(), "the same: waits, places nothing");
+    assert!(rig.say(server(0), assigned(update.epoch)).is_empty(), "one server is not all");
+    assert!(rig.say(server(0), assigned(update.epoch)).is_empty(), "twice is not two");
+    let commands = rig.say(server(1), assigned(update.epoch));
+    let all = FromScheduler::Declared { request: 1, result: Ok(update.clone()) };
+    let ranges = update.ranges.iter().filter(|r| r.first.key == Key(5)).copied().collect();
+    let part = MapUpdate { epoch: update.epoch, tensors: vec![tensor(5)], ranges };
+    let part = FromScheduler::Declared { request: 8, result: Ok(part) };
+    assert_eq!(commands, [to(&[worker(0)], all), to(&[worker(1)], part)]);
+    assert_eq!(rig.engine.status(0).tensors, 2);
+    assert_eq!(rig.engine.status(0).tensor_bytes, 2 * 4 * ELEMENTS);
+}
+
+#[test]
+fn the_same_again_is_answered_at_once_with_the_same_ranges() {
+    let mut rig = Rig::running(1, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    let first = answer(&rig.say(server(0), assigned(update.epoch))).1;
+    let again = answer(&rig.say(worker(0), declare(2, vec![tensor(5)])));
+    assert_eq!(again, (2, first));
+    let (_, result) = answer(&rig.say(worker(0), declare(3, Vec::new())));
+    assert_eq!(result, Ok(MapUpdate::default()), "nothing declared, nothing to wait for");
+}
+
+#[test]
+fn later_tensors_even_out_the_servers() {
+    let mut rig = Rig::running(2, 1);
+    let mut servers = Vec::new();
+    for key in 0..2 {
+        let spec = TensorSpec::f32(key, 8, Optimizer::sum());
+        let update = assignment(&rig.say(worker(0), declare(key, vec![spec])));
+        servers.push(update.ranges[0].server);
+        for id in [server(0), server(1)] {
+            rig.say(id, assigned(update.epoch));
+        }
+    }
+    assert_ne!(servers[0], servers[1]);
+}
+
+#[test]
+fn contradictions_and_nonsense_are_refused_by_cause() {
+    let mut rig = Rig::running(1, 2);
+    rig.say(worker(0), declare(1, vec![tensor(5)]));
+    let mut said = |tensors| answer(&rig.say(worker(1), declare(9, tensors))).1.unwrap_err();
+    let other = TensorSpec { elements: 1, ..tensor(5) };
+    let conflict = said(vec![other]);
+    assert!(matches!(conflict, DeclareError::Conflict { key: Key(5), .. }), "{conflict}");
+    assert!(conflict.to_string().contains("3072 elements"), "{conflict}");
+    assert_eq!(said(vec![tensor(6), tensor(6)]), DeclareError::Duplicate { key: Key(6) });
+    let empty = TensorSpec { elements: 0, ..tensor(6) };
+    assert!(matches!(said(vec![empty]), DeclareError::Tensor(_)));
+    let endless = TensorSpec { elements: 1 << 40, ..tensor(6) };
+    assert!(matches!(said(vec![endless]), DeclareError::Tensor(_)), "more chunks than are placed at once");
+    assert_eq!(rig.engine.status(0).tensors, 1, "a refused declaration leaves nothing");
+    assert_eq!(rig.engine.epoch(), Epoch { term: 1, counter: 2 });
+}
+
+#[test]
+fn a_servers_error_reaches_everyone_who_declares_that_tensor() {
+    let mut rig = Rig::running(2, 2);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    rig.say(server(0), ToScheduler::Assigned { epoch: update.epoch, error: Some("no memory".into()) });
+    let (_, result) = answer(&rig.say(server(1), assigned(update.epoch)));
+    let error = DeclareError::Server { server: Rank(0), reason: "no memory".into() };
+    assert_eq!(result, Err(error.clone()));
+    assert_eq!(answer(&rig.say(worker(1), declare(2, vec![tensor(5)]))), (2, Err(error)));
+}
+
+#[test]
+fn only_workers_of_a_complete_cluster_declare() {
+    let mut rig = Rig::new(1, 1);
+    rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 1)));
+    let (_, early) = answer(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    assert!(early.unwrap_err().to_string().contains("not complete"));
+    let mut rig = Rig::running(1, 1);
+    let (_, server) = answer(&rig.say(server(0), declare(1, vec![tensor(5)])));
+    assert!(server.unwrap_err().to_string().contains("only workers"));
+}
+
+#[test]
+fn an_answer_to_no_question_is_nothing() {
+    let mut rig = Rig::running(1, 1);
+    assert!(rig.say(server(0), assigned(Epoch { term: 1, counter: 77 })).is_empty());
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    assert!(rig.say(worker(0), assigned(update.epoch)).is_empty(), "a worker is no server");
+}

@@ -1,0 +1,174 @@
+//! The engine's decisions, as lists of commands.
+
+mod barriers;
+mod declaring;
+mod ending;
+mod properties;
+mod registering;
+
+use super::*;
+use proto_common::ids::{Key, Rank};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{Register, Welcome};
+use proto_common::optimizer::Optimizer;
+use proto_common::shard_map::MapUpdate;
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::{Offer, Policies};
+
+const ASSEMBLE_MS: u64 = 1_000;
+const DRAIN_MS: u64 = 300;
+const SILENCE_MS: u64 = 100;
+
+fn server(rank: u32) -> MemberId {
+    MemberId { role: Role::Server, rank: Rank(rank) }
+}
+
+fn worker(rank: u32) -> MemberId {
+    MemberId { role: Role::Worker, rank: Rank(rank) }
+}
+
+/// The connection that the rig gives a member.
+fn connection(id: MemberId) -> ConnectionId {
+    ConnectionId(u64::from(id.rank.0) + if id.role == Role::Server { 0 } else { 100 })
+}
+
+fn register(role: Role, incarnation: u64) -> Register {
+    Register {
+        protocol: PROTOCOL_VERSION,
+        build: "test".into(),
+        job: JobId(7),
+        role,
+        incarnation: Incarnation(incarnation),
+        wanted_rank: None,
+        data_address: Some("127.0.0.1:1".into()),
+        http_address: None,
+        pid: 1,
+        offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
+    }
+}
+
+/// The engine with a clock that the test moves.
+struct Rig {
+    engine: Engine,
+    now_ms: u64,
+}
+
+impl Rig {
+    fn new(servers: u32, workers: u32) -> Self {
+        let shape = ClusterShape {
+            workers,
+            servers,
+            chunk_bytes: 4096,
+            lanes: 1,
+            deterministic: true,
+            heartbeat_ms: 10,
+            silence_ms: SILENCE_MS,
+        };
+        let config = EngineConfig {
+            job: JobId(7),
+            shape,
+            term: 1,
+            scheduler: Incarnation(99),
+            assemble_ms: ASSEMBLE_MS,
+            drain_ms: DRAIN_MS,
+        };
+        Self { engine: Engine::new(config, 0), now_ms: 0 }
+    }
+
+    /// A cluster whose members are all there.
+    fn running(servers: u32, workers: u32) -> Self {
+        let mut rig = Self::new(servers, workers);
+        let places: Vec<MemberId> = rig.engine.places().collect();
+        for id in places {
+            let mut message = register(id.role, connection(id).0 + 1);
+            message.wanted_rank = Some(id.rank);
+            rig.say(id, ToScheduler::Register(message));
+        }
+        assert_eq!(rig.engine.phase, Phase::Running);
+        rig
+    }
+
+    fn handle(&mut self, input: Input) -> Vec<Command> {
+        self.engine.handle(self.now_ms, input)
+    }
+
+    fn say_on(&mut self, from: u64, message: ToScheduler) -> Vec<Command> {
+        self.handle(Input::Message { from: ConnectionId(from), message })
+    }
+
+    fn say(&mut self, id: MemberId, message: ToScheduler) -> Vec<Command> {
+        self.say_on(connection(id).0, message)
+    }
+
+    fn lose(&mut self, id: MemberId) -> Vec<Command> {
+        self.handle(Input::Closed { connection: connection(id), fault: None })
+    }
+
+    fn tick_at(&mut self, now_ms: u64) -> Vec<Command> {
+        self.now_ms = now_ms;
+        self.handle(Input::Tick)
+    }
+}
+
+fn to(members: &[MemberId], message: FromScheduler) -> Command {
+    Command::Send { to: members.iter().map(|id| connection(*id)).collect(), message: Box::new(message) }
+}
+
+fn close(id: MemberId) -> Command {
+    Command::Close { connection: connection(id) }
+}
+
+/// The only message of a list of commands.
+fn only(commands: &[Command]) -> &FromScheduler {
+    let mut messages = commands.iter().filter_map(|command| match command {
+        Command::Send { message, .. } => Some(message.as_ref()),
+        Command::Close { .. } | Command::End(_) => None,
+    });
+    let first = messages.next().unwrap_or_else(|| panic!("no message in {commands:?}"));
+    assert!(messages.next().is_none(), "several messages in {commands:?}");
+    first
+}
+
+#[test]
+fn strangers_must_register_first() {
+    let mut rig = Rig::new(1, 1);
+    let commands = rig.say_on(5, ToScheduler::LinksReady);
+    let FromScheduler::Refused(reason) = only(&commands) else { panic!("{commands:?}") };
+    assert!(reason.to_string().contains("register first"), "{reason}");
+    assert_eq!(commands[1], Command::Close { connection: ConnectionId(5) });
+    assert!(rig.handle(Input::Closed { connection: ConnectionId(5), fault: None }).is_empty());
+}
+
+#[test]
+fn a_heartbeat_is_answered_and_its_report_is_bounded() {
+    let mut rig = Rig::running(1, 1);
+    let link = LinkReport {
+        server: Rank(0),
+        driver: proto_common::transport::Driver::Tcp,
+        why: "ü".repeat(NAME_BYTES_MAX),
+        sent_bytes: 1,
+        received_bytes: 2,
+    };
+    let oldest = Some(("x".repeat(1 << 20), 5));
+    let report = MemberReport { round: 3, in_flight: 1, oldest, links: vec![link; 50] };
+    let commands = rig.say(worker(0), ToScheduler::Heartbeat(report));
+    assert_eq!(commands, [to(&[worker(0)], FromScheduler::HeartbeatAck)]);
+    let status = rig.engine.status(rig.now_ms + 4);
+    let shown = &status.members[1];
+    assert_eq!((shown.round, shown.silent_ms, shown.links.len()), (3, 4, 1));
+    assert_eq!(shown.oldest.as_ref().map(|o| o.what.len()), Some(NAME_BYTES_MAX));
+    assert!(shown.links[0].why.len() <= NAME_BYTES_MAX);
+}
+
+#[test]
+fn the_next_tick_is_the_nearest_deadline() {
+    let mut rig = Rig::new(1, 1);
+    assert_eq!(rig.engine.next_tick_ms(0), 10, "a heartbeat period");
+    assert_eq!(rig.engine.next_tick_ms(ASSEMBLE_MS - 3), ASSEMBLE_MS);
+    rig = Rig::running(1, 1);
+    let group = NodeGroup::ALL;
+    rig.say(worker(0), ToScheduler::Barrier { request: 1, name: "b".into(), group, timeout_ms: 4 });
+    assert_eq!(rig.engine.next_tick_ms(1), 4);
+}
+
+use proto_common::message::NodeGroup;

@@ -1,0 +1,94 @@
+//! Who is let in, with which rank, and what everyone is told.
+
+use super::*;
+
+fn refusal(commands: &[Command]) -> String {
+    match only(commands) {
+        FromScheduler::Refused(reason) => reason.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ranks_are_given_in_order_or_as_wanted() {
+    let mut rig = Rig::new(1, 3);
+    let commands = rig.say_on(1, ToScheduler::Register(register(Role::Worker, 1)));
+    let welcome = Welcome {
+        rank: Rank(0),
+        job: JobId(7),
+        epoch: Epoch { term: 1, counter: 0 },
+        scheduler: Incarnation(99),
+        shape: rig.engine.config.shape,
+    };
+    assert_eq!(commands, [send(ConnectionId(1), FromScheduler::Welcome(welcome))]);
+    let wanted = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };
+    rig.say_on(2, ToScheduler::Register(wanted));
+    assert_eq!(rig.engine.member_of(ConnectionId(2)), Some(worker(2)));
+    rig.say_on(3, ToScheduler::Register(register(Role::Worker, 3)));
+    assert_eq!(rig.engine.member_of(ConnectionId(3)), Some(worker(1)), "the gap is filled");
+}
+
+#[test]
+fn the_last_one_completes_the_roster_for_all() {
+    let mut rig = Rig::new(1, 1);
+    rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
+    assert_eq!(rig.engine.status(0).missing, [server(0)]);
+    let commands = rig.say(server(0), ToScheduler::Register(register(Role::Server, 6)));
+    let member = |id, incarnation| proto_common::message::Member {
+        id,
+        incarnation: Incarnation(incarnation),
+        data_address: Some("127.0.0.1:1".into()),
+        http_address: None,
+    };
+    let members = vec![member(server(0), 6), member(worker(0), 5)];
+    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members };
+    assert_eq!(commands[1..], [to(&[server(0), worker(0)], roster)]);
+}
+
+#[test]
+fn a_worker_too_many_and_a_wrong_rank_are_refused() {
+    let mut rig = Rig::new(1, 2);
+    rig.say_on(1, ToScheduler::Register(register(Role::Worker, 1)));
+    let at_the_end = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };
+    assert!(refusal(&rig.say_on(2, ToScheduler::Register(at_the_end))).contains("rank 2 is taken or out"));
+    let taken = Register { wanted_rank: Some(Rank(0)), ..register(Role::Worker, 2) };
+    assert!(refusal(&rig.say_on(2, ToScheduler::Register(taken))).contains("below 2"));
+    rig.say_on(3, ToScheduler::Register(register(Role::Worker, 3)));
+    let commands = rig.say_on(4, ToScheduler::Register(register(Role::Worker, 4)));
+    assert!(refusal(&commands).contains("all 2 places for a worker are taken"));
+    assert_eq!(commands[1], Command::Close { connection: ConnectionId(4) });
+}
+
+#[test]
+fn strangers_of_every_kind_are_refused() {
+    let mut rig = Rig::new(1, 2);
+    let mut said = |message: Register| refusal(&rig.say_on(1, ToScheduler::Register(message)));
+    let base = register(Role::Worker, 1);
+    assert!(said(Register { protocol: 0, ..base.clone() }).contains("same release"));
+    assert!(said(Register { job: JobId(8), ..base.clone() }).contains("job 8 is not"));
+    assert!(said(Register { role: Role::Scheduler, ..base.clone() }).contains("second scheduler"));
+    assert!(said(Register { build: "x".repeat(257), ..base.clone() }).contains("256 bytes"));
+    assert!(
+        said(Register { role: Role::Server, data_address: None, ..base.clone() }).contains("data address")
+    );
+    rig.say_on(2, ToScheduler::Register(base.clone()));
+    let again = refusal(&rig.say_on(3, ToScheduler::Register(base)));
+    assert!(again.contains("registered already as worker 0"), "{again}");
+}
+
+#[test]
+fn registering_twice_on_one_connection_is_a_fault() {
+    let mut rig = Rig::running(1, 1);
+    let commands = rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 9)));
+    assert_eq!(commands[0], close(worker(0)));
+    assert!(matches!(only(&commands), FromScheduler::MemberDied(death) if death.member == worker(0)));
+}
+
+#[test]
+fn a_job_that_ends_takes_nobody() {
+    let mut rig = Rig::new(1, 2);
+    rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 1)));
+    rig.handle(Input::Stop { reason: "SIGTERM".into() });
+    let commands = rig.say(worker(1), ToScheduler::Register(register(Role::Worker, 2)));
+    assert!(refusal(&commands).contains("the job is ending"));
+}

@@ -1,0 +1,81 @@
+//! `gradwire-scheduler`: command line, settings, logs, exit code. The work is in the library.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use daemon::exit::{Failure, WithCode as _, run_main};
+use daemon::settings::{CommonArgs, Override};
+use gradwire_scheduler::runtime::{self, Listeners};
+use proto_common::error::ExitCode;
+use proto_common::ids::Role;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Keeps a job's roster: gives ranks, notices deaths, opens barriers and places tensors.
+///
+/// Ends with 0 when all workers are done or on SIGTERM, 71 when a member died, 72 when members did not come
+/// in time, 74 when its port is taken, 78 when a setting is wrong.
+#[derive(Debug, Parser)]
+#[command(name = "gradwire-scheduler", version)]
+struct Args {
+    /// How many workers the job has.
+    #[arg(long, value_name = "N")]
+    workers: Option<u32>,
+    /// How many servers the job has.
+    #[arg(long, value_name = "N")]
+    servers: Option<u32>,
+    /// Write the bound addresses to this file, as the lines control=HOST:PORT and http=HOST:PORT.
+    #[arg(long, value_name = "FILE")]
+    port_file: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+fn main() -> std::process::ExitCode {
+    let args = Args::parse();
+    run_main("gradwire-scheduler", || start(&args))
+}
+
+fn start(args: &Args) -> Result<(), anyhow::Error> {
+    let env = daemon::process::environment();
+    daemon::process::die_with_parent(&env)?;
+    let counts =
+        [("--workers", "cluster.workers", args.workers), ("--servers", "cluster.servers", args.servers)];
+    let own: Vec<Override> = counts
+        .into_iter()
+        .filter_map(|(flag, key, count)| Some(Override::new(flag, key, count?.to_string())))
+        .collect();
+    let loaded = args.common.load_with(Role::Scheduler, &env, &own)?;
+    daemon::logging::init(Role::Scheduler, &loaded.settings.log)?;
+    loaded.log();
+    let settings = loaded.settings;
+    daemon::process::control_runtime()?.block_on(async {
+        let shutdown = daemon::shutdown::on_signals()?;
+        let listeners = runtime::bind(&settings).await?;
+        announce(&listeners, args.port_file.as_deref())?;
+        let outcome = runtime::run(listeners, &settings, shutdown).await?;
+        tracing::info!(%outcome, "the job is over");
+        Ok(runtime::verdict(&outcome)?)
+    })
+}
+
+/// Logs the bound addresses and writes them where a launcher looks for them.
+fn announce(listeners: &Listeners, port_file: Option<&Path>) -> Result<(), Failure> {
+    let control = listeners.control.local_addr().code(ExitCode::Io)?.to_string();
+    let http = daemon::http::address_of(listeners.http.as_ref()).unwrap_or_default();
+    tracing::info!(control, http, protocol = proto_common::limits::PROTOCOL_VERSION, "the scheduler listens");
+    let Some(path) = port_file else { return Ok(()) };
+    write_whole(path, &format!("control={control}\nhttp={http}\n")).map_err(|error| {
+        let text = format!("cannot write --port-file {}: {error}; name a writable directory", path.display());
+        Failure::message(ExitCode::Io, text)
+    })
+}
+
+/// Writes a file so that a reader sees all of it or nothing.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(name);
+    let mut file = std::fs::File::create(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    std::fs::rename(&temporary, path)
+}

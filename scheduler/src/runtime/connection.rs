@@ -1,0 +1,169 @@
+//! One control connection: a task that reads and a task that writes, with what each may cost. It must not
+//! know what messages mean.
+
+use crate::engine::ConnectionId;
+use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
+use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
+use proto_common::message::ToScheduler;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Messages that may wait for one peer.
+const QUEUE_MAX: usize = 1024;
+/// Bytes that may wait for one peer: the largest message four times.
+const QUEUE_BYTES_MAX: usize = 4 * CONTROL_FRAME_BYTES_MAX;
+/// Milliseconds for which a closed connection's input is still read and thrown away: closing a socket with
+/// unread input would destroy the last message to the peer.
+const LINGER_MS: u64 = 500;
+
+/// How long a connection may take for things.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For its first message.
+    pub(super) handshake: Duration,
+    /// To take one message of ours.
+    pub(super) write: Duration,
+}
+
+/// What a connection did wrong.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    /// A metric's label.
+    pub(super) kind: &'static str,
+    /// For people.
+    pub(super) text: String,
+}
+
+/// What a connection's tasks tell the core.
+#[derive(Debug)]
+pub(super) enum Event {
+    Message { from: ConnectionId, message: ToScheduler },
+    Closed { connection: ConnectionId, fault: Option<Fault> },
+}
+
+/// The core's end of a connection. Dropping it closes the connection after everything queued is written.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    peer: SocketAddr,
+    frames: mpsc::Sender<Arc<[u8]>>,
+    queued_bytes: Arc<AtomicUsize>,
+    /// The reading task lingers, then ends, when this is dropped.
+    _open: oneshot::Sender<()>,
+}
+
+impl Outbox {
+    /// Starts the two tasks of an accepted connection.
+    pub(super) fn open(
+        id: ConnectionId,
+        stream: TcpStream,
+        peer: SocketAddr,
+        limits: Limits,
+        events: &mpsc::Sender<Event>,
+        tasks: &mut JoinSet<()>,
+    ) -> io::Result<Self> {
+        let (read, write) = Connection::new(stream)?.into_split();
+        let (frames, queue) = mpsc::channel(QUEUE_MAX);
+        let (open, closing) = oneshot::channel();
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        tasks.spawn(read_messages(id, read, limits.handshake, events.clone(), closing));
+        tasks.spawn(write_frames(id, write, limits.write, queue, Arc::clone(&queued_bytes), events.clone()));
+        Ok(Self { peer, frames, queued_bytes, _open: open })
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Queues a frame, or says why the peer is to be given up.
+    pub(super) fn push(&self, frame: Arc<[u8]>) -> Result<(), String> {
+        let bytes = frame.len();
+        let waiting = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if waiting + bytes > QUEUE_BYTES_MAX || self.frames.try_send(frame).is_err() {
+            return Err(format!("it does not read its control connection: {waiting} bytes wait for it"));
+        }
+        Ok(())
+    }
+}
+
+async fn read_messages(
+    id: ConnectionId,
+    mut read: ReadHalf,
+    handshake: Duration,
+    events: mpsc::Sender<Event>,
+    mut closing: oneshot::Receiver<()>,
+) {
+    let mut stranger = true;
+    let fault = loop {
+        let next = async {
+            match stranger {
+                true => read.receive_within::<ToScheduler>(handshake).await,
+                false => read.receive().await,
+            }
+        };
+        let received = tokio::select! {
+            received = next => received,
+            _ = &mut closing => return linger(read).await,
+        };
+        match received {
+            Ok(Some(message)) => {
+                stranger = false;
+                if events.send(Event::Message { from: id, message }).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break None,
+            Err(error) => break fault_of(&error),
+        }
+    };
+    // The core may be gone already; then nobody needs to know.
+    let _ = events.send(Event::Closed { connection: id, fault }).await;
+    linger(read).await;
+}
+
+fn fault_of(error: &FrameError) -> Option<Fault> {
+    let fault = |kind, text| Some(Fault { kind, text });
+    match error {
+        // A process that was killed looks like this.
+        FrameError::Cut { .. } | FrameError::Io(_) => None,
+        FrameError::Deadline { waited_ms } => {
+            fault("handshake", format!("it said nothing for {waited_ms} ms after connecting"))
+        }
+        FrameError::TooLong { .. } | FrameError::Codec(_) => fault("malformed", error.to_string()),
+    }
+}
+
+async fn linger(mut read: ReadHalf) {
+    let drained = async { while let Ok(Some(_)) = read.receive::<ToScheduler>().await {} };
+    let _ = timeout(Duration::from_millis(LINGER_MS), drained).await;
+}
+
+async fn write_frames(
+    id: ConnectionId,
+    mut write: WriteHalf,
+    limit: Duration,
+    mut queue: mpsc::Receiver<Arc<[u8]>>,
+    queued_bytes: Arc<AtomicUsize>,
+    events: mpsc::Sender<Event>,
+) {
+    while let Some(frame) = queue.recv().await {
+        match write.write_within(&frame, limit).await {
+            Ok(()) => drop(queued_bytes.fetch_sub(frame.len(), Ordering::Relaxed)),
+            Err(FrameError::Deadline { waited_ms }) => {
+                let text = format!("it has not read its control connection for {waited_ms} ms");
+                let fault = Some(Fault { kind: "slow", text });
+                let _ = events.send(Event::Closed { connection: id, fault }).await;
+                return;
+            }
+            // The reading task sees the broken connection as well, and tells.
+            Err(_) => return,
+        }
+    }
+    let _ = write.close().await;
+}

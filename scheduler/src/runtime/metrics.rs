@@ -1,0 +1,190 @@
+//! The scheduler's metrics: counters of what passed, and gauges read from the engine when they are scraped.
+//! Labels have a fixed set of values.
+
+use super::View;
+use crate::engine::Input;
+use daemon::metrics::registry;
+use daemon::status::{ClusterStatus, JobPhase};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use proto_common::error::DeathCause;
+use proto_common::ids::Role;
+use proto_common::message::{FromScheduler, ToScheduler};
+
+type Result<T> = std::result::Result<T, prometheus::Error>;
+
+/// Counters, and the registry that holds everything.
+pub(super) struct Metrics {
+    registry: Registry,
+    heartbeats: IntCounter,
+    connections_refused: IntCounterVec,
+    registrations: IntCounterVec,
+    declarations: IntCounterVec,
+    barriers: IntCounterVec,
+    deaths: IntCounterVec,
+}
+
+impl Metrics {
+    pub(super) fn new(view: View) -> Result<Self> {
+        let registry = registry(Role::Scheduler)?;
+        let counters = |name: &str, help: &str, label: &str| {
+            let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+            registry.register(Box::new(counters.clone()))?;
+            Result::Ok(counters)
+        };
+        let heartbeats = IntCounter::new("gradwire_scheduler_heartbeats_total", "Heartbeats received.")?;
+        registry.register(Box::new(heartbeats.clone()))?;
+        let metrics = Self {
+            heartbeats,
+            connections_refused: counters(
+                "gradwire_scheduler_connections_refused_total",
+                "Connections dropped before they registered.",
+                "reason",
+            )?,
+            registrations: counters(
+                "gradwire_scheduler_registrations_total",
+                "Answers to registrations.",
+                "result",
+            )?,
+            declarations: counters(
+                "gradwire_scheduler_declarations_total",
+                "Answers to declarations of tensors.",
+                "result",
+            )?,
+            barriers: counters(
+                "gradwire_scheduler_barrier_waits_total",
+                "Answers to members that waited at a barrier.",
+                "result",
+            )?,
+            deaths: counters("gradwire_scheduler_deaths_total", "Members that died.", "cause")?,
+            registry,
+        };
+        metrics.registry.register(Box::new(EngineGauges::new(view)?))?;
+        Ok(metrics)
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// A connection dropped before it registered.
+    pub(super) fn refused(&self, reason: &str) {
+        self.connections_refused.with_label_values(&[reason]).inc();
+    }
+
+    pub(super) fn count_input(&self, input: &Input) {
+        if let Input::Message { message: ToScheduler::Heartbeat(_), .. } = input {
+            self.heartbeats.inc();
+        }
+    }
+
+    pub(super) fn count_message(&self, message: &FromScheduler, receivers: u64) {
+        let (counter, label) = match message {
+            FromScheduler::Welcome(_) => (&self.registrations, "accepted"),
+            FromScheduler::Refused(_) => (&self.registrations, "refused"),
+            FromScheduler::Declared { result: Ok(_), .. } => (&self.declarations, "accepted"),
+            FromScheduler::Declared { result: Err(_), .. } => (&self.declarations, "refused"),
+            FromScheduler::Released { result: Ok(()), .. } => (&self.barriers, "released"),
+            FromScheduler::Released { result: Err(_), .. } => (&self.barriers, "failed"),
+            FromScheduler::MemberDied(death) => {
+                // One death, however many are told.
+                let cause = match death.cause {
+                    DeathCause::ConnectionLost => "connection_lost",
+                    DeathCause::Silent { .. } => "silent",
+                    DeathCause::Failed { .. } => "failed",
+                };
+                return self.deaths.with_label_values(&[cause]).inc();
+            }
+            _ => return,
+        };
+        counter.with_label_values(&[label]).inc_by(receivers);
+    }
+}
+
+/// Gauges that are set from the engine's state at each scrape.
+struct EngineGauges {
+    view: View,
+    members: IntGaugeVec,
+    expected: IntGaugeVec,
+    silent_seconds: GaugeVec,
+    term: IntGauge,
+    epoch: IntGauge,
+    tensors: IntGauge,
+    tensor_bytes: IntGauge,
+    barriers: IntGauge,
+    running: IntGauge,
+    uptime_seconds: Gauge,
+}
+
+impl EngineGauges {
+    fn new(view: View) -> Result<Self> {
+        let by_role = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["role"]);
+        let silent = Opts::new(
+            "gradwire_scheduler_member_silence_seconds",
+            "Longest time since a member of the role last said anything.",
+        );
+        Ok(Self {
+            members: by_role("gradwire_scheduler_members", "Members registered that have not left.")?,
+            expected: by_role("gradwire_scheduler_members_expected", "Members the job has.")?,
+            silent_seconds: GaugeVec::new(silent, &["role"])?,
+            term: IntGauge::new(
+                "gradwire_scheduler_term",
+                "Term of the epoch: which scheduler life decides.",
+            )?,
+            epoch: IntGauge::new("gradwire_scheduler_epoch", "Counter of the epoch within its term.")?,
+            tensors: IntGauge::new("gradwire_scheduler_tensors", "Tensors declared.")?,
+            tensor_bytes: IntGauge::new("gradwire_scheduler_tensor_bytes", "Bytes of all tensors declared.")?,
+            barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
+            running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
+            uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
+            view,
+        })
+    }
+
+    fn set(&self, status: &ClusterStatus, epoch: proto_common::ids::Epoch) {
+        for (role, expected) in [(Role::Server, status.servers), (Role::Worker, status.workers)] {
+            let label = role.to_string();
+            let there = status.members.iter().filter(|member| member.role == role && !member.left);
+            let silent_ms = there.clone().map(|member| member.silent_ms).max().unwrap_or(0);
+            self.members.with_label_values(&[&label]).set(there.count() as i64);
+            self.expected.with_label_values(&[&label]).set(i64::from(expected));
+            self.silent_seconds.with_label_values(&[&label]).set(silent_ms as f64 / 1e3);
+        }
+        self.term.set(i64::from(epoch.term));
+        self.epoch.set(i64::from(epoch.counter));
+        self.tensors.set(status.tensors as i64);
+        self.tensor_bytes.set(i64::try_from(status.tensor_bytes).unwrap_or(i64::MAX));
+        self.barriers.set(status.barriers.len() as i64);
+        self.running.set(i64::from(status.phase == JobPhase::Running));
+        self.uptime_seconds.set(status.uptime_ms as f64 / 1e3);
+    }
+
+    fn parts(&self) -> [&dyn Collector; 10] {
+        [
+            &self.members,
+            &self.expected,
+            &self.silent_seconds,
+            &self.term,
+            &self.epoch,
+            &self.tensors,
+            &self.tensor_bytes,
+            &self.barriers,
+            &self.running,
+            &self.uptime_seconds,
+        ]
+    }
+}
+
+impl Collector for EngineGauges {
+    fn desc(&self) -> Vec<&Desc> {
+        self.parts().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let status = self.view.status();
+        let epoch = self.view.engine().epoch();
+        self.set(&status, epoch);
+        self.parts().into_iter().flat_map(Collector::collect).collect()
+    }
+}

@@ -1,0 +1,311 @@
+//! The scheduler's runtime: sockets, clock and tasks around the engine. It carries out commands and decides
+//! nothing but what a connection may cost: how many there are, how long a stranger may be silent, how much
+//! may wait for a peer that does not read.
+
+mod connection;
+mod metrics;
+
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use anyhow::Context as _;
+use connection::{Event, Limits, Outbox};
+use daemon::control::frame_of;
+use daemon::exit::{Failure, WithCode as _};
+use daemon::http::{self, HttpState};
+use daemon::shutdown::Shutdown;
+use daemon::status::JobPhase;
+use metrics::Metrics;
+use proto_common::config::Settings;
+use proto_common::error::ExitCode;
+use proto_common::ids::Role;
+use proto_common::message::FromScheduler;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Connections beyond the members' that may be open at once: strangers, refused ones, those that linger. More
+/// wait in the listener's backlog, so that a flood of strangers delays a member and does not turn it away.
+const STRANGERS_MAX: usize = 256;
+/// Events that wait for the engine; more wait in the sockets.
+const EVENTS_MAX: usize = 1024;
+/// Milliseconds that closed connections get at the end to take what was sent to them.
+const FLUSH_MS: u64 = 1_000;
+
+/// The scheduler's bound sockets.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Members connect here.
+    pub control: TcpListener,
+    /// The HTTP endpoints, unless they are off.
+    pub http: Option<TcpListener>,
+}
+
+/// Binds what the settings say. Port 0 lets the system choose.
+pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
+    let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
+    let control = TcpListener::bind((host, port))
+        .await
+        .with_context(|| {
+            format!(
+                "cannot bind the scheduler to {host}:{port}; stop the scheduler that runs there, or set \
+                 scheduler.port to a free port (0 lets the system choose)"
+            )
+        })
+        .code(ExitCode::Io)?;
+    let http = http::bind(&settings.node.http).await?;
+    Ok(Listeners { control, http })
+}
+
+/// Runs a job from its first registration to its end, or until `shutdown` fires.
+pub async fn run(
+    listeners: Listeners,
+    settings: &Settings,
+    shutdown: Shutdown,
+) -> Result<Outcome, anyhow::Error> {
+    let incarnation = daemon::host::new_incarnation()?;
+    let core = Core::new(settings, EngineConfig::new(settings, incarnation))?;
+    if let Some(listener) = listeners.http {
+        let (ready, status) = (core.view(), core.view());
+        let state = HttpState::new(
+            core.metrics.registry().clone(),
+            move || ready.ready(),
+            move || serde_json::to_value(status.status()).unwrap_or_default(),
+        );
+        http::spawn(listener, state, shutdown.clone());
+    }
+    core.run(listeners.control, shutdown).await
+}
+
+/// The exit code and words for how a job ended.
+pub fn verdict(outcome: &Outcome) -> Result<(), Failure> {
+    let code = match outcome {
+        Outcome::Done { .. } => return Ok(()),
+        Outcome::Died(_) => ExitCode::MemberDied,
+        Outcome::Incomplete { .. } => ExitCode::Deadline,
+    };
+    Err(Failure::message(code, outcome.to_string()))
+}
+
+/// The engine with its clock, as the HTTP endpoints and metrics look at it.
+#[derive(Clone, Debug)]
+struct View {
+    engine: Arc<Mutex<Engine>>,
+    start: Instant,
+}
+
+impl View {
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        // The engine does not panic; if it did, looking at it is still harmless.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self) -> daemon::status::ClusterStatus {
+        self.engine().status(self.now_ms())
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let status = self.status();
+        match status.phase {
+            JobPhase::Running => Ok(()),
+            JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
+            JobPhase::Ending | JobPhase::Ended => Err(status.ending.unwrap_or_default()),
+        }
+    }
+}
+
+struct Core {
+    view: View,
+    metrics: Metrics,
+    limits: Limits,
+    connections_max: usize,
+    connections: BTreeMap<ConnectionId, Outbox>,
+    next_connection: u64,
+    tasks: JoinSet<()>,
+    events: mpsc::Sender<Event>,
+    received: mpsc::Receiver<Event>,
+}
+
+impl Core {
+    fn new(settings: &Settings, config: EngineConfig) -> Result<Self, anyhow::Error> {
+        let members = (settings.cluster.workers + settings.cluster.servers) as usize;
+        let engine = Arc::new(Mutex::new(Engine::new(config, 0)));
+        let view = View { engine, start: Instant::now() };
+        let (events, received) = mpsc::channel(EVENTS_MAX);
+        Ok(Self {
+            metrics: Metrics::new(view.clone()).context("cannot register metrics")?,
+            view,
+            limits: Limits {
+                handshake: Duration::from_millis(settings.deadlines.handshake_ms),
+                write: Duration::from_millis(settings.deadlines.silence_ms),
+            },
+            connections_max: members + STRANGERS_MAX,
+            connections: BTreeMap::new(),
+            next_connection: 0,
+            tasks: JoinSet::new(),
+            events,
+            received,
+        })
+    }
+
+    fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    async fn run(mut self, listener: TcpListener, mut shutdown: Shutdown) -> Result<Outcome, anyhow::Error> {
+        let mut stopping = false;
+        let mut tick_ms = self.view.engine().next_tick_ms(0);
+        let outcome = loop {
+            let input = tokio::select! {
+                reason = shutdown.wait(), if !stopping => {
+                    stopping = true;
+                    Some(Input::Stop { reason })
+                }
+                accepted = listener.accept(), if self.has_place() => {
+                    self.accept(accepted).await;
+                    None
+                }
+                // The core holds a sender itself, so the queue never ends.
+                Some(event) = self.received.recv() => self.input_of(event),
+                () = sleep_until(self.view.start + Duration::from_millis(tick_ms)) => {
+                    tick_ms = u64::MAX;
+                    Some(Input::Tick)
+                }
+                // Finished tasks are taken off the list.
+                Some(_) = self.tasks.join_next() => None,
+            };
+            if let Some(outcome) = input.and_then(|input| self.step(input)) {
+                break outcome;
+            }
+            tick_ms = tick_ms.min(self.view.engine().next_tick_ms(self.view.now_ms()));
+        };
+        self.connections.clear();
+        let flushed = async { while self.tasks.join_next().await.is_some() {} };
+        // Whoever has not taken the last message by now does not want it.
+        let _ = timeout(Duration::from_millis(FLUSH_MS), flushed).await;
+        Ok(outcome)
+    }
+
+    /// May another connection be taken? Each has two tasks.
+    fn has_place(&self) -> bool {
+        self.tasks.len() < 2 * self.connections_max
+    }
+
+    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a control connection");
+                // Out of file descriptors: no event tells when there are some again.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                return;
+            }
+        };
+        let id = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        match Outbox::open(id, stream, peer, self.limits, &self.events, &mut self.tasks) {
+            Ok(outbox) => drop(self.connections.insert(id, outbox)),
+            Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
+        }
+        if !self.has_place() {
+            tracing::warn!(limit = self.connections_max, "too many control connections; new ones wait");
+        }
+    }
+
+    /// An event as the engine takes it; those of connections that were closed do not count.
+    fn input_of(&mut self, event: Event) -> Option<Input> {
+        match event {
+            Event::Message { from, message } => {
+                self.connections.contains_key(&from).then_some(Input::Message { from, message })
+            }
+            Event::Closed { connection, fault } => {
+                let outbox = self.connections.remove(&connection)?;
+                if self.view.engine().member_of(connection).is_none() {
+                    let why = fault.as_ref().map_or("it closed without a word", |fault| fault.text.as_str());
+                    tracing::warn!(peer = %outbox.peer(), why, "a stranger is dropped");
+                    self.metrics.refused(fault.as_ref().map_or("closed", |fault| fault.kind));
+                }
+                Some(Input::Closed { connection, fault: fault.map(|fault| fault.text) })
+            }
+        }
+    }
+
+    /// One decision of the engine and everything that follows from carrying it out.
+    fn step(&mut self, input: Input) -> Option<Outcome> {
+        self.metrics.count_input(&input);
+        let mut inputs = vec![input];
+        let mut outcome = None;
+        while let Some(input) = inputs.pop() {
+            let now_ms = self.view.now_ms();
+            let commands = self.view.engine().handle(now_ms, input);
+            for command in commands {
+                match command {
+                    Command::Send { to, message } => self.send(&to, &message, &mut inputs),
+                    Command::Close { connection } => drop(self.connections.remove(&connection)),
+                    Command::End(end) => outcome = Some(end),
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Queues a message; a connection whose queue is full is given up.
+    fn send(&mut self, to: &[ConnectionId], message: &FromScheduler, inputs: &mut Vec<Input>) {
+        self.note(to, message);
+        self.metrics.count_message(message, to.len() as u64);
+        let frame: Arc<[u8]> = match frame_of(message) {
+            Ok(frame) => frame.into(),
+            Err(error) => {
+                tracing::error!(%error, "a message of the scheduler cannot be encoded; this is a bug");
+                return;
+            }
+        };
+        for connection in to {
+            let Some(outbox) = self.connections.get(connection) else { continue };
+            if let Err(full) = outbox.push(Arc::clone(&frame)) {
+                self.connections.remove(connection);
+                inputs.push(Input::Closed { connection: *connection, fault: Some(full) });
+            }
+        }
+    }
+
+    /// What the log should say about a message.
+    fn note(&self, to: &[ConnectionId], message: &FromScheduler) {
+        let peer = to.first().and_then(|id| self.connections.get(id)).map(|outbox| outbox.peer().to_string());
+        let peer = peer.as_deref().unwrap_or("gone");
+        match message {
+            FromScheduler::Welcome(welcome) => {
+                let member = to.first().and_then(|id| self.view.engine().member_of(*id));
+                let role = member.map_or(Role::Scheduler, |member| member.role);
+                tracing::info!(peer, "{role} {} registered", welcome.rank);
+            }
+            FromScheduler::Refused(reason) => tracing::warn!(peer, %reason, "a process is refused"),
+            FromScheduler::Roster { epoch, members } => {
+                tracing::info!(%epoch, members = members.len(), "the cluster is complete");
+            }
+            FromScheduler::Assign(update) => {
+                tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");
+            }
+            FromScheduler::MemberDied(death) => tracing::error!("{death}; the job ends"),
+            FromScheduler::Shutdown { reason } => tracing::info!(reason, "the job ends"),
+            FromScheduler::Declared { result: Err(error), .. } => {
+                tracing::warn!(peer, %error, "a declaration is refused");
+            }
+            FromScheduler::Released { result: Err(error), .. } => {
+                tracing::warn!(peer, %error, "a barrier is not opened");
+            }
+            FromScheduler::Declared { .. } | FromScheduler::Released { .. } | FromScheduler::HeartbeatAck => {
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! The runtime over loopback: whole jobs, and peers that misbehave.
+
+use super::*;
+use daemon::control::{Connection, LinkError, LinkEvent, SchedulerLink};
+use daemon::shutdown::{self, Trigger};
+use proto_common::ids::{Incarnation, MemberId, Rank};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{MemberReport, NodeGroup, Register, ToScheduler};
+use proto_common::transport::Policies;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
+
+const LONG: Duration = Duration::from_secs(5);
+
+struct Job {
+    settings: Settings,
+    http: String,
+    trigger: Trigger,
+    task: JoinHandle<Result<Outcome, anyhow::Error>>,
+}
+
+async fn job(servers: u32, workers: u32, edit: impl FnOnce(&mut Settings)) -> Job {
+    let mut settings = Settings::default();
+    settings.scheduler.port = 0;
+    settings.cluster.servers = servers;
+    settings.cluster.workers = workers;
+    settings.deadlines.heartbeat_ms = 20;
+    settings.deadlines.silence_ms = 1_000;
+    settings.deadlines.handshake_ms = 200;
+    edit(&mut settings);
+    let listeners = bind(&settings).await.unwrap();
+    settings.scheduler.port = listeners.control.local_addr().unwrap().port();
+    let http = http::address_of(listeners.http.as_ref()).unwrap();
+    let (trigger, shutdown) = shutdown::channel();
+    let scheduler = settings.clone();
+    let task = tokio::spawn(async move { run(listeners, &scheduler, shutdown).await });
+    Job { settings, http, trigger, task }
+}
+
+fn register(role: Role) -> Register {
+    Register {
+        protocol: PROTOCOL_VERSION,
+        build: "test".into(),
+        job: Default::default(),
+        role,
+        incarnation: daemon::host::new_incarnation().unwrap(),
+        wanted_rank: None,
+        data_address: Some("127.0.0.1:1".into()),
+        http_address: None,
+        pid: std::process::id(),
+        offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
+    }
+}
+
+impl Job {
+    async fn join(&self, role: Role) -> Result<SchedulerLink, LinkError> {
+        let report = || MemberReport { round: 4, ..MemberReport::default() };
+        SchedulerLink::connect(&self.settings, register(role), report).await.map(|(link, _)| link)
+    }
+
+    async fn outcome(self) -> Outcome {
+        timeout(LONG, self.task).await.expect("the job ends").unwrap().unwrap()
+    }
+
+    async fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.http).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}
+
+async fn next(link: &mut SchedulerLink) -> FromScheduler {
+    match timeout(LONG, link.events.recv()).await.expect("an event") {
+        Some(LinkEvent::Message(message)) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_whole_job_in_good_order() {
+    let job = job(1, 2, |_| ()).await;
+    let mut server = job.join(Role::Server).await.unwrap();
+    let mut workers = [job.join(Role::Worker).await.unwrap(), job.join(Role::Worker).await.unwrap()];
+    for link in workers.iter_mut().chain([&mut server]) {
+        assert!(matches!(next(link).await, FromScheduler::Roster { members, .. } if members.len() == 3));
+    }
+    for (number, link) in workers.iter_mut().enumerate() {
+        let (request, group) = (number as u64, NodeGroup::WORKERS);
+        let barrier = ToScheduler::Barrier { request, name: "go".into(), group, timeout_ms: 5_000 };
+        link.sender().send(&barrier).await.unwrap();
+    }
+    for (number, link) in workers.iter_mut().enumerate() {
+        let released = FromScheduler::Released { request: number as u64, result: Ok(()) };
+        assert_eq!(next(link).await, released);
+    }
+    assert!(job.get("/readyz").await.starts_with("HTTP/1.1 200"));
+    // A barrier may pass before the first heartbeat, which carries the round.
+    let reported = async {
+        loop {
+            let status = job.get("/status").await;
+            assert!(status.contains("\"phase\":\"running\""), "{status}");
+            if status.contains("\"round\":4") {
+                break;
+            }
+        }
+    };
+    timeout(LONG, reported).await.expect("the heartbeats' report is shown");
+    let metrics = job.get("/metrics").await;
+    assert!(metrics.contains("gradwire_scheduler_members{role=\"worker\"} 2"), "{metrics}");
+    assert!(metrics.contains("gradwire_scheduler_barrier_waits_total{result=\"released\"} 2"), "{metrics}");
+    for link in workers {
+        link.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
+    }
+    assert!(matches!(next(&mut server).await, FromScheduler::Shutdown { .. }));
+    server.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
+    let outcome = job.outcome().await;
+    assert!(verdict(&outcome).is_ok(), "{outcome}");
+}
+
+#[tokio::test]
+async fn a_lost_member_ends_the_job_at_once_for_all() {
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 60_000).await;
+    let mut server = job.join(Role::Server).await.unwrap();
+    let worker = job.join(Role::Worker).await.unwrap();
+    assert!(matches!(next(&mut server).await, FromScheduler::Roster { .. }));
+    drop(worker);
+    let FromScheduler::MemberDied(death) = next(&mut server).await else { panic!("no death") };
+    assert_eq!(death.member, MemberId { role: Role::Worker, rank: Rank(0) });
+    drop(server);
+    let failure = verdict(&job.outcome().await).unwrap_err();
+    assert_eq!(failure.code(), ExitCode::MemberDied);
+    assert!(failure.to_string().contains("worker 0 died"), "{failure}");
+}
+
+#[tokio::test]
+async fn the_assembly_has_a_deadline_that_everyone_hears_of() {
+    let job = job(1, 1, |settings| settings.deadlines.assemble_ms = 100).await;
+    let mut worker = job.join(Role::Worker).await.unwrap();
+    let FromScheduler::Refused(reason) = next(&mut worker).await else { panic!("not refused") };
+    assert_eq!(daemon::control::code_of_refusal(&reason), ExitCode::Deadline);
+    assert!(reason.to_string().contains("missing: server 0"), "{reason}");
+    assert_eq!(verdict(&job.outcome().await).unwrap_err().code(), ExitCode::Deadline);
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_although_the_connection_closes() {
+    let job = job(1, 1, |_| ()).await;
+    let _worker = job.join(Role::Worker).await.unwrap();
+    let error = job.join(Role::Worker).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Refused);
+    assert!(error.to_string().contains("all 1 places"), "{error}");
+    job.trigger.fire("SIGTERM");
+    assert!(verdict(&job.outcome().await).is_ok());
+}
+
+#[tokio::test]
+async fn strangers_that_are_mute_or_lie_are_dropped_and_the_job_lives() {
+    let job = job(1, 1, |_| ()).await;
+    let address = ("127.0.0.1", job.settings.scheduler.port);
+    let mut mute = TcpStream::connect(address).await.unwrap();
+    let mut liar = TcpStream::connect(address).await.unwrap();
+    liar.write_all(&u32::MAX.to_le_bytes()).await.unwrap();
+    for stream in [&mut liar, &mut mute] {
+        let mut byte = [0u8; 1];
+        assert_eq!(timeout(LONG, stream.read(&mut byte)).await.expect("dropped").unwrap_or(0), 0);
+    }
+    let metrics = job.get("/metrics").await;
+    for reason in ["malformed", "handshake"] {
+        let line = format!("gradwire_scheduler_connections_refused_total{{reason=\"{reason}\"}} 1");
+        assert!(metrics.contains(&line), "{line}: {metrics}");
+    }
+    assert!(job.join(Role::Worker).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_member_that_stops_reading_is_dead_and_nothing_grows() {
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 300).await;
+    let mut server = job.join(Role::Server).await.unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
+    let mut deaf = Connection::new(stream).unwrap();
+    deaf.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
+    // Refused barriers with long answers, as fast as they go, and never a read.
+    let name = "x".repeat(30_000);
+    let flood = async {
+        for request in 0.. {
+            let (name, group) = (name.clone(), NodeGroup::SERVERS);
+            let barrier = ToScheduler::Barrier { request, name, group, timeout_ms: 1 };
+            if deaf.send_within(&barrier, LONG).await.is_err() {
+                break;
+            }
+        }
+    };
+    let death = async {
+        loop {
+            if let FromScheduler::MemberDied(death) = next(&mut server).await {
+                break death;
+            }
+        }
+    };
+    let death = tokio::select! {
+        death = death => death,
+        () = flood => panic!("the flood ended before the death"),
+    };
+    assert!(death.to_string().contains("read its control connection"), "{death}");
+}
+
+#[tokio::test]
+async fn a_member_whose_heartbeats_stop_is_dead_even_if_others_talk_all_the_time() {
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 200).await;
+    let mut server = job.join(Role::Server).await.unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
+    let mut silent = Connection::new(stream).unwrap();
+    let message = Register { incarnation: Incarnation(5), ..register(Role::Worker) };
+    silent.send_within(&ToScheduler::Register(message), LONG).await.unwrap();
+    let chatter = server.sender();
+    let talk = async {
+        loop {
+            chatter.send(&ToScheduler::LinksReady).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let death = async {
+        assert!(matches!(next(&mut server).await, FromScheduler::Roster { .. }));
+        next(&mut server).await
+    };
+    let told = tokio::select! {
+        told = death => told,
+        () = talk => unreachable!("talks for ever"),
+    };
+    assert!(
+        matches!(&told, FromScheduler::MemberDied(d) if d.to_string().contains("no sign of life")),
+        "{told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_second_scheduler_on_the_port_says_cause_and_fix() {
+    let job = job(1, 1, |_| ()).await;
+    let error = bind(&job.settings).await.unwrap_err();
+    assert_eq!(error.code(), ExitCode::Io);
+    let text = daemon::exit::describe(&error.into());
+    assert!(text.contains("scheduler.port") && text.contains("in use"), "{text}");
+}

@@ -1,0 +1,110 @@
+//! Checking what an operation asks for, and putting together what it is told.
+
+use super::chunk::{Chunk, ChunkSpec, Waiter};
+use super::command::{Command, Commands, ResultBlock};
+use super::peer::Peer;
+use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
+use proto_common::ids::Rank;
+use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
+
+pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status> {
+    let payload = if block.op == OpKind::Pull || (block.op == OpKind::Init && block.bytes == 0) {
+        0
+    } else {
+        spec.bytes
+    };
+    let landing = block.landing.map(|landing| landing.bytes);
+    let wanted = block.op.lands().then_some(spec.bytes);
+    if block.dtype != spec.dtype || block.bytes != payload || landing != wanted {
+        return Err(Status::WrongShape);
+    }
+    if block.codec != 0 || block.status != Status::None || block.operation.0 == 0 {
+        return Err(Status::Refused);
+    }
+    Ok(())
+}
+
+pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, version: u64) -> Block {
+    Block {
+        id: spec.id,
+        op: waiter.op,
+        dtype: spec.dtype,
+        codec: 0,
+        status,
+        operation: waiter.operation,
+        round: version,
+        bytes: 0,
+        data: BlockData::Inline { offset: 0 },
+        landing: None,
+        timeout_ms: 0,
+        token: waiter.token,
+    }
+}
+
+pub(super) fn missing(chunk: &Chunk, waiter: &Waiter, workers: u32) -> Vec<Rank> {
+    if waiter.op == OpKind::Init {
+        return vec![Rank(0)];
+    }
+    let round = chunk.round();
+    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.holds(*rank, round);
+    (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
+}
+
+pub(super) fn push_result(
+    peers: &mut [Option<Peer>],
+    dirty: &mut Vec<Rank>,
+    rank: Rank,
+    result: ResultBlock,
+) {
+    if let Some(Some(peer)) = peers.get_mut(rank.0 as usize) {
+        peer.results.push_back(result);
+        if !peer.dirty {
+            peer.dirty = true;
+            dirty.push(rank);
+        }
+    }
+}
+
+/// Packs results and grants into as many of the worker's slots as there are, at most `left` of them. Grants
+/// alone are sent only to a worker that is about to run out; otherwise they wait for a result to ride on.
+/// False when more could be sent.
+pub(super) fn send_results(
+    rank: Rank,
+    peer: &mut Peer,
+    slot_bytes: u64,
+    left: &mut usize,
+    out: &mut Commands,
+) -> bool {
+    loop {
+        let in_hand = peer.credits.saturating_sub(peer.grants.len() as u32);
+        let urgent = !peer.grants.is_empty() && in_hand <= u32::from(peer.needy);
+        if peer.results.is_empty() && !urgent {
+            return true;
+        }
+        if *left == 0 {
+            return false;
+        }
+        // Without a slot it goes on when the worker returns one.
+        let Some(slot) = peer.result_slots.take() else { return true };
+        *left -= 1;
+        let (first_result, first_grant) = (out.results.len(), out.grants.len());
+        let mut room = BatchRoom::new(slot_bytes);
+        while let Some(result) = peer.results.front() {
+            if !room.take(4 * result.missing.len() as u64) {
+                break;
+            }
+            out.results.extend(peer.results.pop_front());
+            peer.unanswered = peer.unanswered.saturating_sub(1);
+        }
+        let take = peer.grants.len().min(GRANTS_PER_BATCH_MAX);
+        out.grants.extend(peer.grants.drain(..take));
+        peer.sequence += 1;
+        out.push(Command::Results {
+            peer: rank,
+            slot,
+            results: first_result..out.results.len(),
+            grants: first_grant..out.grants.len(),
+            sequence: peer.sequence,
+        });
+    }
+}

@@ -1,0 +1,154 @@
+//! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
+//! bytes lie in the runtime's storage under the same index.
+
+use proto_common::batch::{Landing, OpKind};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::optimizer::Optimizer;
+
+/// A chunk that this lane is to hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChunkSpec {
+    /// Which chunk.
+    pub id: ChunkId,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its update rule.
+    pub optimizer: Optimizer,
+}
+
+/// A contribution that came before its turn, kept in a spill block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) rank: Rank,
+    pub(super) round: u64,
+    pub(super) spill: u32,
+}
+
+/// An operation to be answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiter {
+    pub(super) rank: Rank,
+    pub(super) op: OpKind,
+    pub(super) operation: Operation,
+    /// The least version that answers it.
+    pub(super) version: u64,
+    pub(super) landing: Option<Landing>,
+    pub(super) token: u64,
+    pub(super) deadline_ms: u64,
+    pub(super) since_ms: u64,
+}
+
+/// Whether a contribution can be reduced now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Now,
+    Later,
+    /// This rank contributed to this round already.
+    Repeated,
+}
+
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) spec: ChunkSpec,
+    /// Published version; the round being collected is the next one.
+    pub(super) version: u64,
+    /// Buffer of the published version (0 or 1).
+    pub(super) buffer: u8,
+    /// Landings in flight per buffer.
+    pub(super) pins: [u32; 2],
+    pub(super) initialised: bool,
+    /// Ranks reduced into the accumulator this round.
+    pub(super) contributed: RankSet,
+    /// All have contributed, but the other buffer is pinned.
+    pub(super) complete: bool,
+    pub(super) held: Vec<Held>,
+    pub(super) waiters: Vec<Waiter>,
+    /// Last operation taken, per worker rank.
+    pub(super) operations: Vec<u64>,
+}
+
+impl Chunk {
+    pub(super) fn new(spec: ChunkSpec, workers: u32) -> Self {
+        Self {
+            spec,
+            version: 0,
+            buffer: 0,
+            pins: [0; 2],
+            initialised: false,
+            contributed: RankSet::new(workers),
+            complete: false,
+            held: Vec::new(),
+            waiters: Vec::new(),
+            operations: vec![0; workers as usize],
+        }
+    }
+
+    pub(super) fn round(&self) -> u64 {
+        self.version + 1
+    }
+
+    /// May `rank` be reduced into the round being collected now?
+    pub(super) fn turn(&self, rank: Rank, deterministic: bool) -> Turn {
+        if self.contributed.contains(rank) || self.holds(rank, self.round()) {
+            return Turn::Repeated;
+        }
+        if self.is_turn(rank, deterministic) { Turn::Now } else { Turn::Later }
+    }
+
+    pub(super) fn holds(&self, rank: Rank, round: u64) -> bool {
+        self.held.iter().any(|held| held.rank == rank && held.round == round)
+    }
+
+    /// Takes a held contribution whose turn has come.
+    pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
+        let round = self.round();
+        let mut held = self.held.iter();
+        let at = held.position(|held| held.round == round && self.is_turn(held.rank, deterministic))?;
+        Some(self.held.swap_remove(at))
+    }
+
+    /// In deterministic mode contributions are folded in rank order; ranks 0 and 1 may come in either order,
+    /// because one addition commutes.
+    fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
+        let count = self.contributed.len();
+        let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
+        !self.complete && (!deterministic || rank.0 == next || (count == 0 && rank.0 == 1))
+    }
+}
+
+/// A set of worker ranks.
+#[derive(Clone, Debug)]
+pub(super) struct RankSet {
+    words: Vec<u64>,
+    count: u32,
+}
+
+impl RankSet {
+    pub(super) fn new(workers: u32) -> Self {
+        Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
+    }
+
+    pub(super) fn contains(&self, rank: Rank) -> bool {
+        self.words.get(rank.0 as usize / 64).is_some_and(|word| word >> (rank.0 % 64) & 1 == 1)
+    }
+
+    pub(super) fn insert(&mut self, rank: Rank) {
+        if let Some(word) = self.words.get_mut(rank.0 as usize / 64) {
+            let bit = 1 << (rank.0 % 64);
+            self.count += u32::from(*word & bit == 0);
+            *word |= bit;
+        }
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.words.fill(0);
+        self.count = 0;
+    }
+}

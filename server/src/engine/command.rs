@@ -1,0 +1,137 @@
+//! What the engine wants done. Commands carry ids and numbers, never senders or pointers, and are executed
+//! strictly in order. Their vectors are reused, so that deciding allocates nothing in steady state.
+
+use proto_common::batch::{Block, Landing, Notice, SlotGrant};
+use proto_common::ids::Rank;
+use std::ops::Range;
+
+/// Where a contribution's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In a slot of the inbox, this many bytes after the slot's start.
+    Slot {
+        /// The slot.
+        slot: u32,
+        /// Bytes from the slot's start.
+        offset: u64,
+    },
+    /// In a spill block.
+    Spill(u32),
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// accumulator = source (first) or accumulator += source.
+    Reduce {
+        /// Chunk index within the lane.
+        chunk: u32,
+        /// The contribution.
+        from: Source,
+        /// Is it the round's first?
+        first: bool,
+    },
+    /// The round is complete: update rule over the accumulator and, where given, one last contribution that
+    /// was not reduced yet; the new weights go to buffer `into`.
+    Finish {
+        /// Chunk index.
+        chunk: u32,
+        /// The last contribution, fused into the update's pass.
+        last: Option<Source>,
+        /// Is that contribution the only one?
+        only: bool,
+        /// Which of the two weight buffers is written; the other one holds the version in force.
+        into: u8,
+        /// How many contributed.
+        contributors: u32,
+    },
+    /// The initial value of the chunk.
+    Init {
+        /// Chunk index.
+        chunk: u32,
+        /// Its bytes.
+        from: Source,
+        /// Which buffer.
+        into: u8,
+    },
+    /// Copy a contribution out of its slot.
+    Spill {
+        /// Chunk index, for the length.
+        chunk: u32,
+        /// Where it is.
+        from: Source,
+        /// The spill block.
+        to: u32,
+    },
+    /// Write weights one-sided to where the operation granted. Answered by `LaneEngine::landed`.
+    Land {
+        /// The worker.
+        peer: Rank,
+        /// Chunk index.
+        chunk: u32,
+        /// Which buffer.
+        buffer: u8,
+        /// Where to.
+        landing: Landing,
+    },
+    /// Write a batch of results into a slot of the worker's inbox.
+    Results {
+        /// The worker.
+        peer: Rank,
+        /// The slot of its inbox.
+        slot: SlotGrant,
+        /// Which of [`Commands::results`].
+        results: Range<usize>,
+        /// Which of [`Commands::grants`].
+        grants: Range<usize>,
+        /// Count of batches on the channel.
+        sequence: u64,
+    },
+    /// Write a notice without a batch.
+    Notice {
+        /// The worker.
+        peer: Rank,
+        /// What it says.
+        notice: Notice,
+    },
+    /// The worker broke the protocol: close its channel.
+    Expel {
+        /// The worker.
+        peer: Rank,
+        /// What it did.
+        reason: String,
+    },
+}
+
+/// A result block with the few bytes it may carry (ranks waited for).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultBlock {
+    /// The table entry.
+    pub block: Block,
+    /// Ranks that did not contribute, for `Status::DeadlineWaiting`.
+    pub missing: Vec<Rank>,
+}
+
+/// A reused list of commands with what they refer to.
+#[derive(Debug, Default)]
+pub struct Commands {
+    /// In order of execution.
+    pub list: Vec<Command>,
+    /// Result blocks that `Results` refers to.
+    pub results: Vec<ResultBlock>,
+    /// Grants that `Results` refers to.
+    pub grants: Vec<SlotGrant>,
+}
+
+impl Commands {
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.results.clear();
+        self.grants.clear();
+    }
+
+    pub(super) fn push(&mut self, command: Command) {
+        self.list.push(command);
+    }
+}

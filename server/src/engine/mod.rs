@@ -1,0 +1,18 @@
+//! The server's decisions for one lane, sans I/O: batches, notices and ticks go in, commands come out.
+//! Payload bytes never enter here: the engine sees headers, lengths and places. Time is an argument.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod answers;
+mod chunk;
+mod command;
+mod credits;
+mod flow;
+mod lane;
+mod peer;
+
+pub use chunk::ChunkSpec;
+pub use command::{Command, Commands, ResultBlock, Source};
+pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats, Waiting};
+
+#[cfg(test)]
+mod tests;

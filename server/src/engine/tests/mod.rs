@@ -1,0 +1,289 @@
+//! The engine's decisions, as lists of commands. The rig plays the workers: it knows their credits and the
+//! slots of their inboxes, and nothing of the engine's inside.
+
+mod credits;
+mod deadlines;
+mod hostile;
+mod model;
+mod properties;
+mod refusals;
+mod replays;
+mod rounds;
+
+use super::*;
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::optimizer::Optimizer;
+use std::collections::VecDeque;
+
+/// Bytes of every chunk.
+const BYTES: u64 = 16;
+/// Where payloads start.
+const PAYLOAD: u64 = 256;
+const SERVER: Incarnation = Incarnation(100);
+
+fn config(workers: u32) -> EngineConfig {
+    EngineConfig {
+        job: JobId(7),
+        incarnation: SERVER,
+        lane: Lane(0),
+        workers,
+        deterministic: true,
+        inbox_slots: 16,
+        result_slot_bytes: RESULT_SLOT_BYTES,
+        spill_blocks: 8,
+    }
+}
+
+fn life(rank: u32) -> Incarnation {
+    Incarnation(u64::from(rank) + 1)
+}
+
+/// Chunk 0 of a key.
+fn spec(key: u64) -> ChunkSpec {
+    ChunkSpec { id: ChunkId::new(key, 0), bytes: BYTES, dtype: Dtype::F32, optimizer: Optimizer::sum() }
+}
+
+fn landing() -> Landing {
+    Landing { region: 9, offset: 64, bytes: BYTES }
+}
+
+/// An operation on chunk 0 of key 1.
+fn block(op: OpKind, operation: u64, round: u64) -> Block {
+    Block {
+        id: ChunkId::new(1, 0),
+        op,
+        dtype: Dtype::F32,
+        codec: 0,
+        status: Status::None,
+        operation: Operation(operation),
+        round,
+        bytes: if op.contributes() { BYTES } else { 0 },
+        data: BlockData::Inline { offset: 0 },
+        landing: op.lands().then(landing),
+        timeout_ms: 1_000,
+        token: operation,
+    }
+}
+
+fn push(operation: u64, round: u64) -> Block {
+    block(OpKind::Push, operation, round)
+}
+
+fn pull(operation: u64, round: u64) -> Block {
+    block(OpKind::Pull, operation, round)
+}
+
+fn push_pull(operation: u64, round: u64) -> Block {
+    block(OpKind::PushPull, operation, round)
+}
+
+fn init(operation: u64, bytes: u64) -> Block {
+    Block { bytes, ..block(OpKind::Init, operation, 0) }
+}
+
+/// What a worker is told of one operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Answer {
+    rank: u32,
+    operation: u64,
+    status: Status,
+    version: u64,
+    missing: Vec<u32>,
+}
+
+fn answer(rank: u32, operation: u64, status: Status, version: u64) -> Answer {
+    Answer { rank, operation, status, version, missing: Vec::new() }
+}
+
+fn done(rank: u32, operation: u64, version: u64) -> Answer {
+    answer(rank, operation, Status::Done, version)
+}
+
+#[derive(Debug, Default)]
+struct Worker {
+    credits: VecDeque<SlotGrant>,
+    /// Slots of its inbox with results in them, not returned.
+    read: Vec<SlotGrant>,
+    sequence: u64,
+}
+
+/// The engine, with workers that keep the protocol.
+struct Rig {
+    engine: LaneEngine,
+    config: EngineConfig,
+    workers: Vec<Worker>,
+    now_ms: u64,
+    /// The slot of the last batch.
+    slot: u32,
+}
+
+impl Rig {
+    /// Workers that are all connected, four slots of inbox each; one chunk, of key 1.
+    fn new(config: EngineConfig) -> Self {
+        let mut engine = LaneEngine::new(config);
+        engine.assign(Epoch { term: 1, counter: 1 }, &[spec(1)]);
+        let mut rig = Self { engine, config, workers: Vec::new(), now_ms: 0, slot: 0 };
+        for rank in 0..config.workers {
+            rig.workers.push(Worker::default());
+            rig.connect(rank);
+        }
+        rig
+    }
+
+    fn connect(&mut self, rank: u32) {
+        self.connect_with(rank, 4);
+    }
+
+    fn connect_with(&mut self, rank: u32, result_slots: u32) {
+        let inbox: Vec<_> = (0..result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect();
+        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox).into();
+        self.workers[rank as usize] = Worker { credits, ..Worker::default() };
+    }
+
+    fn header(&self, rank: u32) -> BatchHeader {
+        BatchHeader {
+            kind: BatchKind::Request,
+            lane: self.config.lane,
+            wanted: 0,
+            sender: Rank(rank),
+            job: self.config.job,
+            epoch: Epoch { term: 1, counter: 1 },
+            sender_incarnation: life(rank),
+            receiver_incarnation: SERVER,
+            sequence: 1,
+            payload_offset: PAYLOAD,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        rank: u32,
+        slot: SlotGrant,
+        header: &BatchHeader,
+        blocks: &[Block],
+        grants: &[SlotGrant],
+    ) -> Vec<Command> {
+        let mut out = Commands::default();
+        let context = BatchContext { peer: Rank(rank), slot, header, blocks, grants };
+        self.engine.batch(&context, self.now_ms, &mut out);
+        self.slot = slot.slot;
+        out.list
+    }
+
+    /// One batch from a worker, with a credit of its own. What is in the slot: [`Rig::at`].
+    fn send(&mut self, rank: u32, blocks: &[Block]) -> Vec<Command> {
+        self.send_wanting(rank, 0, blocks)
+    }
+
+    fn send_wanting(&mut self, rank: u32, wanted: u16, blocks: &[Block]) -> Vec<Command> {
+        let worker = &mut self.workers[rank as usize];
+        let slot = worker.credits.pop_front().expect("a worker without credits sends nothing");
+        worker.sequence += 1;
+        let header = BatchHeader { wanted, sequence: worker.sequence, ..self.header(rank) };
+        self.deliver(rank, slot, &header, blocks, &[])
+    }
+
+    fn notice(&mut self, rank: u32, notice: Notice) -> Vec<Command> {
+        let mut out = Commands::default();
+        self.engine.notice(Rank(rank), notice, &mut out);
+        out.list
+    }
+
+    /// The place of the last batch's payload.
+    fn at(&self) -> Source {
+        Source::Slot { slot: self.slot, offset: PAYLOAD }
+    }
+
+    fn landed(&mut self, buffer: u8) -> Vec<Command> {
+        let mut out = Commands::default();
+        self.engine.landed(0, buffer, &mut out);
+        out.list
+    }
+
+    /// What the workers are told, in order; credits reach them, their slots are returned.
+    fn flush(&mut self) -> Vec<Answer> {
+        let answers = self.flush_unread();
+        self.return_slots();
+        answers
+    }
+
+    /// As [`Rig::flush`], with the slots not returned yet.
+    fn flush_unread(&mut self) -> Vec<Answer> {
+        let told = self.flush_blocks().into_iter().map(|(rank, ResultBlock { block, missing })| {
+            let missing = missing.iter().map(|rank| rank.0).collect();
+            Answer { rank, operation: block.operation.0, status: block.status, version: block.round, missing }
+        });
+        told.collect()
+    }
+
+    fn flush_blocks(&mut self) -> Vec<(u32, ResultBlock)> {
+        let mut out = Commands::default();
+        self.engine.flush(usize::MAX, &mut out);
+        let mut told = Vec::new();
+        for command in &out.list {
+            let Command::Results { peer, slot, results, grants, .. } = command else {
+                panic!("flush only sends: {command:?}");
+            };
+            let worker = &mut self.workers[peer.0 as usize];
+            worker.credits.extend(&out.grants[grants.clone()]);
+            worker.read.push(SlotGrant { generation: slot.generation.wrapping_add(1), ..*slot });
+            told.extend(out.results[results.clone()].iter().map(|result| (peer.0, result.clone())));
+        }
+        told
+    }
+
+    fn return_slots(&mut self) {
+        for rank in 0..self.workers.len() as u32 {
+            for grant in std::mem::take(&mut self.workers[rank as usize].read) {
+                assert_eq!(self.notice(rank, Notice::Returned(grant)), []);
+            }
+        }
+    }
+
+    fn tick(&mut self, pass_ms: u64) -> Vec<Answer> {
+        self.now_ms += pass_ms;
+        self.engine.tick(self.now_ms);
+        self.flush()
+    }
+
+    /// A worker that is idle gives its credits back.
+    fn give_back(&mut self, rank: u32) {
+        for grant in std::mem::take(&mut self.workers[rank as usize].credits) {
+            assert_eq!(self.notice(rank, Notice::GivenBack(grant)), []);
+        }
+    }
+
+    fn version(&self) -> u64 {
+        self.engine.version(ChunkId::new(1, 0)).expect("assigned in new").0
+    }
+
+    fn held(&self, rank: u32) -> usize {
+        self.workers[rank as usize].credits.len()
+    }
+}
+
+fn reduce(from: Source, first: bool) -> Command {
+    Command::Reduce { chunk: 0, from, first }
+}
+
+fn spill(from: Source, to: u32) -> Command {
+    Command::Spill { chunk: 0, from, to }
+}
+
+fn land(rank: u32, buffer: u8) -> Command {
+    Command::Land { peer: Rank(rank), chunk: 0, buffer, landing: landing() }
+}
+
+fn expelled(commands: &[Command]) -> &str {
+    match commands {
+        [Command::Expel { reason, .. }] => reason,
+        other => panic!("expected one Expel, got {other:?}"),
+    }
+}

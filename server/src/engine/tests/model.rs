@@ -1,0 +1,128 @@
+//! What an observer of the commands knows: which contribution lies in which slot or spill block, what each
+//! chunk has folded, who reads which buffer. It checks every command against the promises of a round.
+
+use super::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Whose contribution to which round of which chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Gift {
+    pub(super) rank: u32,
+    pub(super) round: u64,
+    pub(super) chunk: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ChunkView {
+    pub(super) version: u64,
+    buffer: u8,
+    pins: [u32; 2],
+    /// Ranks folded into the accumulator, in order.
+    folded: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Observer {
+    workers: u32,
+    deterministic: bool,
+    pub(super) chunks: Vec<ChunkView>,
+    /// What lies where in the slots of the batch that is being decided.
+    pub(super) slots: BTreeMap<(u32, u64), Gift>,
+    spills: BTreeMap<u32, Gift>,
+    /// Landings under way: peer, chunk, buffer.
+    pub(super) landings: Vec<(u32, u32, u8)>,
+    /// Every contribution that went into some round: at most once each.
+    applied: BTreeSet<Gift>,
+}
+
+impl Observer {
+    pub(super) fn new(workers: u32, deterministic: bool, chunks: usize) -> Self {
+        Self {
+            workers,
+            deterministic,
+            chunks: (0..chunks).map(|_| ChunkView::default()).collect(),
+            slots: BTreeMap::new(),
+            spills: BTreeMap::new(),
+            landings: Vec::new(),
+            applied: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn applied(&self) -> usize {
+        self.applied.len()
+    }
+
+    pub(super) fn check(&mut self, command: &Command) {
+        match *command {
+            Command::Reduce { chunk, from, first } => self.fold(chunk, from, first),
+            Command::Finish { chunk, last, only, into, contributors } => {
+                if let Some(from) = last {
+                    let first = self.chunks[chunk as usize].folded.is_empty();
+                    assert_eq!(only, first, "the only one is the first one");
+                    self.fold(chunk, from, first);
+                }
+                self.publish(chunk, into, contributors);
+            }
+            Command::Spill { chunk, from, to } => {
+                let gift = self.gift(from);
+                assert_eq!(gift.chunk, chunk);
+                let before = self.spills.insert(to, gift);
+                assert!(before.is_none(), "spill block {to} holds {before:?}");
+            }
+            Command::Land { peer, chunk, buffer, .. } => {
+                let view = &mut self.chunks[chunk as usize];
+                assert_eq!(buffer, view.buffer, "only the version in force lands");
+                view.pins[usize::from(buffer)] += 1;
+                self.landings.push((peer.0, chunk, buffer));
+            }
+            Command::Init { chunk, into, .. } => {
+                let view = &mut self.chunks[chunk as usize];
+                assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
+                view.buffer = into;
+            }
+            Command::Results { .. } | Command::Notice { .. } => {}
+            Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
+        }
+    }
+
+    fn gift(&mut self, from: Source) -> Gift {
+        match from {
+            Source::Slot { slot, offset } => self.slots[&(slot, offset)],
+            Source::Spill(block) => self.spills.remove(&block).expect("a spill block that holds something"),
+        }
+    }
+
+    fn fold(&mut self, chunk: u32, from: Source, first: bool) {
+        let gift = self.gift(from);
+        let view = &mut self.chunks[chunk as usize];
+        assert_eq!((gift.chunk, gift.round), (chunk, view.version + 1), "folded into its own round");
+        assert_eq!(first, view.folded.is_empty());
+        view.folded.push(gift.rank);
+        assert!(self.applied.insert(gift), "{gift:?} is applied twice");
+        if self.deterministic {
+            let mut order = view.folded.clone();
+            if order.len() > 1 {
+                order[..2].sort_unstable();
+            }
+            let expected: Vec<u32> = (0..order.len() as u32).collect();
+            assert!(order == expected || order == [1], "folded in rank order: {:?}", view.folded);
+        }
+    }
+
+    fn publish(&mut self, chunk: u32, into: u8, contributors: u32) {
+        let view = &mut self.chunks[chunk as usize];
+        assert_eq!((view.folded.len() as u32, contributors), (self.workers, self.workers));
+        assert_eq!(into, 1 - view.buffer, "the version in force is not written");
+        assert_eq!(view.pins[usize::from(into)], 0, "a buffer that is being read is not written");
+        view.folded.clear();
+        view.version += 1;
+        view.buffer = into;
+    }
+
+    /// A landing is done, or dropped with its channel.
+    pub(super) fn landed(&mut self, at: usize) -> (u32, u8) {
+        let (_, chunk, buffer) = self.landings.swap_remove(at);
+        self.chunks[chunk as usize].pins[usize::from(buffer)] -= 1;
+        (chunk, buffer)
+    }
+}

@@ -1,0 +1,10 @@
+//! The Gradwire server: keeps shards of the parameters, reduces contributions round by round, applies the
+//! update rule and writes new weights one-sided into the workers' key buffers.
+//!
+//! `engine` decides, `runtime` executes, `kernel` computes, `storage` holds the bytes.
+#![forbid(unsafe_code)]
+
+pub mod engine;
+pub mod kernel;
+pub mod runtime;
+pub mod storage;

@@ -1,0 +1,46 @@
+//! The `gradwire-server` binary: settings, listener, run.
+#![forbid(unsafe_code)]
+
+use anyhow::Context;
+use clap::Parser;
+use daemon::exit::Failure;
+use daemon::settings::CommonArgs;
+use proto_common::error::ExitCode;
+use proto_common::ids::Role;
+use tokio::net::TcpListener;
+
+/// Keeps shards of the parameters: reduces what workers push, applies the update rule, and writes new
+/// weights into the workers' memory.
+#[derive(Debug, Parser)]
+#[command(name = "gradwire-server", version)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+fn main() -> std::process::ExitCode {
+    let args = Args::parse();
+    daemon::exit::run_main("gradwire-server", || {
+        let env = daemon::process::environment();
+        daemon::process::die_with_parent(&env)?;
+        let loaded = args.common.load(Role::Server, &env)?;
+        let _identity = daemon::logging::init(Role::Server, &loaded.settings.log)?;
+        loaded.log();
+        let settings = loaded.settings;
+        daemon::process::control_runtime()?.block_on(async {
+            let shutdown = daemon::shutdown::on_signals()?;
+            let http = daemon::http::bind(&settings.node.http).await?;
+            let address = (settings.node.bind.as_str(), settings.node.port);
+            let listener = TcpListener::bind(address)
+                .await
+                .with_context(|| {
+                    format!(
+                        "cannot bind {}:{}; set node.bind and node.port to a free address of this host",
+                        address.0, address.1
+                    )
+                })
+                .map_err(|error| Failure::new(ExitCode::Io, error))?;
+            gradwire_server::runtime::run(listener, http, settings, shutdown).await
+        })
+    })
+}

@@ -1,0 +1,158 @@
+//! The server's side of connecting a worker: hello checked against the roster, choice of driver, channels,
+//! inboxes and first credits. Grants go only to members of the roster. Design, section 5.
+
+use super::link::WorkerInbox;
+use super::thread::LaneMessage;
+use daemon::control::Connection;
+use fabric::{ChannelSetup, CqHandle, Device, Mailbox, ShmDevice, TcpDevice};
+use proto_common::batch::SlotGrant;
+use proto_common::ids::{Incarnation, JobId, Rank};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
+use proto_common::transport::{Driver, Offer, choose};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+/// Workers of the roster: rank and life.
+pub(super) type Workers = HashMap<Rank, Incarnation>;
+
+/// What taking any worker's connection needs.
+pub(super) struct Reception {
+    pub(super) job: JobId,
+    pub(super) incarnation: Incarnation,
+    pub(super) offer: Offer,
+    pub(super) lanes: Vec<(Mailbox<LaneMessage>, CqHandle)>,
+    pub(super) shm: ShmDevice,
+    pub(super) tcp: TcpDevice,
+    pub(super) workers: watch::Receiver<Option<Workers>>,
+    pub(super) handshake: Duration,
+    pub(super) connect: Duration,
+}
+
+/// Takes one connection from hello to ready. The error is for the log: the peer was told what concerns it.
+pub(super) async fn receive(reception: Arc<Reception>, stream: TcpStream) -> Result<(Rank, Driver), String> {
+    let mut link = Connection::new(stream).map_err(|error| error.to_string())?;
+    let hello = match link.receive_within::<ToServer>(reception.handshake).await {
+        Ok(Some(ToServer::Hello(hello))) => hello,
+        Ok(Some(ToServer::Inboxes(_))) => return Err("it did not say hello first".into()),
+        Ok(None) => return Err("it closed the connection before saying hello".into()),
+        Err(error) => return Err(error.to_string()),
+    };
+    let rank = hello.rank;
+    if let Err(reason) = check(&reception, &hello).await {
+        let refused = FromServer::Refused { reason: reason.clone() };
+        let _ = link.send_within(&refused, reception.handshake).await;
+        return Err(format!("worker {rank}: {reason}"));
+    }
+    let choice = match choose(&hello.offer, &reception.offer) {
+        Ok(choice) => choice,
+        Err(error) => {
+            let text = error.to_string();
+            let _ = link.send_within(&FromServer::NoTransport(error), reception.handshake).await;
+            return Err(format!("worker {rank}: {text}"));
+        }
+    };
+    let driver = choice.driver;
+    let (blob, pending) = invite(&reception, driver).map_err(|error| format!("worker {rank}: {error}"))?;
+    let lanes = reception.lanes.len() as u16;
+    let offer = ServerOffer { choice, endpoint: LaneEndpoint { blob }, lanes };
+    link.send_within(&FromServer::Offer(offer), reception.handshake)
+        .await
+        .map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + reception.connect;
+    let setups = blocking(move || pending.accept(deadline).map_err(|error| error.to_string())).await?;
+    let theirs = match link.receive_within::<ToServer>(reception.connect).await {
+        Ok(Some(ToServer::Inboxes(inboxes))) => inboxes,
+        Ok(_) => return Err(format!("worker {rank}: it did not tell its inboxes")),
+        Err(error) => return Err(format!("worker {rank}: {error}")),
+    };
+    let (life, shared) = (hello.incarnation, reception.clone());
+    let ours = blocking(move || attach(&shared, rank, life, setups, theirs)).await;
+    let ours = match ours {
+        Ok(ours) => ours,
+        Err(reason) => {
+            let _ =
+                link.send_within(&FromServer::Refused { reason: reason.clone() }, reception.handshake).await;
+            return Err(format!("worker {rank}: {reason}"));
+        }
+    };
+    link.send_within(&FromServer::Inboxes(ours), reception.handshake)
+        .await
+        .map_err(|error| error.to_string())?;
+    Ok((rank, driver))
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?
+}
+
+/// Is it a member of this job that expects this life of ours?
+async fn check(reception: &Reception, hello: &Hello) -> Result<(), String> {
+    if hello.protocol != PROTOCOL_VERSION {
+        return Err(format!(
+            "protocol version {} does not match this server's {PROTOCOL_VERSION}; run the same release everywhere",
+            hello.protocol
+        ));
+    }
+    if hello.job != reception.job {
+        return Err(format!("job {} is not this server's job {}", hello.job, reception.job));
+    }
+    if hello.server_incarnation != reception.incarnation {
+        return Err("it looks for an earlier life of this server; restart the job".into());
+    }
+    // The roster may reach the worker a little earlier than us.
+    let mut workers = reception.workers.clone();
+    let known = tokio::time::timeout(reception.handshake, workers.wait_for(Option::is_some)).await;
+    let expected = match known {
+        Ok(Ok(workers)) => workers.as_ref().and_then(|workers| workers.get(&hello.rank).copied()),
+        _ => return Err("the scheduler has not announced the roster to this server yet".into()),
+    };
+    match expected {
+        Some(life) if life == hello.incarnation => Ok(()),
+        Some(_) => Err(format!("worker {} of the roster is another process", hello.rank)),
+        None => Err(format!("worker {} is not in the roster", hello.rank)),
+    }
+}
+
+fn invite(reception: &Reception, driver: Driver) -> Result<(Vec<u8>, Box<dyn fabric::PendingOffer>), String> {
+    let queues: Vec<CqHandle> = reception.lanes.iter().map(|(_, queue)| queue.clone()).collect();
+    let offered = match driver {
+        Driver::Shm => reception.shm.offer(&queues),
+        Driver::Tcp => reception.tcp.offer(&queues),
+        Driver::Verbs => return Err("this process is built without verbs".into()),
+    };
+    offered.map_err(|error| error.to_string())
+}
+
+fn attach(
+    reception: &Reception,
+    rank: Rank,
+    incarnation: Incarnation,
+    setups: Vec<ChannelSetup>,
+    theirs: Vec<InboxGrant>,
+) -> Result<Vec<InboxGrant>, String> {
+    if theirs.len() != setups.len() || setups.len() != reception.lanes.len() {
+        return Err("it told the wrong number of inboxes".into());
+    }
+    let mut ours = Vec::with_capacity(setups.len());
+    for (index, ((setup, inbox), (lane, _))) in
+        setups.into_iter().zip(theirs).zip(&reception.lanes).enumerate()
+    {
+        let grants = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect::<Option<Vec<_>>>();
+        let inbox = WorkerInbox {
+            region: inbox.region,
+            offset: inbox.offset,
+            slot_bytes: inbox.slot_bytes,
+            grants: grants.ok_or("its first grants are malformed")?,
+        };
+        let message = |reply| LaneMessage::Attach { rank, incarnation, setup, inbox, reply };
+        let answer = lane.ask(reception.connect, message);
+        ours.push(answer.ok_or_else(|| format!("lane {index} of this server does not answer"))??);
+    }
+    Ok(ours)
+}

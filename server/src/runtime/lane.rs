@@ -1,0 +1,495 @@
+//! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. It
+//! has no clock and no thread of its own, so that the simulation runs the very same code.
+
+use super::link::{Link, Post, Posted, WorkerInbox};
+use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine};
+use crate::storage::{Storage, StorageError};
+use fabric::{
+    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
+    PostError, Region, RemoteKey, RemoteSpan, Span, Write,
+};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, SlotGrant, prefix_bytes,
+};
+use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX, slot_bytes_for};
+use proto_common::message::InboxGrant;
+use std::collections::HashMap;
+use thiserror::Error;
+
+/// Result batches that can be under way at once.
+const PREFIX_BLOCKS: u32 = 256;
+/// Milliseconds between ticks of the engine.
+const TICK_MS: u64 = 50;
+
+/// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it.
+#[derive(Debug, Error)]
+pub enum LaneError {
+    /// Storage failed.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// Memory or channel could not be set up.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// A place that is not where it should be.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    /// A worker cannot be attached.
+    #[error("worker {rank} cannot be attached: {reason}")]
+    Attach {
+        /// Which worker.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a lane is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneConfig {
+    /// The engine's part.
+    pub engine: EngineConfig,
+    /// This server's rank.
+    pub rank: Rank,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct DataLane<Q> {
+    queue: Q,
+    config: LaneConfig,
+    engine: LaneEngine,
+    storage: Storage,
+    inbox: Region,
+    slot_bytes: u64,
+    links: Vec<Option<Link>>,
+    ranks: HashMap<ChannelId, Rank>,
+    epoch: Epoch,
+    blocks: Blocks,
+    prefix: Box<[u8]>,
+    reader: BatchReader,
+    commands: Commands,
+    completions: Vec<Completion>,
+    next_tick_ms: u64,
+    expelled: u64,
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// A lane over `queue`, its inbox allocated and touched.
+    pub fn new(queue: Q, config: LaneConfig) -> Result<Self, LaneError> {
+        let slot_bytes = slot_bytes_for(config.chunk_bytes);
+        let inbox_bytes = slot_bytes * u64::from(config.engine.inbox_slots);
+        let inbox = Region::allocate(inbox_bytes as usize, "gradwire-inbox")?;
+        let engine = LaneEngine::new(EngineConfig { result_slot_bytes: RESULT_SLOT_BYTES, ..config.engine });
+        Ok(Self {
+            queue,
+            engine,
+            storage: Storage::new(inbox.clone(), slot_bytes)?,
+            inbox,
+            slot_bytes,
+            links: (0..config.engine.workers).map(|_| None).collect(),
+            ranks: HashMap::new(),
+            epoch: Epoch::default(),
+            blocks: Blocks::new(PREFIX_BLOCKS, RESULT_SLOT_BYTES, "gradwire-results")?,
+            prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
+            reader: BatchReader::default(),
+            commands: Commands::default(),
+            completions: Vec::with_capacity(256),
+            next_tick_ms: 0,
+            expelled: 0,
+            config,
+        })
+    }
+
+    /// The queue, to wait on it.
+    pub fn queue_mut(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    /// The engine, for reports.
+    #[must_use]
+    pub fn engine(&self) -> &LaneEngine {
+        &self.engine
+    }
+
+    /// Bytes of parameters held.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.storage.bytes()
+    }
+
+    /// Peers closed for breaking the protocol.
+    #[must_use]
+    pub fn expelled(&self) -> u64 {
+        self.expelled
+    }
+
+    /// Has the worker a channel here?
+    #[must_use]
+    pub fn connected(&self, rank: Rank) -> bool {
+        self.links.get(rank.0 as usize).is_some_and(Option::is_some)
+    }
+
+    /// Current weights of a chunk by index, for tests and checkpoints.
+    pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, LaneError> {
+        Ok(self.storage.weights(chunk, buffer)?)
+    }
+
+    /// New chunks to hold.
+    pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
+        self.epoch = self.epoch.max(epoch);
+        for spec in self.engine.assign(epoch, specs) {
+            self.storage.add(&spec)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over a worker's connected channel.
+    pub fn attach(
+        &mut self,
+        rank: Rank,
+        incarnation: Incarnation,
+        setup: ChannelSetup,
+        inbox: WorkerInbox,
+    ) -> Result<InboxGrant, LaneError> {
+        let channel = self.queue.attach(setup)?;
+        self.adopt(rank, incarnation, channel, inbox)
+    }
+
+    /// Makes a channel of the queue the worker's. Returns what the worker needs of our inbox.
+    pub fn adopt(
+        &mut self,
+        rank: Rank,
+        incarnation: Incarnation,
+        channel: ChannelId,
+        inbox: WorkerInbox,
+    ) -> Result<InboxGrant, LaneError> {
+        let refuse = |queue: &mut Q, reason: String| {
+            queue.close(channel);
+            Err(LaneError::Attach { rank, reason })
+        };
+        if inbox.slot_bytes < RESULT_SLOT_BYTES {
+            return refuse(
+                &mut self.queue,
+                format!("its inbox slots have {} bytes, {RESULT_SLOT_BYTES} are needed", inbox.slot_bytes),
+            );
+        }
+        self.detach(rank);
+        let Some(place) = self.links.get_mut(rank.0 as usize) else {
+            return refuse(&mut self.queue, "its rank is out of range".into());
+        };
+        let region = match self.queue.expose(channel, &self.inbox) {
+            Ok(key) => key.0,
+            Err(error) => return refuse(&mut self.queue, error.to_string()),
+        };
+        let grants = self.engine.peer_up(rank, incarnation, &inbox.grants);
+        *place = Some(Link::new(channel, inbox));
+        self.ranks.insert(channel, rank);
+        let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
+        Ok(InboxGrant { region, offset: 0, slot_bytes: self.slot_bytes, grants })
+    }
+
+    /// Closes a worker's channel, fences it, and forgets what was to be said to it.
+    pub fn detach(&mut self, rank: Rank) {
+        let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
+        self.queue.close(link.channel);
+        self.ranks.remove(&link.channel);
+        for posted in link.posted {
+            self.completed(posted);
+        }
+        for post in link.backlog {
+            match post {
+                Post::Land { chunk, buffer, .. } => self.completed(Posted::Land { chunk, buffer }),
+                Post::Results { block, .. } => self.completed(Posted::Block(block)),
+                Post::Notice(_) => {}
+            }
+        }
+        self.engine.peer_down(rank);
+    }
+
+    fn completed(&mut self, posted: Posted) {
+        match posted {
+            Posted::Land { chunk, buffer } => self.engine.landed(chunk, buffer, &mut self.commands),
+            Posted::Block(block) => self.blocks.give(block),
+        }
+    }
+
+    /// One turn: everything that has happened is decided and executed. True when something had happened.
+    pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.queue.poll(&mut completions);
+        let busy = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.handle(completion, now_ms)?;
+            self.execute()?;
+        }
+        self.completions = completions;
+        if now_ms >= self.next_tick_ms {
+            self.next_tick_ms = now_ms + TICK_MS;
+            self.engine.tick(now_ms);
+        }
+        self.retry_backlogs()?;
+        self.engine.flush(self.blocks.free(), &mut self.commands);
+        self.execute()?;
+        self.queue.flush();
+        Ok(busy)
+    }
+
+    fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {
+        let Some(rank) = self.ranks.get(&completion.channel).copied() else { return Ok(()) };
+        match completion.kind {
+            CompletionKind::Received { immediate } => match Notice::from_wire(immediate) {
+                Some(Notice::Batch(slot)) => self.batch(rank, slot, now_ms)?,
+                Some(notice) => self.engine.notice(rank, notice, &mut self.commands),
+                None => self.expel(rank, "its notice has an unknown form"),
+            },
+            CompletionKind::WriteDone { id } => {
+                if let Some(link) = self.links[rank.0 as usize].as_mut() {
+                    link.posted.pop_front();
+                }
+                self.completed(Posted::from_id(id));
+            }
+            CompletionKind::ReadDone { .. } => {}
+            CompletionKind::Disconnected(reason) => {
+                tracing::info!(worker = rank.0, ?reason, "data channel of a worker ended");
+                self.detach(rank);
+            }
+        }
+        Ok(())
+    }
+
+    fn expel(&mut self, rank: Rank, reason: &str) {
+        self.expelled += 1;
+        tracing::warn!(
+            worker = rank.0,
+            reason,
+            "closing the data channel of a worker that broke the protocol"
+        );
+        self.detach(rank);
+    }
+
+    /// Copies the prefix out of the slot, checks it, and lets the engine decide.
+    fn batch(&mut self, rank: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
+        if slot.slot >= self.config.engine.inbox_slots {
+            self.expel(rank, "its notice names a slot that does not exist");
+            return Ok(());
+        }
+        if !self.engine.notified(rank, slot, &mut self.commands) {
+            return Ok(());
+        }
+        let start = u64::from(slot.slot) * self.slot_bytes;
+        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
+            // Bounded by the prefix's largest size, which every slot holds.
+            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
+            debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
+            self.reader.read(&self.prefix[..bytes], self.slot_bytes)
+        });
+        match header {
+            Ok(header) => {
+                let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
+                let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
+                self.engine.batch(&context, now_ms, &mut self.commands);
+            }
+            Err(error) => self.expel(rank, &error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Executes all commands in order.
+    fn execute(&mut self) -> Result<(), LaneError> {
+        let mut commands = std::mem::take(&mut self.commands);
+        let mut result = Ok(());
+        for command in commands.list.drain(..) {
+            result = match command {
+                Command::Results { peer, slot, results, grants, sequence } => {
+                    let (results, grants) = (&commands.results[results], &commands.grants[grants]);
+                    self.send_results(peer, slot, results, grants, sequence)
+                }
+                other => self.execute_one(other),
+            };
+            if result.is_err() {
+                break;
+            }
+        }
+        commands.clear();
+        // Expelling a peer while executing can complete landings, whose commands are not to be lost.
+        std::mem::swap(&mut self.commands, &mut commands);
+        if !commands.list.is_empty() {
+            self.commands.list.append(&mut commands.list);
+            return result.and_then(|()| self.execute());
+        }
+        result
+    }
+
+    fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
+        match command {
+            Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
+            Command::Finish { chunk, last, only, into, contributors } => {
+                self.storage.finish(chunk, last, only, into, contributors)?;
+            }
+            Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
+            Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
+            Command::Land { peer, chunk, buffer, landing } => {
+                self.post(peer, Post::Land { chunk, buffer, landing })?;
+            }
+            Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
+            Command::Expel { peer, reason } => self.expel(peer, &reason),
+            // Handled by the caller, which has the arenas.
+            Command::Results { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn send_results(
+        &mut self,
+        peer: Rank,
+        slot: SlotGrant,
+        results: &[crate::engine::ResultBlock],
+        grants: &[SlotGrant],
+        sequence: u64,
+    ) -> Result<(), LaneError> {
+        // The engine was told how many blocks are free; if it sends more all the same, the results are dropped
+        // with their channel rather than lost silently.
+        let Some(block) = self.blocks.take() else {
+            self.expel(peer, "too many results are under way to it");
+            return Ok(());
+        };
+        let header = self.header(peer, sequence);
+        let bytes = encode_results(&mut self.prefix, header, results, grants);
+        self.blocks.write(block, 0, &self.prefix[..bytes])?;
+        let mut end = bytes as u64;
+        for rank in results.iter().flat_map(|result| &result.missing) {
+            self.blocks.write(block, end, &rank.0.to_le_bytes())?;
+            end += 4;
+        }
+        self.post(peer, Post::Results { slot, block, bytes: end })
+    }
+
+    fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
+        let receiver_incarnation = self.engine.peer_incarnation(peer);
+        BatchHeader {
+            kind: BatchKind::Result,
+            lane: self.config.engine.lane,
+            wanted: 0,
+            sender: self.config.rank,
+            job: self.config.engine.job,
+            epoch: self.epoch,
+            sender_incarnation: self.config.engine.incarnation,
+            receiver_incarnation,
+            sequence,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+
+    /// Posts, or queues behind what is queued already.
+    fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
+        let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
+            // The channel is gone: what the post held is free.
+            match post {
+                Post::Land { chunk, buffer, .. } => self.completed(Posted::Land { chunk, buffer }),
+                Post::Results { block, .. } => self.completed(Posted::Block(block)),
+                Post::Notice(_) => {}
+            }
+            return Ok(());
+        };
+        link.backlog.push_back(post);
+        if link.backlog.len() == 1 { self.drain(peer) } else { Ok(()) }
+    }
+
+    fn retry_backlogs(&mut self) -> Result<(), LaneError> {
+        for rank in 0..self.links.len() {
+            if self.links[rank].as_ref().is_some_and(|link| !link.backlog.is_empty()) {
+                self.drain(Rank(rank as u32))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, peer: Rank) -> Result<(), LaneError> {
+        let Self { queue, links, storage, blocks, .. } = self;
+        let Some(Some(link)) = links.get_mut(peer.0 as usize) else { return Ok(()) };
+        let mut failure = None;
+        while let Some(post) = link.backlog.front() {
+            let (posted, result) = match *post {
+                Post::Land { chunk, buffer, landing } => {
+                    let gather = [storage.weights(chunk, buffer)?];
+                    let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+                    let posted = Posted::Land { chunk, buffer };
+                    let write = Write {
+                        id: posted.to_id(),
+                        gather: &gather,
+                        remote,
+                        immediate: None,
+                        signaled: true,
+                    };
+                    (Some(posted), queue.post_write(link.channel, &write))
+                }
+                Post::Results { slot, block, bytes } => {
+                    let gather = [blocks.span(block, bytes)?];
+                    let immediate = Some(Notice::Batch(slot).to_wire());
+                    let posted = Posted::Block(block);
+                    let write = Write {
+                        id: posted.to_id(),
+                        gather: &gather,
+                        remote: link.slot(slot),
+                        immediate,
+                        signaled: true,
+                    };
+                    (Some(posted), queue.post_write(link.channel, &write))
+                }
+                Post::Notice(immediate) => {
+                    let write = Write {
+                        id: 0,
+                        gather: &[],
+                        remote: link.nowhere(),
+                        immediate: Some(immediate),
+                        signaled: false,
+                    };
+                    (None, queue.post_write(link.channel, &write))
+                }
+            };
+            match result {
+                Ok(()) => {
+                    link.backlog.pop_front();
+                    link.posted.extend(posted);
+                }
+                // A closed channel reports itself with the next completions: no offence of the worker's.
+                Err(PostError::Full | PostError::Closed) => break,
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        if let Some(error) = failure {
+            self.expel(peer, &format!("writing to it failed: {error}"));
+        }
+        Ok(())
+    }
+}
+
+fn encode_results(
+    prefix: &mut [u8],
+    header: BatchHeader,
+    results: &[crate::engine::ResultBlock],
+    grants: &[SlotGrant],
+) -> usize {
+    // The engine packed with the same room; the writer cannot refuse what fitted there.
+    let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
+    for result in results {
+        let bytes = 4 * result.missing.len() as u64;
+        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, ..result.block };
+        let fitted = writer.push(block);
+        debug_assert!(fitted, "packed with the same room");
+    }
+    for grant in grants {
+        let fitted = writer.grant(*grant);
+        debug_assert!(fitted, "packed with the same bound");
+    }
+    writer.finish(header)
+}

@@ -1,0 +1,95 @@
+//! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
+
+use fabric::{ChannelId, RemoteKey, RemoteSpan};
+use proto_common::batch::{Landing, SlotGrant};
+use std::collections::VecDeque;
+
+/// A worker's inbox on this lane, from its bootstrap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerInbox {
+    /// Remote key of its region.
+    pub region: u64,
+    /// Bytes from the region's start to slot 0.
+    pub offset: u64,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// First grants.
+    pub grants: Vec<SlotGrant>,
+}
+
+/// Something to be written to a worker, in order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Post {
+    /// Weights to where the operation granted.
+    Land { chunk: u32, buffer: u8, landing: Landing },
+    /// A result batch, encoded in a prefix block.
+    Results { slot: SlotGrant, block: u32, bytes: u64 },
+    /// A bare notice.
+    Notice(u32),
+}
+
+/// What a posted write was for, by its id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    Land { chunk: u32, buffer: u8 },
+    Block(u32),
+}
+
+impl Posted {
+    pub(super) fn to_id(self) -> u64 {
+        match self {
+            Self::Land { chunk, buffer } => u64::from(chunk) << 8 | u64::from(buffer),
+            Self::Block(block) => 1 << 63 | u64::from(block),
+        }
+    }
+
+    pub(super) fn from_id(id: u64) -> Self {
+        if id >> 63 == 1 {
+            Self::Block(id as u32)
+        } else {
+            Self::Land { chunk: (id >> 8) as u32, buffer: id as u8 }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) channel: ChannelId,
+    pub(super) inbox: WorkerInbox,
+    /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
+    pub(super) backlog: VecDeque<Post>,
+    /// Posted and not completed, in order.
+    pub(super) posted: VecDeque<Posted>,
+}
+
+impl Link {
+    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
+        Self { channel, inbox, backlog: VecDeque::new(), posted: VecDeque::new() }
+    }
+
+    pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {
+        let offset = self.inbox.offset + u64::from(grant.slot) * self.inbox.slot_bytes;
+        RemoteSpan { key: RemoteKey(self.inbox.region), offset }
+    }
+
+    /// A place for a notice that carries no bytes.
+    pub(super) fn nowhere(&self) -> RemoteSpan {
+        RemoteSpan { key: RemoteKey(self.inbox.region), offset: self.inbox.offset }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_round_trip() {
+        for posted in [
+            Posted::Land { chunk: u32::MAX, buffer: 1 },
+            Posted::Block(7),
+            Posted::Land { chunk: 0, buffer: 0 },
+        ] {
+            assert_eq!(Posted::from_id(posted.to_id()), posted);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Executes what the engines decide. `lane` is one data thread's work, `thread` runs it; `bootstrap` takes
+//! workers' connections; `run` puts them together with the scheduler link and the HTTP endpoints.
+
+mod bootstrap;
+mod lane;
+mod link;
+mod run;
+mod status;
+mod thread;
+
+pub use lane::{DataLane, LaneConfig, LaneError};
+pub use link::WorkerInbox;
+pub use run::{RunError, run};

@@ -1,0 +1,161 @@
+//! What a server tells: `/status`, `/metrics`, and the report in its heartbeats.
+
+use super::thread::{LaneMessage, LaneReport};
+use fabric::Mailbox;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounter, IntGauge};
+use proto_common::ids::Rank;
+use proto_common::message::MemberReport;
+use serde::Serialize;
+use std::time::Duration;
+
+/// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
+const REPORT_WITHIN: Duration = Duration::from_millis(50);
+
+/// All lanes together.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct ServerStatus {
+    pub(super) rank: u32,
+    pub(super) batches: u64,
+    pub(super) contributions: u64,
+    pub(super) contribution_bytes: u64,
+    pub(super) rounds: u64,
+    pub(super) answers: u64,
+    pub(super) duplicates: u64,
+    pub(super) spills: u64,
+    pub(super) retries: u64,
+    pub(super) refusals: u64,
+    pub(super) deadlines: u64,
+    pub(super) expelled: u64,
+    pub(super) credits_free: usize,
+    pub(super) credits_total: usize,
+    pub(super) spill_blocks_used: usize,
+    pub(super) spill_blocks_total: usize,
+    pub(super) stored_bytes: u64,
+    pub(super) oldest: Option<String>,
+    pub(super) oldest_ms: u64,
+}
+
+/// Asks all lanes.
+pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatus {
+    let mut status = ServerStatus { rank: rank.0, ..ServerStatus::default() };
+    for report in lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report)) {
+        let stats = report.stats;
+        status.batches += stats.batches;
+        status.contributions += stats.contributions;
+        status.contribution_bytes += stats.contribution_bytes;
+        status.rounds += stats.rounds;
+        status.answers += stats.answers;
+        status.duplicates += stats.duplicates;
+        status.spills += stats.spills;
+        status.retries += stats.retries;
+        status.refusals += stats.refusals;
+        status.deadlines += stats.deadlines;
+        status.expelled += report.expelled;
+        status.credits_free += report.credits.0;
+        status.credits_total += report.credits.1;
+        status.spill_blocks_used += report.spills.0;
+        status.spill_blocks_total += report.spills.1;
+        status.stored_bytes += report.stored_bytes;
+        if let Some(waiting) = report.oldest
+            && (status.oldest.is_none() || waiting.waited_ms > status.oldest_ms)
+        {
+            let missing: Vec<String> = waiting.missing.iter().map(ToString::to_string).collect();
+            let text = format!(
+                "worker {} waits for round {} of chunk {}, missing workers: {}",
+                waiting.rank,
+                waiting.round,
+                waiting.chunk,
+                missing.join(", ")
+            );
+            (status.oldest, status.oldest_ms) = (Some(text), waiting.waited_ms);
+        }
+    }
+    status
+}
+
+/// The heartbeat's report.
+pub(super) fn report(status: &ServerStatus) -> MemberReport {
+    MemberReport {
+        round: status.rounds,
+        in_flight: status.contributions.saturating_sub(status.answers),
+        oldest: status.oldest.clone().map(|text| (text, status.oldest_ms)),
+        links: Vec::new(),
+    }
+}
+
+type Read = fn(&ServerStatus) -> u64;
+
+const COUNTERS: [(&str, &str, Read); 11] = [
+    ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
+    ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
+    ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
+    ("gradwire_server_rounds_total", "Rounds published, one a chunk.", |s| s.rounds),
+    ("gradwire_server_answers_total", "Operations answered.", |s| s.answers),
+    ("gradwire_server_duplicates_total", "Duplicates recognised and not applied.", |s| s.duplicates),
+    ("gradwire_server_spills_total", "Contributions copied because they came before their turn.", |s| {
+        s.spills
+    }),
+    ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
+    ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
+    ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
+    ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
+];
+
+const GAUGES: [(&str, &str, Read); 6] = [
+    ("gradwire_server_credits_free", "Inbox slots granted to nobody.", |s| s.credits_free as u64),
+    ("gradwire_server_credits", "Inbox slots.", |s| s.credits_total as u64),
+    ("gradwire_server_spill_blocks_used", "Spill blocks in use.", |s| s.spill_blocks_used as u64),
+    ("gradwire_server_spill_blocks", "Spill blocks.", |s| s.spill_blocks_total as u64),
+    ("gradwire_server_stored_bytes", "Bytes of weights, accumulators and optimizer state.", |s| {
+        s.stored_bytes
+    }),
+    ("gradwire_server_oldest_wait_milliseconds", "How long the oldest unanswered operation waits.", |s| {
+        s.oldest_ms
+    }),
+];
+
+/// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
+pub(super) struct ServerMetrics {
+    rank: Rank,
+    lanes: Vec<Mailbox<LaneMessage>>,
+    counters: Vec<(IntCounter, Read)>,
+    gauges: Vec<(IntGauge, Read)>,
+}
+
+impl ServerMetrics {
+    pub(super) fn new(rank: Rank, lanes: Vec<Mailbox<LaneMessage>>) -> Result<Self, prometheus::Error> {
+        let counter = |(name, help, read): &(&str, &str, Read)| Ok((IntCounter::new(*name, *help)?, *read));
+        let gauge = |(name, help, read): &(&str, &str, Read)| Ok((IntGauge::new(*name, *help)?, *read));
+        Ok(Self {
+            rank,
+            lanes,
+            counters: COUNTERS.iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
+            gauges: GAUGES.iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+        })
+    }
+}
+
+impl Collector for ServerMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
+        counters.chain(self.gauges.iter().flat_map(|(gauge, _)| gauge.desc())).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let status = collect(self.rank, &self.lanes);
+        let mut families = Vec::new();
+        for (counter, read) in &self.counters {
+            let value = read(&status);
+            // A lane that was left out must not make a counter go back.
+            counter.inc_by(value.saturating_sub(counter.get()));
+            families.extend(counter.collect());
+        }
+        for (gauge, read) in &self.gauges {
+            gauge.set(i64::try_from(read(&status)).unwrap_or(i64::MAX));
+            families.extend(gauge.collect());
+        }
+        families
+    }
+}

@@ -1,0 +1,141 @@
+//! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event.
+
+use super::lane::{DataLane, LaneError};
+use super::link::WorkerInbox;
+use crate::engine::{ChunkSpec, LaneStats, Waiting};
+use fabric::{ChannelSetup, LaneQueue, Mailbox};
+use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::message::InboxGrant;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longest sleep: bounds how late deadlines and lost peers are noticed.
+const SLEEP: Duration = Duration::from_millis(100);
+/// It offers its core to others once in so many spins.
+const SPINS_PER_YIELD: u32 = 16;
+
+/// What a lane's thread is told.
+pub(super) enum LaneMessage {
+    Attach {
+        rank: Rank,
+        incarnation: Incarnation,
+        setup: ChannelSetup,
+        inbox: WorkerInbox,
+        reply: SyncSender<Result<InboxGrant, String>>,
+    },
+    Assign {
+        epoch: Epoch,
+        specs: Vec<ChunkSpec>,
+        reply: SyncSender<Result<(), String>>,
+    },
+    Report(SyncSender<LaneReport>),
+    Stop,
+}
+
+/// What a lane tells about itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LaneReport {
+    pub(super) stats: LaneStats,
+    pub(super) oldest: Option<Waiting>,
+    pub(super) credits: (usize, usize),
+    pub(super) spills: (usize, usize),
+    pub(super) stored_bytes: u64,
+    pub(super) expelled: u64,
+}
+
+/// Starts a lane's thread. `failed` is called once if it cannot go on.
+pub(super) fn spawn_lane(
+    lane: DataLane<LaneQueue>,
+    index: u16,
+    spin: Duration,
+    failed: impl FnOnce(LaneError) + Send + 'static,
+) -> std::io::Result<(Mailbox<LaneMessage>, JoinHandle<()>)> {
+    let mut lane = lane;
+    let (mailbox, receiver) = Mailbox::new(lane.queue_mut().waker());
+    let thread = std::thread::Builder::new().name(format!("gradwire-data-{index}")).spawn(move || {
+        if let Err(error) = (Loop { lane, receiver, spin, start: Instant::now() }).run() {
+            failed(error);
+        }
+    })?;
+    Ok((mailbox, thread))
+}
+
+struct Loop {
+    lane: DataLane<LaneQueue>,
+    receiver: Receiver<LaneMessage>,
+    spin: Duration,
+    start: Instant,
+}
+
+impl Loop {
+    fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    fn run(mut self) -> Result<(), LaneError> {
+        let mut idle_since: Option<Instant> = None;
+        let mut spins = 0u32;
+        loop {
+            let mut busy = false;
+            loop {
+                match self.receiver.try_recv() {
+                    Ok(LaneMessage::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
+                    Ok(message) => {
+                        busy = true;
+                        self.message(message);
+                    }
+                    Err(TryRecvError::Empty) => break,
+                }
+            }
+            let now_ms = self.now_ms();
+            busy |= self.lane.step(now_ms)?;
+            if busy {
+                idle_since = None;
+                continue;
+            }
+            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin {
+                spins = spins.wrapping_add(1);
+                if spins.is_multiple_of(SPINS_PER_YIELD) {
+                    // A worker on this host may be waiting for this very core.
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            self.lane.queue_mut().wait(SLEEP);
+            // Woken for nothing, it sleeps again at once: only work is worth spinning after.
+        }
+    }
+
+    fn message(&mut self, message: LaneMessage) {
+        match message {
+            LaneMessage::Attach { rank, incarnation, setup, inbox, reply } => {
+                let grant =
+                    self.lane.attach(rank, incarnation, setup, inbox).map_err(|error| error.to_string());
+                // Nobody listens any more where the bootstrap's deadline has passed.
+                let _ = reply.try_send(grant);
+            }
+            LaneMessage::Assign { epoch, specs, reply } => {
+                let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(|error| error.to_string()));
+            }
+            LaneMessage::Report(reply) => {
+                let _ = reply.try_send(self.report());
+            }
+            LaneMessage::Stop => {}
+        }
+    }
+
+    fn report(&self) -> LaneReport {
+        let engine = self.lane.engine();
+        LaneReport {
+            stats: engine.stats(),
+            oldest: engine.oldest(self.now_ms()),
+            credits: engine.credits(),
+            spills: engine.spills(),
+            stored_bytes: self.lane.stored_bytes(),
+            expelled: self.lane.expelled(),
+        }
+    }
+}

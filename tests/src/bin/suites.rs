@@ -1,0 +1,71 @@
+//! `suites [--all] [--only NAME]… [--list]`: runs the suites of `tests/suites.toml`. Owns the command line,
+//! the environment variable `CI`, signals and the exit code; everything else is in `gradwire_tests::suites`.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, bail};
+use gradwire_tests::suites::manifest::{self, Manifest};
+use gradwire_tests::suites::process::Stop;
+use gradwire_tests::suites::runner::{Choice, run_suites};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Runs the suites of tests/suites.toml: the fast tier, or what is asked for.
+
+  --all          the slow tier too
+  --only NAME    this suite, whatever its tier; may be given again
+  --list         name the suites and run none
+
+With CI=true in the environment, a fast suite that cannot run here is a failure.
+Logs: target/suites/NAME.log. The last line is `N passed, N failed`.
+";
+
+fn main() -> ExitCode {
+    match try_main() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // Also a runner that cannot start ends with the closing line that its readers wait for.
+            drop(writeln!(stdout(), "suites: {error:#}\n0 passed, 1 failed"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_main() -> Result<bool> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the tests have no workspace")?;
+    let manifest = manifest::load(root)?;
+    let is_strict = std::env::var("CI").is_ok_and(|value| value == "true" || value == "1");
+    let mut choice = Choice { all: false, only: Vec::new(), is_strict };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--all" => choice.all = true,
+            "--only" => choice.only.push(arguments.next().context("--only needs the name of a suite")?),
+            "--list" => return list(&manifest).map(|()| true),
+            "--help" | "-h" => return Ok(write!(stdout(), "{HELP}").map(|()| true)?),
+            other => bail!("unknown argument {other:?}; --help names them"),
+        }
+    }
+    let stop = Stop::default();
+    stop_on_signals(&stop)?;
+    run_suites(root, &manifest, &choice, &stop, &mut stdout())
+}
+
+fn stop_on_signals(stop: &Stop) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let stop = stop.clone();
+    std::thread::spawn(move || signals.forever().for_each(|_| stop.stop()));
+    Ok(())
+}
+
+fn list(manifest: &Manifest) -> Result<()> {
+    for suite in &manifest.suites {
+        let tier = format!("{:?}", suite.tier).to_lowercase();
+        writeln!(stdout(), "{:<18} {tier:<5} {:>4} s  {}", suite.name, suite.deadline_s, suite.covers)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! Rigs: clusters, worlds and helpers that more than one file of `tests/tests` uses. Test code: it may
+//! unwrap. One rig a file; declare it here.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+#![allow(clippy::print_stderr, reason = "what a failing test tells")]
+#![allow(clippy::missing_panics_doc, reason = "test code: a panic is a failed test")]
+
+pub mod cluster;
+pub mod control;
+pub mod forge;
+pub mod gauge;
+pub mod hostile;
+pub mod job;
+pub mod log;
+pub mod netns;
+pub mod process;
+pub mod programs;
+pub mod sim;
+pub mod status;

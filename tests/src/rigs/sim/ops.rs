@@ -1,0 +1,260 @@
+//! Operations: submitted as the client does it, checked against the oracle when they end. Sources are
+//! spoilt as soon as they are free, targets are looked at again in the end: reads and writes after an
+//! operation's end show.
+
+use super::cluster::Cluster;
+use super::oracle::bits_hash;
+use fabric::Buffer;
+use gradwire_worker::engine::PartSpec;
+use gradwire_worker::error::OpError;
+use gradwire_worker::runtime::{OpState, Submission};
+use proto_common::batch::OpKind;
+use proto_common::element::Dtype;
+use proto_common::ids::{Operation, Rank, Version};
+use std::sync::Arc;
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Contribute.
+    Push,
+    /// Land the round contributed to last.
+    Pull,
+    /// Both.
+    PushPull,
+    /// Set the initial value, or wait for it.
+    Init,
+}
+
+impl Kind {
+    fn wire(self) -> OpKind {
+        match self {
+            Self::Push => OpKind::Push,
+            Self::Pull => OpKind::Pull,
+            Self::PushPull => OpKind::PushPull,
+            Self::Init => OpKind::Init,
+        }
+    }
+}
+
+/// An operation of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpId {
+    /// The worker.
+    pub worker: u32,
+    /// Count of its operations.
+    pub index: usize,
+}
+
+/// How an operation ended, and when.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Version or error.
+    pub result: Result<Version, OpError>,
+    /// Milliseconds from its submission.
+    pub after_ms: u64,
+    /// The first version that may be in the target, where weights landed.
+    pub round: u64,
+    /// The weights that landed.
+    pub weights: Option<Vec<f32>>,
+}
+
+/// An operation as the harness knows it.
+pub(super) struct Live {
+    pub(super) tensor: usize,
+    pub(super) kind: Kind,
+    pub(super) round: u64,
+    pub(super) since_ms: u64,
+    state: Arc<OpState>,
+    source: Option<Buffer>,
+    target: Option<Buffer>,
+    /// Bits of the target at the operation's end.
+    landed: Option<u64>,
+    pub(super) ended: Option<Ended>,
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn fill(buffer: &mut Buffer, values: &[f32]) {
+    for (bytes, value) in buffer.chunks_exact_mut(4).zip(values) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+impl Cluster {
+    /// Starts an operation, with its gradient or initial value from the oracle.
+    pub fn submit(&mut self, worker: u32, tensor: usize, kind: Kind) -> OpId {
+        let spec = self.shape.tensors[tensor].clone();
+        let source = match kind {
+            Kind::Init if worker == 0 => Some(self.oracle.initial(tensor)),
+            Kind::Push | Kind::PushPull => {
+                let round = self.workers[worker as usize].numbers[tensor].1 + 1;
+                Some(self.oracle.gradient(tensor, worker, round))
+            }
+            Kind::Pull | Kind::Init => None,
+        };
+        let placed = self.map.placed_chunks(spec.key);
+        let parts: Arc<[PartSpec]> = placed
+            .map(|(span, server)| PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes })
+            .collect();
+        let (now_ms, priority) = (self.net.now_us() / 1_000, self.rng.below(4) as i32);
+        let w = &mut self.workers[worker as usize];
+        let allocate = || w.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
+        let source = source.map(|values| {
+            let mut buffer = allocate();
+            fill(&mut buffer, &values);
+            buffer
+        });
+        let target = kind.wire().lands().then(|| {
+            let mut buffer = allocate();
+            buffer.fill(0xAA);
+            buffer
+        });
+        let (operations, rounds) = &mut w.numbers[tensor];
+        *operations += 1;
+        *rounds += u64::from(kind.wire().contributes());
+        let (operation, round) = (Operation(*operations), if kind == Kind::Init { 0 } else { *rounds });
+        let state = OpState::new(1);
+        self.next_op += 1;
+        let submission = Submission {
+            state: state.clone(),
+            op: self.next_op,
+            kind: kind.wire(),
+            dtype: Dtype::F32,
+            operation,
+            round,
+            priority,
+            timeout_ms: self.shape.timeout_ms,
+            parts,
+            source: source.as_ref().map(Buffer::span),
+            target: target.as_ref().map(Buffer::span),
+        };
+        w.lane.submit(submission, now_ms).expect("a lane takes operations");
+        let index = w.ops.len();
+        w.open.insert(index);
+        w.ops.push(Live {
+            tensor,
+            kind,
+            round,
+            since_ms: now_ms,
+            state,
+            source,
+            target,
+            landed: None,
+            ended: None,
+        });
+        OpId { worker, index }
+    }
+
+    /// How an operation ended, if it has.
+    #[must_use]
+    pub fn ended(&self, op: OpId) -> Option<&Ended> {
+        self.workers[op.worker as usize].ops[op.index].ended.as_ref()
+    }
+
+    /// What a worker's last landing of a tensor brought.
+    #[must_use]
+    pub fn last_weights(&self, worker: u32, tensor: usize) -> Option<Vec<f32>> {
+        let ops = self.workers[worker as usize].ops.iter().rev().filter(|live| live.tensor == tensor);
+        ops.filter_map(|live| live.ended.as_ref()).find_map(|ended| ended.weights.clone())
+    }
+
+    /// Looks at a worker's operations: which have ended, are they right, is any overdue?
+    pub(super) fn collect(&mut self, worker: usize) {
+        let now_ms = self.net.now_us() / 1_000;
+        for index in self.workers[worker].open.clone() {
+            let live = &mut self.workers[worker].ops[index];
+            let after_ms = now_ms.saturating_sub(live.since_ms);
+            let Some(result) = live.state.poll() else {
+                // The server answers at the deadline, the worker gives it a second, lanes tick at times.
+                let most_ms = u64::from(self.shape.timeout_ms) + 1_200;
+                assert!(
+                    after_ms <= most_ms,
+                    "worker {worker} op {index} {:?} hangs: {after_ms} ms",
+                    live.kind
+                );
+                continue;
+            };
+            self.workers[worker].open.remove(&index);
+            self.end(worker, index, result, after_ms);
+        }
+    }
+
+    fn end(&mut self, worker: usize, index: usize, result: Result<Version, OpError>, after_ms: u64) {
+        let live = &mut self.workers[worker].ops[index];
+        let (tensor, round) = (live.tensor, live.round);
+        let weights = match &result {
+            Ok(_) => live.target.as_deref().map(floats),
+            Err(error) => {
+                assert!(self.may_fail, "worker {worker} op {index} {:?}: {error}", live.kind);
+                None
+            }
+        };
+        if result.is_ok()
+            && let Some(source) = &mut live.source
+        {
+            source.fill(0xFF);
+        }
+        live.landed = weights.as_deref().map(bits_hash);
+        live.ended = Some(Ended { result: result.clone(), after_ms, round, weights: weights.clone() });
+        if let Ok(version) = result {
+            assert!(version.0 >= round, "worker {worker} op {index}: version {version} for round {round}");
+            if let Some(weights) = weights {
+                self.check_weights(worker, tensor, round, &weights);
+            }
+        }
+    }
+
+    /// Every chunk has the bits of one version: the operation's own round. Only after a break an answer can
+    /// come so late that a later version is in force.
+    fn check_weights(&mut self, worker: usize, tensor: usize, round: u64, weights: &[f32]) {
+        let spec = self.shape.tensors[tensor].clone();
+        if !self.compares {
+            return;
+        }
+        let disturbed = self.reconnects > 0;
+        let chunks: Vec<_> = self.map.placed_chunks(spec.key).collect();
+        for (span, server) in chunks {
+            let (from, to) = ((span.offset / 4) as usize, ((span.offset + span.bytes) / 4) as usize);
+            let engine = self.servers[server.0 as usize].lane.engine();
+            let newest = engine.version(span.id).expect("assigned").0;
+            let latest = if disturbed { newest } else { round };
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            let have = bits(&weights[from..to]);
+            let found =
+                (round..=latest).any(|version| bits(&self.oracle.weights(tensor, version)[from..to]) == have);
+            assert!(
+                found,
+                "worker {worker}, tensor {tensor} chunk {}: not the weights of version {round} to {latest} (server {server} has {newest})",
+                span.id.chunk
+            );
+        }
+    }
+
+    /// Nothing was written into a target after its operation's end.
+    pub(super) fn check_targets(&self) {
+        for (rank, worker) in self.workers.iter().enumerate() {
+            for (index, live) in worker.ops.iter().enumerate() {
+                if let (Some(landed), Some(target)) = (live.landed, live.target.as_deref()) {
+                    assert_eq!(landed, bits_hash(&floats(target)), "a late write: worker {rank} op {index}");
+                }
+            }
+        }
+    }
+
+    /// The least round that every worker has contributed to, as far as was submitted.
+    pub(super) fn submitted_by_all(&self, tensor: usize) -> u64 {
+        self.workers.iter().map(|worker| worker.numbers[tensor].1).min().unwrap_or(0)
+    }
+
+    /// Version of a tensor: the least of its chunks'.
+    #[must_use]
+    pub fn version(&self, tensor: usize) -> u64 {
+        let chunks = self.map.placed_chunks(self.shape.tensors[tensor].key);
+        let version =
+            |server: Rank, id| self.servers[server.0 as usize].lane.engine().version(id).map_or(0, |v| v.0);
+        chunks.map(|(span, server)| version(server, span.id)).min().unwrap_or(0)
+    }
+}

@@ -1,0 +1,30 @@
+//! Runs a simulation test over its seeds. `GRADWIRE_SEED=N` runs that one, `GRADWIRE_SEEDS=N` as many as
+//! that; a seed that fails is named with the command that replays it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number; give a seed or a count of seeds")),
+    )
+}
+
+/// Calls `test` with each seed: seeds 0 to `count` - 1, or what the environment says. `file` is the file
+/// below `tests/tests`, `name` the test in it, for the command that is printed.
+pub fn for_each(file: &str, name: &str, count: u64, mut test: impl FnMut(u64)) {
+    let seeds = match number("GRADWIRE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("GRADWIRE_SEEDS").unwrap_or(count),
+    };
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
+            eprintln!("\nseed {seed} failed; to replay it:");
+            eprintln!(
+                "    GRADWIRE_SEED={seed} cargo test -p gradwire-tests --test {file} -- --exact {name}\n"
+            );
+            resume_unwind(panic);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a simulated cluster is like, and which tensors it has.
+
+use fabric::sim::{Rng, SimFaults};
+use proto_common::optimizer::Optimizer;
+use proto_common::tensor::TensorSpec;
+
+/// Bytes of a chunk: the smallest that there is, so that small tensors have several.
+pub(super) const CHUNK_BYTES: u64 = 4096;
+/// Elements of a whole chunk.
+const CHUNK: u64 = CHUNK_BYTES / 4;
+
+/// A simulated cluster's size, limits, network and tensors.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Servers.
+    pub servers: u32,
+    /// Workers.
+    pub workers: u32,
+    /// Slots of each server's inbox.
+    pub inbox_slots: u32,
+    /// Slots of each worker's inbox, per server.
+    pub result_slots: u32,
+    /// Spill blocks of each server.
+    pub spill_blocks: u32,
+    /// Time an operation has.
+    pub timeout_ms: u32,
+    /// Fold in rank order.
+    pub deterministic: bool,
+    /// The network.
+    pub faults: SimFaults,
+    /// What is declared.
+    pub tensors: Vec<TensorSpec>,
+    /// Most time between two stages of connecting, in microseconds.
+    pub bootstrap_us: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            servers: 2,
+            workers: 3,
+            inbox_slots: 8,
+            result_slots: 3,
+            spill_blocks: 64,
+            timeout_ms: 20_000,
+            deterministic: true,
+            faults: SimFaults::rough(),
+            tensors: tensors(),
+            bootstrap_us: 300,
+        }
+    }
+}
+
+impl Shape {
+    /// Servers, workers and limits drawn from a seed: one of few slots or plenty, one of little spill or much.
+    #[must_use]
+    pub fn drawn(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x5EED_5A9E);
+        Self {
+            servers: rng.within(1, 3) as u32,
+            workers: rng.within(1, 4) as u32,
+            inbox_slots: rng.within(2, 10) as u32,
+            result_slots: rng.within(1, 4) as u32,
+            spill_blocks: rng.within(1, 12) as u32,
+            ..Self::default()
+        }
+    }
+}
+
+/// Three tensors that matter: one of a few elements, one of several chunks with a short last one, one with
+/// momentum, whose state would show a contribution applied twice for ever after.
+#[must_use]
+fn tensors() -> Vec<TensorSpec> {
+    vec![
+        TensorSpec::f32(3, 5, Optimizer::sgd(0.25, 0.0, 0.0)),
+        TensorSpec::f32(u64::MAX - 1, 2 * CHUNK + 7, Optimizer::sgd(0.1, 0.0, 0.0)),
+        TensorSpec::f32(7, 300, Optimizer::sgd(0.5, 0.9, 0.0)),
+    ]
+}

@@ -1,0 +1,120 @@
+//! A worker's program: initialise, then rounds over all tensors in a random order, then the final weights.
+
+use super::cluster::Cluster;
+use super::ops::{Kind, OpId};
+use fabric::sim::Rng;
+use std::collections::VecDeque;
+
+/// How a trainer uses its operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// `push_pull` of every tensor, and all of a round are waited for before the next.
+    Waited,
+    /// Pushes, pulls and `push_pull`s as they come, a few rounds ahead of their answers.
+    Pipelined,
+}
+
+pub(super) struct Trainer {
+    style: Style,
+    rounds: u64,
+    rng: Rng,
+    /// What is to be submitted next, in order.
+    todo: VecDeque<(usize, Kind)>,
+    round: u64,
+    /// Contributions that have not ended, oldest first.
+    pending: VecDeque<OpId>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Init,
+    Rounds,
+    Last,
+    Over,
+}
+
+impl Cluster {
+    /// Gives every worker its program: initialise all tensors, `rounds` rounds, pull everything.
+    pub fn train(&mut self, style: Style, rounds: u64) {
+        for tensor in 0..self.shape.tensors.len() {
+            self.oracle.initialise(tensor);
+        }
+        for rank in 0..self.workers.len() {
+            let todo = (0..self.shape.tensors.len()).map(|tensor| (tensor, Kind::Init)).collect();
+            let rng = self.rng.fork();
+            let (pending, stage) = (VecDeque::new(), Stage::Init);
+            let trainer = Trainer { style, rounds, rng, todo, round: 0, pending, stage };
+            self.workers[rank].trainer = Some(trainer);
+        }
+    }
+
+    /// Have all living workers gone through their programs?
+    #[must_use]
+    pub fn trained(&self) -> bool {
+        let over = |trainer: &Trainer| trainer.stage == Stage::Over;
+        self.workers.iter().all(|worker| worker.crashed || worker.trainer.as_ref().is_none_or(over))
+    }
+
+    /// Lets a worker's program go on as far as it can.
+    pub(super) fn advance_trainer(&mut self, rank: usize) {
+        let Some(mut trainer) = self.workers[rank].trainer.take() else { return };
+        while self.advance_once(rank, &mut trainer) {}
+        self.workers[rank].trainer = Some(trainer);
+    }
+
+    fn advance_once(&mut self, rank: usize, trainer: &mut Trainer) -> bool {
+        while trainer.pending.front().is_some_and(|op| self.ended(*op).is_some()) {
+            trainer.pending.pop_front();
+        }
+        // At least all tensors of a round: two workers that wait for each other's other tensor wait for ever.
+        let window = match (trainer.stage, trainer.style) {
+            (Stage::Rounds, Style::Pipelined) => self.shape.tensors.len() * 2,
+            _ => usize::MAX,
+        };
+        if let Some((tensor, kind)) = trainer.todo.front().copied() {
+            if trainer.pending.len() >= window {
+                return false;
+            }
+            trainer.todo.pop_front();
+            let op = self.submit(rank as u32, tensor, kind);
+            trainer.pending.push_back(op);
+            return true;
+        }
+        let ahead = trainer.stage == Stage::Rounds
+            && trainer.style == Style::Pipelined
+            && trainer.round < trainer.rounds;
+        if !trainer.pending.is_empty() && !ahead {
+            return false;
+        }
+        self.next_round(trainer)
+    }
+
+    fn next_round(&self, trainer: &mut Trainer) -> bool {
+        let mut tensors: Vec<usize> = (0..self.shape.tensors.len()).collect();
+        for at in (1..tensors.len()).rev() {
+            tensors.swap(at, trainer.rng.below(at as u64 + 1) as usize);
+        }
+        trainer.stage = match trainer.stage {
+            Stage::Init => Stage::Rounds,
+            Stage::Rounds if trainer.round == trainer.rounds => Stage::Last,
+            Stage::Rounds => {
+                trainer.round += 1;
+                for tensor in tensors {
+                    let kinds: &[Kind] = match (trainer.style, trainer.rng.below(3)) {
+                        (Style::Waited, _) | (_, 0) => &[Kind::PushPull],
+                        (_, 1) => &[Kind::Push],
+                        _ => &[Kind::Push, Kind::Pull],
+                    };
+                    trainer.todo.extend(kinds.iter().map(|kind| (tensor, *kind)));
+                }
+                return true;
+            }
+            Stage::Last | Stage::Over => Stage::Over,
+        };
+        if trainer.stage == Stage::Last {
+            trainer.todo.extend(tensors.into_iter().map(|tensor| (tensor, Kind::Pull)));
+        }
+        trainer.stage != Stage::Over
+    }
+}

@@ -1,0 +1,204 @@
+//! Who may know whom: dependencies between the workspace's crates, the one lint table, pure engines.
+
+use super::{Finding, Repo};
+use std::collections::BTreeSet;
+
+/// Pairs of directories whose crates must not know each other, in either direction.
+const STRANGERS: [(&str, &str); 4] =
+    [("scheduler", "server"), ("scheduler", "worker"), ("server", "worker"), ("proto-common", "fabric")];
+/// What every pure module says at its top.
+const PURE: &str = "#![deny(clippy::disallowed_methods, clippy::disallowed_types)]";
+/// Crates that may be depended on by no shipped crate: they see everything.
+const SEE_ALL: [&str; 2] = ["tests", "benches"];
+
+/// Roles never use one another; what they share lies in crates below them.
+#[must_use]
+pub fn strangers(repo: &Repo) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (one, other) in STRANGERS {
+        findings.extend(knows(repo, one, other));
+        findings.extend(knows(repo, other, one));
+    }
+    for member in repo.members() {
+        findings.extend(SEE_ALL.iter().filter_map(|tool| knows(repo, member, tool)));
+    }
+    findings
+}
+
+/// Every package takes its lints from the one table.
+#[must_use]
+pub fn lint_table(repo: &Repo) -> Vec<Finding> {
+    let shares = |member: &&str| {
+        let manifest = repo.manifests.get(&manifest_path(member));
+        let flag = manifest.and_then(|table| table.get("lints")?.get("workspace")?.as_bool());
+        flag == Some(true)
+    };
+    let finding = |member| {
+        let fix = "add `[lints] workspace = true`";
+        Finding { path: manifest_path(member), line: 1, what: "has lints of its own".into(), fix }
+    };
+    repo.members().into_iter().filter(|member| !shares(member)).map(finding).collect()
+}
+
+/// Engines (and proto-common) deny clocks, sockets, channels and the environment, and the lists of those
+/// are in force.
+#[must_use]
+pub fn pure_engines(repo: &Repo) -> Vec<Finding> {
+    let is_engine = |path: &str| {
+        path == "proto-common/src/lib.rs"
+            || path.ends_with("/src/engine/mod.rs")
+            || path.ends_with("/src/engine.rs")
+    };
+    let mut findings = Vec::from_iter(purity_lists(repo));
+    for source in repo.sources.iter().filter(|source| is_engine(&source.path)) {
+        if !source.code.iter().any(|code| code.trim() == PURE) {
+            findings.push(Finding {
+                path: source.path.clone(),
+                line: 1,
+                what: "an engine that does not deny clocks, sockets and channels".into(),
+                fix: "add `#![deny(clippy::disallowed_methods, clippy::disallowed_types)]`",
+            });
+        }
+    }
+    findings
+}
+
+/// `deny` in an engine means nothing without the lists of `clippy.toml`, and these would hit every crate
+/// without `allow` in the lint table.
+fn purity_lists(repo: &Repo) -> Option<Finding> {
+    let lists = repo.texts.get("clippy.toml").map(String::as_str).unwrap_or_default();
+    let lints =
+        repo.manifests.get("Cargo.toml").and_then(|root| root.get("workspace")?.get("lints")?.get("clippy"));
+    let in_force = ["disallowed-methods", "disallowed-types"].iter().all(|list| {
+        let lint = list.replace('-', "_");
+        let level = lints.and_then(|table| table.get(&lint)?.as_str());
+        lists.contains(&format!("\n{list} = [")) && level == Some("allow")
+    });
+    (!in_force).then(|| Finding {
+        path: "clippy.toml".into(),
+        line: 1,
+        what: "the lists that keep engines pure are not in force".into(),
+        fix: "keep disallowed-methods and -types here, and both lints at \"allow\" in the root Cargo.toml",
+    })
+}
+
+fn manifest_path(directory: &str) -> String {
+    format!("{directory}/Cargo.toml")
+}
+
+fn knows(repo: &Repo, one: &str, other: &str) -> Option<Finding> {
+    let name = repo.package_name(other)?;
+    dependencies(repo, one).contains(name).then(|| Finding {
+        path: manifest_path(one),
+        line: 1,
+        what: format!("depends on {name}"),
+        fix: "move what both need into a crate below both (design: the house)",
+    })
+}
+
+/// Package names of everything a package depends on directly, for builds, tests and any target.
+fn dependencies(repo: &Repo, directory: &str) -> BTreeSet<String> {
+    let Some(manifest) = repo.manifests.get(&manifest_path(directory)) else { return BTreeSet::new() };
+    let targets = manifest.get("target").and_then(toml::Value::as_table).into_iter().flatten();
+    let tables = targets.filter_map(|(_, table)| table.as_table()).chain([manifest]);
+    let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+    tables
+        .flat_map(|table| kinds.iter().filter_map(|kind| table.get(*kind)?.as_table()))
+        .flatten()
+        .map(|(key, value)| package_of(repo, key, value))
+        .collect()
+}
+
+/// A dependency's real name: `fabric.workspace = true` may be `package = "gradwire-fabric"` at the root.
+fn package_of(repo: &Repo, key: &str, value: &toml::Value) -> String {
+    let renamed = |value: &toml::Value| value.get("package").and_then(toml::Value::as_str).map(str::to_owned);
+    let at_root = || {
+        let root = repo.manifests.get("Cargo.toml")?;
+        renamed(root.get("workspace")?.get("dependencies")?.get(key)?)
+    };
+    renamed(value).or_else(at_root).unwrap_or_else(|| key.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::repo::fake;
+    use super::*;
+
+    const ROOT: &str = "[workspace]\nmembers = [\"fabric\", \"proto-common\", \"server\", \"worker\", \"tests\"]\n\
+        [workspace.dependencies]\nfabric = { package = \"gradwire-fabric\", path = \"fabric\" }\n\
+        gradwire-server = { path = \"server\" }\n";
+
+    fn house(worker: &str, proto: &str) -> Repo {
+        let package = |name: &str, rest: &str| format!("[package]\nname = \"{name}\"\n{rest}");
+        fake(&[
+            ("Cargo.toml", ROOT),
+            ("fabric/Cargo.toml", &package("gradwire-fabric", "[lints]\nworkspace = true\n")),
+            ("proto-common/Cargo.toml", &package("gradwire-proto-common", proto)),
+            ("server/Cargo.toml", &package("gradwire-server", "[lints]\nworkspace = true\n")),
+            ("worker/Cargo.toml", &package("gradwire-worker", worker)),
+            ("tests/Cargo.toml", &package("gradwire-tests", "[lints]\nworkspace = false\n")),
+        ])
+    }
+
+    fn paths(findings: Vec<Finding>) -> Vec<String> {
+        findings.into_iter().map(|finding| finding.path).collect()
+    }
+
+    #[test]
+    fn roles_may_use_the_fabric_and_not_each_other() {
+        assert!(strangers(&house("[dependencies]\nfabric.workspace = true\n", "")).is_empty());
+        for worker in [
+            "[dependencies]\ngradwire-server.workspace = true\n",
+            "[dev-dependencies]\ngradwire-server = { path = \"../server\" }\n",
+            "[dependencies]\ns = { package = \"gradwire-server\", path = \"../server\" }\n",
+            "[target.'cfg(unix)'.dependencies]\ngradwire-server.workspace = true\n",
+            "[dependencies]\ngradwire-tests = { path = \"../tests\" }\n",
+        ] {
+            assert_eq!(paths(strangers(&house(worker, ""))), ["worker/Cargo.toml"], "{worker}");
+        }
+    }
+
+    #[test]
+    fn a_renamed_workspace_dependency_is_recognised() {
+        let findings = strangers(&house("", "[dependencies]\nfabric.workspace = true\n"));
+        assert_eq!(paths(findings), ["proto-common/Cargo.toml"]);
+    }
+
+    #[test]
+    fn packages_without_the_lint_table_are_found() {
+        let found = paths(lint_table(&house("[lints]\nworkspace = true\n", "")));
+        assert_eq!(found, ["proto-common/Cargo.toml", "tests/Cargo.toml"]);
+    }
+
+    #[test]
+    fn engines_must_deny() {
+        let root = "[workspace.lints.clippy]\ndisallowed_methods = \"allow\"\ndisallowed_types = \"allow\"\n";
+        let repo = fake(&[
+            ("Cargo.toml", root),
+            ("clippy.toml", "\ndisallowed-methods = []\ndisallowed-types = []\n"),
+            (
+                "server/src/engine/mod.rs",
+                "//! X.\n#![deny(clippy::disallowed_methods, clippy::disallowed_types)]\n",
+            ),
+            (
+                "worker/src/engine/mod.rs",
+                "//! X.\n// #![deny(clippy::disallowed_methods, clippy::disallowed_types)]\n",
+            ),
+            ("worker/src/engine/credit.rs", "//! X.\n"),
+        ]);
+        assert_eq!(paths(pure_engines(&repo)), ["worker/src/engine/mod.rs"]);
+    }
+
+    #[test]
+    fn purity_needs_lists_and_levels() {
+        let both = "\ndisallowed-methods = []\ndisallowed-types = []\n";
+        let allow =
+            "[workspace.lints.clippy]\ndisallowed_methods = \"allow\"\ndisallowed_types = \"allow\"\n";
+        let found = |root: &str, lists: &str| {
+            pure_engines(&fake(&[("Cargo.toml", root), ("clippy.toml", lists)])).len()
+        };
+        assert_eq!(found(allow, both), 0);
+        assert_eq!(found(allow, "\ndisallowed-methods = []\n"), 1);
+        assert_eq!(found("", both), 1);
+    }
+}

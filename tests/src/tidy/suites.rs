@@ -1,0 +1,93 @@
+//! No test is forgotten: everything that has tests is part of a suite of `tests/suites.toml`.
+
+use super::{Finding, Repo};
+use crate::suites::manifest::{self, Command, Manifest};
+
+const FILE: &str = "tests/suites.toml";
+
+/// Every integration test and every package with unit tests belongs to a suite.
+#[must_use]
+pub fn complete(repo: &Repo) -> Vec<Finding> {
+    let text = repo.texts.get(FILE).map(String::as_str).unwrap_or_default();
+    let manifest = match manifest::parse(text) {
+        Ok(manifest) => manifest,
+        Err(error) => return vec![finding(FILE, format!("{error:#}"), "correct it")],
+    };
+    let mut findings = Vec::new();
+    for member in repo.members() {
+        let Some(package) = repo.package_name(member) else { continue };
+        if has_unit_tests(repo, member) && !runs_units(&manifest, package) {
+            let what = format!("the unit tests of {package} are in no suite");
+            findings.push(finding(FILE, what, "add a suite with command \"test:PACKAGE\""));
+        }
+        for path in &repo.paths {
+            let Some(target) = integration_test(path, member) else { continue };
+            if !manifest.suites.iter().any(|suite| suite.runs(package, target)) {
+                let fix = "add a suite with command \"test:PACKAGE/TARGET\" to tests/suites.toml";
+                findings.push(finding(path, "is in no suite".into(), fix));
+            }
+        }
+    }
+    findings
+}
+
+fn finding(path: &str, what: String, fix: &'static str) -> Finding {
+    Finding { path: path.into(), line: 1, what, fix }
+}
+
+/// `tests/tests/tidy.rs` of member `tests` is `tidy`.
+fn integration_test<'a>(path: &'a str, member: &str) -> Option<&'a str> {
+    let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
+    let target = inside.strip_suffix(".rs").or_else(|| inside.strip_suffix("/main.rs"))?;
+    (!target.contains('/')).then_some(target)
+}
+
+fn has_unit_tests(repo: &Repo, member: &str) -> bool {
+    let source = format!("{member}/src/");
+    let inside = repo.sources.iter().filter(|file| file.path.starts_with(&source));
+    inside.flat_map(|file| &file.code).any(|code| code.trim_start().starts_with("#[test]"))
+}
+
+fn runs_units(manifest: &Manifest, package: &str) -> bool {
+    let is_it =
+        |command| matches!(command, Command::Tests { package: of, target: None, .. } if of == package);
+    manifest.suites.iter().any(|suite| is_it(suite.command()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::repo::fake;
+    use super::*;
+
+    fn found(command: &str) -> Vec<String> {
+        let suites = format!(
+            "[[suite]]\nname = \"a\"\ntier = \"fast\"\ncommand = [\"{command}\"]\nminimum = 1\n\
+             deadline_s = 1\ncovers = \"x\"\n"
+        );
+        let repo = fake(&[
+            ("Cargo.toml", "[workspace]\nmembers = [\"server\", \"tests\"]"),
+            ("server/Cargo.toml", "[package]\nname = \"gradwire-server\""),
+            ("server/src/lib.rs", "#[cfg(test)]\nmod tests {\n    #[test]\n    fn a() {}\n}"),
+            ("tests/Cargo.toml", "[package]\nname = \"gradwire-tests\""),
+            ("tests/src/lib.rs", ""),
+            ("tests/tests/sim_loss.rs", "#[test]\nfn a() {}"),
+            ("tests/tests/common/mod.rs", ""),
+            (FILE, &suites),
+        ]);
+        complete(&repo).into_iter().map(|finding| format!("{}: {}", finding.path, finding.what)).collect()
+    }
+
+    #[test]
+    fn forgotten_tests_are_named() {
+        let units = "tests/suites.toml: the unit tests of gradwire-server are in no suite";
+        let integration = "tests/tests/sim_loss.rs: is in no suite";
+        assert_eq!(found("true"), [units, integration]);
+        assert_eq!(found("test:gradwire-server"), [integration]);
+        assert_eq!(found("test:gradwire-tests/sim_*"), [units]);
+    }
+
+    #[test]
+    fn a_wrong_manifest_is_a_finding() {
+        assert!(found("\", 1, \"")[0].starts_with("tests/suites.toml: "));
+    }
+}

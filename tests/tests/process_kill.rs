@@ -1,0 +1,202 @@
+//! Deaths in mid-training: whoever is killed or stops dead, everyone else says who it was and ends with the
+//! documented code within five seconds. And the orderly ends: signals to all, and to the launcher.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::process::Process;
+use proto_common::error::ExitCode;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+/// Everyone else must have reported a death and ended by then.
+const BOUND: Duration = Duration::from_secs(5);
+/// Training that does not end by itself.
+const ENDLESS: [&str; 6] = ["--layers", "64,128,10", "--epochs", "1000000", "--batch", "16"];
+
+/// Two servers and two workers in mid-training.
+fn training(transport: &str, scheduler: &[&str]) -> Cluster {
+    let mut cluster = Cluster::new(2, 2, scheduler);
+    cluster.add_servers(2, &["--transport", transport]);
+    cluster.add_trainers(2, &[&ENDLESS[..], &["--transport", transport]].concat());
+    cluster.workers[0].expect_line("epoch       3/", PATIENCE);
+    cluster
+}
+
+/// What befalls the process, and what the others say about it.
+struct Blow {
+    signal: Signal,
+    cause: &'static str,
+    bound: Duration,
+}
+
+const KILL: Blow =
+    Blow { signal: Signal::KILL, cause: "its control connection closed without a goodbye", bound: BOUND };
+
+/// Deals the blow to the process with this name; all others must name it.
+fn strike(cluster: &mut Cluster, victim: &str, blow: &Blow) {
+    let struck = Instant::now();
+    let mut found = false;
+    for process in cluster.everyone().filter(|process| process.name() == victim) {
+        process.signal(blow.signal);
+        found = true;
+    }
+    assert!(found, "there is no {victim}");
+    for process in cluster.everyone().filter(|process| process.name() != victim) {
+        let left = (struck + blow.bound).saturating_duration_since(Instant::now());
+        let code = process.expect_end(left);
+        let (wanted, words) = match victim {
+            "scheduler" => (ExitCode::SchedulerUnreachable, "the scheduler is lost".to_owned()),
+            member => (ExitCode::MemberDied, format!("{member} died: {}", blow.cause)),
+        };
+        assert_eq!(code, wanted as i32, "{} after the end of {victim}", process.name());
+        let text = process.log().text();
+        let last = text.lines().rfind(|line| line.contains("error: "));
+        let last = last.unwrap_or_else(|| panic!("{} ended without a word", process.name()));
+        assert!(last.contains(&words), "{} says {last:?}, not {words:?}", process.name());
+    }
+    cluster.assert_no_panic();
+}
+
+fn kill_each(transport: &str) {
+    for victim in ["scheduler", "server 1", "worker 0", "worker 1"] {
+        strike(&mut training(transport, &[]), victim, &KILL);
+    }
+}
+
+#[test]
+fn any_one_killed_over_shm() {
+    kill_each("shm");
+}
+
+#[test]
+fn any_one_killed_over_tcp() {
+    kill_each("tcp");
+}
+
+/// A stopped process keeps its connections: only its silence tells.
+#[test]
+fn any_one_stopped_is_named_as_silent() {
+    let deadlines = ["--set", "deadlines.heartbeat_ms=100", "--set", "deadlines.silence_ms=1500"];
+    let blow = Blow { signal: Signal::STOP, cause: "no sign of life for ", bound: BOUND };
+    for (victim, transport) in
+        [("scheduler", "shm"), ("server 0", "tcp"), ("server 1", "shm"), ("worker 1", "tcp")]
+    {
+        strike(&mut training(transport, &deadlines), victim, &blow);
+    }
+}
+
+/// Killed before the cluster is complete: the others must not wait for the assembly's deadline.
+#[test]
+fn a_death_while_assembling_ends_it_at_once() {
+    let mut cluster = Cluster::new(1, 2, &[]);
+    cluster.add_servers(1, &[]);
+    cluster.add_trainers(1, &ENDLESS);
+    cluster.servers[0].expect_line("server registered", PATIENCE);
+    cluster.scheduler.expect_line("worker 0 registered", PATIENCE);
+    strike(&mut cluster, "server 0", &KILL);
+}
+
+/// While workers connect their data paths, a death must not have to wait for that to fail.
+#[test]
+fn a_death_while_connecting_ends_it_at_once() {
+    for victim in ["server 0", "worker 1"] {
+        let mut cluster = Cluster::new(2, 2, &[]);
+        cluster.add_servers(2, &[]);
+        for server in &cluster.servers {
+            server.expect_line("server registered", PATIENCE);
+        }
+        // A server that stands still keeps the workers connecting.
+        cluster.servers[0].signal(Signal::STOP);
+        cluster.add_trainers(2, &ENDLESS);
+        cluster.scheduler.expect_line("the cluster is complete", PATIENCE);
+        for process in cluster.everyone().filter(|process| process.name() == victim) {
+            process.kill();
+        }
+        assert_eq!(cluster.workers[0].expect_end(BOUND), ExitCode::MemberDied as i32);
+        // The server has its say, too, once it goes on.
+        cluster.servers[0].signal(Signal::CONT);
+        strike(&mut cluster, victim, &KILL);
+    }
+}
+
+#[test]
+fn sigterm_to_the_scheduler_ends_the_job_in_order() {
+    let mut cluster = training("shm", &[]);
+    let asked = Instant::now();
+    cluster.scheduler.signal(Signal::TERM);
+    assert_eq!(cluster.scheduler.expect_end(BOUND), 0);
+    for process in &mut cluster.servers {
+        assert_eq!(process.expect_end(BOUND), 0, "{}", process.name());
+        assert!(process.log().text().contains("the scheduler was told to stop: SIGTERM received"));
+    }
+    for process in &mut cluster.workers {
+        // Training was not finished: that is no success, and the reason is said.
+        assert_eq!(process.expect_end(BOUND), ExitCode::Failure as i32, "{}", process.name());
+        assert!(process.log().text().contains("the scheduler was told to stop: SIGTERM received"));
+    }
+    assert!(asked.elapsed() < BOUND, "{:?}", asked.elapsed());
+    cluster.assert_no_panic();
+}
+
+/// In whatever order the signals arrive, nobody may take the first who goes for a failure.
+#[test]
+fn sigterm_to_everyone_at_once_is_an_orderly_end() {
+    for (transport, scheduler_first) in [("shm", true), ("tcp", false)] {
+        let mut cluster = training(transport, &[]);
+        let asked = Instant::now();
+        let mut everyone: Vec<_> = cluster.everyone().collect();
+        if !scheduler_first {
+            everyone.reverse();
+        }
+        everyone.iter().for_each(|process| process.signal(Signal::TERM));
+        for process in everyone {
+            let code = process.expect_end(BOUND.saturating_sub(asked.elapsed()));
+            // Training was not finished, which is no success; the daemons did all they were asked to.
+            let wanted = if process.name().starts_with("worker") { ExitCode::Failure as i32 } else { 0 };
+            assert_eq!(code, wanted, "{}", process.name());
+        }
+        cluster.assert_no_panic();
+    }
+}
+
+/// One trainer alone is told to stop: to the others that is a death, and it says what ended it.
+#[test]
+fn sigterm_to_one_trainer_ends_the_job() {
+    let mut cluster = training("shm", &[]);
+    let blow = Blow { signal: Signal::TERM, ..KILL };
+    strike(&mut cluster, "worker 1", &blow);
+    assert_eq!(cluster.workers[1].expect_end(BOUND), 128 + 15);
+    assert!(cluster.workers[1].log().text().contains("SIGTERM received"));
+}
+
+/// Ctrl-C reaches the launcher only; it must leave no process and no doubt.
+#[test]
+fn ctrl_c_of_the_launcher_leaves_nobody() {
+    let place = Place::default();
+    let mut command = place.command("gradwire");
+    command.args(["launch", "--servers", "2", "--workers", "2", "--grace-ms", "2000", "--"]);
+    command.arg("gradwire-worker").arg("train").args(ENDLESS);
+    let marker = format!("test-{}", std::process::id());
+    command.env("TEST_MARKER", &marker);
+    let mut launcher = Process::start("gradwire launch", &mut command);
+    launcher.expect_line("epoch       3/", PATIENCE);
+    let family = marked(&marker);
+    assert!(family.len() >= 6, "launcher, scheduler, 2 servers and 2 workers: {family:?}");
+    launcher.signal(Signal::INT);
+    assert_eq!(launcher.expect_end(Duration::from_secs(10)), 128 + 2);
+    assert_eq!(marked(&marker), [""; 0], "left behind");
+}
+
+/// Command lines of the processes whose environment holds the marker.
+fn marked(marker: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let holds = |path: &std::path::Path| {
+        let environment = std::fs::read(path.join("environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environment).contains(marker)
+    };
+    let marked = entries.map(|entry| entry.path()).filter(|path| holds(path));
+    let command =
+        |path: std::path::PathBuf| std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+    marked.map(command).filter(|command| !command.is_empty()).collect()
+}

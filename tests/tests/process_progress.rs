@@ -1,0 +1,115 @@
+//! Who moves a worker's lane on: callers that wait drive it, a thread behind them does when nobody waits. No
+//! mixture of waiting, calling back, dropping and closing may lose an event or leave anyone waiting.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::job::{declare, join, only};
+use gradwire_worker::{Client, OpError};
+use proto_common::optimizer::Optimizer;
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::Driver;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const ROUNDS: u64 = 400;
+const ELEMENTS: u64 = 16;
+
+/// A tensor that adds up what is pushed.
+fn counting(key: u64) -> TensorSpec {
+    TensorSpec::f32(key, ELEMENTS, Optimizer::sum())
+}
+
+fn cluster(driver: Driver, workers: u32) -> (Cluster, Vec<Client>) {
+    let mut cluster = Cluster::new(1, workers, &[]);
+    cluster.add_servers(1, &[]);
+    let clients = join(&cluster, workers, |settings| settings.transport = only(driver));
+    (cluster, clients)
+}
+
+/// Pushes ones and waits each time; the value counts the rounds.
+fn wait_each_round(client: &Client, key: u64) {
+    let tensor = client.tensor(key).unwrap();
+    let mut weights = [0.0; ELEMENTS as usize];
+    for round in 1..=ROUNDS {
+        client.push_pull_slice(&tensor, &[1.0; ELEMENTS as usize], &mut weights).unwrap();
+        assert_eq!(weights, [round as f32; ELEMENTS as usize], "tensor {key}");
+    }
+}
+
+/// Nobody waits: each round is started by the callback of the one before it.
+fn call_back_each_round(client: &Client, key: u64) {
+    let tensor = client.tensor(key).unwrap();
+    let (ended, events) = channel();
+    for round in 1..=ROUNDS {
+        let mut gradient = client.allocate(tensor.bytes()).unwrap();
+        gradient.as_f32_mut().fill(1.0);
+        let ended = ended.clone();
+        let handle = client.push(&tensor, gradient).unwrap();
+        handle.on_end(move |result| ended.send(result).unwrap());
+        drop(handle);
+        assert_eq!(events.recv_timeout(PATIENCE).expect("a callback").unwrap().0, round);
+    }
+}
+
+/// Handles are dropped at once; a last pull sees all of it.
+fn drop_each_handle(client: &Client, key: u64) {
+    let tensor = client.tensor(key).unwrap();
+    for _ in 0..ROUNDS {
+        let mut gradient = client.allocate(tensor.bytes()).unwrap();
+        gradient.as_f32_mut().fill(1.0);
+        drop(client.push(&tensor, gradient).unwrap());
+    }
+    let mut weights = [0.0; ELEMENTS as usize];
+    client.pull_slice(&tensor, &mut weights).unwrap();
+    assert_eq!(weights, [ROUNDS as f32; ELEMENTS as usize], "tensor {key}");
+}
+
+fn everything_at_once(driver: Driver) {
+    let (mut cluster, clients) = cluster(driver, 1);
+    declare(&clients, &(0..5).map(counting).collect::<Vec<_>>());
+    let client = &clients[0];
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for key in 0..3 {
+            scope.spawn(move || wait_each_round(client, key));
+        }
+        scope.spawn(|| call_back_each_round(client, 3));
+        scope.spawn(|| drop_each_handle(client, 4));
+    });
+    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+    client.close();
+    cluster.assert_no_panic();
+}
+
+#[test]
+fn waiting_calling_back_and_dropping_at_once_over_shm() {
+    everything_at_once(Driver::Shm);
+}
+
+#[test]
+fn waiting_calling_back_and_dropping_at_once_over_tcp() {
+    everything_at_once(Driver::Tcp);
+}
+
+#[test]
+fn closing_ends_those_who_wait() {
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let (_cluster, clients) = cluster(driver, 2);
+        declare(&clients, &[counting(1)]);
+        let tensor = clients[0].tensor(1).unwrap();
+        std::thread::scope(|scope| {
+            // The other worker never pushes.
+            let waiting = scope.spawn(|| clients[0].push_slice(&tensor, &[1.0; ELEMENTS as usize]));
+            let until = Instant::now() + PATIENCE;
+            while clients[0].stats().batches == 0 && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            let closing = Instant::now();
+            clients[0].close();
+            let error = waiting.join().unwrap().expect_err("it cannot have ended well");
+            assert!(matches!(error, gradwire_worker::ClientError::Op(OpError::Closed(_))), "{error}");
+            assert!(closing.elapsed() < Duration::from_secs(10), "{:?}", closing.elapsed());
+        });
+    }
+}

@@ -1,0 +1,93 @@
+//! The house rules over every file of the repository: one test a rule. The rules and their own tests are in
+//! `gradwire_tests::tidy`; a finding names file, line and fix.
+//!
+//! Must not change files: `make fix` does what can be done mechanically.
+#![allow(clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::tidy::{Finding, Repo, architecture, documents, errors, listed, metrics, shape, suites};
+use std::sync::LazyLock;
+
+static REPO: LazyLock<Repo> = LazyLock::new(|| Repo::load().expect("the repository can be read"));
+
+fn holds(rule: fn(&Repo) -> Vec<Finding>) {
+    let findings = rule(&REPO);
+    assert!(findings.is_empty(), "{} finding(s):{}", findings.len(), listed(&findings));
+}
+
+#[test]
+fn every_file_says_what_it_owns() {
+    holds(shape::heads);
+}
+
+#[test]
+fn no_file_is_too_long() {
+    holds(shape::file_lengths);
+}
+
+#[test]
+fn the_median_file_of_each_crate_is_short() {
+    let (findings, table) = shape::file_medians(&REPO);
+    print!("{table}");
+    assert!(findings.is_empty(), "{}", listed(&findings));
+}
+
+#[test]
+fn no_function_is_too_long() {
+    holds(shape::function_lengths);
+}
+
+#[test]
+fn no_notes_to_self() {
+    holds(shape::notes_to_self);
+}
+
+/// A figure, no failure: `pub(crate)` should outnumber `pub` in the role crates.
+#[test]
+fn surface_of_the_role_crates() {
+    print!("{}", shape::surface(&REPO));
+}
+
+#[test]
+fn unsafe_code_stands_in_few_crates() {
+    holds(errors::unsafe_places);
+}
+
+#[test]
+fn whatever_can_panic_states_its_invariant() {
+    holds(errors::panics);
+}
+
+#[test]
+fn whoever_sleeps_says_why() {
+    holds(errors::sleeps);
+}
+
+#[test]
+fn roles_do_not_know_each_other() {
+    holds(architecture::strangers);
+}
+
+#[test]
+fn all_packages_share_one_lint_table() {
+    holds(architecture::lint_table);
+}
+
+#[test]
+fn engines_are_pure() {
+    holds(architecture::pure_engines);
+}
+
+#[test]
+fn documents_name_paths_that_exist() {
+    holds(documents::paths);
+}
+
+#[test]
+fn metrics_are_documented() {
+    holds(metrics::documented);
+}
+
+#[test]
+fn every_test_belongs_to_a_suite() {
+    holds(suites::complete);
+}

@@ -1,0 +1,54 @@
+//! Buffers that trainers compute in: registered memory, handed to an operation and back.
+
+use fabric::Buffer;
+use std::ops::{Deref, DerefMut};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// An exclusive, 64-byte aligned piece of the client's registered memory. It goes into an operation by
+/// value and comes back with [`Handle::wait`](super::Handle::wait), so nothing writes it meanwhile but the
+/// server it was granted to.
+#[derive(Debug)]
+pub struct TensorBuffer(Buffer);
+
+impl TensorBuffer {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self(buffer)
+    }
+
+    pub(crate) fn into_inner(self) -> Buffer {
+        self.0
+    }
+
+    /// The bytes as f32. Trailing bytes that make no whole element are left out.
+    #[must_use]
+    pub fn as_f32(&self) -> &[f32] {
+        <[f32]>::ref_from_prefix_with_elems(&self.0, self.0.len() / 4).map_or(&[], |(elements, _)| elements)
+    }
+
+    /// The bytes as f32, to be written.
+    #[must_use]
+    pub fn as_f32_mut(&mut self) -> &mut [f32] {
+        let elements = self.0.len() / 4;
+        <[f32]>::mut_from_prefix_with_elems(&mut self.0, elements).map_or(&mut [], |(elements, _)| elements)
+    }
+}
+
+impl Deref for TensorBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for TensorBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// Copies plain floats into registered memory.
+pub(super) fn copy_in(buffer: &mut TensorBuffer, values: &[f32]) {
+    let bytes = values.as_bytes();
+    buffer[..bytes.len()].copy_from_slice(bytes);
+}

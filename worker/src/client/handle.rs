@@ -1,0 +1,89 @@
+//! Handles of operations in flight: wait, ask, or be called back.
+
+use super::TensorBuffer;
+use crate::error::{ClientError, OpError};
+use crate::runtime::{Blocked, LaneHandle, OpState, drive_until};
+use proto_common::ids::{Key, Rank, Version};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An operation that ended well, with the buffers it had.
+#[derive(Debug)]
+pub struct Ended {
+    /// The version that was published, or landed.
+    pub version: Version,
+    /// The gradient's buffer, where the operation had one.
+    pub source: Option<TensorBuffer>,
+    /// The weights' buffer, where the operation had one.
+    pub target: Option<TensorBuffer>,
+}
+
+/// An operation in flight. Dropping it does not cancel the operation; its buffers go back to the pool when
+/// it has ended.
+#[derive(Debug)]
+pub struct Handle {
+    state: Arc<OpState>,
+    lanes: Arc<[LaneHandle]>,
+    /// Which of the lanes work on it, by their number as a bit.
+    used: u64,
+    key: Key,
+    started: Instant,
+    /// Past it the wait ends by itself, even if the data thread were stuck.
+    deadline: Instant,
+}
+
+impl Handle {
+    pub(super) fn new(
+        state: Arc<OpState>,
+        lanes: Arc<[LaneHandle]>,
+        used: u64,
+        key: Key,
+        timeout: Duration,
+    ) -> Self {
+        let started = Instant::now();
+        // The lane answers at the deadline plus its grace; this is the net under it.
+        Self { state, lanes, used, key, started, deadline: started + timeout + Duration::from_secs(3) }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &LaneHandle> {
+        self.lanes.iter().enumerate().filter(|(lane, _)| self.used >> lane & 1 == 1).map(|(_, lane)| lane)
+    }
+
+    /// Has it ended, well or not?
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.state.poll().is_some()
+    }
+
+    /// Calls back when it has ended: on a data thread or in another's [`Handle::wait`] (be brief there, and
+    /// wait for no operation), or at once if it has.
+    pub fn on_end(&self, callback: impl FnOnce(Result<Version, OpError>) + Send + 'static) {
+        self.lanes().for_each(LaneHandle::expect_callbacks);
+        self.state.on_end(Box::new(callback));
+    }
+
+    /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`); the
+    /// error names who is waited for. After an error the buffers stay with the operation until nothing can
+    /// write them any more.
+    pub fn wait(self) -> Result<Ended, ClientError> {
+        let told = || self.state.poll().is_some();
+        if !told() {
+            drive_until(self.lanes(), told);
+        }
+        let blocked = (!told()).then(|| Blocked::new(self.lanes()));
+        let result = self.state.wait(self.deadline);
+        drop(blocked);
+        match result {
+            Some(Ok(version)) => {
+                let buffers = self.state.take_buffers().unwrap_or_default();
+                let [source, target] = [buffers.source, buffers.target].map(|b| b.map(TensorBuffer::new));
+                Ok(Ended { version, source, target })
+            }
+            Some(Err(error)) => Err(error.into()),
+            None => {
+                let waited_ms = self.started.elapsed().as_millis() as u64;
+                Err(OpError::NoAnswer { key: self.key, servers: Vec::<Rank>::new(), waited_ms }.into())
+            }
+        }
+    }
+}

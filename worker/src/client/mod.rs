@@ -1,0 +1,220 @@
+//! The client: what trainers hold. Connects, declares, moves tensors, meets others at barriers. Everything
+//! belongs to an instance; several clients can live in one process.
+
+mod buffer;
+mod connect;
+mod handle;
+mod status;
+mod tensor;
+mod transfer;
+
+pub use buffer::TensorBuffer;
+pub use handle::{Ended, Handle};
+pub use tensor::Tensor;
+
+use crate::error::{ClientError, OpError};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
+use fabric::Pool;
+use proto_common::config::Settings;
+use proto_common::ids::{Incarnation, Key, Rank};
+use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
+use proto_common::shard_map::ShardMap;
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::{Choice, Driver};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a lane may take to tell about itself.
+const REPORT_WITHIN: Duration = Duration::from_millis(500);
+
+/// A worker of a Gradwire cluster. Thread-safe; clones share it; the last one leaves the cluster.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+pub(crate) struct Inner {
+    settings: Settings,
+    shape: ClusterShape,
+    rank: Rank,
+    incarnation: Incarnation,
+    pool: Pool,
+    lanes: Arc<[LaneHandle]>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    control: Mutex<Option<Control>>,
+    map: RwLock<ShardMap>,
+    tensors: RwLock<BTreeMap<Key, Tensor>>,
+    links: Vec<(Rank, Choice)>,
+    next_op: AtomicU64,
+    dead: Arc<Mutex<Option<OpError>>>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("rank", &self.0.rank).finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is replaced whole; a panic elsewhere leaves nothing half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    /// Joins the cluster that the settings name: registers with the scheduler, waits until all members are
+    /// there, connects to every server. Each step has its deadline (`deadlines.*`), and its error names who
+    /// was waited for.
+    pub fn connect(settings: Settings) -> Result<Self, ClientError> {
+        connect::connect(settings)
+    }
+
+    /// This worker's rank, 0 to `workers() - 1`.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.0.rank.0
+    }
+
+    /// How many workers the job has.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.0.shape.workers
+    }
+
+    /// How many servers the job has.
+    #[must_use]
+    pub fn servers(&self) -> u32 {
+        self.0.shape.servers
+    }
+
+    /// This process's life, as it stands in the roster.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.0.incarnation
+    }
+
+    /// The driver to each server, by rank, and why it was chosen.
+    #[must_use]
+    pub fn links(&self) -> &[(Rank, Choice)] {
+        &self.0.links
+    }
+
+    /// The drivers in use, for people: "shm", "tcp" or "shm+tcp".
+    #[must_use]
+    pub fn transport(&self) -> String {
+        let used = |driver: &Driver| self.0.links.iter().any(|(_, choice)| choice.driver == *driver);
+        Driver::ALL.iter().filter(|d| used(d)).map(ToString::to_string).collect::<Vec<_>>().join("+")
+    }
+
+    /// Declares tensors: every worker declares the same ones, in any number of calls. Repeating a
+    /// declaration is harmless; another shape or rule for a known key is refused. A declared tensor is all
+    /// zeros until it is initialised or pushed to. Returns them in the order given.
+    pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
+        for spec in specs {
+            spec.validate(self.0.shape.chunk_bytes).map_err(proto_common::message::DeclareError::from)?;
+        }
+        let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
+        let update = self.with_control(|control| control.declare(specs.to_vec(), within))?;
+        {
+            let mut map = self.0.map.write().unwrap_or_else(PoisonError::into_inner);
+            map.apply(&update).map_err(|error| ClientError::Internal(error.to_string()))?;
+            for lane in self.0.lanes.iter() {
+                lane.send(LaneMessage::Epoch(map.epoch()));
+            }
+            let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+            for spec in &update.tensors {
+                tensors.entry(spec.key).or_insert_with(|| Tensor::new(spec, &map, self.0.lanes.len()));
+            }
+        }
+        specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
+    }
+
+    /// A declared tensor by key.
+    pub fn tensor(&self, key: u64) -> Result<Tensor, ClientError> {
+        let tensors = self.0.tensors.read().unwrap_or_else(PoisonError::into_inner);
+        tensors.get(&Key(key)).cloned().ok_or(ClientError::Undeclared(Key(key)))
+    }
+
+    /// Declared tensors by a list of keys, which must be sorted and without duplicates.
+    pub fn tensors(&self, keys: &[u64]) -> Result<Vec<Tensor>, ClientError> {
+        if let Some(at) = keys.windows(2).position(|pair| pair[1] <= pair[0]) {
+            return Err(ClientError::Unsorted { position: at + 1, key: Key(keys[at + 1]) });
+        }
+        keys.iter().map(|key| self.tensor(*key)).collect()
+    }
+
+    /// Registered memory for a tensor's bytes: gradients and weights in such buffers move without a copy by
+    /// the sender. Zeroed when new.
+    pub fn allocate(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
+        Ok(TensorBuffer::new(self.0.pool.allocate(bytes)?))
+    }
+
+    /// Waits until every member of the group has come to the barrier of this name, at most
+    /// `deadlines.barrier_ms`; the error names the missing. Ranks count, not messages.
+    pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
+        let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
+        self.with_control(|control| control.barrier(name, group, within))
+    }
+
+    /// A barrier of all workers.
+    pub fn barrier(&self) -> Result<(), ClientError> {
+        self.barrier_of("workers", NodeGroup::WORKERS)
+    }
+
+    /// Leaves the cluster in good order: waits for nothing, tells the scheduler goodbye, ends the threads.
+    /// Operations in flight fail with [`OpError::Closed`].
+    pub fn close(&self) {
+        self.0.leave(ToScheduler::Goodbye);
+    }
+
+    /// Leaves because the trainer failed: every other member is told why.
+    pub fn fail(&self, reason: &str) {
+        self.0.leave(ToScheduler::Failing { reason: reason.to_owned() });
+    }
+
+    /// What ended the job, if something did: a member's death, or the scheduler's word.
+    #[must_use]
+    pub fn dead(&self) -> Option<OpError> {
+        lock(&self.0.dead).clone()
+    }
+
+    /// Counts of all lanes: what metrics and heartbeats report.
+    #[must_use]
+    pub fn stats(&self) -> crate::engine::LaneStats {
+        let reports =
+            self.0.lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report));
+        reports.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
+    }
+
+    fn with_control<T>(
+        &self,
+        ask: impl FnOnce(&Control) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        // The control plane is not the data path: one request at a time is enough.
+        match lock(&self.0.control).as_ref() {
+            Some(control) => ask(control),
+            None => Err(OpError::Closed("it was closed before".into()).into()),
+        }
+    }
+}
+
+impl Inner {
+    fn leave(&self, last: ToScheduler) {
+        let Some(mut control) = lock(&self.control).take() else { return };
+        for lane in self.lanes.iter() {
+            lane.send(LaneMessage::Stop);
+        }
+        for thread in lock(&self.threads).drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a data thread panicked");
+            }
+        }
+        control.finish(last, Duration::from_millis(self.settings.deadlines.drain_ms));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.leave(ToScheduler::Goodbye);
+    }
+}

@@ -1,0 +1,181 @@
+//! What a worker tells about itself: `/metrics`, `/status`, and the report in its heartbeats.
+
+use crate::engine::{LaneStats, OldestOp};
+use crate::runtime::{LaneHandle, LaneMessage, LaneReport};
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
+use proto_common::ids::Rank;
+use proto_common::message::{LinkReport, MemberReport};
+use proto_common::transport::Choice;
+use serde_json::json;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
+const REPORT_WITHIN: Duration = Duration::from_millis(20);
+
+/// What heartbeats, scrapes and events reach once it exists.
+#[derive(Default)]
+pub(super) struct Late {
+    pub(super) lanes: OnceLock<Vec<LaneHandle>>,
+    pub(super) links: OnceLock<Vec<(Rank, Choice)>>,
+}
+
+/// All lanes together.
+#[derive(Clone, Debug, Default)]
+struct Collected {
+    stats: LaneStats,
+    in_flight: u64,
+    oldest: Option<OldestOp>,
+}
+
+impl Late {
+    fn collect(&self) -> Collected {
+        let mut all = Collected::default();
+        for lane in self.lanes.get().into_iter().flatten() {
+            let Some(report) = lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report) else { continue };
+            all.stats = all.stats.plus(&report.stats);
+            all.in_flight += report.in_flight as u64;
+            let waited = all.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms);
+            all.oldest = report.oldest.filter(|oldest| oldest.waited_ms >= waited).or(all.oldest);
+        }
+        all
+    }
+
+    /// What a heartbeat tells.
+    pub(super) fn report(&self) -> MemberReport {
+        let all = self.collect();
+        let links = self.links.get().map_or(&[][..], Vec::as_slice);
+        let share = links.len().max(1) as u64;
+        let link = |(server, choice): &(Rank, Choice)| LinkReport {
+            server: *server,
+            driver: choice.driver,
+            why: choice.why.clone(),
+            // Lanes count for all servers together; bytes balance over servers by the shard map.
+            sent_bytes: all.stats.sent_bytes / share,
+            received_bytes: all.stats.landed_bytes / share,
+        };
+        MemberReport {
+            round: all.stats.done,
+            in_flight: all.in_flight,
+            oldest: all.oldest.as_ref().map(|oldest| (describe(oldest), oldest.waited_ms)),
+            links: links.iter().map(link).collect(),
+        }
+    }
+
+    /// The body of `/status`.
+    pub(super) fn status(&self) -> serde_json::Value {
+        let all = self.collect();
+        let links = self.links.get().into_iter().flatten();
+        let links: Vec<_> = links
+            .map(|(server, choice)| json!({ "server": server.0, "driver": choice.driver, "why": choice.why }))
+            .collect();
+        json!({
+            "links": links,
+            "in_flight": all.in_flight,
+            "oldest": all.oldest.as_ref().map(|oldest| json!({ "what": describe(oldest), "waited_ms": oldest.waited_ms })),
+            "operations_done": all.stats.done,
+            "operations_failed": all.stats.failed,
+            "batches": all.stats.batches,
+            "sent_bytes": all.stats.sent_bytes,
+            "landed_bytes": all.stats.landed_bytes,
+            "retries": all.stats.retries,
+            "credit_waits": all.stats.credit_waits,
+            "duplicates": all.stats.duplicates,
+        })
+    }
+
+    pub(super) fn ready(&self) -> Result<(), String> {
+        match self.links.get() {
+            Some(_) => Ok(()),
+            None => Err("connecting to the servers".into()),
+        }
+    }
+}
+
+fn describe(oldest: &OldestOp) -> String {
+    let servers: Vec<String> = oldest.servers.iter().map(ToString::to_string).collect();
+    format!("{} of tensor {}, waiting for server {}", oldest.what, oldest.key, servers.join(", "))
+}
+
+type Read = fn(&Collected) -> u64;
+
+/// Which driver each link uses; as many series as there are servers.
+const LINK: &str = "gradwire_worker_link_info";
+
+/// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
+pub(super) struct WorkerMetrics {
+    late: Arc<Late>,
+    counters: Vec<(IntCounter, Read)>,
+    gauges: Vec<(IntGauge, Read)>,
+    links: IntGaugeVec,
+}
+
+impl WorkerMetrics {
+    pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
+        let counters: [(&str, &str, Read); 9] = [
+            ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
+            ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
+            ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
+            ("gradwire_worker_landed_bytes_total", "Payload bytes that landed.", |c| c.stats.landed_bytes),
+            ("gradwire_worker_operations_total", "Operations done.", |c| c.stats.done),
+            ("gradwire_worker_failures_total", "Operations failed.", |c| c.stats.failed),
+            (
+                "gradwire_worker_retries_total",
+                "Chunks sent again because a server could not take them.",
+                |c| c.stats.retries,
+            ),
+            ("gradwire_worker_credit_waits_total", "Times a batch waited for a credit.", |c| {
+                c.stats.credit_waits
+            }),
+            ("gradwire_worker_duplicates_total", "Repeated results ignored.", |c| c.stats.duplicates),
+        ];
+        let gauges: [(&str, &str, Read); 2] = [
+            ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
+            (
+                "gradwire_worker_oldest_wait_milliseconds",
+                "How long the oldest operation in flight waits.",
+                |c| c.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms),
+            ),
+        ];
+        let counter = |(name, help, read)| Ok((IntCounter::new(name, help)?, read));
+        let gauge = |(name, help, read)| Ok((IntGauge::new(name, help)?, read));
+        Ok(Self {
+            late,
+            counters: counters.into_iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
+            gauges: gauges.into_iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+            links: IntGaugeVec::new(
+                Opts::new(LINK, "1 for the driver in use to each server."),
+                &["server", "driver"],
+            )?,
+        })
+    }
+}
+
+impl Collector for WorkerMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
+        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
+        counters.chain(gauges).chain(self.links.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let all = self.late.collect();
+        let mut families = Vec::new();
+        for (counter, read) in &self.counters {
+            // A lane that was left out must not make a counter go back.
+            counter.inc_by(read(&all).saturating_sub(counter.get()));
+            families.extend(counter.collect());
+        }
+        for (gauge, read) in &self.gauges {
+            gauge.set(i64::try_from(read(&all)).unwrap_or(i64::MAX));
+            families.extend(gauge.collect());
+        }
+        for (server, choice) in self.late.links.get().into_iter().flatten() {
+            self.links.with_label_values(&[server.to_string(), choice.driver.to_string()]).set(1);
+        }
+        families.extend(self.links.collect());
+        families
+    }
+}

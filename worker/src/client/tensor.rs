@@ -1,0 +1,75 @@
+//! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
+
+use crate::engine::PartSpec;
+use proto_common::batch::OpKind;
+use proto_common::ids::{Key, Operation};
+use proto_common::shard_map::ShardMap;
+use proto_common::tensor::TensorSpec;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A declared tensor. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Tensor(Arc<Declared>);
+
+#[derive(Debug)]
+struct Declared {
+    spec: TensorSpec,
+    lanes: Vec<Arc<[PartSpec]>>,
+    numbers: Mutex<Numbers>,
+}
+
+/// Counts of one worker's operations on one key.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    operations: u64,
+    rounds: u64,
+}
+
+impl Numbers {
+    /// Number and round of the next operation. A pull wants what this worker contributed to last.
+    pub(super) fn next(&mut self, kind: OpKind) -> (Operation, u64) {
+        self.operations += 1;
+        self.rounds += u64::from(kind.contributes());
+        let round = if kind == OpKind::Init { 0 } else { self.rounds };
+        (Operation(self.operations), round)
+    }
+}
+
+impl Tensor {
+    pub(super) fn new(spec: &TensorSpec, map: &ShardMap, lanes: usize) -> Self {
+        let mut parts: Vec<Vec<PartSpec>> = vec![Vec::new(); lanes];
+        for (span, server) in map.placed_chunks(spec.key) {
+            let lane = usize::from(map.lane_of(span.id).0);
+            parts[lane].push(PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes });
+        }
+        let lanes = parts.into_iter().map(Into::into).collect();
+        Self(Arc::new(Declared { spec: spec.clone(), lanes, numbers: Mutex::default() }))
+    }
+
+    /// What was declared.
+    #[must_use]
+    pub fn spec(&self) -> &TensorSpec {
+        &self.0.spec
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.0.spec.key
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.spec.bytes()
+    }
+
+    pub(super) fn lanes(&self) -> &[Arc<[PartSpec]>] {
+        &self.0.lanes
+    }
+
+    /// Held from numbering an operation until all lanes have it, so that they all see one order.
+    pub(super) fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.0.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,86 @@
+//! What the engine wants done, in order. Commands carry ids, never senders or pointers.
+
+use crate::error::OpError;
+use proto_common::batch::{Block, Notice, SlotGrant};
+use proto_common::ids::Rank;
+use std::ops::Range;
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Write a batch into a slot of the server's inbox.
+    Send {
+        /// The server.
+        server: Rank,
+        /// The slot.
+        slot: SlotGrant,
+        /// Which of [`Commands::parts`].
+        parts: Range<usize>,
+        /// Which of [`Commands::grants`]: our inbox's slots granted again.
+        grants: Range<usize>,
+        /// Credits we could use beyond those we hold.
+        wanted: u16,
+        /// Count of batches on the channel.
+        sequence: u64,
+    },
+    /// Write a notice without a batch.
+    Notice {
+        /// The server.
+        server: Rank,
+        /// What it says.
+        notice: Notice,
+    },
+    /// The operation failed: tell the caller. Its buffers may still be in use.
+    Failed {
+        /// The operation.
+        op: u64,
+        /// Why.
+        error: OpError,
+    },
+    /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
+    Done {
+        /// The operation.
+        op: u64,
+        /// Least version among its parts.
+        version: u64,
+    },
+    /// The server broke the protocol: close its channel.
+    Close {
+        /// The server.
+        server: Rank,
+        /// What it did.
+        reason: String,
+    },
+}
+
+/// A block to be sent, and whose it is. The landing's region is filled in by the runtime, which knows the
+/// channel; its offset is the tensor's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartBlock {
+    /// The operation.
+    pub op: u64,
+    /// Bytes before the chunk in the tensor.
+    pub offset: u64,
+    /// The table entry.
+    pub block: Block,
+}
+
+/// A reused list of commands with what they refer to.
+#[derive(Debug, Default)]
+pub struct Commands {
+    /// In order of execution.
+    pub list: Vec<Command>,
+    /// Blocks that `Send` refers to.
+    pub parts: Vec<PartBlock>,
+    /// Grants that `Send` refers to.
+    pub grants: Vec<SlotGrant>,
+}
+
+impl Commands {
+    /// Forgets everything, keeps the memory.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.parts.clear();
+        self.grants.clear();
+    }
+}

@@ -1,0 +1,170 @@
+//! What goes out and when: packing parts into batches as credits allow, asking for credits, returning slots.
+//! The other half of the lane's engine; what becomes of operations is in `lane`.
+
+use super::command::{Command, Commands, PartBlock};
+use super::lane::LaneEngine;
+use super::link::{Link, SlotUse};
+use super::part::State;
+use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, SlotGrant, Status};
+use proto_common::ids::Rank;
+use proto_common::limits::GRANTS_PER_BATCH_MAX;
+
+impl LaneEngine {
+    /// A server says that results lie in a slot of our inbox: may it be read? After an old grant it may not,
+    /// because the server may be writing the next results there.
+    pub fn notified(&mut self, server: Rank, grant: SlotGrant, out: &mut Commands) -> bool {
+        let Some(link) = self.links.get(server.0 as usize).filter(|link| link.up) else { return false };
+        match link.check(grant) {
+            SlotUse::Granted => return true,
+            SlotUse::Stale => self.stats.duplicates += 1,
+            SlotUse::Unknown => {
+                let reason = "it used a slot that was never granted".into();
+                out.list.push(Command::Close { server, reason });
+            }
+        }
+        false
+    }
+
+    /// Packs what may go into batches, at most `batches` of them, and says what is owed. Called after each
+    /// burst of events.
+    pub fn flush(&mut self, batches: usize, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        while self.retries.first().is_some_and(|(due, _)| *due <= now_ms) {
+            let Some((_, id)) = self.retries.pop_first() else { break };
+            if let Some(chunk) = self.chunks.get_mut(&id) {
+                chunk.held = false;
+            }
+            self.enqueue(id);
+        }
+        let mut left = batches;
+        for server in 0..self.links.len() {
+            while left > 0 && self.send_batch(Rank(server as u32), out) {
+                left -= 1;
+            }
+            self.settle_credits(Rank(server as u32), out);
+        }
+    }
+
+    /// Sends one batch to a server, if there is something to send and a credit to send it with.
+    fn send_batch(&mut self, server: Rank, out: &mut Commands) -> bool {
+        let link = &self.links[server.0 as usize];
+        let room_in_flight = self.config.in_flight_max.saturating_sub(link.sent_parts);
+        if !link.up || link.queue.is_empty() || link.credits.is_empty() || room_in_flight == 0 {
+            return false;
+        }
+        let first = out.parts.len();
+        let mut room = BatchRoom::new(link.slot_bytes);
+        let most = self.config.gather_max.saturating_sub(1).min(room_in_flight);
+        while out.parts.len() - first < most {
+            let Some(place) = self.links[server.0 as usize].queue.peek().copied() else { break };
+            let Some(block) = self.part_block(place.part).filter(|_| self.is_next(place.part)) else {
+                self.links[server.0 as usize].queue.pop();
+                self.enqueue_next(place.part);
+                continue;
+            };
+            if !room.take(block.block.bytes) {
+                break;
+            }
+            self.links[server.0 as usize].queue.pop();
+            out.parts.push(block);
+            self.stats.sent_bytes += block.block.bytes;
+            self.mark_sent(place.part);
+        }
+        if out.parts.len() == first {
+            return false;
+        }
+        let first_grant = out.grants.len();
+        let link = &mut self.links[server.0 as usize];
+        let Some(slot) = link.credits.pop() else { return false };
+        let owed = link.owed.len().min(GRANTS_PER_BATCH_MAX);
+        out.grants.extend(link.owed.drain(..owed));
+        link.sequence += 1;
+        link.last_use_ms = self.now_ms;
+        let wanted = wanted(link);
+        link.asked = wanted;
+        self.stats.batches += 1;
+        let (parts, grants) = (first..out.parts.len(), first_grant..out.grants.len());
+        out.list.push(Command::Send { server, slot, parts, grants, wanted, sequence: link.sequence });
+        true
+    }
+
+    fn part_block(&self, index: u32) -> Option<PartBlock> {
+        let part = self.parts.get(index)?;
+        let op = self.ops.get(part.op)?;
+        let spec = part.spec;
+        let landing =
+            op.kind.lands().then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
+        let waited = self.now_ms.saturating_sub(op.since_ms);
+        let block = Block {
+            id: spec.id,
+            op: op.kind,
+            dtype: op.dtype,
+            codec: 0,
+            status: Status::None,
+            operation: op.operation,
+            round: op.round,
+            bytes: if op.payload { spec.bytes } else { 0 },
+            data: BlockData::Inline { offset: 0 },
+            landing,
+            timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
+            token: self.parts.token(index),
+        };
+        Some(PartBlock { op: op.id, offset: spec.offset, block })
+    }
+
+    /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
+    fn is_next(&self, index: u32) -> bool {
+        let chunk = self.parts.get(index).and_then(|part| self.chunks.get(&part.spec.id));
+        chunk.is_some_and(|chunk| !chunk.held && chunk.waiting.front() == Some(&index))
+    }
+
+    fn enqueue_next(&mut self, index: u32) {
+        let Some(id) = self.parts.get(index).map(|part| part.spec.id) else { return };
+        if let Some(chunk) = self.chunks.get_mut(&id) {
+            chunk.queued = false;
+        }
+        self.enqueue(id);
+    }
+
+    fn mark_sent(&mut self, index: u32) {
+        let Some(part) = self.parts.get_mut(index) else { return };
+        let spec = part.spec;
+        part.state = State::Sent;
+        self.stats.parts += 1;
+        self.links[spec.server.0 as usize].sent_parts += 1;
+        if let Some(chunk) = self.chunks.get_mut(&spec.id) {
+            chunk.waiting.pop_front();
+            chunk.queued = false;
+            chunk.sent += 1;
+        }
+        self.enqueue(spec.id);
+    }
+
+    /// Asks for credits when there are none, and returns read slots when no batch took them along.
+    fn settle_credits(&mut self, server: Rank, out: &mut Commands) {
+        let link = &mut self.links[server.0 as usize];
+        if !link.up {
+            return;
+        }
+        let blocked = link.sent_parts >= self.config.in_flight_max;
+        if !link.queue.is_empty() && link.credits.is_empty() && !blocked {
+            self.stats.credit_waits += 1;
+            if link.asked == 0 {
+                link.asked = wanted(link);
+                let count = u8::try_from(link.asked).unwrap_or(u8::MAX).max(1);
+                out.list.push(Command::Notice { server, notice: Notice::Want(count) });
+            }
+        }
+        if 2 * link.owed.len() >= link.inbox.len().max(1) {
+            for grant in link.owed.drain(..) {
+                out.list.push(Command::Notice { server, notice: Notice::Returned(grant) });
+            }
+        }
+    }
+}
+
+/// Credits that the queue could use beyond those in hand: at most a batch for every part. What a worker keeps
+/// in reserve is the server's to decide, which knows how many share its slots.
+fn wanted(link: &Link) -> u16 {
+    u16::try_from(link.queue.len().saturating_sub(link.credits.len())).unwrap_or(u16::MAX)
+}

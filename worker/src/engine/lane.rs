@@ -1,0 +1,507 @@
+//! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
+//! answers until an operation is done.
+
+use super::command::{Command, Commands};
+use super::link::{Link, SlotUse};
+use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit};
+use crate::error::OpError;
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, SlotGrant, Status};
+use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
+use proto_common::limits::INBOX_SLOTS_MAX;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// Operations of one chunk that may be under way at once. Servers keep contributions this many rounds ahead.
+const SENT_PER_CHUNK_MAX: u32 = 4;
+/// After this long without use, credits go back: an idle worker holds none, nor does one that waits for
+/// others, who may need them.
+const IDLE_MS: u64 = 200;
+/// Wait before a part that a server could not take is sent again; doubled each time until one is taken, so
+/// that what the server waits for gets through.
+const RETRY_MS: u64 = 2;
+/// Doublings of it.
+const RETRY_DOUBLINGS_MAX: u32 = 4;
+/// A server answers at the operation's deadline; it is given this long to do so.
+const GRACE_MS: u64 = 1_000;
+
+/// What the engine is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// The job.
+    pub job: JobId,
+    /// This worker's life.
+    pub incarnation: Incarnation,
+    /// The lane.
+    pub lane: Lane,
+    /// How many servers there are.
+    pub servers: u32,
+    /// Payload spans one write may gather.
+    pub gather_max: usize,
+    /// Parts that may be sent and unanswered.
+    pub in_flight_max: usize,
+}
+
+/// A result batch with where it lay and what its header says.
+#[derive(Clone, Copy, Debug)]
+pub struct ResultContext<'a> {
+    /// The server whose channel it came over.
+    pub server: Rank,
+    /// The slot of our inbox.
+    pub slot: SlotGrant,
+    /// Its header.
+    pub header: &'a BatchHeader,
+    /// Its blocks.
+    pub blocks: &'a [Block],
+    /// Credits that came with it.
+    pub grants: &'a [SlotGrant],
+    /// Its payload, copied: ranks that are waited for.
+    pub payload: &'a [u8],
+}
+
+/// Counts for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneStats {
+    /// Batches sent.
+    pub batches: u64,
+    /// Parts sent, repeats included.
+    pub parts: u64,
+    /// Payload bytes sent.
+    pub sent_bytes: u64,
+    /// Payload bytes that landed.
+    pub landed_bytes: u64,
+    /// Operations done.
+    pub done: u64,
+    /// Operations failed.
+    pub failed: u64,
+    /// Parts sent again because the server could not take them.
+    pub retries: u64,
+    /// Times a batch had to wait for a credit.
+    pub credit_waits: u64,
+    /// Stale or repeated results ignored.
+    pub duplicates: u64,
+}
+
+impl LaneStats {
+    /// Both lanes' counts together.
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
+        self.batches += other.batches;
+        self.parts += other.parts;
+        self.sent_bytes += other.sent_bytes;
+        self.landed_bytes += other.landed_bytes;
+        self.done += other.done;
+        self.failed += other.failed;
+        self.retries += other.retries;
+        self.credit_waits += other.credit_waits;
+        self.duplicates += other.duplicates;
+        self
+    }
+}
+
+/// The operation that waits longest, for `status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OldestOp {
+    /// Its tensor.
+    pub key: Key,
+    /// What it does, for people.
+    pub what: &'static str,
+    /// Milliseconds it waits.
+    pub waited_ms: u64,
+    /// Servers that owe an answer.
+    pub servers: Vec<Rank>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ChunkQueue {
+    /// Unsent parts in order; the front one is in its server's queue when `queued`.
+    pub(super) waiting: VecDeque<u32>,
+    pub(super) queued: bool,
+    pub(super) sent: u32,
+    /// The server could not take a part: nothing goes out until that can be tried again.
+    pub(super) held: bool,
+    /// How often in a row.
+    tries: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct LaneEngine {
+    pub(super) config: EngineConfig,
+    pub(super) links: Vec<Link>,
+    pub(super) ops: Slab<Op>,
+    pub(super) parts: Slab<Part>,
+    pub(super) chunks: HashMap<ChunkId, ChunkQueue>,
+    /// Chunks to be tried again, and when.
+    pub(super) retries: BTreeSet<(u64, ChunkId)>,
+    order: u64,
+    pub(super) now_ms: u64,
+    pub(super) stats: LaneStats,
+}
+
+impl LaneEngine {
+    /// An engine without links.
+    #[must_use]
+    pub fn new(config: EngineConfig) -> Self {
+        Self {
+            links: (0..config.servers).map(|_| Link::default()).collect(),
+            ops: Slab::new(),
+            parts: Slab::new(),
+            chunks: HashMap::new(),
+            retries: BTreeSet::new(),
+            order: 0,
+            now_ms: 0,
+            stats: LaneStats::default(),
+            config,
+        }
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn stats(&self) -> LaneStats {
+        self.stats
+    }
+
+    /// Operations in progress.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// A server's life as its link knows it; zero while the link is down.
+    #[must_use]
+    pub fn server_incarnation(&self, server: Rank) -> Incarnation {
+        self.links.get(server.0 as usize).map_or(Incarnation::default(), |link| link.incarnation)
+    }
+
+    /// The channel to a server is up. `credits` are slots of its inbox (of `slot_bytes`) that we may write,
+    /// `inbox` the slots of ours that it may write. Unanswered parts go out again, in order.
+    pub fn server_up(
+        &mut self,
+        server: Rank,
+        incarnation: Incarnation,
+        slot_bytes: u64,
+        credits: &[SlotGrant],
+        inbox: &[SlotGrant],
+    ) {
+        let Some(link) = self.links.get_mut(server.0 as usize) else { return };
+        link.up = true;
+        link.incarnation = incarnation;
+        link.slot_bytes = slot_bytes;
+        link.credits = credits.to_vec();
+        link.inbox = inbox.to_vec();
+        link.last_use_ms = self.now_ms;
+    }
+
+    /// The channel to a server is closed and drained. What was sent and not answered is kept, to be sent
+    /// again over the next channel.
+    pub fn server_down(&mut self, server: Rank) {
+        let Some(link) = self.links.get_mut(server.0 as usize) else { return };
+        *link = Link::default();
+        let mine = self.parts.iter().filter(|(_, part)| part.spec.server == server);
+        let mut mine: Vec<_> = mine.map(|(index, part)| (part.order, index, part.spec.id)).collect();
+        mine.sort_unstable();
+        for (_, _, id) in &mine {
+            self.chunks.insert(*id, ChunkQueue::default());
+        }
+        for (_, index, id) in &mine {
+            if let Some(part) = self.parts.get_mut(*index) {
+                part.state = State::Queued;
+            }
+            self.chunks.entry(*id).or_default().waiting.push_back(*index);
+        }
+        for (_, _, id) in mine {
+            self.enqueue(id);
+        }
+    }
+
+    /// Everything in progress fails with this error; nothing is sent any more. The channels are closed.
+    pub fn fail_all(&mut self, error: &OpError, out: &mut Commands) {
+        for link in &mut self.links {
+            *link = Link::default();
+        }
+        self.chunks.clear();
+        self.retries.clear();
+        let parts: Vec<u32> = self.parts.iter().map(|(index, _)| index).collect();
+        for index in parts {
+            self.parts.remove(index);
+        }
+        let ops: Vec<u32> = self.ops.iter().map(|(index, _)| index).collect();
+        for index in ops {
+            let Some(op) = self.ops.remove(index) else { continue };
+            if !op.failed {
+                self.stats.failed += 1;
+                out.list.push(Command::Failed { op: op.id, error: error.clone() });
+            }
+            out.list.push(Command::Done { op: op.id, version: 0 });
+        }
+    }
+
+    /// A new operation's share of this lane.
+    pub fn submit(&mut self, submit: &Submit<'_>, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        if submit.parts.is_empty() {
+            out.list.push(Command::Done { op: submit.op, version: u64::MAX });
+            return;
+        }
+        let op = self.ops.insert(Op {
+            id: submit.op,
+            kind: submit.kind,
+            dtype: submit.dtype,
+            payload: submit.payload,
+            operation: submit.operation,
+            round: submit.round,
+            priority: submit.priority,
+            timeout_ms: submit.timeout_ms,
+            since_ms: now_ms,
+            remaining: submit.parts.len() as u32,
+            version: u64::MAX,
+            failed: false,
+        });
+        for spec in submit.parts {
+            self.order += 1;
+            let part = self.parts.insert(Part { op, spec: *spec, order: self.order, state: State::Queued });
+            self.chunks.entry(spec.id).or_default().waiting.push_back(part);
+            self.enqueue(spec.id);
+        }
+    }
+
+    /// Puts a chunk's next part into its server's queue, if it may go.
+    pub(super) fn enqueue(&mut self, id: ChunkId) {
+        let Some(chunk) = self.chunks.get_mut(&id) else { return };
+        if chunk.queued || chunk.held || chunk.sent >= SENT_PER_CHUNK_MAX {
+            return;
+        }
+        let Some(index) = chunk.waiting.front().copied() else { return };
+        chunk.queued = true;
+        self.place(index);
+    }
+
+    pub(super) fn place(&mut self, index: u32) {
+        let Some(part) = self.parts.get(index) else { return };
+        let priority = self.ops.get(part.op).map_or(0, |op| op.priority);
+        let place = Place { priority, order: Reverse(part.order), part: index };
+        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
+            link.queue.push(place);
+        }
+    }
+
+    /// A result batch has come.
+    pub fn results(&mut self, context: &ResultContext<'_>, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        let (server, header) = (context.server, context.header);
+        let Some(link) = self.links.get_mut(server.0 as usize).filter(|link| link.up) else { return };
+        let mine = header.kind == BatchKind::Result
+            && header.job == self.config.job
+            && header.lane == self.config.lane
+            && header.sender == server
+            && header.sender_incarnation == link.incarnation
+            && header.receiver_incarnation == self.config.incarnation;
+        if !mine {
+            let reason = "its result batch is for someone else".into();
+            out.list.push(Command::Close { server, reason });
+            return;
+        }
+        match link.used(context.slot) {
+            SlotUse::Granted => {}
+            SlotUse::Stale => {
+                self.stats.duplicates += 1;
+                return;
+            }
+            SlotUse::Unknown => {
+                let reason = "it used a slot that was never granted".into();
+                out.list.push(Command::Close { server, reason });
+                return;
+            }
+        }
+        link.last_use_ms = now_ms;
+        link.asked = link.asked.saturating_sub(context.grants.len() as u16);
+        if link.credits.len() + context.grants.len() > INBOX_SLOTS_MAX {
+            let reason = "it granted more slots than an inbox can have".into();
+            out.list.push(Command::Close { server, reason });
+            return;
+        }
+        link.credits.extend_from_slice(context.grants);
+        for block in context.blocks {
+            self.answered(server, block, context.payload, out);
+        }
+    }
+
+    fn answered(&mut self, server: Rank, block: &Block, payload: &[u8], out: &mut Commands) {
+        let index = self.parts.by_token(block.token);
+        let part = index.and_then(|index| Some((index, *self.parts.get(index)?)));
+        let asked =
+            |part: &Part| part.state == State::Sent && part.spec.id == block.id && part.spec.server == server;
+        let Some((index, part)) = part.filter(|(_, part)| asked(part)) else {
+            self.stats.duplicates += 1;
+            return;
+        };
+        if block.status == Status::Retry {
+            self.stats.retries += 1;
+            self.put_back(index, part);
+            return;
+        }
+        let failure = self.failure(server, &part, block, payload);
+        self.end_part(index, part.spec, block.round, failure, out);
+    }
+
+    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
+    /// in another order would only make them come back again. It is not in flight any more, or enough of
+    /// them would keep each other from going out.
+    fn put_back(&mut self, index: u32, part: Part) {
+        if let Some(part) = self.parts.get_mut(index) {
+            part.state = State::Queued;
+        }
+        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
+            link.sent_parts = link.sent_parts.saturating_sub(1);
+        }
+        let Self { chunks, parts, retries, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
+        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
+        chunk.waiting.insert(at, index);
+        chunk.sent = chunk.sent.saturating_sub(1);
+        if !chunk.held {
+            chunk.held = true;
+            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
+            chunk.tries = chunk.tries.saturating_add(1);
+            retries.insert((self.now_ms + wait_ms, part.spec.id));
+        }
+    }
+
+    fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
+        match block.status {
+            Status::Done => None,
+            Status::DeadlineWaiting => {
+                let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
+                let missing = match block.data {
+                    BlockData::Inline { offset } => ranks(payload, offset, block.bytes),
+                    BlockData::ByReference { .. } => Vec::new(),
+                };
+                let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
+                Some(OpError::Deadline { chunk, round: block.round.saturating_add(1), waited_ms, missing })
+            }
+            status => Some(OpError::Refused { chunk: block.id, server, status }),
+        }
+    }
+
+    /// A part has ended, well or not.
+    fn end_part(
+        &mut self,
+        index: u32,
+        spec: PartSpec,
+        version: u64,
+        failure: Option<OpError>,
+        out: &mut Commands,
+    ) {
+        let Some(part) = self.parts.remove(index) else { return };
+        if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
+            link.sent_parts = link.sent_parts.saturating_sub(1);
+        }
+        if let Some(chunk) = self.chunks.get_mut(&spec.id) {
+            chunk.sent = chunk.sent.saturating_sub(1);
+            chunk.tries = 0;
+        }
+        self.enqueue(spec.id);
+        let Some(op) = self.ops.get_mut(part.op) else { return };
+        op.remaining -= 1;
+        op.version = op.version.min(version);
+        if op.kind.lands() && failure.is_none() {
+            self.stats.landed_bytes += spec.bytes;
+        }
+        if let Some(error) = failure
+            && !op.failed
+        {
+            op.failed = true;
+            self.stats.failed += 1;
+            out.list.push(Command::Failed { op: op.id, error });
+        }
+        if op.remaining == 0
+            && let Some(op) = self.ops.remove(part.op)
+        {
+            self.stats.done += u64::from(!op.failed);
+            out.list.push(Command::Done { op: op.id, version: op.version });
+        }
+    }
+
+    /// A notice without a batch has come.
+    pub fn notice(&mut self, server: Rank, notice: Notice, out: &mut Commands) {
+        match notice {
+            Notice::Probe => out.list.push(Command::Notice { server, notice: Notice::ProbeReply }),
+            Notice::ProbeReply | Notice::Batch(_) => {}
+            Notice::Returned(_) | Notice::GivenBack(_) | Notice::Want(_) => {
+                let reason = "it sent a notice that only workers send".into();
+                out.list.push(Command::Close { server, reason });
+            }
+        }
+    }
+
+    /// Time passes: deadlines, repeats, idle credits.
+    pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
+        self.now_ms = now_ms;
+        let late: Vec<u32> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| !op.failed && now_ms >= op.since_ms + u64::from(op.timeout_ms) + GRACE_MS)
+            .map(|(index, _)| index)
+            .collect();
+        for index in late {
+            let (servers, key) = self.owing(index);
+            let Some(op) = self.ops.get_mut(index) else { continue };
+            op.failed = true;
+            self.stats.failed += 1;
+            let waited_ms = now_ms - op.since_ms;
+            out.list
+                .push(Command::Failed { op: op.id, error: OpError::NoAnswer { key, servers, waited_ms } });
+        }
+        for (server, link) in self.links.iter_mut().enumerate() {
+            if link.up && now_ms >= link.last_use_ms + IDLE_MS && !link.credits.is_empty() {
+                // The server forgets with them what was asked for before.
+                link.asked = 0;
+                for grant in link.credits.drain(..) {
+                    let notice = Notice::GivenBack(grant);
+                    out.list.push(Command::Notice { server: Rank(server as u32), notice });
+                }
+            }
+        }
+    }
+
+    /// Is something due at a time rather than at an event?
+    #[must_use]
+    pub fn next_retry_ms(&self) -> Option<u64> {
+        self.retries.first().map(|(due, _)| *due)
+    }
+
+    fn owing(&self, op: u32) -> (Vec<Rank>, Key) {
+        let mut servers: Vec<Rank> = Vec::new();
+        let mut key = Key(0);
+        for (_, part) in self.parts.iter().filter(|(_, part)| part.op == op) {
+            key = part.spec.id.key;
+            if !servers.contains(&part.spec.server) {
+                servers.push(part.spec.server);
+            }
+        }
+        servers.sort_unstable();
+        (servers, key)
+    }
+
+    /// The operation that waits longest, for people.
+    #[must_use]
+    pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {
+        let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
+        let (servers, key) = self.owing(index);
+        let what = match op.kind {
+            proto_common::batch::OpKind::Push => "push",
+            proto_common::batch::OpKind::Pull => "pull",
+            proto_common::batch::OpKind::PushPull => "push_pull",
+            proto_common::batch::OpKind::Init => "init",
+        };
+        Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
+    }
+}
+
+fn ranks(payload: &[u8], offset: u64, bytes: u64) -> Vec<Rank> {
+    let end = offset.saturating_add(bytes);
+    let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
+    let listed = payload.get(range).unwrap_or_default();
+    listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+}

@@ -1,0 +1,62 @@
+//! One server as the lane sees it: credits for its inbox, our inbox's slots granted to it, and the queue
+//! of parts for it.
+
+use super::part::Place;
+use proto_common::batch::SlotGrant;
+use proto_common::ids::Incarnation;
+use std::collections::BinaryHeap;
+
+/// What the server did with a slot of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotUse {
+    Granted,
+    /// An old grant used again: a duplicate or late arrival.
+    Stale,
+    /// Never granted.
+    Unknown,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    pub(super) up: bool,
+    pub(super) incarnation: Incarnation,
+    pub(super) slot_bytes: u64,
+    /// Slots of the server's inbox that we may write.
+    pub(super) credits: Vec<SlotGrant>,
+    /// Credits asked for and not granted yet.
+    pub(super) asked: u16,
+    pub(super) queue: BinaryHeap<Place>,
+    /// Generation each slot of our inbox is granted with; `None` while the server may not write it.
+    pub(super) inbox: Vec<SlotGrant>,
+    /// Slots read and granted again that the server was not told of yet.
+    pub(super) owed: Vec<SlotGrant>,
+    pub(super) sent_parts: usize,
+    pub(super) sequence: u64,
+    pub(super) last_use_ms: u64,
+}
+
+impl Link {
+    /// May this slot hold results that were not read yet?
+    pub(super) fn check(&self, grant: SlotGrant) -> SlotUse {
+        let Some(held) = self.inbox.iter().find(|held| held.slot == grant.slot) else {
+            return SlotUse::Unknown;
+        };
+        match held.generation.wrapping_sub(grant.generation) {
+            0 => SlotUse::Granted,
+            1..128 => SlotUse::Stale,
+            _ => SlotUse::Unknown,
+        }
+    }
+
+    /// A result lies in a slot: takes it and grants it again.
+    pub(super) fn used(&mut self, grant: SlotGrant) -> SlotUse {
+        let found = self.check(grant);
+        if found == SlotUse::Granted
+            && let Some(held) = self.inbox.iter_mut().find(|held| held.slot == grant.slot)
+        {
+            held.generation = held.generation.wrapping_add(1);
+            self.owed.push(*held);
+        }
+        found
+    }
+}

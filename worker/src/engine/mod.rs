@@ -1,0 +1,16 @@
+//! The worker's decisions for one lane, sans I/O: operations, results and ticks go in, commands come out.
+//! Payload bytes never enter here. Time is an argument.
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod command;
+mod flow;
+mod lane;
+mod link;
+mod part;
+
+pub use command::{Command, Commands, PartBlock};
+pub use lane::{EngineConfig, LaneEngine, LaneStats, OldestOp, ResultContext};
+pub use part::{PartSpec, Submit};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Operations and their parts: one part is one chunk's share of one operation.
+
+use proto_common::batch::OpKind;
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Operation, Rank};
+use std::cmp::Reverse;
+
+/// One chunk of an operation, and who holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartSpec {
+    /// Which chunk.
+    pub id: ChunkId,
+    /// Its server.
+    pub server: Rank,
+    /// Bytes before it in the tensor.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// An operation's share of this lane. Operations of one key come in the order of their numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Submit<'a> {
+    /// The caller's id of the operation, unique among live ones.
+    pub op: u64,
+    /// What it does.
+    pub kind: OpKind,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Does it carry a payload? (Init from ranks other than 0 does not.)
+    pub payload: bool,
+    /// Its number on the key.
+    pub operation: Operation,
+    /// The round it contributes to, or the least version wanted.
+    pub round: u64,
+    /// Higher goes first; never reorders one key.
+    pub priority: i32,
+    /// Time the operation has, from now.
+    pub timeout_ms: u32,
+    /// Its chunks on this lane.
+    pub parts: &'a [PartSpec],
+}
+
+/// An operation in progress.
+#[derive(Clone, Debug)]
+pub(super) struct Op {
+    pub(super) id: u64,
+    pub(super) kind: OpKind,
+    pub(super) dtype: Dtype,
+    pub(super) payload: bool,
+    pub(super) operation: Operation,
+    pub(super) round: u64,
+    pub(super) priority: i32,
+    pub(super) timeout_ms: u32,
+    pub(super) since_ms: u64,
+    pub(super) remaining: u32,
+    pub(super) version: u64,
+    pub(super) failed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Waits for its turn, for a credit, or until it can be tried again.
+    Queued,
+    /// Sent, not answered.
+    Sent,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) op: u32,
+    pub(super) spec: PartSpec,
+    /// Order of submission on this lane.
+    pub(super) order: u64,
+    pub(super) state: State,
+}
+
+/// Place in a server's queue: higher priority first, then older first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) priority: i32,
+    pub(super) order: Reverse<u64>,
+    pub(super) part: u32,
+}
+
+/// A slab with generations, so that an answer to a part that is gone is recognised.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    entries: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+    len: usize,
+}
+
+impl<T> Slab<T> {
+    pub(super) fn new() -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        self.len += 1;
+        match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize].1 = Some(value);
+                index
+            }
+            None => {
+                self.entries.push((0, Some(value)));
+                (self.entries.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
+        let (generation, value) = self.entries.get_mut(index as usize)?;
+        let value = value.take()?;
+        *generation = generation.wrapping_add(1);
+        self.free.push(index);
+        self.len -= 1;
+        Some(value)
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        self.entries.get(index as usize)?.1.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.entries.get_mut(index as usize)?.1.as_mut()
+    }
+
+    /// Index and generation as one number that travels.
+    pub(super) fn token(&self, index: u32) -> u64 {
+        let generation = self.entries.get(index as usize).map_or(0, |entry| entry.0);
+        u64::from(generation) << 32 | u64::from(index)
+    }
+
+    /// The live index behind a token.
+    pub(super) fn by_token(&self, token: u64) -> Option<u32> {
+        let (index, generation) = (token as u32, (token >> 32) as u32);
+        let entry = self.entries.get(index as usize)?;
+        (entry.0 == generation && entry.1.is_some()).then_some(index)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries.iter().enumerate().filter_map(|(i, (_, value))| Some((i as u32, value.as_ref()?)))
+    }
+}

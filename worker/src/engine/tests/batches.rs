@@ -1,0 +1,125 @@
+//! Packing: many small parts in one batch, within the slot, the gather list and what may be in flight.
+
+use super::*;
+
+#[test]
+fn many_small_parts_share_one_batch_in_order() {
+    let mut rig = Rig::new(4);
+    for key in 1..=10 {
+        rig.push(1, &[part(key, 0)]);
+    }
+    let sent = rig.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].operations(), (1..=10).map(|key| (key, 1)).collect::<Vec<_>>());
+    assert_eq!(rig.sent(), []);
+    assert_eq!((rig.engine.stats().batches, rig.engine.stats().parts), (1, 10));
+}
+
+#[test]
+fn each_server_gets_its_own_batch() {
+    let mut rig = Rig::new(4);
+    rig.push(
+        1,
+        &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), server: Rank(1), offset: BYTES, bytes: BYTES }],
+    );
+    let sent = rig.sent();
+    assert_eq!(
+        sent.iter().map(|batch| (batch.server, batch.blocks.len())).collect::<Vec<_>>(),
+        [(0, 1), (1, 1)]
+    );
+}
+
+#[test]
+fn both_sides_of_the_gather_list() {
+    for (parts, batches) in [(15, 1), (16, 2)] {
+        let mut rig = Rig::new(4);
+        for key in 1..=parts {
+            rig.push(1, &[part(key, 0)]);
+        }
+        assert_eq!(rig.sent().len(), batches, "one span of sixteen is the header's");
+    }
+}
+
+#[test]
+fn both_sides_of_the_slot() {
+    // A prefix of two blocks and all the grants that may come takes 576 bytes.
+    let half = (SLOT_BYTES - 576) / 2;
+    for (bytes, batches) in [(half, 1), (half + 4, 2)] {
+        let mut rig = Rig::new(4);
+        for key in 1..=2 {
+            rig.push(1, &[PartSpec { bytes, ..part(key, 0) }]);
+        }
+        assert_eq!(rig.sent().len(), batches, "{bytes} bytes each");
+    }
+}
+
+#[test]
+fn what_may_be_in_flight_is_bounded_and_goes_on_with_answers() {
+    let mut rig = Rig::down(EngineConfig { in_flight_max: 3, ..config() });
+    rig.up(0, 8);
+    for key in 1..=5 {
+        rig.push(1, &[part(key, 0)]);
+    }
+    let sent = rig.sent();
+    assert_eq!(sent[0].operations(), [(1, 1), (2, 1), (3, 1)]);
+    assert_eq!(rig.sent(), []);
+    assert_eq!(rig.results(0, &[done(&sent[0].blocks[1])], &[]), [Command::Done { op: 2, version: 1 }]);
+    assert_eq!(rig.sent()[0].operations(), [(4, 1)]);
+}
+
+#[test]
+fn a_bounded_number_of_batches_leaves_at_once() {
+    let mut rig = Rig::new(4);
+    for key in 1..=20 {
+        rig.push(1, &[part(key, 0)]);
+    }
+    assert_eq!(rig.flush_at_most(0), Happened::default());
+    assert_eq!(rig.flush_at_most(1).sent.len(), 1);
+    assert_eq!(rig.flush_at_most(1).sent.len(), 1);
+}
+
+#[test]
+fn a_block_says_what_the_operation_asks_for() {
+    let mut rig = Rig::new(4);
+    let parts = [PartSpec { offset: 4096, ..part(1, 0) }];
+    rig.submit_as(Submit { parts: &parts, ..submit(OpKind::PushPull, 1) });
+    rig.now_ms += 100;
+    let sent = rig.sent();
+    let block = sent[0].blocks[0];
+    let token = block.token;
+    let expected = Block {
+        id: ChunkId::new(1, 0),
+        op: OpKind::PushPull,
+        dtype: Dtype::F32,
+        codec: 0,
+        status: Status::None,
+        operation: Operation(1),
+        round: 1,
+        bytes: BYTES,
+        data: BlockData::Inline { offset: 0 },
+        landing: Some(Landing { region: 0, offset: 4096, bytes: BYTES }),
+        timeout_ms: 4_900,
+        token,
+    };
+    assert_eq!(block, expected);
+    assert_eq!(rig.engine.stats().sent_bytes, BYTES);
+}
+
+#[test]
+fn operations_without_a_payload_carry_none() {
+    let mut rig = Rig::new(4);
+    rig.submit_as(Submit { parts: &[part(1, 0)], ..submit(OpKind::Pull, 1) });
+    rig.submit_as(Submit { parts: &[part(2, 0)], ..submit(OpKind::Init, 1) });
+    let sent = rig.sent();
+    assert_eq!(sent[0].blocks.iter().map(|block| block.bytes).collect::<Vec<_>>(), [0, 0]);
+    assert!(sent[0].blocks[0].landing.is_some() && sent[0].blocks[1].landing.is_none());
+    assert_eq!(rig.engine.stats().sent_bytes, 0, "only payloads count");
+}
+
+#[test]
+fn an_operation_without_parts_on_this_lane_is_done_at_once() {
+    let mut rig = Rig::new(1);
+    let mut out = Commands::default();
+    rig.engine.submit(&Submit { op: 9, ..submit(OpKind::Push, 1) }, 0, &mut out);
+    assert_eq!(out.list, [Command::Done { op: 9, version: u64::MAX }]);
+}

@@ -1,0 +1,116 @@
+//! Order: operations of one chunk are FIFO whatever the priorities, which order chunks.
+
+use super::*;
+
+fn with_priority(rig: &mut Rig, operation: u64, key: u64, priority: i32) -> u64 {
+    rig.submit_as(Submit { priority, parts: &[part(key, 0)], ..submit(OpKind::Push, operation) })
+}
+
+#[test]
+fn higher_priority_goes_first_and_age_decides_among_equals() {
+    let mut rig = Rig::new(4);
+    for (key, priority) in [(1, 0), (2, 5), (3, -1), (4, 5)] {
+        with_priority(&mut rig, 1, key, priority);
+    }
+    assert_eq!(rig.sent()[0].operations(), [(2, 1), (4, 1), (1, 1), (3, 1)]);
+}
+
+#[test]
+fn priorities_never_reorder_one_chunk() {
+    let mut rig = Rig::new(4);
+    with_priority(&mut rig, 1, 1, 0);
+    with_priority(&mut rig, 2, 1, 9);
+    with_priority(&mut rig, 1, 2, 5);
+    assert_eq!(rig.sent()[0].operations(), [(2, 1), (1, 1), (1, 2)]);
+}
+
+#[test]
+fn a_chunk_has_only_so_many_operations_under_way() {
+    let mut rig = Rig::new(4);
+    for operation in 1..=6 {
+        rig.push(operation, &[part(1, 0)]);
+    }
+    let sent = rig.sent();
+    assert_eq!(sent[0].operations(), [(1, 1), (1, 2), (1, 3), (1, 4)]);
+    assert_eq!(rig.sent(), []);
+    rig.results(0, &[done(&sent[0].blocks[0])], &[]);
+    assert_eq!(rig.sent()[0].operations(), [(1, 5)]);
+}
+
+#[test]
+fn what_a_server_could_not_take_goes_again_after_a_while_in_order() {
+    let mut rig = Rig::new(4);
+    rig.push(1, &[part(1, 0)]);
+    rig.push(2, &[part(1, 0)]);
+    let sent = rig.sent();
+    let again = sent[0].blocks.iter().map(|block| reply(block, Status::Retry, 0)).collect::<Vec<_>>();
+    assert_eq!(rig.results(0, &again, &[]), []);
+    assert_eq!(rig.engine.next_retry_ms(), Some(1_002));
+    rig.now_ms = 1_001;
+    assert_eq!(rig.sent(), []);
+    rig.now_ms = 1_002;
+    assert_eq!(rig.sent()[0].operations(), [(1, 1), (1, 2)]);
+    assert_eq!((rig.engine.next_retry_ms(), rig.engine.stats().retries), (None, 2));
+}
+
+#[test]
+fn what_follows_a_part_that_came_back_waits_for_it() {
+    let mut rig = Rig::new(4);
+    rig.push(1, &[part(1, 0)]);
+    let first = rig.sent()[0].blocks[0];
+    rig.submit_as(Submit { priority: 9, parts: &[part(1, 0)], ..submit(OpKind::Push, 2) });
+    rig.results(0, &[reply(&first, Status::Retry, 0)], &[]);
+    assert_eq!(rig.sent(), [], "operation 2 was about to go: it would only be a gap");
+    rig.now_ms += 2;
+    assert_eq!(rig.sent()[0].operations(), [(1, 1), (1, 2)]);
+}
+
+#[test]
+fn a_retried_part_still_counts_as_under_way() {
+    let mut rig = Rig::new(4);
+    for operation in 1..=5 {
+        rig.push(operation, &[part(1, 0)]);
+    }
+    let sent = rig.sent();
+    rig.results(0, &[reply(&sent[0].blocks[3], Status::Retry, 0)], &[]);
+    rig.now_ms += 2;
+    assert_eq!(rig.sent()[0].operations(), [(1, 4)], "operation 5 does not overtake it");
+}
+
+#[test]
+fn parts_to_be_tried_again_do_not_fill_up_what_may_be_in_flight() {
+    let mut rig = Rig::down(EngineConfig { in_flight_max: 2, ..config() });
+    rig.up(0, 4);
+    for key in 1..=3 {
+        rig.push(1, &[part(key, 0)]);
+    }
+    let sent = rig.sent();
+    let again: Vec<Block> = sent[0].blocks.iter().map(|block| reply(block, Status::Retry, 0)).collect();
+    rig.results(0, &again, &[]);
+    assert_eq!(rig.sent()[0].operations(), [(3, 1)], "another chunk may go meanwhile");
+    rig.now_ms += 2;
+    assert_eq!(rig.sent()[0].operations(), [(1, 1)]);
+}
+
+#[test]
+fn the_wait_grows_until_the_server_takes_one() {
+    let mut rig = Rig::new(60);
+    rig.push(1, &[part(1, 0)]);
+    rig.push(2, &[part(1, 0)]);
+    let mut waits = Vec::new();
+    let mut sent = rig.sent();
+    for _ in 0..7 {
+        rig.results(
+            0,
+            &sent[0].blocks.iter().map(|block| reply(block, Status::Retry, 0)).collect::<Vec<_>>(),
+            &[],
+        );
+        let due = rig.engine.next_retry_ms().expect("to be tried again");
+        waits.push(due - rig.now_ms);
+        rig.now_ms = due;
+        sent = rig.sent();
+    }
+    assert_eq!(waits, [2, 4, 8, 16, 32, 32, 32]);
+    rig.results(0, &[done(&sent[0].blocks[0]), reply(&sent[0].blocks[1], Status::Retry, 0)], &[]);
+    assert_eq!(rig.engine.next_retry_ms(), Some(rig.now_ms + 2));
+}

@@ -1,0 +1,289 @@
+//! Random operations against servers that keep the protocol, answer in any order, cannot take everything at
+//! once, and whose channels break: each operation ends once, chunks stay FIFO, credits are used once and all
+//! come back.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+#[derive(Clone, Debug)]
+enum Action {
+    Submit {
+        key: u64,
+        kind: u8,
+        priority: i32,
+    },
+    Flush {
+        batches: usize,
+    },
+    /// A server decides about the oldest batch that it has; it takes no more than this many of its blocks.
+    Take {
+        server: usize,
+        most: usize,
+    },
+    Answer {
+        server: usize,
+        at: prop::sample::Index,
+        grant: bool,
+    },
+    Break {
+        server: usize,
+    },
+    Pass {
+        ms: u64,
+    },
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let server = 0usize..2;
+    let action = prop_oneof![
+        6 => (1u64..6, 0u8..3, -2i32..3).prop_map(|(key, kind, priority)| Action::Submit { key, kind, priority }),
+        6 => (0usize..4).prop_map(|batches| Action::Flush { batches }),
+        6 => (server.clone(), 0usize..5).prop_map(|(server, most)| Action::Take { server, most }),
+        8 => (server.clone(), any::<prop::sample::Index>(), any::<bool>())
+            .prop_map(|(server, at, grant)| Action::Answer { server, at, grant }),
+        1 => server.prop_map(|server| Action::Break { server }),
+        2 => (0u64..150).prop_map(|ms| Action::Pass { ms }),
+    ];
+    prop::collection::vec(action, 1..150)
+}
+
+const SLOTS: u32 = 5;
+
+/// A server as its side of the protocol goes.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Batches that have come and are not decided.
+    inbox: VecDeque<Sent>,
+    /// Blocks taken and not answered.
+    taken: Vec<Block>,
+    /// Generation of each slot, and whether the worker may write it.
+    slots: Vec<(u8, bool)>,
+    /// Credits that the worker said it could use, and did not get.
+    wants: u16,
+    /// Slots of the worker's inbox that may be written.
+    results: Vec<SlotGrant>,
+    /// Last operation taken, by chunk; survives channels.
+    last: BTreeMap<ChunkId, u64>,
+    /// Chunks with an operation sent back on this channel.
+    sent_back: BTreeSet<ChunkId>,
+}
+
+struct World {
+    rig: Rig,
+    peers: [Peer; 2],
+    numbers: BTreeMap<u64, u64>,
+    ended: BTreeSet<u64>,
+}
+
+impl World {
+    fn new() -> Self {
+        let config = EngineConfig { gather_max: 4, in_flight_max: 12, ..config() };
+        let rig = Rig::down(config);
+        let mut world =
+            Self { rig, peers: Default::default(), numbers: BTreeMap::new(), ended: BTreeSet::new() };
+        (0..2).for_each(|server| world.connect(server));
+        world
+    }
+
+    fn connect(&mut self, server: usize) {
+        let peer = &mut self.peers[server];
+        let last = std::mem::take(&mut peer.last);
+        let results = grants(server as u32 * INBOX..(server as u32 + 1) * INBOX);
+        *peer = Peer { last, results, slots: vec![(1, true); 2], ..Peer::default() };
+        peer.slots.resize(SLOTS as usize, (0, false));
+        self.rig.up(server as u32, 2);
+    }
+
+    fn submit(&mut self, key: u64, kind: u8, priority: i32) {
+        let number = self.numbers.entry(key).or_default();
+        *number += 1;
+        let kind = [OpKind::Push, OpKind::Pull, OpKind::PushPull][usize::from(kind)];
+        // Two chunks, one on each server.
+        let parts = [part(key, 0), PartSpec { id: ChunkId::new(key, 1), ..part(key, 1) }];
+        let timeout_ms = u32::MAX;
+        self.rig.submit_as(Submit { priority, timeout_ms, parts: &parts, ..submit(kind, *number) });
+    }
+
+    fn flush(&mut self, batches: usize) {
+        let happened = self.rig.flush_at_most(batches);
+        assert!(happened.sent.len() <= batches);
+        for sent in happened.sent {
+            let peer = &mut self.peers[sent.server as usize];
+            let (generation, granted) = &mut peer.slots[sent.slot.slot as usize];
+            assert!(
+                *granted && *generation == sent.slot.generation,
+                "a credit is used once: {:?}",
+                sent.slot
+            );
+            *granted = false;
+            peer.wants = sent.wanted.min(SLOTS as u16);
+            for grant in &sent.grants {
+                give(peer, *grant);
+            }
+            assert!(sent.blocks.len() < 4, "one span of the gather list is the header's");
+            peer.inbox.push_back(sent);
+        }
+        self.notices(&happened.rest);
+        let under_way: usize = self
+            .peers
+            .iter()
+            .map(|p| p.taken.len() + p.inbox.iter().map(|b| b.blocks.len()).sum::<usize>())
+            .sum();
+        assert!(under_way <= 2 * 12, "what may be in flight is bounded");
+    }
+
+    fn notices(&mut self, commands: &[Command]) {
+        for command in commands {
+            let Command::Notice { server, notice } = command else { panic!("{command:?}") };
+            let peer = &mut self.peers[server.0 as usize];
+            match notice {
+                Notice::Want(count) => {
+                    assert!(*count > 0);
+                    peer.wants = u16::from(*count).min(SLOTS as u16);
+                }
+                Notice::Returned(grant) => give(peer, *grant),
+                Notice::GivenBack(grant) => {
+                    let slot = &mut peer.slots[grant.slot as usize];
+                    assert_eq!(*slot, (grant.generation, true), "given back once");
+                    (slot.1, peer.wants) = (false, 0);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn take(&mut self, server: usize, most: usize) {
+        let peer = &mut self.peers[server];
+        let Some(batch) = peer.inbox.pop_front() else { return };
+        let mut back = Vec::new();
+        for (at, block) in batch.blocks.into_iter().enumerate() {
+            let last = peer.last.entry(block.id).or_default();
+            assert!(
+                block.operation.0 <= *last + 1 || peer.sent_back.contains(&block.id),
+                "FIFO: {block:?} after {last}"
+            );
+            if at < most && block.operation.0 <= *last + 1 {
+                *last = (*last).max(block.operation.0);
+                peer.taken.retain(|taken| taken.token != block.token);
+                peer.taken.push(block);
+            } else {
+                peer.sent_back.insert(block.id);
+                back.push(reply(&block, Status::Retry, 0));
+            }
+        }
+        self.tell(server, &back, false);
+    }
+
+    /// Sends results, if the worker's inbox has room; otherwise the blocks stay taken.
+    fn tell(&mut self, server: usize, blocks: &[Block], grant: bool) {
+        let peer = &mut self.peers[server];
+        let Some(slot) = peer.results.pop() else {
+            // Without a slot a real server waits; this one keeps the blocks and answers them later.
+            peer.taken.extend(blocks.iter().filter(|block| block.status == Status::Retry));
+            return;
+        };
+        let mut credits = Vec::new();
+        while grant || peer.wants > 0 {
+            let waits = |slot: &usize| peer.inbox.iter().any(|batch| batch.slot.slot as usize == *slot);
+            let free = (0..peer.slots.len()).find(|slot| !peer.slots[*slot].1 && !waits(slot));
+            let Some(free) = free else { break };
+            peer.slots[free] = (peer.slots[free].0.wrapping_add(1), true);
+            credits.push(SlotGrant { slot: free as u32, generation: peer.slots[free].0 });
+            peer.wants = peer.wants.saturating_sub(1);
+            if peer.wants == 0 {
+                break;
+            }
+        }
+        let header = Rig::header(server as u32);
+        let commands = self.rig.deliver(server as u32, slot, &header, blocks, &credits, &[]);
+        for command in commands {
+            let Command::Done { op, .. } = command else { panic!("{command:?}") };
+            assert!(self.ended.insert(op), "ended twice");
+        }
+    }
+
+    fn answer(&mut self, server: usize, at: usize, grant: bool) {
+        let peer = &mut self.peers[server];
+        if peer.results.is_empty() {
+            return;
+        }
+        let blocks = if peer.taken.is_empty() {
+            Vec::new()
+        } else {
+            vec![peer.taken.swap_remove(at % peer.taken.len())]
+        };
+        let answers: Vec<Block> = blocks
+            .iter()
+            .map(|block| if block.status == Status::Retry { *block } else { done(block) })
+            .collect();
+        self.tell(server, &answers, grant);
+    }
+
+    fn play(&mut self, action: &Action) {
+        match action {
+            Action::Submit { key, kind, priority } => self.submit(*key, *kind, *priority),
+            Action::Flush { batches } => self.flush(*batches),
+            Action::Take { server, most } => self.take(*server, *most),
+            Action::Answer { server, at, grant } => self.answer(*server, at.index(1 << 16), *grant),
+            Action::Break { server } => {
+                self.rig.engine.server_down(Rank(*server as u32));
+                self.connect(*server);
+            }
+            Action::Pass { ms } => {
+                let commands = self.rig.tick(*ms);
+                self.notices(&commands);
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        for turn in 0.. {
+            if self.rig.engine.in_flight() == 0 {
+                break;
+            }
+            assert!(
+                turn < 2_000,
+                "not ended: {:?} {:?}",
+                self.rig.engine.oldest(self.rig.now_ms),
+                self.peers
+            );
+            self.rig.now_ms += 3;
+            self.flush(usize::MAX);
+            for server in 0..2 {
+                self.take(server, usize::MAX);
+                self.answer(server, 0, false);
+            }
+        }
+        for _ in 0..3 {
+            let commands = self.rig.tick(1_000);
+            self.notices(&commands);
+            self.flush(usize::MAX);
+        }
+    }
+}
+
+/// A slot of the worker's inbox comes back to the server.
+fn give(peer: &mut Peer, grant: SlotGrant) {
+    assert!(peer.results.iter().all(|free| free.slot != grant.slot), "returned twice: {grant:?}");
+    peer.results.push(grant);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn every_operation_ends_once_and_every_credit_comes_back(actions in actions()) {
+        let mut world = World::new();
+        for action in &actions {
+            world.play(action);
+        }
+        world.finish();
+        prop_assert_eq!(world.ended.len(), world.rig.next_op as usize);
+        for peer in &world.peers {
+            prop_assert!(peer.slots.iter().all(|(_, granted)| !granted), "an idle worker holds none: {:?}", peer.slots);
+            for (id, last) in &peer.last {
+                prop_assert_eq!(Some(last), world.numbers.get(&id.key.0), "all of a key's operations, in order");
+            }
+        }
+    }
+}

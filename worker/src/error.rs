@@ -1,0 +1,202 @@
+//! What a trainer can be told went wrong, by blame: its own call, the cluster's state, the environment.
+
+use proto_common::batch::Status;
+use proto_common::config::SettingError;
+use proto_common::error::{Blame, Death, ExitCode};
+use proto_common::ids::{ChunkId, Key, MemberId, Rank};
+use proto_common::message::{DeclareError, WaitError};
+use thiserror::Error;
+
+/// An operation that did not end well.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum OpError {
+    /// The round did not complete in time.
+    #[error("tensor {}: round {round} did not complete within {waited_ms} ms, workers that did not contribute: {}", chunk.key, ranks(missing))]
+    Deadline {
+        /// A chunk of the tensor.
+        chunk: ChunkId,
+        /// The round that was being collected.
+        round: u64,
+        /// How long the operation waited.
+        waited_ms: u64,
+        /// Workers that did not contribute (the first few).
+        missing: Vec<Rank>,
+    },
+    /// Servers did not answer at all.
+    #[error(
+        "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow",
+        ranks(servers)
+    )]
+    NoAnswer {
+        /// The tensor.
+        key: Key,
+        /// Servers that owe an answer.
+        servers: Vec<Rank>,
+        /// How long the operation waited.
+        waited_ms: u64,
+    },
+    /// A member died; nobody can go on without it yet.
+    #[error("{0}")]
+    Died(Death),
+    /// The data channel to a server broke, and the scheduler does not know of a death yet.
+    #[error("the data channel to server {server} broke: {reason}")]
+    Broken {
+        /// The server.
+        server: Rank,
+        /// What the channel said.
+        reason: String,
+    },
+    /// The server refused the operation.
+    #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
+    Refused {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The server.
+        server: Rank,
+        /// Its reason.
+        status: Status,
+    },
+    /// The client was closed.
+    #[error("the client is closed: {0}")]
+    Closed(String),
+}
+
+fn ranks(ranks: &[Rank]) -> String {
+    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A call that failed.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Settings are wrong.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The scheduler cannot be reached, refused us, or was lost.
+    #[error("{0}")]
+    Scheduler(String, ExitCode),
+    /// A server cannot be connected.
+    #[error("server {server} at {address}: {reason}")]
+    Server {
+        /// Which server.
+        server: Rank,
+        /// Where.
+        address: String,
+        /// Why not.
+        reason: String,
+        /// What the process should exit with.
+        code: ExitCode,
+    },
+    /// Members did not come in time.
+    #[error("the cluster did not assemble within {waited_ms} ms: {reason}")]
+    Assemble {
+        /// How long it took.
+        waited_ms: u64,
+        /// Who is missing, as far as is known.
+        reason: String,
+    },
+    /// A declaration was refused.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
+    /// A barrier was not released.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// An operation failed.
+    #[error(transparent)]
+    Op(#[from] OpError),
+    /// The buffer does not fit the tensor.
+    #[error(
+        "tensor {key} has {want} bytes of {dtype}, the buffer has {have} bytes; pass a buffer of exactly that size"
+    )]
+    WrongLength {
+        /// The tensor.
+        key: Key,
+        /// Its element type.
+        dtype: proto_common::element::Dtype,
+        /// Its bytes.
+        want: u64,
+        /// Bytes of the buffer.
+        have: u64,
+    },
+    /// The buffer's elements are of another type.
+    #[error(
+        "tensor {key} holds {want}, the buffer holds {have}; convert it, or declare the tensor with that type"
+    )]
+    WrongDtype {
+        /// The tensor.
+        key: Key,
+        /// Its type.
+        want: proto_common::element::Dtype,
+        /// The buffer's type.
+        have: proto_common::element::Dtype,
+    },
+    /// The key was never declared here.
+    #[error("key {0} is not declared; call declare with it first, on every worker")]
+    Undeclared(Key),
+    /// A key list is not sorted, or has duplicates.
+    #[error(
+        "key {key} at position {position} is not greater than the one before it; pass sorted keys without duplicates"
+    )]
+    Unsorted {
+        /// Where.
+        position: usize,
+        /// The key there.
+        key: Key,
+    },
+    /// No registered memory.
+    #[error(transparent)]
+    Memory(#[from] fabric::PoolError),
+    /// The fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] fabric::FabricError),
+    /// A member died.
+    #[error("{0}")]
+    Died(Death),
+    /// A bug of ours.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl ClientError {
+    /// Whose fault it is.
+    #[must_use]
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Setting(_) | Self::Declare(_) | Self::WrongLength { .. } | Self::WrongDtype { .. } => {
+                Blame::Caller
+            }
+            Self::Undeclared(_) | Self::Unsorted { .. } => Blame::Caller,
+            Self::Memory(_) | Self::Fabric(_) | Self::Server { .. } => Blame::Environment,
+            Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {
+                Blame::Membership
+            }
+            Self::Internal(_) => Blame::Internal,
+        }
+    }
+
+    /// What a process that ends because of it exits with.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Setting(_) => ExitCode::Config,
+            Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
+            Self::Assemble { .. } | Self::Wait(WaitError::Deadline { .. }) => ExitCode::Deadline,
+            Self::Op(error) => match error {
+                OpError::Deadline { .. } | OpError::NoAnswer { .. } => ExitCode::Deadline,
+                OpError::Died(death) => death_code(death),
+                OpError::Broken { .. } => ExitCode::MemberDied,
+                OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
+            },
+            Self::Died(death) => death_code(death),
+            Self::Fabric(_) => ExitCode::Io,
+            Self::Internal(_) => ExitCode::Internal,
+            _ => ExitCode::Failure,
+        }
+    }
+}
+
+/// Losing the scheduler has a code of its own.
+#[must_use]
+pub fn death_code(death: &Death) -> ExitCode {
+    let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: Rank(0) };
+    if death.member == scheduler { ExitCode::SchedulerUnreachable } else { ExitCode::MemberDied }
+}

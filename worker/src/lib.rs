@@ -1,0 +1,14 @@
+//! The Gradwire client library: what trainers link. [`Client`] joins a cluster and moves tensors;
+//! operations are asynchronous, zero-copy from registered memory, and each has a deadline.
+//!
+//! `client` is the surface, `engine` decides, `runtime` executes, `train` is a thin trainer over it.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod engine;
+pub mod error;
+pub mod runtime;
+pub mod train;
+
+pub use client::{Client, Ended, Handle, Tensor, TensorBuffer};
+pub use error::{ClientError, OpError};

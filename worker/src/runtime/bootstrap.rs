@@ -1,0 +1,147 @@
+//! Connects the data plane to one server: hello, choice of driver, channels, inboxes and first credits,
+//! and a probe write each way before the server counts as ready. Design, section 5.
+
+use super::lane::ServerInbox;
+use super::seat::LaneHandle;
+use super::thread::LaneMessage;
+use crate::error::ClientError;
+use daemon::control::{Connection, connect_with_retry};
+use fabric::{CqHandle, Device, ShmDevice, TcpDevice};
+use proto_common::batch::SlotGrant;
+use proto_common::error::ExitCode;
+use proto_common::ids::{Epoch, Incarnation, JobId, Rank};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{FromServer, Hello, InboxGrant, Member, ServerOffer, ToServer};
+use proto_common::transport::{Choice, Driver, Offer};
+use std::time::{Duration, Instant};
+
+/// What connecting to any server needs.
+pub(crate) struct Connector {
+    pub(crate) job: JobId,
+    pub(crate) rank: Rank,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) epoch: Epoch,
+    pub(crate) offer: Offer,
+    pub(crate) lanes: Vec<(LaneHandle, CqHandle)>,
+    pub(crate) shm: ShmDevice,
+    pub(crate) tcp: TcpDevice,
+    pub(crate) within: Duration,
+}
+
+/// Connects all lanes to one server. Blocks; runs on a thread of its own.
+pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<Choice, ClientError> {
+    let address = server.data_address.clone().unwrap_or_default();
+    let failed = |reason: String, code: ExitCode| ClientError::Server {
+        server: server.id.rank,
+        address: address.clone(),
+        reason,
+        code,
+    };
+    let io = |error: &dyn std::fmt::Display| failed(error.to_string(), ExitCode::Io);
+    let (host, port) = split_address(&address)
+        .ok_or_else(|| failed("its address is not host:port".into(), ExitCode::Refused))?;
+    let runtime = daemon::process::control_runtime().map_err(|error| io(&error))?;
+    let deadline = Instant::now() + connector.within;
+    let limit = connector.within;
+    let within_ms = limit.as_millis() as u64;
+    let fix = "check that the server runs, and that node.advertise names an address that workers reach";
+    let stream = runtime.block_on(connect_with_retry(host, port, within_ms, fix)).map_err(|e| io(&e))?;
+    let mut link = runtime.block_on(async { Connection::new(stream) }).map_err(|e| io(&e))?;
+    let mut say = |message: &ToServer| runtime.block_on(link.send_within(message, limit)).map_err(|e| io(&e));
+    say(&ToServer::Hello(hello(connector, server)))?;
+    let offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
+        Some(FromServer::Offer(offer)) => offer,
+        Some(FromServer::NoTransport(refused)) => {
+            return Err(failed(refused.to_string(), ExitCode::Transport));
+        }
+        Some(FromServer::Refused { reason }) => return Err(failed(reason, ExitCode::Refused)),
+        Some(FromServer::Inboxes(_)) => {
+            return Err(failed("it answered out of order".into(), ExitCode::Refused));
+        }
+        None => return Err(failed("it closed the connection".into(), ExitCode::Io)),
+    };
+    let ours =
+        attach_lanes(connector, server, &offer, deadline).map_err(|reason| failed(reason, ExitCode::Io))?;
+    let inboxes = ToServer::Inboxes(ours);
+    runtime.block_on(link.send_within(&inboxes, limit)).map_err(|e| io(&e))?;
+    let theirs = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
+        Some(FromServer::Inboxes(inboxes)) => inboxes,
+        Some(FromServer::Refused { reason }) => return Err(failed(reason, ExitCode::Refused)),
+        _ => return Err(failed("it did not tell its inboxes".into(), ExitCode::Refused)),
+    };
+    activate_lanes(connector, server, &theirs, deadline).map_err(|reason| failed(reason, ExitCode::Io))?;
+    Ok(offer.choice)
+}
+
+fn hello(connector: &Connector, server: &Member) -> Hello {
+    Hello {
+        protocol: PROTOCOL_VERSION,
+        job: connector.job,
+        rank: connector.rank,
+        incarnation: connector.incarnation,
+        server_incarnation: server.incarnation,
+        epoch: connector.epoch,
+        offer: connector.offer.clone(),
+    }
+}
+
+fn split_address(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
+}
+
+fn attach_lanes(
+    connector: &Connector,
+    server: &Member,
+    offer: &ServerOffer,
+    deadline: Instant,
+) -> Result<Vec<InboxGrant>, String> {
+    if usize::from(offer.lanes) != connector.lanes.len() {
+        return Err(format!("it has {} lanes, the cluster {}", offer.lanes, connector.lanes.len()));
+    }
+    let device: &dyn Device = match offer.choice.driver {
+        Driver::Shm => &connector.shm,
+        Driver::Tcp => &connector.tcp,
+        Driver::Verbs => return Err("it chose verbs, and this process is built without verbs".into()),
+    };
+    let mut inboxes = Vec::with_capacity(connector.lanes.len());
+    for (index, (lane, queue)) in connector.lanes.iter().enumerate() {
+        let setup =
+            device.connect(&offer.endpoint.blob, index as u16, queue, deadline).map_err(|e| e.to_string())?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let attach = |reply| LaneMessage::Attach { server: server.id.rank, setup, reply };
+        inboxes.push(
+            lane.ask(left, attach)
+                .ok_or_else(|| format!("lane {index} of this process does not answer"))??,
+        );
+    }
+    Ok(inboxes)
+}
+
+fn activate_lanes(
+    connector: &Connector,
+    server: &Member,
+    theirs: &[InboxGrant],
+    deadline: Instant,
+) -> Result<(), String> {
+    if theirs.len() != connector.lanes.len() {
+        return Err("it told the wrong number of inboxes".into());
+    }
+    for (index, ((lane, _), inbox)) in connector.lanes.iter().zip(theirs).enumerate() {
+        let grants = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect::<Option<Vec<_>>>();
+        let inbox = ServerInbox {
+            region: inbox.region,
+            offset: inbox.offset,
+            slot_bytes: inbox.slot_bytes,
+            grants: grants.ok_or("its first grants are malformed")?,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (server, incarnation) = (server.id.rank, server.incarnation);
+        let activate = |reply| LaneMessage::Activate { server, incarnation, inbox, reply };
+        let probed = lane.ask(left, activate);
+        probed.ok_or_else(|| {
+            format!("the probe write on lane {index} was not answered; the data path is blocked (firewall?)")
+        })??;
+    }
+    Ok(())
+}

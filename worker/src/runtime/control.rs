@@ -1,0 +1,362 @@
+//! The client's end of the control plane: a thread with a tokio runtime that owns the link to the scheduler
+//! and bridges it to blocking callers.
+
+use crate::error::{ClientError, OpError};
+use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
+use daemon::http::HttpState;
+use proto_common::config::Settings;
+use proto_common::error::{Death, DeathCause, ExitCode};
+use proto_common::ids::{Epoch, MemberId, Rank, Role};
+use proto_common::message::{
+    DeclareError, FromScheduler, Member, MemberReport, NodeGroup, Register, ToScheduler, WaitError, Welcome,
+};
+use proto_common::shard_map::MapUpdate;
+use proto_common::tensor::TensorSpec;
+use std::collections::HashMap;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// An answer may come this much after the deadline that the scheduler keeps itself.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What the control plane tells the client on its own account.
+#[derive(Clone, Debug)]
+pub(crate) enum ControlEvent {
+    /// The job cannot go on.
+    Fatal(OpError),
+}
+
+/// What the control thread is started with.
+pub(crate) struct ControlStart {
+    pub(crate) settings: Settings,
+    pub(crate) register: Register,
+    pub(crate) http: HttpState,
+    pub(crate) report: Box<dyn FnMut() -> MemberReport + Send>,
+    pub(crate) on_event: Box<dyn Fn(ControlEvent) + Send>,
+}
+
+/// The complete cluster as the scheduler announced it.
+#[derive(Clone, Debug)]
+pub(crate) struct Roster {
+    pub(crate) welcome: Welcome,
+    pub(crate) epoch: Epoch,
+    pub(crate) members: Vec<Member>,
+}
+
+enum Ask {
+    Declare(SyncSender<Result<MapUpdate, DeclareError>>),
+    Barrier(SyncSender<Result<(), WaitError>>),
+}
+
+#[derive(Default)]
+struct Shared {
+    asked: HashMap<u64, Ask>,
+    next: u64,
+    fatal: Option<OpError>,
+}
+
+enum Outgoing {
+    Message(ToScheduler),
+    Finish(ToScheduler, Duration),
+}
+
+/// See the module.
+pub(crate) struct Control {
+    /// Unbounded, but every message waits for its answer in its caller, or is sent once in a life.
+    outgoing: UnboundedSender<Outgoing>,
+    shared: Arc<Mutex<Shared>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Control {
+    /// Registers and waits until the cluster is complete.
+    pub(crate) fn start(start: ControlStart) -> Result<(Self, Roster), ClientError> {
+        let (outgoing, queue) = unbounded_channel();
+        let (ready, told) = sync_channel(1);
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let (assemble_ms, connect_ms) =
+            (start.settings.deadlines.assemble_ms, start.settings.deadlines.connect_ms);
+        let theirs = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("gradwire-control".into())
+            .spawn(move || run(start, queue, &ready, &theirs))
+            .map_err(|error| ClientError::Internal(format!("cannot start the control thread: {error}")))?;
+        let control = Self { outgoing, shared, thread: Some(thread) };
+        let within = Duration::from_millis(assemble_ms.saturating_add(connect_ms)) + GRACE;
+        match told.recv_timeout(within) {
+            Ok(Ok(roster)) => Ok((control, roster)),
+            Ok(Err(error)) => Err(error),
+            Err(RecvTimeoutError::Timeout) => {
+                let reason =
+                    "the scheduler did not announce the roster; see its status page for who is missing"
+                        .into();
+                Err(ClientError::Assemble { waited_ms: within.as_millis() as u64, reason })
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(ClientError::Internal("the control thread ended".into()))
+            }
+        }
+    }
+
+    fn ask<T>(
+        &self,
+        within: Duration,
+        ask: impl FnOnce(SyncSender<T>) -> Ask,
+        message: impl FnOnce(u64) -> ToScheduler,
+    ) -> Result<T, ClientError> {
+        let (reply, answer) = sync_channel(1);
+        let request = {
+            let mut shared = lock(&self.shared);
+            if let Some(error) = &shared.fatal {
+                return Err(error.clone().into());
+            }
+            shared.next += 1;
+            let request = shared.next;
+            shared.asked.insert(request, ask(reply));
+            request
+        };
+        if self.outgoing.send(Outgoing::Message(message(request))).is_err() {
+            return Err(self.fatal());
+        }
+        match answer.recv_timeout(within + GRACE) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Disconnected) => Err(self.fatal()),
+            Err(RecvTimeoutError::Timeout) => {
+                lock(&self.shared).asked.remove(&request);
+                let waited = within + GRACE;
+                let text = format!(
+                    "the scheduler did not answer within {} ms; it is alive but stuck or overloaded",
+                    waited.as_millis()
+                );
+                Err(ClientError::Scheduler(text, ExitCode::Deadline))
+            }
+        }
+    }
+
+    fn fatal(&self) -> ClientError {
+        let fatal = lock(&self.shared).fatal.clone();
+        fatal.unwrap_or_else(|| OpError::Closed("the control thread ended".into())).into()
+    }
+
+    pub(crate) fn declare(
+        &self,
+        tensors: Vec<TensorSpec>,
+        within: Duration,
+    ) -> Result<MapUpdate, ClientError> {
+        Ok(self.ask(within, Ask::Declare, |request| ToScheduler::Declare { request, tensors })??)
+    }
+
+    pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
+        let (name, timeout_ms) = (name.to_owned(), within.as_millis() as u64);
+        Ok(self.ask(within, Ask::Barrier, |request| ToScheduler::Barrier {
+            request,
+            name,
+            group,
+            timeout_ms,
+        })??)
+    }
+
+    pub(crate) fn links_ready(&self) {
+        // A lost scheduler is reported by its own event.
+        let _ = self.outgoing.send(Outgoing::Message(ToScheduler::LinksReady));
+    }
+
+    /// Says the last word and ends the thread, within `limit`.
+    pub(crate) fn finish(&mut self, last: ToScheduler, limit: Duration) {
+        let _ = self.outgoing.send(Outgoing::Finish(last, limit));
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    // Nothing that can panic runs while the lock is held.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Ready = SyncSender<Result<Roster, ClientError>>;
+
+fn run(start: ControlStart, queue: UnboundedReceiver<Outgoing>, ready: &Ready, shared: &Mutex<Shared>) {
+    match daemon::process::control_runtime() {
+        Ok(runtime) => runtime.block_on(session(start, queue, ready, shared)),
+        Err(error) => {
+            let _ = ready.try_send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
+        }
+    }
+    // Callers that still wait see their channel end.
+    lock(shared).asked.clear();
+}
+
+async fn session(
+    start: ControlStart,
+    mut queue: UnboundedReceiver<Outgoing>,
+    ready: &Ready,
+    shared: &Mutex<Shared>,
+) {
+    let ControlStart { settings, mut register, http, report, on_event } = start;
+    let failed = |text: String, code| drop(ready.try_send(Err(ClientError::Scheduler(text, code))));
+    // Lives as long as this session: dropping the trigger ends the endpoints.
+    let _endpoints = match serve(&settings, &mut register, http).await {
+        Ok(trigger) => trigger,
+        Err(error) => return failed(format!("{error:#}"), daemon::exit::code_of(&error)),
+    };
+    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report).await {
+        Ok(connected) => connected,
+        Err(error) => return failed(describe(&error), error.exit_code()),
+    };
+    let sender = link.sender();
+    let mut start = Starting { welcome, ready, assembled: false };
+    let error = loop {
+        tokio::select! {
+            event = link.events.recv() => match start.event(event, shared) {
+                Some(error) => break error,
+                None => continue,
+            },
+            outgoing = queue.recv() => match outgoing {
+                Some(Outgoing::Message(message)) => {
+                    // Too large a message is the caller's; a lost link reports itself.
+                    if let Err(error) = sender.send(&message).await {
+                        tracing::warn!(%error, "a message to the scheduler was not sent");
+                        refuse(&message, &describe(&error), shared);
+                    }
+                }
+                Some(Outgoing::Finish(last, limit)) => {
+                    if let Err(error) = link.finish(&last, limit).await {
+                        tracing::debug!(%error, "saying goodbye to the scheduler");
+                    }
+                    return;
+                }
+                None => return,
+            },
+        }
+    };
+    fatal(error, shared, &*on_event);
+    // Go on only to end in order.
+    while let Some(outgoing) = queue.recv().await {
+        if matches!(outgoing, Outgoing::Finish(..)) {
+            return;
+        }
+    }
+}
+
+/// A session on its way to the complete roster, and beyond.
+struct Starting<'a> {
+    welcome: Welcome,
+    ready: &'a Ready,
+    assembled: bool,
+}
+
+impl Starting<'_> {
+    /// Takes what came over the link; returns what ends the job.
+    fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
+        let error = match event {
+            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members })) => {
+                self.assembled = true;
+                let roster = Roster { welcome: self.welcome.clone(), epoch, members };
+                let _ = self.ready.try_send(Ok(roster));
+                return None;
+            }
+            Some(LinkEvent::Message(FromScheduler::Refused(reason))) if !self.assembled => {
+                let text = format!("the scheduler refused this process: {reason}");
+                let _ = self.ready.try_send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
+                OpError::Closed(format!("the scheduler refused us: {reason}"))
+            }
+            Some(LinkEvent::Message(message)) => answer(message, shared)?,
+            Some(LinkEvent::Lost(lost)) => {
+                let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
+                OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })
+            }
+            None => OpError::Closed("the link to the scheduler ended".into()),
+        };
+        if !self.assembled {
+            let _ = self.ready.try_send(Err(error.clone().into()));
+        }
+        Some(error)
+    }
+}
+
+/// Opens the HTTP endpoints, where they are not off, and tells their address with the registration.
+async fn serve(
+    settings: &Settings,
+    register: &mut Register,
+    state: HttpState,
+) -> anyhow::Result<daemon::shutdown::Trigger> {
+    let (trigger, shutdown) = daemon::shutdown::channel();
+    if let Some(listener) = daemon::http::bind(&settings.node.http).await? {
+        register.http_address = daemon::http::address_of(Some(&listener));
+        daemon::http::spawn(listener, state, shutdown);
+    }
+    Ok(trigger)
+}
+
+fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+fn fatal(error: OpError, shared: &Mutex<Shared>, on_event: &dyn Fn(ControlEvent)) {
+    {
+        let mut shared = lock(shared);
+        shared.fatal.get_or_insert(error.clone());
+        shared.asked.clear();
+    }
+    on_event(ControlEvent::Fatal(error));
+}
+
+/// A request that could not be sent is answered here.
+fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
+    let request = match message {
+        ToScheduler::Declare { request, .. } | ToScheduler::Barrier { request, .. } => *request,
+        _ => return,
+    };
+    let asked = lock(shared).asked.remove(&request);
+    match asked {
+        Some(Ask::Declare(reply)) => drop(reply.try_send(Err(DeclareError::NotNow(reason.to_owned())))),
+        Some(Ask::Barrier(reply)) => {
+            let refused = WaitError::Refused { name: String::new(), reason: reason.to_owned() };
+            drop(reply.try_send(Err(refused)));
+        }
+        None => {}
+    }
+}
+
+/// Passes an answer to who asked; returns what ends the job.
+fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
+    match message {
+        FromScheduler::Declared { request, result } => {
+            if let Some(Ask::Declare(reply)) = lock(shared).asked.remove(&request) {
+                let _ = reply.try_send(result);
+            }
+            None
+        }
+        FromScheduler::Released { request, result } => {
+            if let Some(Ask::Barrier(reply)) = lock(shared).asked.remove(&request) {
+                let _ = reply.try_send(result);
+            }
+            None
+        }
+        FromScheduler::MemberDied(death) => Some(OpError::Died(death)),
+        FromScheduler::Shutdown { reason } => {
+            Some(OpError::Closed(format!("the scheduler ends the job: {reason}")))
+        }
+        FromScheduler::Refused(reason) => {
+            Some(OpError::Closed(format!("the scheduler refused us: {reason}")))
+        }
+        FromScheduler::Welcome(_)
+        | FromScheduler::Roster { .. }
+        | FromScheduler::Assign(_)
+        | FromScheduler::HeartbeatAck => None,
+    }
+}

@@ -1,0 +1,525 @@
+//! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. No
+//! clock and no thread of its own, so that the simulation runs the very same code.
+
+use super::op::{OpState, Submission};
+use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, ResultContext, Submit};
+use crate::error::OpError;
+use fabric::{
+    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, PostError,
+    Region, RemoteKey, RemoteSpan, Span, Write,
+};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, prefix_bytes,
+};
+use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
+use proto_common::message::InboxGrant;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Batches that can be under way at once, per lane.
+const PREFIX_BLOCKS: u32 = 128;
+/// Milliseconds between ticks of the engine.
+const TICK_MS: u64 = 50;
+/// A broken channel is reported by itself only after the scheduler had this long to name a death.
+const BROKEN_GRACE_MS: u64 = 2_000;
+
+/// A lane cannot go on: a bug of ours or an exhausted machine.
+#[derive(Debug, Error)]
+pub enum LaneError {
+    /// Memory or channel could not be set up.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// A place that is not where it should be.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+    /// The channel refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The server's rank is out of range.
+    #[error("server {0} is not in the roster")]
+    NoServer(Rank),
+}
+
+/// What a lane is told once.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneConfig {
+    /// The engine's part.
+    pub engine: EngineConfig,
+    /// This worker's rank.
+    pub rank: Rank,
+    /// Slots of our inbox per server.
+    pub result_slots: u32,
+}
+
+/// A server's inbox on this lane, from its bootstrap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerInbox {
+    /// Remote key of its region.
+    pub region: u64,
+    /// Bytes from the region's start to slot 0.
+    pub offset: u64,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// First credits.
+    pub grants: Vec<SlotGrant>,
+}
+
+/// A write that the channel did not take yet.
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    gather: Vec<Span>,
+    remote: RemoteSpan,
+    immediate: u32,
+    block: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Link {
+    channel: ChannelId,
+    /// Remote key under which the server addresses our key buffers.
+    landing_key: u64,
+    inbox: Option<ServerInbox>,
+    probed: bool,
+    posted: VecDeque<u32>,
+    backlog: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Live {
+    state: Arc<OpState>,
+    source: Option<Span>,
+    target: Option<Span>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct LaneDriver<Q> {
+    queue: Q,
+    config: LaneConfig,
+    engine: LaneEngine,
+    epoch: Epoch,
+    /// Where key buffers lie.
+    landing: Region,
+    inbox: Region,
+    links: Vec<Option<Link>>,
+    servers: HashMap<ChannelId, Rank>,
+    /// Servers whose channel broke, since when and why.
+    broken: Vec<(Rank, u64, String)>,
+    live: HashMap<u64, Live>,
+    blocks: Blocks,
+    prefix: Box<[u8]>,
+    payload: Box<[u8]>,
+    gather: Vec<Span>,
+    reader: BatchReader,
+    commands: Commands,
+    completions: Vec<Completion>,
+    next_tick_ms: u64,
+    failed: Option<OpError>,
+}
+
+impl<Q: CompletionQueue> LaneDriver<Q> {
+    /// A lane over `queue`; weights land in `landing`, the region of the client's buffers.
+    pub fn new(queue: Q, config: LaneConfig, landing: Region) -> Result<Self, LaneError> {
+        let slots = u64::from(config.result_slots) * u64::from(config.engine.servers);
+        let gather_max = queue.caps().gather_max;
+        let engine = EngineConfig { gather_max: config.engine.gather_max.min(gather_max), ..config.engine };
+        Ok(Self {
+            queue,
+            engine: LaneEngine::new(engine),
+            epoch: Epoch::default(),
+            landing,
+            inbox: Region::allocate((slots * RESULT_SLOT_BYTES) as usize, "gradwire-results-inbox")?,
+            links: (0..config.engine.servers).map(|_| None).collect(),
+            servers: HashMap::new(),
+            broken: Vec::new(),
+            live: HashMap::new(),
+            blocks: Blocks::new(PREFIX_BLOCKS, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
+            prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
+            payload: vec![0; RESULT_SLOT_BYTES as usize].into_boxed_slice(),
+            gather: Vec::new(),
+            reader: BatchReader::default(),
+            commands: Commands::default(),
+            completions: Vec::with_capacity(256),
+            next_tick_ms: 0,
+            failed: None,
+            config: LaneConfig { engine, ..config },
+        })
+    }
+
+    /// The queue, to wait on it.
+    pub fn queue_mut(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    /// The engine, for reports.
+    #[must_use]
+    pub fn engine(&self) -> &LaneEngine {
+        &self.engine
+    }
+
+    /// Is there a channel to this server?
+    #[must_use]
+    pub fn connected(&self, server: Rank) -> bool {
+        self.links.get(server.0 as usize).is_some_and(Option::is_some)
+    }
+
+    /// Has the first write to this server been answered?
+    #[must_use]
+    pub fn probed(&self, server: Rank) -> bool {
+        self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.probed)
+    }
+
+    /// The membership's epoch, for batch headers.
+    pub fn set_epoch(&mut self, epoch: Epoch) {
+        self.epoch = self.epoch.max(epoch);
+    }
+
+    /// Takes over a connected channel. Returns what the server needs of our inbox.
+    pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
+        self.detach(server);
+        let region = self.queue.expose(channel, &self.inbox)?.0;
+        let landing_key = self.queue.expose(channel, &self.landing)?.0;
+        let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
+        let (posted, backlog) = (VecDeque::new(), VecDeque::new());
+        *place = Some(Link { channel, landing_key, inbox: None, probed: false, posted, backlog });
+        self.servers.insert(channel, server);
+        let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
+        Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
+    }
+
+    fn inbox_grants(&self, server: Rank) -> Vec<SlotGrant> {
+        let slots = self.config.result_slots;
+        (server.0 * slots..(server.0 + 1) * slots).map(|slot| SlotGrant { slot, generation: 1 }).collect()
+    }
+
+    /// The server has told its inbox: operations may flow. Sends the first write, a probe.
+    pub fn activate(
+        &mut self,
+        server: Rank,
+        incarnation: Incarnation,
+        inbox: ServerInbox,
+    ) -> Result<(), LaneError> {
+        let grants = self.inbox_grants(server);
+        let place = self.links.get_mut(server.0 as usize).and_then(Option::as_mut);
+        let link = place.ok_or(LaneError::NoServer(server))?;
+        self.engine.server_up(server, incarnation, inbox.slot_bytes, &inbox.grants, &grants);
+        link.inbox = Some(inbox);
+        self.broken.retain(|(rank, ..)| *rank != server);
+        self.notice(server, Notice::Probe)?;
+        self.queue.flush();
+        Ok(())
+    }
+
+    /// Closes the channel to a server; what was sent and not answered waits for the next channel.
+    pub fn detach(&mut self, server: Rank) {
+        let Some(link) = self.links.get_mut(server.0 as usize).and_then(Option::take) else { return };
+        self.queue.close(link.channel);
+        self.servers.remove(&link.channel);
+        let waiting = link.backlog.iter().filter_map(|waiting| waiting.block);
+        for block in link.posted.iter().copied().chain(waiting) {
+            self.blocks.give(block);
+        }
+        self.engine.server_down(server);
+    }
+
+    /// Everything in progress, and everything to come, fails with this error.
+    pub fn fail(&mut self, error: OpError) -> Result<(), LaneError> {
+        if self.failed.is_none() {
+            self.failed = Some(error.clone());
+        }
+        for server in 0..self.links.len() {
+            self.detach(Rank(server as u32));
+        }
+        self.engine.fail_all(&error, &mut self.commands);
+        self.execute()
+    }
+
+    /// An operation's share of this lane.
+    pub fn submit(&mut self, submission: Submission, now_ms: u64) -> Result<(), LaneError> {
+        if let Some(error) = &self.failed {
+            submission.state.fail(error.clone());
+            submission.state.lane_done(0);
+            return Ok(());
+        }
+        let submit = Submit {
+            op: submission.op,
+            kind: submission.kind,
+            dtype: submission.dtype,
+            payload: submission.source.is_some(),
+            operation: submission.operation,
+            round: submission.round,
+            priority: submission.priority,
+            timeout_ms: submission.timeout_ms,
+            parts: &submission.parts,
+        };
+        let Submission { state, source, target, op, .. } = &submission;
+        self.live.insert(*op, Live { state: state.clone(), source: source.clone(), target: target.clone() });
+        self.engine.submit(&submit, now_ms, &mut self.commands);
+        self.execute()
+    }
+
+    /// One turn. True when something had happened.
+    pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.queue.poll(&mut completions);
+        let busy = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.handle(completion, now_ms)?;
+            self.execute()?;
+        }
+        self.completions = completions;
+        if now_ms >= self.next_tick_ms {
+            self.next_tick_ms = now_ms + TICK_MS;
+            self.engine.tick(now_ms, &mut self.commands);
+            self.execute()?;
+            self.report_broken(now_ms)?;
+        }
+        self.post(now_ms)?;
+        Ok(busy)
+    }
+
+    /// The part of a turn that only sends: no completion is taken, so no operation ends by it.
+    pub fn post(&mut self, now_ms: u64) -> Result<(), LaneError> {
+        self.retry_backlogs()?;
+        self.engine.flush(self.blocks.free(), now_ms, &mut self.commands);
+        self.execute()?;
+        self.queue.flush();
+        Ok(())
+    }
+
+    fn report_broken(&mut self, now_ms: u64) -> Result<(), LaneError> {
+        let over = |(_, since, _): &&(Rank, u64, String)| now_ms >= since + BROKEN_GRACE_MS;
+        match self.broken.iter().find(over).cloned() {
+            Some((server, _, reason)) if self.failed.is_none() => {
+                self.fail(OpError::Broken { server, reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {
+        let Some(server) = self.servers.get(&completion.channel).copied() else { return Ok(()) };
+        match completion.kind {
+            CompletionKind::Received { immediate } => match Notice::from_wire(immediate) {
+                Some(Notice::Batch(slot)) => self.results(server, slot, now_ms)?,
+                Some(Notice::ProbeReply) => {
+                    if let Some(link) = self.links[server.0 as usize].as_mut() {
+                        link.probed = true;
+                    }
+                }
+                Some(notice) => self.engine.notice(server, notice, &mut self.commands),
+                None => self.lose(server, now_ms, "its notice has an unknown form"),
+            },
+            CompletionKind::WriteDone { id } => {
+                if let Some(link) = self.links[server.0 as usize].as_mut() {
+                    link.posted.pop_front();
+                }
+                self.blocks.give(id as u32);
+            }
+            CompletionKind::ReadDone { .. } => {}
+            CompletionKind::Disconnected(reason) => self.lose(server, now_ms, &format!("{reason:?}")),
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, server: Rank, now_ms: u64, reason: &str) {
+        if self.failed.is_none() {
+            tracing::warn!(server = server.0, reason, "data channel to a server ended");
+        }
+        self.detach(server);
+        self.broken.push((server, now_ms, reason.to_owned()));
+    }
+
+    fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
+        let slots = self.config.result_slots;
+        if slot.slot / slots.max(1) != server.0 {
+            self.lose(server, now_ms, "its notice names a slot of another server");
+            return Ok(());
+        }
+        if !self.engine.notified(server, slot, &mut self.commands) {
+            return Ok(());
+        }
+        let start = u64::from(slot.slot) * RESULT_SLOT_BYTES;
+        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
+            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
+            debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
+            self.reader.read(&self.prefix[..bytes], RESULT_SLOT_BYTES)
+        });
+        let header = match header {
+            Ok(header) => header,
+            Err(error) => {
+                self.lose(server, now_ms, &error.to_string());
+                return Ok(());
+            }
+        };
+        // Within the slot: the reader checked it.
+        let payload = &mut self.payload[..header.payload_bytes as usize];
+        self.inbox.read(start + header.payload_offset, payload)?;
+        let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
+        let context = ResultContext { server, slot, header: &header, blocks, grants, payload };
+        self.engine.results(&context, now_ms, &mut self.commands);
+        Ok(())
+    }
+
+    fn execute(&mut self) -> Result<(), LaneError> {
+        while !self.commands.list.is_empty() {
+            let mut commands = std::mem::take(&mut self.commands);
+            for command in commands.list.drain(..) {
+                match command {
+                    Command::Send { server, slot, parts, grants, wanted, sequence } => {
+                        let (parts, grants) = (&commands.parts[parts], &commands.grants[grants]);
+                        self.send(server, slot, parts, grants, wanted, sequence)?;
+                    }
+                    Command::Notice { server, notice } => self.notice(server, notice)?,
+                    Command::Failed { op, error } => {
+                        if let Some(live) = self.live.get(&op) {
+                            live.state.fail(error);
+                        }
+                    }
+                    Command::Done { op, version } => {
+                        if let Some(live) = self.live.remove(&op) {
+                            // Spans go first: they keep the buffers' region, not the buffers, alive.
+                            drop((live.source, live.target));
+                            live.state.lane_done(version);
+                        }
+                    }
+                    Command::Close { server, reason } => self.lose(server, self.next_tick_ms, &reason),
+                }
+            }
+            commands.clear();
+            std::mem::swap(&mut self.commands.parts, &mut commands.parts);
+            std::mem::swap(&mut self.commands.grants, &mut commands.grants);
+            if self.commands.list.is_empty() {
+                std::mem::swap(&mut self.commands.list, &mut commands.list);
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes a batch and gathers its payload from where it lies.
+    fn send(
+        &mut self,
+        server: Rank,
+        slot: SlotGrant,
+        parts: &[PartBlock],
+        grants: &[SlotGrant],
+        wanted: u16,
+        sequence: u64,
+    ) -> Result<(), LaneError> {
+        let header = self.header(server, wanted, sequence);
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
+        let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
+        self.gather.clear();
+        let bytes = {
+            let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
+            for part in parts {
+                let landing = landing(part, self.live.get(&part.op), link.landing_key);
+                let fitted = writer.push(proto_common::batch::Block { landing, ..part.block });
+                debug_assert!(fitted, "the engine packed with the same room");
+            }
+            for grant in grants {
+                let fitted = writer.grant(*grant);
+                debug_assert!(fitted, "the engine packed with the same bound");
+            }
+            writer.finish(header)
+        };
+        self.blocks.write(block, 0, &self.prefix[..bytes])?;
+        self.gather.push(self.blocks.span(block, bytes as u64)?);
+        for part in parts.iter().filter(|part| part.block.bytes > 0) {
+            if let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) {
+                self.gather.push(source.slice(part.offset, part.block.bytes)?);
+            }
+        }
+        let offset = inbox.offset + u64::from(slot.slot) * inbox.slot_bytes;
+        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
+        let gather = std::mem::take(&mut self.gather);
+        let immediate = Notice::Batch(slot).to_wire();
+        self.gather = self
+            .post_to(server, Waiting { id: u64::from(block), gather, remote, immediate, block: Some(block) });
+        Ok(())
+    }
+
+    fn header(&self, server: Rank, wanted: u16, sequence: u64) -> BatchHeader {
+        BatchHeader {
+            kind: BatchKind::Request,
+            lane: self.config.engine.lane,
+            wanted,
+            sender: self.config.rank,
+            job: self.config.engine.job,
+            epoch: self.epoch,
+            sender_incarnation: self.config.engine.incarnation,
+            receiver_incarnation: self.engine.server_incarnation(server),
+            sequence,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+
+    fn notice(&mut self, server: Rank, notice: Notice) -> Result<(), LaneError> {
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
+        let Some(inbox) = &link.inbox else { return Ok(()) };
+        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset: inbox.offset };
+        let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate: notice.to_wire(), block: None };
+        self.post_to(server, waiting);
+        Ok(())
+    }
+
+    /// Posts, or queues behind what is queued already. Returns the gather list for reuse.
+    fn post_to(&mut self, server: Rank, waiting: Waiting) -> Vec<Span> {
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Vec::new() };
+        if !link.backlog.is_empty() {
+            link.backlog.push_back(waiting);
+            return Vec::new();
+        }
+        match post_one(&mut self.queue, link, &waiting) {
+            Ok(()) => {
+                let mut gather = waiting.gather;
+                gather.clear();
+                gather
+            }
+            // A closed channel reports itself with the next completions; full ones are tried again.
+            Err(_) => {
+                link.backlog.push_back(waiting);
+                Vec::new()
+            }
+        }
+    }
+
+    fn retry_backlogs(&mut self) -> Result<(), LaneError> {
+        let Self { queue, links, .. } = self;
+        for link in links.iter_mut().flatten() {
+            while let Some(waiting) = link.backlog.pop_front() {
+                if post_one(queue, link, &waiting).is_err() {
+                    link.backlog.push_front(waiting);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn post_one<Q: CompletionQueue>(queue: &mut Q, link: &mut Link, waiting: &Waiting) -> Result<(), PostError> {
+    let write = Write {
+        id: waiting.id,
+        gather: &waiting.gather,
+        remote: waiting.remote,
+        immediate: Some(waiting.immediate),
+        signaled: waiting.block.is_some(),
+    };
+    queue.post_write(link.channel, &write)?;
+    link.posted.extend(waiting.block);
+    Ok(())
+}
+
+/// The landing as the server needs it: region key and offset of the operation's own buffer.
+fn landing(part: &PartBlock, live: Option<&Live>, key: u64) -> Option<Landing> {
+    let landing = part.block.landing?;
+    let target = live?.target.as_ref()?;
+    Some(Landing { region: key, offset: target.offset() + landing.offset, bytes: landing.bytes })
+}

@@ -1,0 +1,18 @@
+//! Executes what the lanes' engines decide. `lane` is one data thread's work; `thread` runs it, and callers do
+//! by way of `seat`; `bootstrap`
+//! connects servers; `control` talks to the scheduler.
+
+mod bootstrap;
+mod control;
+mod lane;
+mod op;
+mod seat;
+mod thread;
+
+pub(crate) use bootstrap::{Connector, connect_server};
+pub(crate) use control::{Control, ControlEvent, ControlStart, Roster};
+pub use lane::{LaneConfig, LaneDriver, LaneError, ServerInbox};
+pub(crate) use op::OpBuffers;
+pub use op::{OpState, Submission};
+pub(crate) use seat::{Blocked, LaneHandle, drive_until};
+pub(crate) use thread::{LaneMessage, LaneReport, spawn_lane};

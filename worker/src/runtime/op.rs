@@ -1,0 +1,244 @@
+//! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
+
+use crate::engine::PartSpec;
+use crate::error::OpError;
+use fabric::{Buffer, Span};
+use proto_common::batch::OpKind;
+use proto_common::element::Dtype;
+use proto_common::ids::{Operation, Version};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Spins before a waiting caller sleeps: long enough for a small operation on shared memory.
+const SPINS: u32 = 200;
+
+/// What is called when an operation has ended.
+pub(crate) type Callback = Box<dyn FnOnce(Result<Version, OpError>) + Send>;
+
+/// The buffers that an operation owns until it has ended.
+#[derive(Debug, Default)]
+pub(crate) struct OpBuffers {
+    pub(crate) source: Option<Buffer>,
+    pub(crate) target: Option<Buffer>,
+}
+
+#[derive(Default)]
+struct Progress {
+    version: Option<u64>,
+    error: Option<OpError>,
+    ended: bool,
+    buffers: OpBuffers,
+    callback: Option<Callback>,
+    /// Callers asleep in `wait`: without any, telling costs no system call.
+    waiters: u32,
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress")
+            .field("error", &self.error)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct OpState {
+    lanes_left: AtomicU32,
+    /// The caller can be told: ended, or failed.
+    told: AtomicBool,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl OpState {
+    /// An operation that this many lanes work on.
+    #[must_use]
+    pub fn new(lanes: u32) -> Arc<Self> {
+        Self::with_buffers(lanes, OpBuffers::default())
+    }
+
+    pub(crate) fn with_buffers(lanes: u32, buffers: OpBuffers) -> Arc<Self> {
+        let progress = Progress { buffers, ..Progress::default() };
+        let told = AtomicBool::new(lanes == 0);
+        Arc::new(Self {
+            lanes_left: AtomicU32::new(lanes),
+            told,
+            progress: Mutex::new(progress),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        // Nothing that can panic runs while the lock is held.
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, progress: MutexGuard<'_, Progress>) {
+        let waiters = progress.waiters > 0;
+        self.told.store(true, Ordering::Release);
+        drop(progress);
+        if waiters {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A lane reports a failure. The caller is told at once; buffers stay until all lanes have ended.
+    pub(crate) fn fail(&self, error: OpError) {
+        let mut progress = self.lock();
+        let callback = if progress.error.is_none() { progress.callback.take() } else { None };
+        let told = progress.error.get_or_insert(error).clone();
+        self.tell(progress);
+        if let Some(callback) = callback {
+            callback(Err(told));
+        }
+    }
+
+    /// A lane has ended its part.
+    pub(crate) fn lane_done(&self, version: u64) {
+        let mut progress = self.lock();
+        progress.version = Some(progress.version.map_or(version, |v| v.min(version)));
+        if self.lanes_left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        progress.ended = true;
+        let callback = progress.callback.take();
+        let result = outcome(&progress);
+        self.tell(progress);
+        if let Some(callback) = callback {
+            callback(result);
+        }
+    }
+
+    /// How the operation ended, if it can be told already.
+    #[must_use]
+    pub fn poll(&self) -> Option<Result<Version, OpError>> {
+        self.told.load(Ordering::Acquire).then(|| outcome(&self.lock()))
+    }
+
+    /// Calls back when the operation has ended, on the thread that ends it, or at once if it has.
+    pub(crate) fn on_end(&self, callback: Callback) {
+        let mut progress = self.lock();
+        if progress.ended || progress.error.is_some() {
+            let result = outcome(&progress);
+            drop(progress);
+            callback(result);
+        } else {
+            progress.callback = Some(callback);
+        }
+    }
+
+    /// Waits until the operation can be told, at most until `deadline`.
+    pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Version, OpError>> {
+        for _ in 0..SPINS {
+            if let Some(result) = self.poll() {
+                return Some(result);
+            }
+            std::hint::spin_loop();
+        }
+        let mut progress = self.lock();
+        loop {
+            if progress.ended || progress.error.is_some() {
+                return Some(outcome(&progress));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return None;
+            }
+            progress.waiters += 1;
+            progress = self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
+            progress.waiters -= 1;
+        }
+    }
+
+    /// The buffers, once no lane uses them any more.
+    pub(crate) fn take_buffers(&self) -> Option<OpBuffers> {
+        let mut progress = self.lock();
+        progress.ended.then(|| std::mem::take(&mut progress.buffers))
+    }
+}
+
+fn outcome(progress: &Progress) -> Result<Version, OpError> {
+    match &progress.error {
+        Some(error) => Err(error.clone()),
+        None => Ok(Version(progress.version.unwrap_or(0))),
+    }
+}
+
+/// An operation's share of one lane, as the caller hands it over.
+#[derive(Debug)]
+pub struct Submission {
+    /// Shared with the caller.
+    pub state: Arc<OpState>,
+    /// Unique among live operations.
+    pub op: u64,
+    /// What it does.
+    pub kind: OpKind,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Its number on the key.
+    pub operation: Operation,
+    /// The round it contributes to, or the least version wanted.
+    pub round: u64,
+    /// Higher goes first.
+    pub priority: i32,
+    /// Time it has.
+    pub timeout_ms: u32,
+    /// The chunks of the tensor on this lane.
+    pub parts: Arc<[PartSpec]>,
+    /// The payload, all of the tensor.
+    pub source: Option<Span>,
+    /// Where weights are to land, all of the tensor.
+    pub target: Option<Span>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::ids::{Key, Rank};
+
+    fn error() -> OpError {
+        OpError::NoAnswer { key: Key(1), servers: vec![Rank(0)], waited_ms: 5 }
+    }
+
+    #[test]
+    fn the_last_lane_ends_it_with_the_least_version() {
+        let state = OpState::new(2);
+        state.lane_done(7);
+        assert_eq!(state.poll(), None);
+        assert!(state.take_buffers().is_none());
+        state.lane_done(5);
+        assert_eq!(state.poll(), Some(Ok(Version(5))));
+        assert!(state.take_buffers().is_some());
+    }
+
+    #[test]
+    fn a_failure_is_told_at_once_but_buffers_stay() {
+        let state = OpState::new(1);
+        state.fail(error());
+        assert_eq!(state.poll(), Some(Err(error())));
+        assert!(state.take_buffers().is_none());
+        state.lane_done(0);
+        assert_eq!(state.poll(), Some(Err(error())), "the first word stands");
+        assert!(state.take_buffers().is_some());
+    }
+
+    #[test]
+    fn callbacks_run_once_before_or_after() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let state = OpState::new(1);
+        let early = sender.clone();
+        state.on_end(Box::new(move |result| early.send(result).unwrap()));
+        state.lane_done(3);
+        state.on_end(Box::new(move |result| sender.send(result).unwrap()));
+        assert_eq!(receiver.iter().collect::<Vec<_>>(), [Ok(Version(3)), Ok(Version(3))]);
+    }
+
+    #[test]
+    fn waiting_ends_at_the_deadline() {
+        let state = OpState::new(1);
+        assert_eq!(state.wait(Instant::now() + Duration::from_millis(5)), None);
+    }
+}

@@ -1,0 +1,389 @@
+//! A lane's seat: who holds it drives the lane. The data thread takes it when nobody else does; a caller that
+//! submits or waits takes it where it is free, which saves two hops between threads per operation. It owns
+//! who drives when; what driving does is `lane`'s business, messages other than submissions are `thread`'s.
+//!
+//! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
+//! before was looked at, or the data thread was summoned. The data thread sleeps without the seat. Where it
+//! does not sleep it is parked while callers drive, for `thread::PARK` at most, and looks again then. A caller that
+//! blocks unparks it, and the last driving caller does while others are blocked.
+
+use super::lane::LaneDriver;
+use super::op::Submission;
+use super::thread::LaneMessage;
+use crate::error::OpError;
+use fabric::{LaneQueue, Mailbox, Rest};
+use proto_common::ids::Rank;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Turns after which a caller leaves what goes on and on to the data thread.
+const SETTLE_TURNS: usize = 8;
+/// The clock is looked at once in so many turns: what it is for counts in milliseconds.
+const TURNS_PER_CLOCK: u32 = 16;
+
+/// What the holder of the seat drives.
+pub(super) struct Core {
+    pub(super) driver: LaneDriver<LaneQueue>,
+    pub(super) receiver: Receiver<LaneMessage>,
+    /// A message that a caller met and left to the data thread; those behind it wait, too.
+    pub(super) deferred: Option<LaneMessage>,
+    /// Activations that wait for their probe's answer.
+    pub(super) probes: Vec<(Rank, SyncSender<Result<(), String>>)>,
+    /// How the data thread sleeps, and until when at most.
+    pub(super) rest: Rest,
+    pub(super) sleep_until_ms: u64,
+    start: Instant,
+    now_ms: u64,
+    turns: u32,
+}
+
+impl Core {
+    pub(super) fn new(driver: LaneDriver<LaneQueue>, receiver: Receiver<LaneMessage>) -> Self {
+        let (deferred, probes, start) = (None, Vec::new(), Instant::now());
+        Self {
+            driver,
+            receiver,
+            deferred,
+            probes,
+            rest: Rest::Word,
+            sleep_until_ms: 0,
+            start,
+            now_ms: 0,
+            turns: 0,
+        }
+    }
+
+    /// Milliseconds since the lane began, late by some turns.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    fn take(&mut self) {
+        self.driver.queue_mut().disarm();
+        self.look_at_clock();
+    }
+
+    pub(super) fn look_at_clock(&mut self) {
+        self.turns = 0;
+        self.now_ms = self.start.elapsed().as_millis() as u64;
+    }
+
+    pub(super) fn submit(&mut self, submission: Submission) {
+        if let Err(error) = self.driver.submit(submission, self.now_ms) {
+            tracing::error!(%error, "an operation cannot be started");
+        }
+    }
+
+    /// Takes submissions, up to the first message that is the data thread's.
+    fn take_submissions(&mut self) -> bool {
+        let mut any = false;
+        while self.deferred.is_none() {
+            match self.receiver.try_recv() {
+                Ok(LaneMessage::Submit(submission)) => self.submit(submission),
+                Ok(other) => self.deferred = Some(other),
+                // A lane that nobody can reach any more is ended by its data thread.
+                Err(_) => break,
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// One turn of the lane. True when something had happened.
+    pub(super) fn step(&mut self) -> bool {
+        self.turns += 1;
+        if self.turns >= TURNS_PER_CLOCK {
+            self.look_at_clock();
+        }
+        let busy = match self.driver.step(self.now_ms) {
+            Ok(busy) => busy,
+            Err(error) => {
+                tracing::error!(%error, "a lane cannot go on");
+                // All it can say is said by the operations that it fails.
+                let _ = self.driver.fail(OpError::Closed(error.to_string()));
+                true
+            }
+        };
+        if !self.probes.is_empty() {
+            self.answer_probes();
+        }
+        busy
+    }
+
+    fn answer_probes(&mut self) {
+        let driver = &self.driver;
+        self.probes.retain(|(server, reply)| {
+            let probed = driver.probed(*server);
+            if probed {
+                // Nobody listens any more where the bootstrap's deadline has passed.
+                let _ = reply.try_send(Ok(()));
+            }
+            !probed
+        });
+    }
+
+    /// A caller's turn.
+    fn drive(&mut self) -> bool {
+        let taken = self.driver.queue_mut().take_wake() && self.take_submissions();
+        self.step() | taken
+    }
+
+    /// Arms the lane before a caller leaves the seat. True: the data thread has to be summoned.
+    fn settle(&mut self, may_step: bool) -> bool {
+        for _ in 0..SETTLE_TURNS {
+            if self.deferred.is_some() {
+                break;
+            }
+            let rest = self.rest;
+            if self.driver.queue_mut().rearm(rest) {
+                // It went to sleep without knowing of what is to be done sooner.
+                return self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
+            }
+            if !may_step {
+                break;
+            }
+            self.drive();
+        }
+        let rest = self.rest;
+        self.driver.queue_mut().lie_down(rest);
+        true
+    }
+}
+
+/// See the module.
+pub(super) struct Seat {
+    /// `None` once the lane has ended.
+    pub(super) core: Mutex<Option<Core>>,
+    /// Callers that drive, or are about to.
+    pub(super) callers: AtomicU32,
+    /// Callers asleep until an operation of theirs ends.
+    blocked: AtomicU32,
+    /// Something is the data thread's to do: callers stay off until it has.
+    pub(super) summoned: AtomicBool,
+    /// Operations have callbacks, which must not run in a thread that only submits.
+    callbacks: AtomicBool,
+    pub(super) ended: AtomicBool,
+    pub(super) thread: OnceLock<Thread>,
+    spin: Duration,
+}
+
+impl Seat {
+    pub(super) fn new(core: Core, spin: Duration) -> Self {
+        Self {
+            core: Mutex::new(Some(core)),
+            callers: AtomicU32::new(0),
+            blocked: AtomicU32::new(0),
+            summoned: AtomicBool::new(false),
+            callbacks: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            thread: OnceLock::new(),
+            spin,
+        }
+    }
+
+    fn try_take(&self) -> Option<MutexGuard<'_, Option<Core>>> {
+        if self.summoned.load(Ordering::SeqCst) {
+            return None;
+        }
+        // A seat whose holder panicked is the data thread's to end.
+        let mut guard = self.core.try_lock().ok()?;
+        guard.as_mut()?.take();
+        Some(guard)
+    }
+
+    fn unpark(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+}
+
+/// The other threads' end of a lane.
+#[derive(Clone)]
+pub(crate) struct LaneHandle {
+    seat: Arc<Seat>,
+    mailbox: Mailbox<LaneMessage>,
+}
+
+impl std::fmt::Debug for LaneHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneHandle").field("ended", &self.seat.ended).finish_non_exhaustive()
+    }
+}
+
+impl LaneHandle {
+    pub(super) fn new(seat: Arc<Seat>, mailbox: Mailbox<LaneMessage>) -> Self {
+        Self { seat, mailbox }
+    }
+
+    /// Hands a message over; false when the lane has ended.
+    pub(crate) fn send(&self, message: LaneMessage) -> bool {
+        let sent = self.mailbox.send(message);
+        self.seat.unpark();
+        sent
+    }
+
+    /// Asks and waits for the answer, at most this long; `None` when the lane has ended or is stuck.
+    pub(crate) fn ask<R>(
+        &self,
+        within: Duration,
+        message: impl FnOnce(SyncSender<R>) -> LaneMessage,
+    ) -> Option<R> {
+        self.mailbox.ask(within, message)
+    }
+
+    /// Hands an operation over; [`LaneHandle::kick`] is to follow. False when the lane has ended.
+    pub(crate) fn submit(&self, submission: Submission) -> bool {
+        self.mailbox.post(LaneMessage::Submit(submission))
+    }
+
+    /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks.
+    /// False when the lane has ended.
+    pub(crate) fn kick(&self) -> bool {
+        let Some(mut guard) = self.seat.try_take() else {
+            self.mailbox.wake();
+            // Either the end of the lane finds the submission, or we find the end.
+            fence(Ordering::SeqCst);
+            return !self.seat.ended.load(Ordering::SeqCst);
+        };
+        let may_step = !self.seat.callbacks.load(Ordering::SeqCst);
+        let summon = guard.as_mut().is_some_and(|core| {
+            core.take_submissions();
+            if may_step {
+                core.step();
+            } else if let Err(error) = core.driver.post(core.now_ms) {
+                tracing::error!(%error, "operations cannot be started");
+            }
+            core.settle(may_step)
+        });
+        drop(guard);
+        self.left(summon);
+        true
+    }
+
+    /// From here on operations have callbacks.
+    pub(crate) fn expect_callbacks(&self) {
+        if !self.seat.callbacks.swap(true, Ordering::SeqCst) {
+            // A kick that did not know is over once the seat was ours. What a panic left is not looked at.
+            drop(self.seat.core.lock());
+        }
+    }
+
+    /// After the seat was given back. A summons that came while we had it found the lane disarmed, and so
+    /// rang nobody: either it finds the lane armed again, or we find the summons.
+    fn left(&self, summon: bool) {
+        if !summon && !self.seat.summoned.load(Ordering::SeqCst) {
+            return;
+        }
+        self.seat.summoned.store(true, Ordering::SeqCst);
+        self.mailbox.wake();
+        self.seat.unpark();
+    }
+}
+
+/// A caller's wish to drive a lane, from its announcement until it is dropped.
+struct Turn<'a> {
+    lane: &'a LaneHandle,
+    /// No other caller drives: it is worth waiting for the seat.
+    first: bool,
+    core: Option<MutexGuard<'a, Option<Core>>>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(lane: &'a LaneHandle) -> Self {
+        let first = lane.seat.callers.fetch_add(1, Ordering::SeqCst) == 0;
+        Self { lane, first, core: None }
+    }
+
+    /// Drives, where the seat can be had. True when something had happened.
+    fn step(&mut self) -> bool {
+        if self.core.is_none() {
+            self.core = self.lane.seat.try_take();
+        }
+        let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
+        let busy = core.drive();
+        if core.deferred.is_some() {
+            self.let_go();
+        }
+        busy
+    }
+
+    fn is_hopeful(&self) -> bool {
+        self.first || self.core.is_some()
+    }
+
+    fn let_go(&mut self) {
+        let Some(mut guard) = self.core.take() else { return };
+        let summon = guard.as_mut().is_some_and(|core| core.settle(true));
+        drop(guard);
+        self.lane.left(summon);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // A callback's panic: the seat is poisoned, and the data thread ends the lane.
+            self.core = None;
+        }
+        self.let_go();
+        self.lane.seat.callers.fetch_sub(1, Ordering::SeqCst);
+        if self.lane.seat.blocked.load(Ordering::SeqCst) > 0 {
+            self.lane.seat.unpark();
+        }
+    }
+}
+
+/// Drives the lanes until `told`, or nothing has happened for as long as they spin.
+pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told: impl Fn() -> bool) {
+    let mut turns: Vec<Turn<'a>> = lanes.map(Turn::new).collect();
+    let Some(spin) = turns.iter().map(|turn| turn.lane.seat.spin).max() else { return };
+    let mut idle_since = Instant::now();
+    let (mut idle, mut moved) = (0u32, false);
+    loop {
+        let busy = turns.iter_mut().fold(false, |busy, turn| turn.step() | busy);
+        if told() {
+            return;
+        }
+        moved |= busy;
+        idle = if busy { 0 } else { idle + 1 };
+        if idle % TURNS_PER_CLOCK == TURNS_PER_CLOCK - 1 {
+            let now = Instant::now();
+            if std::mem::take(&mut moved) {
+                idle_since = now;
+            }
+            if now.duration_since(idle_since) >= spin || !turns.iter().any(Turn::is_hopeful) {
+                return;
+            }
+            // The server may be waiting for this very core.
+            std::thread::yield_now();
+        } else if !busy {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A caller that blocks until lanes have done something for it: their data threads are in charge.
+pub(crate) struct Blocked<'a>(Vec<&'a LaneHandle>);
+
+impl<'a> Blocked<'a> {
+    pub(crate) fn new(lanes: impl Iterator<Item = &'a LaneHandle>) -> Self {
+        let lanes: Vec<_> = lanes.collect();
+        for lane in &lanes {
+            lane.seat.blocked.fetch_add(1, Ordering::SeqCst);
+            lane.seat.unpark();
+        }
+        Self(lanes)
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        for lane in &self.0 {
+            lane.seat.blocked.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event. It leaves the
+//! driving to callers while they do it (see `seat`); messages other than submissions are always its own.
+
+use super::lane::{LaneDriver, ServerInbox};
+use super::op::Submission;
+use super::seat::{Core, LaneHandle, Seat};
+use crate::engine::{LaneStats, OldestOp};
+use crate::error::{ClientError, OpError};
+use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper};
+use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::message::InboxGrant;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::{Arc, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longest sleep: bounds how late deadlines and lost peers are noticed.
+const SLEEP_MS: u64 = 100;
+/// How long it stays out of the way of callers before it looks whether they still drive.
+pub(super) const PARK: Duration = Duration::from_micros(250);
+
+/// What a lane's thread is told.
+pub(crate) enum LaneMessage {
+    Submit(Submission),
+    Epoch(Epoch),
+    Attach {
+        server: Rank,
+        setup: ChannelSetup,
+        reply: SyncSender<Result<InboxGrant, String>>,
+    },
+    Activate {
+        server: Rank,
+        incarnation: Incarnation,
+        inbox: ServerInbox,
+        reply: SyncSender<Result<(), String>>,
+    },
+    Fail(OpError),
+    Report(SyncSender<LaneReport>),
+    Stop,
+}
+
+/// What a lane tells about itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LaneReport {
+    pub(crate) stats: LaneStats,
+    pub(crate) in_flight: usize,
+    pub(crate) oldest: Option<OldestOp>,
+}
+
+/// Starts a lane's thread.
+pub(crate) fn spawn_lane(
+    driver: LaneDriver<LaneQueue>,
+    index: u16,
+    spin: Duration,
+) -> Result<(LaneHandle, JoinHandle<()>), ClientError> {
+    let mut driver = driver;
+    let sleeper = driver.queue_mut().sleeper()?;
+    let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
+    let seat = Arc::new(Seat::new(Core::new(driver, receiver), spin));
+    let handle = LaneHandle::new(seat.clone(), mailbox);
+    let thread = std::thread::Builder::new()
+        .name(format!("gradwire-lane-{index}"))
+        .spawn(move || run(&seat, &sleeper, spin))
+        .map_err(|error| ClientError::Internal(format!("cannot start a data thread: {error}")))?;
+    Ok((handle, thread))
+}
+
+fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
+    // Set once: a lane has one data thread.
+    let _ = seat.thread.set(std::thread::current());
+    loop {
+        let driven = seat.callers.load(Ordering::SeqCst) > 0;
+        if driven && !seat.summoned.load(Ordering::SeqCst) {
+            std::thread::park_timeout(PARK);
+            continue;
+        }
+        let mut guard = match seat.core.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => {
+                tracing::error!("a thread panicked while it drove a lane, which ends");
+                return end(seat, poisoned.into_inner());
+            }
+        };
+        let Some(core) = guard.as_mut() else { return };
+        let Some((rest, timeout)) = core.hold(seat, spin) else { return end(seat, guard) };
+        drop(guard);
+        match rest {
+            // A caller that drives meanwhile leaves the sleep alone.
+            Some(Rest::Word) => sleeper.sleep(Rest::Word, timeout),
+            // Each arrival would wake us, so rather park.
+            Some(Rest::Sockets) if seat.callers.load(Ordering::SeqCst) == 0 => {
+                sleeper.sleep(Rest::Sockets, timeout);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Fails what is in progress, and whatever still comes.
+fn end(seat: &Seat, mut guard: MutexGuard<'_, Option<Core>>) {
+    seat.ended.store(true, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    let Some(mut core) = guard.take() else { return };
+    let _ = core.driver.fail(OpError::Closed("the client was dropped".into()));
+    while let Ok(message) = core.receiver.try_recv() {
+        if let LaneMessage::Submit(submission) = message {
+            core.submit(submission);
+        }
+    }
+}
+
+impl Core {
+    /// The data thread with the seat: drives until there is nothing to do, or a caller wants the seat and
+    /// there is nothing at the moment. Says how to sleep (not at all: callers are to drive) and for how long;
+    /// `None` when the lane is to end.
+    fn hold(&mut self, seat: &Seat, spin: Duration) -> Option<(Option<Rest>, Duration)> {
+        self.driver.queue_mut().disarm();
+        self.driver.queue_mut().slept();
+        self.look_at_clock();
+        // Even without a wake: the senders may be gone.
+        self.take_messages()?;
+        seat.summoned.store(false, Ordering::SeqCst);
+        // Woken for nothing, it sleeps again at once: only work is worth spinning after.
+        let mut worked_at: Option<Instant> = None;
+        loop {
+            let mut busy = self.driver.queue_mut().take_wake() && self.take_messages()?;
+            busy |= self.step();
+            let driven = seat.callers.load(Ordering::SeqCst) > 0;
+            if busy {
+                worked_at = Some(Instant::now());
+            } else if !driven && worked_at.is_some_and(|at| at.elapsed() < spin) {
+                std::hint::spin_loop();
+                continue;
+            }
+            if busy && !driven {
+                continue;
+            }
+            self.look_at_clock();
+            let now_ms = self.now_ms();
+            let wait_ms = self
+                .driver
+                .engine()
+                .next_retry_ms()
+                .map_or(SLEEP_MS, |due| due.saturating_sub(now_ms).max(1))
+                .min(SLEEP_MS);
+            self.sleep_until_ms = now_ms + wait_ms;
+            match self.driver.queue_mut().arm() {
+                Some(rest) => {
+                    self.rest = rest;
+                    return Some((Some(rest), Duration::from_millis(wait_ms)));
+                }
+                // Announced callers take over what is there; should they not, we look again after a park.
+                None if driven => {
+                    let rest = self.rest;
+                    self.driver.queue_mut().lie_down(rest);
+                    return Some((None, PARK));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Takes all messages. True when there were some; `None` when the lane is to end.
+    fn take_messages(&mut self) -> Option<bool> {
+        let mut any = false;
+        loop {
+            let message = match self.deferred.take() {
+                Some(message) => Ok(message),
+                None => self.receiver.try_recv(),
+            };
+            match message {
+                Ok(LaneMessage::Stop) | Err(TryRecvError::Disconnected) => return None,
+                Ok(message) => self.message(message),
+                Err(TryRecvError::Empty) => return Some(any),
+            }
+            any = true;
+        }
+    }
+
+    fn message(&mut self, message: LaneMessage) {
+        let now_ms = self.now_ms();
+        match message {
+            LaneMessage::Submit(submission) => self.submit(submission),
+            LaneMessage::Epoch(epoch) => self.driver.set_epoch(epoch),
+            LaneMessage::Attach { server, setup, reply } => {
+                let attached = self.driver.queue_mut().attach(setup).map_err(|error| error.to_string());
+                let grant = attached
+                    .and_then(|channel| self.driver.attach(server, channel).map_err(|e| e.to_string()));
+                let _ = reply.try_send(grant);
+            }
+            LaneMessage::Activate { server, incarnation, inbox, reply } => {
+                match self.driver.activate(server, incarnation, inbox) {
+                    Ok(()) => self.probes.push((server, reply)),
+                    Err(error) => {
+                        let _ = reply.try_send(Err(error.to_string()));
+                    }
+                }
+            }
+            LaneMessage::Fail(error) => {
+                if let Err(error) = self.driver.fail(error) {
+                    tracing::error!(%error, "failing a lane's operations");
+                }
+            }
+            LaneMessage::Report(reply) => {
+                let engine = self.driver.engine();
+                let report = LaneReport {
+                    stats: engine.stats(),
+                    in_flight: engine.in_flight(),
+                    oldest: engine.oldest(now_ms),
+                };
+                let _ = reply.try_send(report);
+            }
+            LaneMessage::Stop => {}
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The trainer's errors, sorted by whose fault they are; each says cause and fix. Nothing here exits.
+
+use crate::error::ClientError;
+use proto_common::error::ExitCode;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Whose fault an error is; the binary maps it to an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The command line does not fit itself or the data.
+    Usage,
+    /// A data or model file holds something wrong.
+    Data,
+    /// An input file cannot be opened.
+    NoInput,
+    /// Output cannot be written.
+    Output,
+    /// The cluster refused, failed or is not there.
+    Cluster,
+    /// Training went wrong numerically.
+    Training,
+}
+
+/// Everything that ends training or evaluation early.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// One field of one line of a text file is wrong.
+    #[error("{}:{line}, column {column}: {cause}; fix: {fix}", file.display())]
+    Row {
+        /// The file read.
+        file: PathBuf,
+        /// Line number, from 1.
+        line: u64,
+        /// Field number in the line, from 1.
+        column: u64,
+        /// What is wrong.
+        cause: String,
+        /// What to do about it.
+        fix: String,
+    },
+    /// A data file as a whole is wrong.
+    #[error("{}: {cause}; fix: {fix}", file.display())]
+    File {
+        /// The file read.
+        file: PathBuf,
+        /// What is wrong.
+        cause: String,
+        /// What to do about it.
+        fix: String,
+    },
+    /// An input file cannot be opened.
+    #[error("cannot open {}: {source}; fix: give the path of a readable file", file.display())]
+    Open {
+        /// The file wanted.
+        file: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// An opened input file cannot be read to its end.
+    #[error("cannot read {}: {source}; fix: check the disk or file system and run again", file.display())]
+    Read {
+        /// The file read.
+        file: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A result cannot be written.
+    #[error("cannot write {}: {source}; fix: check that the directory exists, is writable and has room", file.display())]
+    Write {
+        /// The file to be written.
+        file: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output: {0}; fix: keep the reading end open")]
+    Stdout(io::Error),
+    /// A flag's value is out of range or does not fit the others.
+    #[error("{flag}: {cause}; fix: {fix}")]
+    Setting {
+        /// The flag.
+        flag: &'static str,
+        /// What is wrong.
+        cause: String,
+        /// What to do about it.
+        fix: String,
+    },
+    /// The loss is no longer a number.
+    #[error("the loss became {loss} in epoch {epoch}, step {step}; fix: lower --lr or check --scale")]
+    Diverged {
+        /// Epoch, from 1.
+        epoch: u32,
+        /// Step in the epoch, from 1.
+        step: u64,
+        /// The loss seen.
+        loss: f64,
+    },
+    /// The exchange failed; the cause says how.
+    #[error("{0:#}")]
+    Exchange(anyhow::Error),
+}
+
+impl TrainError {
+    /// Whose fault this is.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Row { .. } | Self::File { .. } => Blame::Data,
+            Self::Open { .. } | Self::Read { .. } => Blame::NoInput,
+            Self::Write { .. } | Self::Stdout(_) => Blame::Output,
+            Self::Setting { .. } => Blame::Usage,
+            Self::Diverged { .. } => Blame::Training,
+            Self::Exchange(_) => Blame::Cluster,
+        }
+    }
+
+    /// What the process exits with.
+    pub fn exit_code(&self) -> ExitCode {
+        match (self.blame(), self) {
+            (_, Self::Exchange(error)) => match error.downcast_ref::<ClientError>() {
+                Some(error) => error.exit_code(),
+                None => daemon::exit::code_of(error),
+            },
+            (Blame::Usage, _) => ExitCode::Usage,
+            (Blame::Data | Blame::NoInput, _) => ExitCode::BadData,
+            (Blame::Output, _) => ExitCode::Io,
+            (Blame::Cluster | Blame::Training, _) => ExitCode::Failure,
+        }
+    }
+
+    /// A file that is wrong as a whole.
+    pub(crate) fn file(file: &Path, cause: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::File { file: file.to_owned(), cause: cause.into(), fix: fix.into() }
+    }
+
+    /// A setting that cannot be honoured.
+    pub(crate) fn setting(flag: &'static str, cause: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::Setting { flag, cause: cause.into(), fix: fix.into() }
+    }
+}

@@ -1,0 +1,70 @@
+//! What the trainer needs from whoever keeps the parameters: a cluster, or the single-process reference.
+//!
+//! Owns the trait and its argument types; no implementation lives here.
+
+use std::ops::Range;
+
+/// One tensor as the trainer declares it. Its key is its index in the list given to [`Exchange::init`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// Name for people and for saved models, such as `layers.0.weight`.
+    pub name: String,
+    /// Lengths of the axes, outermost first.
+    pub shape: Vec<usize>,
+    /// Initial values, row-major; as many as the product of `shape`.
+    pub values: Vec<f32>,
+}
+
+/// The optimizer that runs where the parameters are kept: stochastic gradient descent.
+///
+/// Per element, in plain f32 without fused multiply-add, with gradients summed in rank order:
+/// `g = sum * (1 / workers)`; unless weight decay is 0, `g = g + weight_decay * w`; unless momentum is 0,
+/// `m = momentum * m + g; w = w - lr * m` with m starting at 0; otherwise `w = w - lr * g`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdConfig {
+    /// Learning rate.
+    pub lr: f32,
+    /// Momentum; 0 turns it off.
+    pub momentum: f32,
+    /// L2 weight decay; 0 turns it off.
+    pub weight_decay: f32,
+}
+
+/// Keeps the parameters and turns gradients into new weights.
+///
+/// The trainer's side of the contract, per tensor: `start` once a round, then `finish` before `weights` or
+/// `gradient_mut` are touched again. Between the two the weights may change and the gradient is being sent.
+pub trait Exchange {
+    /// This process's rank, 0 to `workers() - 1`. Rank 0 reports and saves.
+    fn rank(&self) -> u32;
+
+    /// Number of workers whose gradients make one update.
+    fn workers(&self) -> u32;
+
+    /// The ranks whose gradients this process computes, in this order: its own; in the reference, all.
+    fn local_ranks(&self) -> Range<u32> {
+        self.rank()..self.rank() + 1
+    }
+
+    /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the
+    /// initial values everywhere.
+    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()>;
+
+    /// The current weights of tensor `i`.
+    fn weights(&self, i: usize) -> &[f32];
+
+    /// Where the gradient of tensor `i` is to be written, whole: the exchange's own (registered) memory.
+    fn gradient_mut(&mut self, i: usize) -> &mut [f32];
+
+    /// Gradient `i` is complete: send it. Low indices (first layers) have the highest priority.
+    fn start(&mut self, i: usize) -> anyhow::Result<()>;
+
+    /// Blocks until the new weights of `i` have landed; returns at once where nothing was started.
+    fn finish(&mut self, i: usize) -> anyhow::Result<()>;
+
+    /// An orderly goodbye. `weights` stay readable.
+    fn finish_training(&mut self) -> anyhow::Result<()>;
+
+    /// How gradients travel: `shm`, `tcp` or `reference`.
+    fn transport(&self) -> String;
+}

@@ -1,0 +1,68 @@
+//! An exchange that delays every `start` by a seeded random time, so that tests meet arrivals in any order.
+//!
+//! For tests of determinism only (`--jitter-us`): results must not change, whatever the delays.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::rng::{Rng, STREAM_JITTER};
+
+/// Wraps an exchange; every call but `start` goes straight through.
+pub struct Jittered {
+    inner: Box<dyn Exchange>,
+    rng: Rng,
+    limit_us: u64,
+}
+
+impl Jittered {
+    /// Delays each `start` by 0 to `limit_us` microseconds; ranks draw from streams of their own.
+    pub fn new(inner: Box<dyn Exchange>, seed: u64, limit_us: u64) -> Self {
+        let rng = Rng::new(seed, STREAM_JITTER + u64::from(inner.rank()));
+        Self { inner, rng, limit_us }
+    }
+}
+
+impl Exchange for Jittered {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn workers(&self) -> u32 {
+        self.inner.workers()
+    }
+
+    fn local_ranks(&self) -> Range<u32> {
+        self.inner.local_ranks()
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
+        self.inner.init(tensors, sgd)
+    }
+
+    fn weights(&self, i: usize) -> &[f32] {
+        self.inner.weights(i)
+    }
+
+    fn gradient_mut(&mut self, i: usize) -> &mut [f32] {
+        self.inner.gradient_mut(i)
+    }
+
+    fn start(&mut self, i: usize) -> anyhow::Result<()> {
+        // Sleep: the delay itself is what this type is for; there is no event to wait on.
+        std::thread::sleep(Duration::from_micros(self.rng.below(self.limit_us + 1)));
+        self.inner.start(i)
+    }
+
+    fn finish(&mut self, i: usize) -> anyhow::Result<()> {
+        self.inner.finish(i)
+    }
+
+    fn finish_training(&mut self) -> anyhow::Result<()> {
+        self.inner.finish_training()
+    }
+
+    fn transport(&self) -> String {
+        self.inner.transport()
+    }
+}

@@ -1,0 +1,174 @@
+//! The single-process reference: all workers' gradients in one process, summed and applied in rank order.
+//!
+//! It is the oracle for the servers' kernels, so it is naive on purpose: scalar code, one element after the
+//! other, nothing shared with them, no fused multiply-add, no reordering.
+
+use std::ops::Range;
+
+use super::exchange::{Exchange, NamedTensor, SgdConfig};
+
+/// One tensor with everything its update needs.
+#[derive(Debug)]
+struct Slot {
+    weights: Vec<f32>,
+    gradient: Vec<f32>,
+    sum: Vec<f32>,
+    momentum: Vec<f32>,
+    /// Contributions in `sum`.
+    contributions: u32,
+}
+
+/// Plays every worker and the servers.
+#[derive(Debug)]
+pub struct Reference {
+    workers: u32,
+    sgd: SgdConfig,
+    slots: Vec<Slot>,
+}
+
+impl Reference {
+    /// A reference for `workers` workers (at least one).
+    pub fn new(workers: u32) -> Self {
+        let sgd = SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+        Self { workers: workers.max(1), sgd, slots: Vec::new() }
+    }
+}
+
+impl Slot {
+    fn contribute(&mut self) {
+        if self.contributions == 0 {
+            self.sum.copy_from_slice(&self.gradient);
+        } else {
+            for k in 0..self.sum.len() {
+                self.sum[k] += self.gradient[k];
+            }
+        }
+        self.contributions += 1;
+    }
+
+    fn update(&mut self, sgd: &SgdConfig, workers: u32) {
+        let share = 1.0f32 / workers as f32;
+        for k in 0..self.sum.len() {
+            let mut g = self.sum[k] * share;
+            if sgd.weight_decay != 0.0 {
+                g += sgd.weight_decay * self.weights[k];
+            }
+            if sgd.momentum != 0.0 {
+                self.momentum[k] = sgd.momentum * self.momentum[k] + g;
+                self.weights[k] -= sgd.lr * self.momentum[k];
+            } else {
+                self.weights[k] -= sgd.lr * g;
+            }
+        }
+        self.contributions = 0;
+    }
+}
+
+impl Exchange for Reference {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    fn local_ranks(&self) -> Range<u32> {
+        0..self.workers
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
+        self.sgd = *sgd;
+        let slot = |t: &NamedTensor| {
+            let zeros = vec![0.0; t.values.len()];
+            Slot {
+                weights: t.values.clone(),
+                gradient: zeros.clone(),
+                sum: zeros.clone(),
+                momentum: zeros,
+                contributions: 0,
+            }
+        };
+        self.slots = tensors.iter().map(slot).collect();
+        Ok(())
+    }
+
+    fn weights(&self, i: usize) -> &[f32] {
+        &self.slots[i].weights
+    }
+
+    fn gradient_mut(&mut self, i: usize) -> &mut [f32] {
+        &mut self.slots[i].gradient
+    }
+
+    /// Ranks contribute one after the other, so the order of calls is the rank order; the last one's call
+    /// updates the weights.
+    fn start(&mut self, i: usize) -> anyhow::Result<()> {
+        let slot = &mut self.slots[i];
+        slot.contribute();
+        if slot.contributions == self.workers {
+            slot.update(&self.sgd, self.workers);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, _i: usize) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn finish_training(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn transport(&self) -> String {
+        "reference".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(workers: u32, w: f32, sgd: SgdConfig) -> Reference {
+        let mut reference = Reference::new(workers);
+        let tensor = NamedTensor { name: "t".into(), shape: vec![1], values: vec![w] };
+        reference.init(&[tensor], &sgd).unwrap();
+        reference
+    }
+
+    fn push(reference: &mut Reference, g: f32) {
+        reference.gradient_mut(0)[0] = g;
+        reference.start(0).unwrap();
+    }
+
+    #[test]
+    fn weights_change_only_with_the_last_contribution_and_by_the_mean() {
+        let mut r = one(2, 1.0, SgdConfig { lr: 0.5, momentum: 0.0, weight_decay: 0.0 });
+        push(&mut r, 1.0);
+        assert_eq!(r.weights(0), [1.0]);
+        push(&mut r, 3.0);
+        assert_eq!(r.weights(0), [0.0]);
+    }
+
+    #[test]
+    fn momentum_and_weight_decay_follow_the_formula() {
+        let mut r = one(1, 2.0, SgdConfig { lr: 0.5, momentum: 0.5, weight_decay: 0.25 });
+        push(&mut r, 1.0); // g = 1.5, m = 1.5, w = 1.25
+        assert_eq!(r.weights(0), [1.25]);
+        push(&mut r, 1.0); // g = 1.3125, m = 2.0625, w = 0.21875
+        assert_eq!(r.weights(0), [0.21875]);
+    }
+
+    #[test]
+    fn sums_run_in_rank_order() {
+        let lr_one = SgdConfig { lr: 1.0, momentum: 0.0, weight_decay: 0.0 };
+        let run = |gs: [f32; 4]| {
+            let mut r = one(4, 0.0, lr_one);
+            gs.iter().for_each(|g| push(&mut r, *g));
+            r.weights(0)[0]
+        };
+        // (1e8 + 1) + -1e8 loses the 1 in f32; (1e8 + -1e8) + 1 keeps it.
+        assert_eq!(run([1e8, 1.0, -1e8, 0.0]), 0.0);
+        assert_eq!(run([1e8, -1e8, 1.0, 0.0]), -0.25);
+    }
+}

@@ -1,0 +1,238 @@
+//! `train` and `eval` from checked settings to the last line.
+//!
+//! Owns the order of things; arithmetic, files and reports live in the modules beside this one.
+
+use std::io::Write;
+
+use proto_common::config::Settings;
+
+use super::args::{EvalArgs, Rows, TrainArgs};
+use super::cluster;
+use super::data::{self, Dataset, Shape};
+use super::error::TrainError;
+use super::exchange::{Exchange, NamedTensor};
+use super::jitter::Jittered;
+use super::layers::Layers;
+use super::mlp::{Mlp, evaluate};
+use super::model::{self, Model, weights_sha256};
+use super::reference::Reference;
+use super::report::{Report, say};
+use super::shard::{self, EpochPlan};
+use super::svg;
+
+/// Rows for training and for testing.
+struct Rowset {
+    train_data: Dataset,
+    /// The file of test rows, where there is one.
+    test_data: Option<Dataset>,
+    train: Vec<u32>,
+    test: Vec<u32>,
+}
+
+/// Runs `gradwire-worker train`; what rank 0 has to say goes to `out`, the result last. `settings` is asked
+/// for the cluster's settings, unless the reference is trained.
+pub fn train(
+    args: &TrainArgs,
+    settings: impl FnOnce() -> anyhow::Result<Settings>,
+    out: &mut dyn Write,
+) -> Result<(), TrainError> {
+    args.check()?;
+    // Files first: a bad row ends this worker before it takes part in anything.
+    let rows = load_rows(args)?;
+    let resumed = args.resume.as_deref().map(model::load).transpose()?;
+    let done = resumed.as_ref().map_or(Ok(0), |model| check_resumed(args, model))?;
+    let mut exchange: Box<dyn Exchange> = if args.reference {
+        Box::new(Reference::new(args.workers))
+    } else {
+        cluster::connect(settings().map_err(TrainError::Exchange)?)?
+    };
+    if args.jitter_us > 0 {
+        exchange = Box::new(Jittered::new(exchange, args.seed, args.jitter_us));
+    }
+    let tensors = resumed.map_or_else(|| args.layers.initial(args.seed), |model| model.tensors);
+    train_with(args, &rows, &tensors, done, exchange.as_mut(), out)
+}
+
+fn load_rows(args: &TrainArgs) -> Result<Rowset, TrainError> {
+    let train_data = data::load(&args.source(), args.shape())?;
+    let Some(source) = args.test_source() else {
+        let (train, test) = train_data.split(args.test_every);
+        return Ok(Rowset { train_data, test_data: None, train, test });
+    };
+    let test_data = data::load(&source, args.shape())?;
+    let all = |data: &Dataset| (0..data.len() as u32).collect();
+    Ok(Rowset { train: all(&train_data), test: all(&test_data), train_data, test_data: Some(test_data) })
+}
+
+/// Epochs done, if this command line can go on from `model`.
+fn check_resumed(args: &TrainArgs, model: &Model) -> Result<u32, TrainError> {
+    if model.layers != args.layers {
+        let cause = format!("the model has layers {}, not {}", model.layers, args.layers);
+        return Err(TrainError::setting("--resume", cause, format!("pass --layers {}", model.layers)));
+    }
+    if model.seed != args.seed {
+        let cause = format!("the model was trained with seed {}, not {}", model.seed, args.seed);
+        return Err(TrainError::setting("--resume", cause, format!("pass --seed {}", model.seed)));
+    }
+    if model.epochs_done >= args.epochs {
+        let cause =
+            format!("the model has {} epochs behind it, {} are asked for", model.epochs_done, args.epochs);
+        let fix = format!("pass --epochs with more than {}", model.epochs_done);
+        return Err(TrainError::setting("--resume", cause, fix));
+    }
+    Ok(model.epochs_done)
+}
+
+fn train_with(
+    args: &TrainArgs,
+    rows: &Rowset,
+    tensors: &[NamedTensor],
+    done: u32,
+    exchange: &mut dyn Exchange,
+    out: &mut dyn Write,
+) -> Result<(), TrainError> {
+    let workers = exchange.workers();
+    let steps = shard::steps(rows.train.len(), workers as usize, args.batch);
+    if steps == 0 {
+        let cause = format!(
+            "{workers} workers x {} rows are more than the {} there are",
+            args.batch,
+            rows.train.len()
+        );
+        return Err(TrainError::setting("--batch", cause, "lower --batch or give more rows"));
+    }
+    exchange.init(tensors, &args.sgd()).map_err(TrainError::Exchange)?;
+    let first = exchange.rank() == 0;
+    let mut report = first.then(|| Report::new(done, args.epochs, steps));
+    let mut mlp = Mlp::new(&args.layers, args.batch);
+    for epoch in done..args.epochs {
+        let plan = EpochPlan::new(&rows.train, args.seed, epoch, workers, args.batch);
+        let loss = train_epoch(&mut mlp, &rows.train_data, &plan, epoch, exchange, report.as_ref())?;
+        if let Some(report) = &mut report {
+            report.epoch(loss, (steps * args.batch) as u64 * u64::from(workers), out)?;
+        }
+    }
+    (0..tensors.len()).try_for_each(|i| exchange.finish(i)).map_err(TrainError::Exchange)?;
+    exchange.finish_training().map_err(TrainError::Exchange)?;
+    match report {
+        Some(report) => conclude(args, rows, exchange, &report, out),
+        None => Ok(()),
+    }
+}
+
+/// One epoch of this process's ranks; returns their mean loss.
+fn train_epoch(
+    mlp: &mut Mlp,
+    data: &Dataset,
+    plan: &EpochPlan,
+    epoch: u32,
+    exchange: &mut dyn Exchange,
+    report: Option<&Report>,
+) -> Result<f64, TrainError> {
+    let (mut total, mut samples) = (0.0, 0usize);
+    for step in 0..plan.steps() {
+        for rank in exchange.local_ranks() {
+            let loss = mlp.step(data, plan.rows(step, rank), exchange).map_err(TrainError::Exchange)?;
+            if !loss.is_finite() {
+                return Err(TrainError::Diverged { epoch: epoch + 1, step: step as u64 + 1, loss });
+            }
+            total += loss;
+            samples += plan.batch();
+        }
+        if let Some(report) = report {
+            report.step();
+        }
+    }
+    Ok(total / samples.max(1) as f64)
+}
+
+/// What rank 0 does with the result.
+fn conclude(
+    args: &TrainArgs,
+    rows: &Rowset,
+    exchange: &dyn Exchange,
+    report: &Report,
+    out: &mut dyn Write,
+) -> Result<(), TrainError> {
+    report.finish(out)?;
+    let weights: Vec<&[f32]> = (0..args.layers.tensors()).map(|i| exchange.weights(i)).collect();
+    let test_data = rows.test_data.as_ref().unwrap_or(&rows.train_data);
+    let score = evaluate(&args.layers, &weights, test_data, &rows.test).map_err(TrainError::Exchange)?;
+    if let Some(file) = &args.plot {
+        let (first, losses) = report.losses();
+        let title = format!("{} on {} workers: training loss", args.layers, exchange.workers());
+        model::write_atomic(file, svg::loss_curve(&title, first, losses).as_bytes())?;
+    }
+    if let Some(file) = &args.save {
+        model::save(file, &trained(args, &weights, exchange.workers()))?;
+    }
+    say(
+        out,
+        &format!(
+            "test_accuracy={:.4} weights_sha256={} transport={}",
+            score.accuracy,
+            weights_sha256(weights.iter().copied()),
+            exchange.transport()
+        ),
+    )
+}
+
+fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
+    let tensor = |(i, values): (usize, &&[f32])| {
+        let (name, shape) = args.layers.tensor(i);
+        NamedTensor { name, shape, values: values.to_vec() }
+    };
+    let note = |key: &str, value: String| (key.to_owned(), value);
+    Model {
+        layers: args.layers.clone(),
+        seed: args.seed,
+        epochs_done: args.epochs,
+        scale: args.scale,
+        test_every: if args.test_data.is_some() { 0 } else { args.test_every },
+        notes: vec![
+            note("batch", args.batch.to_string()),
+            note("lr", args.lr.to_string()),
+            note("momentum", args.momentum.to_string()),
+            note("weight_decay", args.weight_decay.to_string()),
+            note("workers", workers.to_string()),
+        ],
+        tensors: weights.iter().enumerate().map(tensor).collect(),
+    }
+}
+
+/// Runs `gradwire-worker eval`; the result goes to `out`.
+pub fn eval(args: &EvalArgs, out: &mut dyn Write) -> Result<(), TrainError> {
+    let model = model::load(&args.model)?;
+    let layers: &Layers = &model.layers;
+    let shape = Shape { features: layers.inputs(), classes: layers.classes() };
+    let data = data::load(&args.source(model.scale)?, shape)?;
+    let test_every = args.test_every.unwrap_or(model.test_every);
+    let which = args.rows.unwrap_or(if test_every == 0 { Rows::All } else { Rows::Test });
+    if test_every == 0 && which != Rows::All {
+        let cause = "the model was trained without held-out rows";
+        return Err(TrainError::setting("--rows", cause, "pass --rows all, or --test-every N"));
+    }
+    let (train, test) = data.split(test_every);
+    let rows = match which {
+        Rows::Test => test,
+        Rows::Train => train,
+        Rows::All => (0..data.len() as u32).collect(),
+    };
+    let weights: Vec<&[f32]> = model.tensors.iter().map(|t| t.values.as_slice()).collect();
+    let score = evaluate(layers, &weights, &data, &rows).map_err(TrainError::Exchange)?;
+    let kind = match which {
+        Rows::Test => "test",
+        Rows::Train => "train",
+        Rows::All => "all",
+    };
+    let hash = weights_sha256(weights.iter().copied());
+    let (accuracy, loss) = (score.accuracy, score.loss);
+    say(
+        out,
+        &format!("{kind}_accuracy={accuracy:.4} loss={loss:.5} rows={} weights_sha256={hash}", score.rows),
+    )
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

@@ -1,0 +1,139 @@
+//! Tests of whole runs on a tiny data set: repeatable, independent of transport wrappers, resumable.
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    train: TrainArgs,
+}
+
+#[derive(Parser)]
+struct EvalCli {
+    #[command(flatten)]
+    eval: EvalArgs,
+}
+
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Two classes that a line separates.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let row =
+            |i: i32| format!("{},{},{}\n", i * 37 % 16, i * 11 % 16, i32::from(i * 37 % 16 > i * 11 % 16));
+        std::fs::write(dir.path().join("d.csv"), (0..60).map(row).collect::<String>()).unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn args(&self, more: &str) -> TrainArgs {
+        let data = self.path("d.csv");
+        let fixed =
+            ["train", "--reference", "--data", &data, "--layers", "2,8,2", "--batch", "4", "--lr", "0.2"];
+        Cli::try_parse_from(fixed.into_iter().chain(more.split_whitespace())).unwrap().train
+    }
+
+    /// Trains and returns the saved model.
+    fn model(&self, more: &str) -> Model {
+        let file = self.path("m.safetensors");
+        run(&self.args(&format!("{more} --save {file}"))).unwrap();
+        model::load(std::path::Path::new(&file)).unwrap()
+    }
+}
+
+/// Trains and returns what was printed.
+fn run(args: &TrainArgs) -> Result<String, TrainError> {
+    let mut out = Vec::new();
+    train(args, || anyhow::bail!("no cluster in these tests"), &mut out)
+        .map(|()| String::from_utf8(out).unwrap())
+}
+
+fn bits(model: &Model) -> Vec<u32> {
+    model.tensors.iter().flat_map(|t| t.values.iter().map(|v| v.to_bits())).collect()
+}
+
+#[test]
+fn the_reference_is_deterministic_and_depends_on_what_it_should() {
+    let bench = Bench::new();
+    let base = bench.model("--workers 4 --epochs 5");
+    assert_eq!(bits(&base), bits(&bench.model("--workers 4 --epochs 5")));
+    assert_eq!(bits(&base), bits(&bench.model("--workers 4 --epochs 5 --jitter-us 20")));
+    assert_ne!(bits(&base), bits(&bench.model("--workers 3 --epochs 5")));
+    assert_ne!(bits(&base), bits(&bench.model("--workers 4 --epochs 5 --seed 2")));
+    assert_ne!(bits(&base), bits(&bench.model("--workers 4 --epochs 5 --weight-decay 0.01")));
+}
+
+#[test]
+fn without_momentum_a_resumed_run_gives_the_bits_of_an_undisturbed_one() {
+    let bench = Bench::new();
+    let whole = bench.model("--epochs 6 --momentum 0");
+    let half = bench.path("half.safetensors");
+    run(&bench.args(&format!("--epochs 3 --momentum 0 --save {half}"))).unwrap();
+    let rest = bench.model(&format!("--epochs 6 --momentum 0 --resume {half}"));
+    assert_eq!(bits(&whole), bits(&rest));
+    assert_eq!(rest.epochs_done, 6);
+    for (more, wanted) in [
+        ("--epochs 3", "--epochs with more than 3"),
+        ("--seed 9", "pass --seed 1"),
+        ("--layers 2,9,2", "2,8,2"),
+    ] {
+        let mut args = bench.args(&format!("--momentum 0 --resume {half}"));
+        let other = Cli::try_parse_from(["train"].into_iter().chain(more.split(' '))).unwrap().train;
+        match more.split(' ').next() {
+            Some("--epochs") => args.epochs = other.epochs,
+            Some("--seed") => args.seed = other.seed,
+            _ => args.layers = other.layers,
+        }
+        let error = run(&args).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn training_learns_plots_and_evaluates() {
+    let bench = Bench::new();
+    let (plot, file) = (bench.path("loss.svg"), bench.path("m.safetensors"));
+    let printed = run(&bench.args(&format!("--epochs 60 --plot {plot} --save {file}"))).unwrap();
+    let last = printed.lines().last().unwrap();
+    assert!(last.starts_with("test_accuracy=") && last.ends_with(" transport=reference"), "{last}");
+    let hash = last.split(' ').nth(1).unwrap();
+    assert!(std::fs::read_to_string(plot).unwrap().contains("<polyline"));
+    let model = model::load(std::path::Path::new(&file)).unwrap();
+    let data = data::load(&bench.args("").source(), Shape { features: 2, classes: 2 }).unwrap();
+    let weights: Vec<&[f32]> = model.tensors.iter().map(|t| t.values.as_slice()).collect();
+    let rows: Vec<u32> = (0..data.len() as u32).collect();
+    assert!(evaluate(&model.layers, &weights, &data, &rows).unwrap().accuracy > 0.9);
+    for rows in ["test", "train", "all"] {
+        let args = ["eval", "--model", &file, "--data", &bench.path("d.csv"), "--rows", rows];
+        let mut out = Vec::new();
+        eval(&EvalCli::try_parse_from(args).unwrap().eval, &mut out).unwrap();
+        let line = String::from_utf8(out).unwrap();
+        assert!(line.starts_with(&format!("{rows}_accuracy=")) && line.contains(hash), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_trained_is_a_typed_error() {
+    let bench = Bench::new();
+    let error = |more: &str| run(&bench.args(more)).unwrap_err();
+    assert!(error("--workers 13").to_string().contains("lower --batch"));
+    assert!(run(&bench.args("--workers 12 --epochs 1")).is_ok());
+    assert!(matches!(error("--momentum 1"), TrainError::Setting { .. }));
+    assert!(matches!(error("--scale 0"), TrainError::Setting { .. }));
+    assert!(matches!(error("--weight-decay=-1"), TrainError::Setting { .. }));
+    let mut cluster = bench.args("");
+    cluster.reference = false;
+    cluster.lr = f32::NAN;
+    assert!(matches!(run(&cluster), Err(TrainError::Setting { flag: "--lr", .. })));
+    let mut wild = bench.args("--epochs 50");
+    wild.lr = 1e30;
+    assert!(matches!(run(&wild), Err(TrainError::Diverged { .. })));
+}

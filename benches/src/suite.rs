@@ -28,6 +28,9 @@ pub(crate) struct SuiteArgs {
     /// Only tensors of this many bytes.
     #[arg(long, value_name = "N")]
     bytes: Option<u64>,
+    /// Only these subjects [default: all]. Ratios to gRPC need it among them.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = ["shm", "tcp", BASELINE])]
+    subjects: Vec<String>,
     /// Interleaved pairs per benchmark [default: 10, with --quick 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: Option<u32>,
@@ -60,12 +63,14 @@ const QUIET_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Everything that is compared, in the order of the pairs. The baseline comes last, so that each pair ends
 /// with it.
-fn subjects() -> Vec<Box<dyn Subject>> {
-    vec![
+fn subjects(chosen: &[String]) -> Vec<Box<dyn Subject>> {
+    let mut all: Vec<Box<dyn Subject>> = vec![
         Box::new(GradwireSubject::new("shm")),
         Box::new(GradwireSubject::new("tcp")),
         Box::new(GrpcSubject::new(Tuning::default())),
-    ]
+    ];
+    all.retain(|subject| chosen.is_empty() || chosen.iter().any(|name| name == subject.name()));
+    all
 }
 
 /// The settings of one run of the suite.
@@ -128,7 +133,7 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     report::progress("copy: calibrating");
     let copy = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?;
     let mut rows: Vec<Row> = copy_rows(&copy);
-    let mut subjects = subjects();
+    let mut subjects = subjects(&args.subjects);
     for &workers in &plan.workers {
         for work in &plan.workloads {
             measure_workload(&plan, work, workers, &mut subjects, &copy, &mut rows)?;

@@ -110,6 +110,13 @@ impl Channel {
         self.input = true;
     }
 
+    /// Before a sleep.
+    pub(super) fn rest(&mut self) {
+        if !self.input {
+            self.receiver.raise_low_water(self.socket.as_fd());
+        }
+    }
+
     pub(super) fn has_input(&self) -> bool {
         self.input
     }

@@ -70,6 +70,7 @@ impl TcpQueue {
     /// sleep while there is work already known.
     pub fn wait(&mut self, timeout: Duration) {
         let deadline = Instant::now().checked_add(timeout);
+        self.channels.iter_mut().for_each(Channel::rest);
         while !self.has_work() {
             let left = deadline.map_or(timeout, |d| d.saturating_duration_since(Instant::now()));
             if self.take_events(left) || left.is_zero() {
@@ -85,6 +86,7 @@ impl TcpQueue {
 
     /// Takes what the kernel has to report. True: there is something to do, or the watched descriptor fired.
     pub(crate) fn settle(&mut self) -> bool {
+        self.channels.iter_mut().for_each(Channel::rest);
         self.take_events(Duration::ZERO) || self.has_work()
     }
 

@@ -17,6 +17,10 @@ const AHEAD_BYTES: usize = HEADER_BYTES + 4096;
 /// Payload bytes one system call may bring.
 const READ_BYTES_MAX: u64 = 1 << 20;
 
+/// The socket wakes nobody before this many bytes of a payload are there, or the rest of it: each segment would
+/// be a wake of its own, which costs more than copying it.
+const LOW_WATER_MAX: u64 = 1 << 20;
+
 /// What the landing of a payload means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnLanded {
@@ -62,11 +66,34 @@ pub(super) struct Receiver {
     start: usize,
     end: usize,
     landing: Option<Landing>,
+    /// Bytes that the socket waits for before it wakes anybody. Never more than the payload lacks, or what
+    /// comes last would wake nobody.
+    low_water: u32,
 }
 
 impl Receiver {
     pub(super) fn new() -> Self {
-        Self { ahead: Box::new([0; AHEAD_BYTES]), start: 0, end: 0, landing: None }
+        Self { ahead: Box::new([0; AHEAD_BYTES]), start: 0, end: 0, landing: None, low_water: 1 }
+    }
+
+    /// Before a sleep with the socket empty: let it wake us when the payload is whole.
+    pub(super) fn raise_low_water(&mut self, socket: BorrowedFd<'_>) {
+        let bytes = self.bytes_lacking();
+        if bytes > self.low_water {
+            self.set_low_water(socket, bytes);
+        }
+    }
+
+    fn bytes_lacking(&self) -> u32 {
+        let lacking = self.landing.as_ref().map_or(1, |landing| landing.span.len() - landing.done);
+        lacking.clamp(1, LOW_WATER_MAX) as u32
+    }
+
+    fn set_low_water(&mut self, socket: BorrowedFd<'_>, bytes: u32) {
+        // Where the system refuses, each segment wakes us, as it does without.
+        if sys::set_low_water(socket, bytes).is_ok() {
+            self.low_water = bytes;
+        }
     }
 
     /// Works off what has been read ahead.
@@ -123,6 +150,10 @@ impl Receiver {
         let bytes = sys::receive(socket, &mut [payload, room][..if whole { 2 } else { 1 }])?;
         landing.done += bytes.min(payload_bytes) as u64;
         self.end += bytes.saturating_sub(payload_bytes);
+        let lacking = self.bytes_lacking();
+        if self.low_water > lacking {
+            self.set_low_water(socket, lacking);
+        }
         Ok(Filled { bytes, drained: bytes < wanted })
     }
 }

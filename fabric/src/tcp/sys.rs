@@ -9,9 +9,10 @@ use crate::memory::Span;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{SockRef, TcpKeepalive};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::marker::PhantomData;
-use std::os::fd::BorrowedFd;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::time::Duration;
 
 /// An address range for one system call; same layout as `struct iovec`. Lives no longer than what it was
@@ -83,20 +84,48 @@ pub(super) fn receive_private(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result
     rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)
 }
 
+/// The socket reports itself readable, and wakes who waits for it, only with so many bytes (or at its end).
+pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the descriptor is open for the borrow; the option takes one int, read from `value` before the call
+    // returns. Needed because neither rustix nor socket2 has this option.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            std::ptr::from_ref(&value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// What every channel's socket has.
-pub(super) fn tune<'s>(socket: impl Into<SockRef<'s>>) -> Result<(), FabricError> {
-    let socket = socket.into();
+pub(super) fn tune(socket: &TcpStream) -> Result<(), FabricError> {
+    let options = SockRef::from(socket);
     // A host that vanished without a word is noticed on an idle channel too; a peer that is only slow
     // answers these probes and is left alone.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(3))
         .with_retries(4);
-    socket
+    options
         .set_tcp_nodelay(true)
-        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
-        .and_then(|()| socket.set_nonblocking(true))
-        .map_err(|e| FabricError::os("setting up a channel's socket", e))
+        .and_then(|()| options.set_tcp_keepalive(&keepalive))
+        .and_then(|()| options.set_nonblocking(true))
+        .map_err(|e| FabricError::os("setting up a channel's socket", e))?;
+    if is_within_this_host(socket) {
+        // There is no link to be fair on, and pacing (BBR) costs half the throughput here. Where the system
+        // refuses, its own choice works.
+        let _ = options.set_tcp_congestion(b"reno");
+    }
+    Ok(())
+}
+
+/// A connection to an address of one's own comes from that very address.
+fn is_within_this_host(socket: &TcpStream) -> bool {
+    matches!((socket.local_addr(), socket.peer_addr()), (Ok(local), Ok(peer)) if local.ip() == peer.ip())
 }
 
 /// Fixes both socket buffers (before listening or connecting, so that the window scale fits them). The

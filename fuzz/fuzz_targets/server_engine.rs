@@ -299,9 +299,9 @@ impl Rig {
     }
 
     fn landed(&mut self, at: usize) {
-        let (_, chunk, buffer) = self.landings.swap_remove(at);
+        let (peer, chunk, buffer) = self.landings.swap_remove(at);
         let mut out = Commands::default();
-        self.engine.landed(chunk, buffer, &mut out);
+        self.engine.landed(peer, chunk, buffer, &mut out);
         self.execute(&out, None);
     }
 
@@ -325,7 +325,8 @@ impl Rig {
                     state.contributions += 1;
                     assert!(state.contributions <= self.config.workers);
                 }
-                Command::Finish { chunk, last, only, into, contributors } => {
+                Command::Finish { chunk, last, only, old, into, contributors } => {
+                    assert_eq!(*old, self.chunks[*chunk as usize].buffer);
                     last.iter().for_each(|from| self.read(*from, slot));
                     self.written(*chunk, *into);
                     let state = &mut self.chunks[*chunk as usize];
@@ -377,11 +378,10 @@ impl Rig {
         }
     }
 
-    /// Weights are written out of place, where nobody reads.
+    /// Weights are written where nobody reads.
     fn written(&mut self, chunk: u32, into: u8) {
         assert!(self.landings.iter().all(|(_, c, buffer)| (*c, *buffer) != (chunk, into)), "a pinned buffer");
         let state = &mut self.chunks[chunk as usize];
-        assert_eq!(into, 1 - state.buffer);
         state.buffer = into;
     }
 

@@ -3,7 +3,7 @@
 //! the memory they lie in can be written by a peer.
 
 use crate::engine::{ChunkSpec, Source};
-use crate::kernel;
+use crate::kernel::{self, Weights};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
@@ -42,6 +42,21 @@ struct Stored {
     sum: Vec<f32>,
     momentum: Vec<f32>,
     weights: [Buffer; 2],
+}
+
+/// What completes a round: see `engine::Command::Finish`.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// The last contribution, not reduced yet.
+    pub last: Option<Source>,
+    /// Is it the only one?
+    pub only: bool,
+    /// The buffer in force.
+    pub old: u8,
+    /// The buffer to write.
+    pub into: u8,
+    /// How many contributed.
+    pub contributors: u32,
 }
 
 /// See the module.
@@ -119,37 +134,26 @@ impl Storage {
     }
 
     /// Applies the update rule; a last contribution is added in the same pass.
-    pub fn finish(
-        &mut self,
-        chunk: u32,
-        last: Option<Source>,
-        only: bool,
-        into: u8,
-        contributors: u32,
-    ) -> Result<(), StorageError> {
+    pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, slot_bytes, spill, scratch, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let [a, b] = &mut stored.weights;
-        let (old, new) = if into == 0 { (&*b, a) } else { (&*a, b) };
-        let old = <[f32]>::ref_from_bytes(old).map_err(|_| StorageError::Elements)?;
-        let new = <[f32]>::mut_from_bytes(new).map_err(|_| StorageError::Elements)?;
+        let mut weights = weights_of(&mut stored.weights, round)?;
         let has_momentum = !stored.momentum.is_empty();
         for (i, sum) in stored.sum.chunks_mut(BLOCK_ELEMENTS).enumerate() {
             let at = i * BLOCK_ELEMENTS..i * BLOCK_ELEMENTS + sum.len();
-            if let Some(from) = last {
+            let total = &mut scratch[..sum.len()];
+            if let Some(from) = round.last {
                 let bytes = Bytes { inbox, slot_bytes: *slot_bytes, spill, from };
-                let part = &mut scratch[..sum.len()];
-                bytes.read(at.start * 4, part.as_mut_bytes())?;
-                if !only {
+                bytes.read(at.start * 4, total.as_mut_bytes())?;
+                if !round.only {
                     // One addition commutes to the last bit, so it does not matter which operand comes first.
-                    kernel::add(part, sum);
+                    kernel::add(total, sum);
                 }
             } else {
-                scratch[..sum.len()].copy_from_slice(sum);
+                total.copy_from_slice(sum);
             }
             let momentum = if has_momentum { &mut stored.momentum[at.clone()] } else { &mut [] };
-            let total = &scratch[..sum.len()];
-            kernel::update(&stored.optimizer, contributors, total, &old[at.clone()], &mut new[at], momentum);
+            kernel::update(&stored.optimizer, round.contributors, total, weights.part(at), momentum);
         }
         Ok(())
     }
@@ -175,6 +179,18 @@ impl Storage {
         self.spill[to as usize] = block;
         read
     }
+}
+
+/// The weights of a chunk that a round changes.
+fn weights_of<'a>(buffers: &'a mut [Buffer; 2], round: &Round) -> Result<Weights<'a>, StorageError> {
+    let elements =
+        |buffer: &'a mut Buffer| <[f32]>::mut_from_bytes(buffer).map_err(|_| StorageError::Elements);
+    let [a, b] = buffers;
+    let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
+    if round.into == round.old {
+        return Ok(Weights::InPlace(elements(into)?));
+    }
+    Ok(Weights::OutOfPlace { old: elements(other)?, new: elements(into)? })
 }
 
 /// A contribution's bytes, wherever they are.

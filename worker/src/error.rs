@@ -22,6 +22,18 @@ pub enum OpError {
         /// Workers that did not contribute (the first few).
         missing: Vec<Rank>,
     },
+    /// The round is complete, but its weights found no place in time.
+    #[error("tensor {}: round {round} is complete, but could not be published within {waited_ms} ms, because workers {} still read older weights", chunk.key, ranks(readers))]
+    StillRead {
+        /// A chunk of the tensor.
+        chunk: ChunkId,
+        /// The round.
+        round: u64,
+        /// How long the operation waited.
+        waited_ms: u64,
+        /// Workers whose landings are under way (the first few).
+        readers: Vec<Rank>,
+    },
     /// Servers did not answer at all.
     #[error(
         "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow",
@@ -181,7 +193,9 @@ impl ClientError {
             Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
             Self::Assemble { .. } | Self::Wait(WaitError::Deadline { .. }) => ExitCode::Deadline,
             Self::Op(error) => match error {
-                OpError::Deadline { .. } | OpError::NoAnswer { .. } => ExitCode::Deadline,
+                OpError::Deadline { .. } | OpError::StillRead { .. } | OpError::NoAnswer { .. } => {
+                    ExitCode::Deadline
+                }
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
                 OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,

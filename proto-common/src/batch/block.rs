@@ -68,6 +68,9 @@ pub enum Status {
     Refused = 7,
     /// Integer overflow or a value the rule cannot use.
     BadValue = 8,
+    /// The round is complete, but its weights found no place in time: the payload lists the ranks (u32) that
+    /// still read older ones.
+    DeadlineReading = 9,
 }
 
 impl Status {
@@ -84,6 +87,7 @@ impl Status {
             6 => Self::WrongShape,
             7 => Self::Refused,
             8 => Self::BadValue,
+            9 => Self::DeadlineReading,
             _ => return None,
         })
     }

@@ -41,13 +41,20 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
     }
 }
 
-pub(super) fn missing(chunk: &Chunk, waiter: &Waiter, workers: u32) -> Vec<Rank> {
+/// What an operation still waits for: the status that says so, and the ranks.
+pub(super) fn late(chunk: &Chunk, waiter: &Waiter, workers: u32) -> (Status, Vec<Rank>) {
     if waiter.op == OpKind::Init {
-        return vec![Rank(0)];
+        return (Status::DeadlineWaiting, vec![Rank(0)]);
+    }
+    if chunk.complete {
+        let mut reading = chunk.reading();
+        reading.truncate(RANKS_LISTED_MAX);
+        return (Status::DeadlineReading, reading);
     }
     let round = chunk.round();
     let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.holds(*rank, round);
-    (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
+    let missing = (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
+    (Status::DeadlineWaiting, missing)
 }
 
 pub(super) fn push_result(

@@ -57,12 +57,12 @@ pub(super) struct Chunk {
     pub(super) version: u64,
     /// Buffer of the published version (0 or 1).
     pub(super) buffer: u8,
-    /// Landings in flight per buffer.
-    pub(super) pins: [u32; 2],
+    /// Who reads each buffer: the landings in flight from it.
+    pub(super) readers: [Vec<Rank>; 2],
     pub(super) initialised: bool,
     /// Ranks reduced into the accumulator this round.
     pub(super) contributed: RankSet,
-    /// All have contributed, but the other buffer is pinned.
+    /// All have contributed, but both buffers are being read.
     pub(super) complete: bool,
     pub(super) held: Vec<Held>,
     pub(super) waiters: Vec<Waiter>,
@@ -76,7 +76,7 @@ impl Chunk {
             spec,
             version: 0,
             buffer: 0,
-            pins: [0; 2],
+            readers: [Vec::new(), Vec::new()],
             initialised: false,
             contributed: RankSet::new(workers),
             complete: false,
@@ -84,6 +84,22 @@ impl Chunk {
             waiters: Vec::new(),
             operations: vec![0; workers as usize],
         }
+    }
+
+    /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
+    /// second one; else the other; none while both are being read.
+    pub(super) fn writable(&self) -> Option<u8> {
+        [self.buffer, 1 - self.buffer]
+            .into_iter()
+            .find(|buffer| self.readers[usize::from(*buffer)].is_empty())
+    }
+
+    /// Whoever still reads an older version, in rank order.
+    pub(super) fn reading(&self) -> Vec<Rank> {
+        let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 
     pub(super) fn round(&self) -> u64 {

@@ -40,7 +40,9 @@ pub enum Command {
         last: Option<Source>,
         /// Is that contribution the only one?
         only: bool,
-        /// Which of the two weight buffers is written; the other one holds the version in force.
+        /// Which of the two weight buffers holds the version in force.
+        old: u8,
+        /// Which one is written; the same one where nobody reads it.
         into: u8,
         /// How many contributed.
         contributors: u32,
@@ -108,7 +110,7 @@ pub enum Command {
 pub struct ResultBlock {
     /// The table entry.
     pub block: Block,
-    /// Ranks that did not contribute, for `Status::DeadlineWaiting`.
+    /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`.
     pub missing: Vec<Rank>,
 }
 

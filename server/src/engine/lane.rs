@@ -1,6 +1,6 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
-use super::answers::{answer_block, check_shape, missing, push_result};
+use super::answers::{answer_block, check_shape, late, push_result};
 use super::chunk::{Chunk, ChunkSpec, Held, Turn, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::credits::{Ledger, Misuse};
@@ -87,7 +87,7 @@ pub struct Waiting {
     pub round: u64,
     /// Milliseconds it waits.
     pub waited_ms: u64,
-    /// Ranks that have not contributed (the first few).
+    /// Ranks that have not contributed, or that still read what is to be overwritten (the first few).
     pub missing: Vec<Rank>,
 }
 
@@ -378,22 +378,23 @@ impl LaneEngine {
         self.stats.contributions += 1;
         self.stats.contribution_bytes += chunk.spec.bytes;
         let last = chunk.contributed.len() == self.config.workers;
-        let into = 1 - chunk.buffer;
-        if last && chunk.pins[usize::from(into)] == 0 {
-            let contributors = chunk.contributed.len();
-            out.push(Command::Finish { chunk: index, last: Some(from), only: first, into, contributors });
-            self.published(index, into);
-        } else {
-            chunk.complete = last;
-            out.push(Command::Reduce { chunk: index, from, first });
+        match chunk.writable() {
+            Some(into) if last => self.finish(index, Some(from), first, into, out),
+            _ => {
+                chunk.complete = last;
+                out.push(Command::Reduce { chunk: index, from, first });
+            }
         }
         if let Source::Spill(spill) = from {
             self.spills.push(spill);
         }
     }
 
-    fn published(&mut self, index: u32, into: u8) {
+    /// The round is complete and its weights have a place.
+    fn finish(&mut self, index: u32, last: Option<Source>, only: bool, into: u8, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
+        let (old, contributors) = (chunk.buffer, chunk.contributed.len());
+        out.push(Command::Finish { chunk: index, last, only, old, into, contributors });
         chunk.version += 1;
         chunk.buffer = into;
         chunk.complete = false;
@@ -443,7 +444,7 @@ impl LaneEngine {
             }
             chunk.waiters.remove(at);
             if let Some(landing) = waiter.landing {
-                chunk.pins[usize::from(chunk.buffer)] += 1;
+                chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
             let block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
@@ -473,20 +474,22 @@ impl LaneEngine {
         push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing: Vec::new() });
     }
 
-    /// A landing is done (or its channel is gone): the buffer has one pin less.
-    pub fn landed(&mut self, chunk: u32, buffer: u8, out: &mut Commands) {
+    /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.
+    pub fn landed(&mut self, peer: Rank, chunk: u32, buffer: u8, out: &mut Commands) {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
-        let pins = &mut state.pins[usize::from(buffer & 1)];
-        *pins = pins.saturating_sub(1);
-        if state.complete && *pins == 0 && buffer != state.buffer {
-            let contributors = state.contributed.len();
-            out.push(Command::Finish { chunk, last: None, only: false, into: buffer, contributors });
-            self.published(chunk, buffer);
+        let readers = &mut state.readers[usize::from(buffer & 1)];
+        if let Some(at) = readers.iter().position(|reader| *reader == peer) {
+            readers.swap_remove(at);
+        }
+        if state.complete
+            && let Some(into) = state.writable()
+        {
+            self.finish(chunk, None, false, into, out);
             self.settle(chunk, out);
         }
     }
 
-    /// Time passes: answers operations whose deadline is over, naming the ranks that did not contribute.
+    /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
     pub fn tick(&mut self, now_ms: u64) {
         for chunk in &mut self.chunks {
             let mut at = 0;
@@ -497,8 +500,8 @@ impl LaneEngine {
                     continue;
                 }
                 chunk.waiters.remove(at);
-                let block = answer_block(&chunk.spec, &waiter, Status::DeadlineWaiting, chunk.version);
-                let missing = missing(chunk, &waiter, self.config.workers);
+                let (status, missing) = late(chunk, &waiter, self.config.workers);
+                let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
                 push_result(&mut self.peers, &mut self.dirty, waiter.rank, ResultBlock { block, missing });
             }
@@ -516,7 +519,7 @@ impl LaneEngine {
             rank: waiter.rank,
             round: chunk.round(),
             waited_ms: now_ms.saturating_sub(waiter.since_ms),
-            missing: missing(chunk, waiter, self.config.workers),
+            missing: late(chunk, waiter, self.config.workers).1,
         })
     }
 }

@@ -3,6 +3,7 @@
 //! written so that the compiler vectorises them.
 
 use proto_common::optimizer::{Optimizer, OptimizerKind};
+use std::ops::Range;
 
 /// sum += contribution.
 pub fn add(sum: &mut [f32], contribution: &[f32]) {
@@ -11,10 +12,72 @@ pub fn add(sum: &mut [f32], contribution: &[f32]) {
     }
 }
 
+/// The weights that a rule changes: read at `old` and written at `new`, or the same memory.
+#[derive(Debug)]
+pub enum Weights<'a> {
+    /// Nobody reads them meanwhile.
+    InPlace(&'a mut [f32]),
+    /// Of one length.
+    OutOfPlace {
+        /// In force.
+        old: &'a [f32],
+        /// To be.
+        new: &'a mut [f32],
+    },
+}
+
+impl Weights<'_> {
+    /// The same for part of the elements.
+    ///
+    /// # Panics
+    /// The range is not within them.
+    #[must_use]
+    pub fn part(&mut self, at: Range<usize>) -> Weights<'_> {
+        match self {
+            Self::InPlace(weights) => Weights::InPlace(&mut weights[at]),
+            Self::OutOfPlace { old, new } => Weights::OutOfPlace { old: &old[at.clone()], new: &mut new[at] },
+        }
+    }
+
+    /// new = rule(old, sum), element by element.
+    #[inline]
+    fn apply(self, sum: &[f32], rule: impl Fn(f32, f32) -> f32) {
+        match self {
+            Self::InPlace(weights) => {
+                for (w, s) in weights.iter_mut().zip(sum) {
+                    *w = rule(*w, *s);
+                }
+            }
+            Self::OutOfPlace { old, new } => {
+                for ((n, o), s) in new.iter_mut().zip(old).zip(sum) {
+                    *n = rule(*o, *s);
+                }
+            }
+        }
+    }
+
+    /// As `apply`, with an array of the rule's own that it changes.
+    #[inline]
+    fn apply_with(self, sum: &[f32], state: &mut [f32], rule: impl Fn(f32, f32, &mut f32) -> f32) {
+        match self {
+            Self::InPlace(weights) => {
+                for ((w, s), m) in weights.iter_mut().zip(sum).zip(state) {
+                    *w = rule(*w, *s, m);
+                }
+            }
+            Self::OutOfPlace { old, new } => {
+                for (((n, o), s), m) in new.iter_mut().zip(old).zip(sum).zip(state) {
+                    *n = rule(*o, *s, m);
+                }
+            }
+        }
+    }
+}
+
 /// The update rule of one round over part of a chunk.
 ///
-/// `sum` holds the contributions' sum, `old` the weights in force, `new` receives the weights of the round,
-/// `momentum` is the rule's own array (empty when it has none). All have one length.
+/// `sum` holds the contributions' sum, `momentum` is the rule's own array (empty when it has none). All have
+/// one length.
 ///
 /// | rule | new |
 /// | --- | --- |
@@ -23,58 +86,30 @@ pub fn add(sum: &mut [f32], contribution: &[f32]) {
 /// | `sgd` | old - lr * d, where d = g + decay * old, and with momentum m = mu * m + d, d = m |
 ///
 /// g is the sum, times 1 / contributors where `average` is set.
-pub fn update(
-    rule: &Optimizer,
-    contributors: u32,
-    sum: &[f32],
-    old: &[f32],
-    new: &mut [f32],
-    momentum: &mut [f32],
-) {
+pub fn update(rule: &Optimizer, contributors: u32, sum: &[f32], weights: Weights<'_>, momentum: &mut [f32]) {
     let scale = if rule.average { 1.0 / contributors as f32 } else { 1.0 };
     match rule.kind {
-        OptimizerKind::Sum => {
-            for ((n, o), s) in new.iter_mut().zip(old).zip(sum) {
-                *n = *o + *s * scale;
-            }
-        }
-        OptimizerKind::Sgd => sgd(rule, scale, sum, old, new, momentum),
+        OptimizerKind::Sum => weights.apply(sum, |o, s| o + s * scale),
+        OptimizerKind::Sgd => sgd(rule, scale, sum, weights, momentum),
         // Rules without a kernel are refused when a tensor is declared.
-        _ => {
-            for (n, s) in new.iter_mut().zip(sum) {
-                *n = *s * scale;
-            }
-        }
+        _ => weights.apply(sum, |_, s| s * scale),
     }
 }
 
-fn sgd(rule: &Optimizer, scale: f32, sum: &[f32], old: &[f32], new: &mut [f32], momentum: &mut [f32]) {
+fn sgd(rule: &Optimizer, scale: f32, sum: &[f32], weights: Weights<'_>, momentum: &mut [f32]) {
     let (lr, mu, decay) = (rule.learning_rate, rule.momentum, rule.weight_decay);
-    let items = new.iter_mut().zip(old).zip(sum);
     // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
     match (mu != 0.0, decay != 0.0) {
-        (false, false) => {
-            for ((n, o), s) in items {
-                *n = *o - lr * (*s * scale);
-            }
-        }
-        (false, true) => {
-            for ((n, o), s) in items {
-                *n = *o - lr * (*s * scale + decay * *o);
-            }
-        }
-        (true, false) => {
-            for (((n, o), s), m) in items.zip(momentum) {
-                *m = mu * *m + *s * scale;
-                *n = *o - lr * *m;
-            }
-        }
-        (true, true) => {
-            for (((n, o), s), m) in items.zip(momentum) {
-                *m = mu * *m + (*s * scale + decay * *o);
-                *n = *o - lr * *m;
-            }
-        }
+        (false, false) => weights.apply(sum, |o, s| o - lr * (s * scale)),
+        (false, true) => weights.apply(sum, |o, s| o - lr * (s * scale + decay * o)),
+        (true, false) => weights.apply_with(sum, momentum, |o, s, m| {
+            *m = mu * *m + s * scale;
+            o - lr * *m
+        }),
+        (true, true) => weights.apply_with(sum, momentum, |o, s, m| {
+            *m = mu * *m + (s * scale + decay * o);
+            o - lr * *m
+        }),
     }
 }
 
@@ -107,7 +142,11 @@ mod tests {
             let old: Vec<f32> = values.iter().map(|v| v.1).collect();
             let mut momentum: Vec<f32> = values.iter().map(|v| v.2).collect();
             let mut new = vec![0.0; sum.len()];
-            update(&rule, workers, &sum, &old, &mut new, &mut momentum);
+            let (mut placed, mut placed_momentum) = (old.clone(), momentum.clone());
+            update(&rule, workers, &sum, Weights::OutOfPlace { old: &old, new: &mut new }, &mut momentum);
+            update(&rule, workers, &sum, Weights::InPlace(&mut placed), &mut placed_momentum);
+            prop_assert_eq!(&placed, &new, "the same bits in place");
+            prop_assert_eq!(&placed_momentum, &momentum);
             for (i, (s, o, m)) in values.into_iter().enumerate() {
                 let (want, want_m) = reference(&rule, workers, s, o, m);
                 prop_assert!((f64::from(new[i]) - want).abs() < 1e-4, "{} {}", new[i], want);

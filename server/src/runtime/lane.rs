@@ -3,7 +3,7 @@
 
 use super::link::{Link, Post, Posted, WorkerInbox};
 use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine};
-use crate::storage::{Storage, StorageError};
+use crate::storage::{Round, Storage, StorageError};
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
     PostError, Region, RemoteKey, RemoteSpan, Span, Write,
@@ -197,21 +197,21 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.queue.close(link.channel);
         self.ranks.remove(&link.channel);
         for posted in link.posted {
-            self.completed(posted);
+            self.completed(rank, posted);
         }
         for post in link.backlog {
             match post {
-                Post::Land { chunk, buffer, .. } => self.completed(Posted::Land { chunk, buffer }),
-                Post::Results { block, .. } => self.completed(Posted::Block(block)),
+                Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
+                Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
                 Post::Notice(_) => {}
             }
         }
         self.engine.peer_down(rank);
     }
 
-    fn completed(&mut self, posted: Posted) {
+    fn completed(&mut self, rank: Rank, posted: Posted) {
         match posted {
-            Posted::Land { chunk, buffer } => self.engine.landed(chunk, buffer, &mut self.commands),
+            Posted::Land { chunk, buffer } => self.engine.landed(rank, chunk, buffer, &mut self.commands),
             Posted::Block(block) => self.blocks.give(block),
         }
     }
@@ -249,7 +249,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 if let Some(link) = self.links[rank.0 as usize].as_mut() {
                     link.posted.pop_front();
                 }
-                self.completed(Posted::from_id(id));
+                self.completed(rank, Posted::from_id(id));
             }
             CompletionKind::ReadDone { .. } => {}
             CompletionKind::Disconnected(reason) => {
@@ -327,8 +327,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
         match command {
             Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
-            Command::Finish { chunk, last, only, into, contributors } => {
-                self.storage.finish(chunk, last, only, into, contributors)?;
+            Command::Finish { chunk, last, only, old, into, contributors } => {
+                self.storage.finish(chunk, &Round { last, only, old, into, contributors })?;
             }
             Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
             Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
@@ -391,8 +391,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
             // The channel is gone: what the post held is free.
             match post {
-                Post::Land { chunk, buffer, .. } => self.completed(Posted::Land { chunk, buffer }),
-                Post::Results { block, .. } => self.completed(Posted::Block(block)),
+                Post::Land { chunk, buffer, .. } => self.completed(peer, Posted::Land { chunk, buffer }),
+                Post::Results { block, .. } => self.completed(peer, Posted::Block(block)),
                 Post::Notice(_) => {}
             }
             return Ok(());

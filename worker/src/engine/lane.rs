@@ -371,14 +371,18 @@ impl LaneEngine {
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
         match block.status {
             Status::Done => None,
-            Status::DeadlineWaiting => {
+            status @ (Status::DeadlineWaiting | Status::DeadlineReading) => {
                 let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
-                let missing = match block.data {
+                let ranks = match block.data {
                     BlockData::Inline { offset } => ranks(payload, offset, block.bytes),
                     BlockData::ByReference { .. } => Vec::new(),
                 };
                 let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
-                Some(OpError::Deadline { chunk, round: block.round.saturating_add(1), waited_ms, missing })
+                let round = block.round.saturating_add(1);
+                Some(match status {
+                    Status::DeadlineReading => OpError::StillRead { chunk, round, waited_ms, readers: ranks },
+                    _ => OpError::Deadline { chunk, round, waited_ms, missing: ranks },
+                })
             }
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }

@@ -63,3 +63,20 @@ fn the_oldest_operation_is_told_with_who_is_missing() {
         (Rank(1), 1, 40, vec![Rank(2)])
     );
 }
+
+#[test]
+fn a_reader_that_holds_up_a_complete_round_is_named() {
+    let mut rig = Rig::new(config(2));
+    rig.send(1, &[pull(1, 0)]); // Reads buffer 0, and goes on.
+    rig.send(0, &[push(1, 1)]);
+    rig.send_wanting(1, 4, &[push_pull(2, 1)]); // Publishes into buffer 1, and reads that, too.
+    rig.flush();
+    rig.send(1, &[push(3, 2)]);
+    rig.send_wanting(0, 4, &[push(2, 2)]);
+    let reading =
+        |rank, operation| Answer { missing: vec![1], ..answer(rank, operation, Status::DeadlineReading, 1) };
+    assert_eq!(rig.engine.oldest(0).expect("they wait").missing, [Rank(1)]);
+    let mut answers = rig.tick(1_000);
+    answers.sort_by_key(|answer| answer.rank);
+    assert_eq!(answers, [reading(0, 2), reading(1, 3)]);
+}

@@ -33,7 +33,7 @@ prop_compose! {
 enum Event {
     Batch { rank: u32, blocks: Vec<Block>, wanted: u16, own: bool, wire: u32, grants: Vec<u32> },
     Notice { rank: u32, wire: u32 },
-    Landed { chunk: u32, buffer: u8 },
+    Landed { rank: u32, chunk: u32, buffer: u8 },
     Down(u32),
     Up(u32),
     Tick(u64),
@@ -63,7 +63,7 @@ fn event() -> impl Strategy<Value = Event> {
                prop::collection::vec(grant(), 0..2))
             .prop_map(|(rank, blocks, wanted, own, wire, grants)| Event::Batch { rank, blocks, wanted, own, wire, grants }),
         5 => (rank.clone(), notice()).prop_map(|(rank, wire)| Event::Notice { rank, wire }),
-        3 => (0u32..4, 0u8..3).prop_map(|(chunk, buffer)| Event::Landed { chunk, buffer }),
+        3 => (rank.clone(), 0u32..4, 0u8..3).prop_map(|(rank, chunk, buffer)| Event::Landed { rank, chunk, buffer }),
         1 => rank.clone().prop_map(Event::Down),
         2 => rank.prop_map(Event::Up),
         2 => (0u64..2_000).prop_map(Event::Tick),
@@ -81,9 +81,9 @@ fn play(rig: &mut Rig, event: &Event) -> Vec<Command> {
             rig.deliver(*rank, slot, &header, blocks, &grants)
         }
         Event::Notice { rank, wire } => rig.notice(*rank, Notice::from_wire(*wire).expect("encoded above")),
-        Event::Landed { chunk, buffer } => {
+        Event::Landed { rank, chunk, buffer } => {
             let mut out = Commands::default();
-            rig.engine.landed(*chunk, *buffer, &mut out);
+            rig.engine.landed(Rank(*rank), *chunk, *buffer, &mut out);
             out.list
         }
         Event::Down(rank) => {

@@ -201,9 +201,9 @@ impl Rig {
         Source::Slot { slot: self.slot, offset: PAYLOAD }
     }
 
-    fn landed(&mut self, buffer: u8) -> Vec<Command> {
+    fn landed(&mut self, rank: u32, buffer: u8) -> Vec<Command> {
         let mut out = Commands::default();
-        self.engine.landed(0, buffer, &mut out);
+        self.engine.landed(Rank(rank), 0, buffer, &mut out);
         out.list
     }
 

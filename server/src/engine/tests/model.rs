@@ -55,12 +55,13 @@ impl Observer {
     pub(super) fn check(&mut self, command: &Command) {
         match *command {
             Command::Reduce { chunk, from, first } => self.fold(chunk, from, first),
-            Command::Finish { chunk, last, only, into, contributors } => {
+            Command::Finish { chunk, last, only, old, into, contributors } => {
                 if let Some(from) = last {
                     let first = self.chunks[chunk as usize].folded.is_empty();
                     assert_eq!(only, first, "the only one is the first one");
                     self.fold(chunk, from, first);
                 }
+                assert_eq!(old, self.chunks[chunk as usize].buffer);
                 self.publish(chunk, into, contributors);
             }
             Command::Spill { chunk, from, to } => {
@@ -112,7 +113,6 @@ impl Observer {
     fn publish(&mut self, chunk: u32, into: u8, contributors: u32) {
         let view = &mut self.chunks[chunk as usize];
         assert_eq!((view.folded.len() as u32, contributors), (self.workers, self.workers));
-        assert_eq!(into, 1 - view.buffer, "the version in force is not written");
         assert_eq!(view.pins[usize::from(into)], 0, "a buffer that is being read is not written");
         view.folded.clear();
         view.version += 1;
@@ -120,9 +120,9 @@ impl Observer {
     }
 
     /// A landing is done, or dropped with its channel.
-    pub(super) fn landed(&mut self, at: usize) -> (u32, u8) {
-        let (_, chunk, buffer) = self.landings.swap_remove(at);
+    pub(super) fn landed(&mut self, at: usize) -> (u32, u32, u8) {
+        let (peer, chunk, buffer) = self.landings.swap_remove(at);
         self.chunks[chunk as usize].pins[usize::from(buffer)] -= 1;
-        (chunk, buffer)
+        (peer, chunk, buffer)
     }
 }

@@ -145,9 +145,9 @@ impl World {
     }
 
     fn land(&mut self, at: usize) {
-        let (chunk, buffer) = self.observer.landed(at);
+        let (peer, chunk, buffer) = self.observer.landed(at);
         let mut out = Commands::default();
-        self.rig.engine.landed(chunk, buffer, &mut out);
+        self.rig.engine.landed(Rank(peer), chunk, buffer, &mut out);
         self.settle(&out.list);
     }
 
@@ -175,7 +175,7 @@ impl World {
         let made = trainer.sent.remove(&key).expect("found above");
         match block.status {
             Status::Done => assert!(block.round >= made.round, "{block:?} {made:?}"),
-            Status::DeadlineWaiting => {}
+            Status::DeadlineWaiting | Status::DeadlineReading => {}
             Status::Retry => drop(trainer.back.insert(key, made)),
             other => panic!("{other:?} for {made:?}"),
         }

@@ -34,7 +34,7 @@ fn a_replayed_contribution_is_not_applied_again_and_gets_the_current_version() {
     rig.send(1, &[push(1, 1)]);
     rig.connect(0);
     let commands = rig.send(0, &[push_pull(1, 1)]);
-    assert_eq!(commands, [land(0, 1)], "it lands again and reduces nothing");
+    assert_eq!(commands, [land(0, 0)], "it lands again and reduces nothing");
     assert_eq!(rig.flush(), [done(1, 1, 1), done(0, 1, 1)]);
     assert_eq!((rig.engine.stats().contributions, rig.engine.stats().duplicates), (2, 1));
 }

@@ -43,6 +43,19 @@ fn a_late_round_names_the_missing_ranks() {
 }
 
 #[test]
+fn a_round_that_is_held_up_by_readers_names_them() {
+    let mut rig = Rig::new(4);
+    let op = rig.push(3, &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    rig.now_ms += 5_000;
+    let late = Block { bytes: 4, ..reply(&block, Status::DeadlineReading, 2) };
+    let slot = rig.inbox[0][0];
+    let commands = rig.deliver(0, slot, &Rig::header(0), &[late], &[], &2u32.to_le_bytes());
+    let error = OpError::StillRead { chunk: block.id, round: 3, waited_ms: 5_000, readers: vec![Rank(2)] };
+    assert_eq!(commands, [Command::Failed { op, error }, Command::Done { op, version: 2 }]);
+}
+
+#[test]
 fn silence_ends_with_the_servers_that_owe_an_answer() {
     let mut rig = Rig::new(1);
     let op = rig.push(1, &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), ..part(1, 1) }]);

@@ -78,6 +78,30 @@ fn buffers_of_the_wrong_size() {
 }
 
 #[test]
+fn tensors_and_buffers_of_another_client() {
+    let (mut cluster, clients) = cluster(2);
+    let (mine, theirs) = (&clients[0], &clients[1]);
+    let small = mine.tensor(SMALL).unwrap();
+    let foreign = theirs.tensor(SMALL).unwrap();
+    let buffer = |client: &Client| client.allocate(small.bytes()).unwrap();
+    for error in [
+        mine.push_slice(&foreign, &[1.0; 3]).unwrap_err(),
+        mine.pull(&foreign, buffer(mine)).unwrap_err(),
+        mine.init(&foreign, &[1.0; 3]).unwrap_err(),
+    ] {
+        blames_the_caller(&error, &["the tensor for key 10 belongs to another client", "`declare`"]);
+    }
+    for error in [
+        mine.push(&small, buffer(theirs)).unwrap_err(),
+        mine.pull(&small, buffer(theirs)).unwrap_err(),
+        mine.push_pull(&small, buffer(mine), buffer(theirs), 0).unwrap_err(),
+    ] {
+        blames_the_caller(&error, &["the buffer for key 10 belongs to another client", "`allocate`"]);
+    }
+    works(&mut cluster, &clients);
+}
+
+#[test]
 fn keys_that_are_not_declared_not_sorted_or_twice() {
     let (mut cluster, clients) = cluster(1);
     let client = &clients[0];

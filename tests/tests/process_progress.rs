@@ -6,6 +6,7 @@
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::job::{declare, join, only};
 use gradwire_worker::{Client, OpError};
+use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
@@ -21,9 +22,13 @@ fn counting(key: u64) -> TensorSpec {
 }
 
 fn cluster(driver: Driver, workers: u32) -> (Cluster, Vec<Client>) {
+    cluster_with(workers, |settings| settings.transport = only(driver))
+}
+
+fn cluster_with(workers: u32, adjust: impl Fn(&mut Settings)) -> (Cluster, Vec<Client>) {
     let mut cluster = Cluster::new(1, workers, &[]);
     cluster.add_servers(1, &[]);
-    let clients = join(&cluster, workers, |settings| settings.transport = only(driver));
+    let clients = join(&cluster, workers, adjust);
     (cluster, clients)
 }
 
@@ -90,6 +95,45 @@ fn waiting_calling_back_and_dropping_at_once_over_shm() {
 #[test]
 fn waiting_calling_back_and_dropping_at_once_over_tcp() {
     everything_at_once(Driver::Tcp);
+}
+
+/// One worker starts two operations and never comes back to the library; the second one, gathered behind the
+/// first, is what the other worker waits for. That the first has no answer must not hold it back.
+fn gathered_operations_go_out(driver: Driver) {
+    let (_cluster, clients) = cluster_with(2, |settings| {
+        settings.transport = only(driver);
+        // Its data thread sleeps as soon as it can.
+        settings.memory.spin_us = 0;
+    });
+    declare(&clients, &[counting(1), counting(2)]);
+    let [first, second] = [1, 2].map(|key| clients[0].tensor(key).unwrap());
+    let others = [1, 2].map(|key| clients[1].tensor(key).unwrap());
+    let push = |tensor| {
+        let mut gradient = clients[0].allocate(ELEMENTS * 4).unwrap();
+        gradient.as_f32_mut().fill(1.0);
+        drop(clients[0].push(tensor, gradient).unwrap());
+    };
+    let mut weights = [0.0; ELEMENTS as usize];
+    let started = Instant::now();
+    // A lane that only its own timer moves on takes some 30 ms a round, 90 s in all; else it is a second.
+    for round in 1..=3_000 {
+        push(&first);
+        push(&second);
+        clients[1].push_pull_slice(&others[1], &[1.0; ELEMENTS as usize], &mut weights).unwrap();
+        assert_eq!(weights, [2.0 * round as f32; ELEMENTS as usize]);
+        clients[1].push_slice(&others[0], &[1.0; ELEMENTS as usize]).unwrap();
+    }
+    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+}
+
+#[test]
+fn gathered_operations_go_out_over_shm() {
+    gathered_operations_go_out(Driver::Shm);
+}
+
+#[test]
+fn gathered_operations_go_out_over_tcp() {
+    gathered_operations_go_out(Driver::Tcp);
 }
 
 #[test]

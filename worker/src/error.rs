@@ -144,6 +144,18 @@ pub enum ClientError {
     /// The key was never declared here.
     #[error("key {0} is not declared; call declare with it first, on every worker")]
     Undeclared(Key),
+    /// What was passed came from another client of this process, whose memory and operation numbers it has.
+    #[error(
+        "the {what} for key {key} belongs to another client; pass one that this client's own {source_of} returned"
+    )]
+    Foreign {
+        /// The tensor.
+        key: Key,
+        /// Tensor or buffer.
+        what: &'static str,
+        /// The calls that return one.
+        source_of: &'static str,
+    },
     /// A key list is not sorted, or has duplicates.
     #[error(
         "key {key} at position {position} is not greater than the one before it; pass sorted keys without duplicates"
@@ -176,7 +188,7 @@ impl ClientError {
             Self::Setting(_) | Self::Declare(_) | Self::WrongLength { .. } | Self::WrongDtype { .. } => {
                 Blame::Caller
             }
-            Self::Undeclared(_) | Self::Unsorted { .. } => Blame::Caller,
+            Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Memory(_) | Self::Fabric(_) | Self::Server { .. } => Blame::Environment,
             Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {
                 Blame::Membership

@@ -1,6 +1,6 @@
 //! Buffers that trainers compute in: registered memory, handed to an operation and back.
 
-use fabric::Buffer;
+use fabric::{Buffer, Region};
 use std::ops::{Deref, DerefMut};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -13,6 +13,10 @@ pub struct TensorBuffer(Buffer);
 impl TensorBuffer {
     pub(crate) fn new(buffer: Buffer) -> Self {
         Self(buffer)
+    }
+
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        self.0.span().region().id() == region.id()
     }
 
     pub(crate) fn into_inner(self) -> Buffer {

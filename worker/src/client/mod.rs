@@ -123,7 +123,9 @@ impl Client {
             }
             let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
             for spec in &update.tensors {
-                tensors.entry(spec.key).or_insert_with(|| Tensor::new(spec, &map, self.0.lanes.len()));
+                tensors
+                    .entry(spec.key)
+                    .or_insert_with(|| Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
             }
         }
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()

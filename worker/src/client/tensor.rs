@@ -2,7 +2,7 @@
 
 use crate::engine::PartSpec;
 use proto_common::batch::OpKind;
-use proto_common::ids::{Key, Operation};
+use proto_common::ids::{Incarnation, Key, Operation};
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,8 @@ pub struct Tensor(Arc<Declared>);
 #[derive(Debug)]
 struct Declared {
     spec: TensorSpec,
+    /// The client that declared it: operation numbers are a client's own.
+    owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
     numbers: Mutex<Numbers>,
 }
@@ -36,14 +38,14 @@ impl Numbers {
 }
 
 impl Tensor {
-    pub(super) fn new(spec: &TensorSpec, map: &ShardMap, lanes: usize) -> Self {
+    pub(super) fn new(owner: Incarnation, spec: &TensorSpec, map: &ShardMap, lanes: usize) -> Self {
         let mut parts: Vec<Vec<PartSpec>> = vec![Vec::new(); lanes];
         for (span, server) in map.placed_chunks(spec.key) {
             let lane = usize::from(map.lane_of(span.id).0);
             parts[lane].push(PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes });
         }
         let lanes = parts.into_iter().map(Into::into).collect();
-        Self(Arc::new(Declared { spec: spec.clone(), lanes, numbers: Mutex::default() }))
+        Self(Arc::new(Declared { spec: spec.clone(), owner, lanes, numbers: Mutex::default() }))
     }
 
     /// What was declared.
@@ -62,6 +64,10 @@ impl Tensor {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.spec.bytes()
+    }
+
+    pub(super) fn is_of(&self, client: Incarnation) -> bool {
+        self.0.owner == client
     }
 
     pub(super) fn lanes(&self) -> &[Arc<[PartSpec]>] {

@@ -74,6 +74,29 @@ impl Client {
         Ok(buffer)
     }
 
+    /// Are tensor and buffers this client's, and do they fit?
+    fn check<'b>(
+        &self,
+        tensor: &Tensor,
+        buffers: impl Iterator<Item = &'b TensorBuffer>,
+    ) -> Result<(), ClientError> {
+        let key = tensor.key();
+        if !tensor.is_of(self.0.incarnation) {
+            return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
+        }
+        for buffer in buffers {
+            let (want, have, dtype) = (tensor.bytes(), buffer.len() as u64, tensor.spec().dtype);
+            if want != have {
+                return Err(ClientError::WrongLength { key, dtype, want, have });
+            }
+            // Weights land by offset into our own region: another's would be overwritten memory.
+            if !buffer.is_of(self.0.pool.region()) {
+                return Err(ClientError::Foreign { key, what: "buffer", source_of: "`allocate`" });
+            }
+        }
+        Ok(())
+    }
+
     fn start(
         &self,
         tensor: &Tensor,
@@ -82,12 +105,7 @@ impl Client {
         target: Option<TensorBuffer>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        for buffer in source.iter().chain(&target) {
-            let (want, have, dtype) = (tensor.bytes(), buffer.len() as u64, tensor.spec().dtype);
-            if want != have {
-                return Err(ClientError::WrongLength { key: tensor.key(), dtype, want, have });
-            }
-        }
+        self.check(tensor, source.iter().chain(&target))?;
         if let Some(error) = self.dead() {
             return Err(error.into());
         }

@@ -21,6 +21,10 @@ const IDLE_MS: u64 = 200;
 const RETRY_MS: u64 = 2;
 /// Doublings of it.
 const RETRY_DOUBLINGS_MAX: u32 = 4;
+/// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
+/// costs is shared then, and more would gain little.
+const GATHER_BYTES_MAX: u64 = 16 << 10;
+const GATHER_PARTS_MAX: usize = 32;
 /// A server answers at the operation's deadline; it is given this long to do so.
 const GRACE_MS: u64 = 1_000;
 
@@ -165,6 +169,18 @@ impl LaneEngine {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ops.len()
+    }
+
+    /// Is nothing lost by waiting for more operations before the next batch? Only small ones are queued, and
+    /// their server has something to answer first.
+    #[must_use]
+    pub fn may_gather(&self) -> bool {
+        let waits = |link: &Link| {
+            let first = link.queue.peek().and_then(|place| self.parts.get(place.part));
+            let small = first.is_some_and(|part| part.spec.bytes <= GATHER_BYTES_MAX);
+            small && link.sent_parts > 0 && link.queue.len() < GATHER_PARTS_MAX
+        };
+        self.links.iter().all(|link| link.queue.is_empty() || waits(link))
     }
 
     /// A server's life as its link knows it; zero while the link is down.

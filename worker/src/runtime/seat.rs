@@ -3,7 +3,7 @@
 //! who drives when; what driving does is `lane`'s business, messages other than submissions are `thread`'s.
 //!
 //! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
-//! before was looked at, or the data thread was summoned. The data thread sleeps without the seat. Where it
+//! before was looked at, or the data thread was summoned, or rung for what is being gathered. The data thread sleeps without the seat. Where it
 //! does not sleep it is parked while callers drive, for `thread::PARK` at most, and looks again then. A caller that
 //! blocks unparks it, and the last driving caller does while others are blocked.
 
@@ -35,6 +35,8 @@ pub(super) struct Core {
     /// How the data thread sleeps, and until when at most.
     pub(super) rest: Rest,
     pub(super) sleep_until_ms: u64,
+    /// Operations wait for the next turn, and the data thread was rung for it.
+    gathering: bool,
     start: Instant,
     now_ms: u64,
     turns: u32,
@@ -50,6 +52,7 @@ impl Core {
             probes,
             rest: Rest::Word,
             sleep_until_ms: 0,
+            gathering: false,
             start,
             now_ms: 0,
             turns: 0,
@@ -94,6 +97,7 @@ impl Core {
 
     /// One turn of the lane. True when something had happened.
     pub(super) fn step(&mut self) -> bool {
+        self.gathering = false;
         self.turns += 1;
         if self.turns >= TURNS_PER_CLOCK {
             self.look_at_clock();
@@ -129,6 +133,29 @@ impl Core {
     fn drive(&mut self) -> bool {
         let taken = self.driver.queue_mut().take_wake() && self.take_submissions();
         self.step() | taken
+    }
+
+    /// A turn that starts operations and ends none where `may_step` says so.
+    fn start(&mut self, may_step: bool) {
+        if may_step {
+            self.step();
+            return;
+        }
+        self.gathering = false;
+        if let Err(error) = self.driver.post(self.now_ms) {
+            tracing::error!(%error, "operations cannot be started");
+        }
+    }
+
+    /// Leaves small operations to the next turn while earlier ones are on their way: then many go as one batch.
+    /// True when the data thread is to be rung, because a caller need not come back.
+    fn gather(&mut self) -> bool {
+        let first = !std::mem::replace(&mut self.gathering, true);
+        if first {
+            let rest = self.rest;
+            self.driver.queue_mut().lie_down(rest);
+        }
+        first
     }
 
     /// Arms the lane before a caller leaves the seat. True: the data thread has to be summoned.
@@ -250,16 +277,20 @@ impl LaneHandle {
             return !self.seat.ended.load(Ordering::SeqCst);
         };
         let may_step = !self.seat.callbacks.load(Ordering::SeqCst);
-        let summon = guard.as_mut().is_some_and(|core| {
+        let (mut ring, mut summon) = (false, false);
+        if let Some(core) = guard.as_mut() {
             core.take_submissions();
-            if may_step {
-                core.step();
-            } else if let Err(error) = core.driver.post(core.now_ms) {
-                tracing::error!(%error, "operations cannot be started");
+            if core.deferred.is_none() && core.driver.engine().may_gather() {
+                ring = core.gather();
+            } else {
+                core.start(may_step);
+                summon = core.settle(may_step);
             }
-            core.settle(may_step)
-        });
+        }
         drop(guard);
+        if ring {
+            self.mailbox.wake();
+        }
         self.left(summon);
         true
     }

@@ -123,3 +123,40 @@ fn an_operation_without_parts_on_this_lane_is_done_at_once() {
     rig.engine.submit(&Submit { op: 9, ..submit(OpKind::Push, 1) }, 0, &mut out);
     assert_eq!(out.list, [Command::Done { op: 9, version: u64::MAX }]);
 }
+
+#[test]
+fn small_operations_may_wait_only_behind_one_on_its_way_to_their_server() {
+    let mut rig = Rig::new(4);
+    assert!(rig.engine.may_gather(), "nothing waits");
+    rig.push(1, &[part(1, 0)]);
+    assert!(!rig.engine.may_gather(), "the first goes at once");
+    let sent = rig.sent();
+    rig.push(1, &[part(2, 0)]);
+    assert!(rig.engine.may_gather());
+    rig.push(1, &[part(3, 1)]);
+    assert!(!rig.engine.may_gather(), "the other server has nothing to answer");
+    rig.sent();
+    rig.push(2, &[part(2, 0)]);
+    assert!(rig.engine.may_gather());
+    rig.results(0, &[done(&sent[0].blocks[0])], &[]);
+    assert!(rig.engine.may_gather(), "one more is on its way");
+}
+
+#[test]
+fn both_sides_of_what_may_be_gathered() {
+    for (bytes, gathers) in [(16 << 10, true), ((16 << 10) + 4, false)] {
+        let mut rig = Rig::new(4);
+        rig.push(1, &[part(1, 0)]);
+        rig.sent();
+        rig.push(1, &[PartSpec { bytes, ..part(2, 0) }]);
+        assert_eq!(rig.engine.may_gather(), gathers, "{bytes} bytes");
+    }
+    let mut rig = Rig::new(4);
+    rig.push(1, &[part(100, 0)]);
+    rig.sent();
+    for key in 1..=32 {
+        assert!(rig.engine.may_gather());
+        rig.push(1, &[part(key, 0)]);
+    }
+    assert!(!rig.engine.may_gather(), "enough for one batch");
+}

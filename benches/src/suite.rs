@@ -29,7 +29,7 @@ pub(crate) struct SuiteArgs {
     #[arg(long, value_name = "N")]
     bytes: Option<u64>,
     /// Only these subjects [default: all]. Ratios to gRPC need it among them.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = ["shm", "tcp", BASELINE])]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = ["shm", "unix", "tcp", BASELINE])]
     subjects: Vec<String>,
     /// Interleaved pairs per benchmark [default: 10, with --quick 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -66,6 +66,7 @@ const QUIET_DEADLINE: Duration = Duration::from_secs(30);
 fn subjects(chosen: &[String]) -> Vec<Box<dyn Subject>> {
     let mut all: Vec<Box<dyn Subject>> = vec![
         Box::new(GradwireSubject::new("shm")),
+        Box::new(GradwireSubject::new("unix")),
         Box::new(GradwireSubject::new("tcp")),
         Box::new(GrpcSubject::new(Tuning::default())),
     ];
@@ -254,6 +255,7 @@ mod tests {
             quick,
             only: only.map(str::to_owned),
             bytes,
+            subjects: Vec::new(),
             pairs: None,
             workers: Vec::new(),
             servers: 1,

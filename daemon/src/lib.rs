@@ -15,11 +15,11 @@
 //!         let loaded = args.common.load(Role::Server, &env)?;    // defaults < file < environment < flags
 //!         let identity = daemon::logging::init(Role::Server, &loaded.settings.log)?;
 //!         loaded.log();                                          // sources and warnings
-//!         daemon::process::control_runtime()?.block_on(async {
+//!         daemon::process::run_to_end(async {
 //!             let shutdown = daemon::shutdown::on_signals()?;      // SIGTERM and SIGINT
 //!             let http = daemon::http::bind(&loaded.settings.node.http).await?;
 //!             run(listener, http, loaded.settings, shutdown).await
-//!         })
+//!         })?
 //!     })
 //! }
 //! ```

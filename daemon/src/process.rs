@@ -3,6 +3,7 @@
 use crate::exit::Failure;
 use proto_common::error::ExitCode;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use std::future::Future;
 use std::io;
 use thiserror::Error;
 
@@ -59,9 +60,41 @@ pub fn control_runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
+/// Drives `body`, all that a process has to do, to its end. Blocking work that is still on its way then ends with
+/// the process: a runtime that is dropped waits for it, for as long as a peer that has died does not connect or
+/// a name does not resolve.
+pub fn run_to_end<T>(body: impl Future<Output = T>) -> io::Result<T> {
+    let runtime = control_runtime()?;
+    let ended = runtime.block_on(body);
+    runtime.shutdown_background();
+    Ok(ended)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    #[test]
+    fn blocking_work_does_not_hold_up_the_end() {
+        let (go_on, blocked) = sync_channel::<()>(0);
+        let (started, begun) = tokio::sync::oneshot::channel();
+        let (ended, end) = sync_channel(1);
+        std::thread::spawn(move || {
+            let body = async move {
+                tokio::task::spawn_blocking(move || {
+                    let _ = started.send(());
+                    // Until the sender is dropped.
+                    blocked.recv()
+                });
+                begun.await.is_ok()
+            };
+            ended.send(run_to_end(body).unwrap()).unwrap();
+        });
+        assert!(end.recv_timeout(Duration::from_secs(30)).expect("it ends while the work is blocked"));
+        drop(go_on);
+    }
 
     #[test]
     fn a_parent_that_is_another_process_is_noticed() {

@@ -6,8 +6,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 /// Milliseconds that a member which is told to stop gives the scheduler to announce the end of the job. A stop
-/// of everything reaches the processes in any order; without this, whoever left first would count as failed.
-pub const TOGETHER_MS: u64 = 300;
+/// of everything reaches the processes in any order; without this, whoever left first would count as failed. On a
+/// busy machine the scheduler may need some hundred of them.
+pub const TOGETHER_MS: u64 = 1_000;
 
 /// Waits for the wish to stop; cheap to clone.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use crate::error::{FabricError, PostError};
 use crate::memory::Region;
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
-use std::net::TcpStream;
+use socket2::Socket;
 use std::time::Instant;
 
 /// What a driver's channels can do.
@@ -29,10 +29,31 @@ pub struct ChannelSetup {
     pub(crate) kind: SetupKind,
 }
 
+impl ChannelSetup {
+    /// What carries its bytes, for people: "shared memory", "unix socket" or "tcp socket". The latter two are
+    /// of one driver, and which of them it is shows only once the channel is connected.
+    #[must_use]
+    pub fn carrier(&self) -> &'static str {
+        match &self.kind {
+            SetupKind::Shm(_) => "shared memory",
+            SetupKind::Tcp(socket) => crate::tcp::carrier(socket),
+        }
+    }
+
+    /// What carries the channels of one peer: mostly one word for all of them.
+    #[must_use]
+    pub fn carriers(setups: &[Self]) -> String {
+        let mut carriers: Vec<_> = setups.iter().map(Self::carrier).collect();
+        carriers.sort_unstable();
+        carriers.dedup();
+        carriers.join(" and ")
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
-    Tcp(TcpStream),
+    Tcp(Socket),
 }
 
 /// Channels that a peer has been invited to connect to.

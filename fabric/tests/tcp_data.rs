@@ -1,4 +1,4 @@
-//! Writes and reads over real sockets on loopback: order, places, sizes, back-pressure, fairness, waiting.
+//! Writes and reads over real sockets of this host, of both kinds: order, places, sizes, back-pressure, fairness, waiting.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod tcp_rig;
@@ -10,7 +10,23 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tcp_rig::{End, at, bytes_of, pair, pairs, region, soon};
+use tcp_rig::{Carrier, End, at, bytes_of, over_both, pair, pairs, region, soon};
+
+over_both!(
+    gathered_writes_arrive_whole_and_in_order_between_threads,
+    offsets_above_four_gigabytes_work_both_ways,
+    reads_go_both_ways_at_once_and_are_bounded,
+    reads_of_large_answers_keep_their_bound,
+    a_transfer_far_larger_than_the_socket_buffers_arrives,
+    partial_writes_of_many_small_frames_keep_every_byte,
+    a_peer_that_stops_reading_fills_the_queue_and_nothing_more,
+    completions_not_taken_keep_their_places,
+    gather_lists_are_bounded,
+    one_busy_channel_does_not_starve_another,
+    one_poll_is_bounded,
+    waiting_ends_for_data_for_the_watched_descriptor_and_for_time,
+    many_channels_on_one_queue,
+);
 
 /// Bytes that tell their place.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
@@ -25,12 +41,11 @@ fn filled(seed: u64, bytes: usize) -> Region {
     region
 }
 
-#[test]
-fn gathered_writes_arrive_whole_and_in_order_between_threads() {
+fn gathered_writes_arrive_whole_and_in_order_between_threads(carrier: Carrier) {
     const MESSAGES: u32 = 2000;
     const WINDOW: u32 = 8;
     const SLOT: u64 = 8192;
-    let (mut left, mut right) = pair(64, None);
+    let (mut left, mut right) = pair(carrier, 64, None);
     let inbox = region(WINDOW as usize * SLOT as usize);
     let key = right.expose(&inbox);
     let sizes = |n: u32| [u64::from(n % 7), u64::from(n * 13 % 3000), u64::from(n * 31 % 5000)];
@@ -76,10 +91,9 @@ fn is_received(kind: &CompletionKind) -> bool {
     matches!(kind, CompletionKind::Received { .. })
 }
 
-#[test]
-fn offsets_above_four_gigabytes_work_both_ways() {
+fn offsets_above_four_gigabytes_work_both_ways(carrier: Carrier) {
     const FAR: u64 = (5 << 30) + 3;
-    let (mut left, mut right) = pair(8, None);
+    let (mut left, mut right) = pair(carrier, 8, None);
     let (huge, small) = (region(6 << 30), filled(3, 4096));
     let key = right.expose(&huge);
     left.write(1, &[small.span(0, 2048).unwrap()], at(key, FAR), Some(1)).unwrap();
@@ -94,9 +108,8 @@ fn offsets_above_four_gigabytes_work_both_ways() {
     assert_eq!(bytes_of(&back, 1, 2048), pattern(3, 2048));
 }
 
-#[test]
-fn reads_go_both_ways_at_once_and_are_bounded() {
-    let (mut left, mut right) = pair(256, None);
+fn reads_go_both_ways_at_once_and_are_bounded(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 256, None);
     let (a, b) = (filled(1, 1 << 20), filled(2, 1 << 20));
     let (key_a, key_b) = (left.expose(&a), right.expose(&b));
     let into = [region(1 << 20), region(1 << 20)];
@@ -135,10 +148,9 @@ fn reads_go_both_ways_at_once_and_are_bounded() {
     left.until_read_from(&mut right, 7);
 }
 
-#[test]
-fn reads_of_large_answers_keep_their_bound() {
+fn reads_of_large_answers_keep_their_bound(carrier: Carrier) {
     // The answer's header arrives long before its end: the place is taken until then, on both sides.
-    let (mut left, mut right) = pair(256, Some(16 << 10));
+    let (mut left, mut right) = pair(carrier, 256, Some(16 << 10));
     let source = filled(5, 1 << 20);
     let key = right.expose(&source);
     let into = region(1 << 20);
@@ -168,10 +180,9 @@ fn reads_of_large_answers_keep_their_bound() {
     assert_eq!(bytes_of(&into, 0, 1 << 20), pattern(5, 1 << 20));
 }
 
-#[test]
-fn a_transfer_far_larger_than_the_socket_buffers_arrives() {
+fn a_transfer_far_larger_than_the_socket_buffers_arrives(carrier: Carrier) {
     const BYTES: usize = 272 << 20;
-    let (mut left, mut right) = pair(8, Some(32 << 10));
+    let (mut left, mut right) = pair(carrier, 8, Some(32 << 10));
     let (from, to) = (region(BYTES), region(BYTES));
     for at in (0..BYTES as u64).step_by(4096) {
         from.write(at, &at.wrapping_mul(0x9E37_79B9).to_le_bytes()).unwrap();
@@ -188,9 +199,8 @@ fn a_transfer_far_larger_than_the_socket_buffers_arrives() {
     }
 }
 
-#[test]
-fn partial_writes_of_many_small_frames_keep_every_byte() {
-    let (mut left, mut right) = pair(4096, Some(4 << 10));
+fn partial_writes_of_many_small_frames_keep_every_byte(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 4096, Some(4 << 10));
     let (from, to) = (filled(4, 1 << 20), region(1 << 20));
     let key = right.expose(&to);
     for n in 0..4096u64 {
@@ -221,10 +231,9 @@ fn partial_writes_of_many_small_frames_keep_every_byte() {
     assert_eq!(bytes_of(&to, 0, 1 << 20), pattern(4, 1 << 20));
 }
 
-#[test]
-fn a_peer_that_stops_reading_fills_the_queue_and_nothing_more() {
+fn a_peer_that_stops_reading_fills_the_queue_and_nothing_more(carrier: Carrier) {
     const DEPTH: usize = 16;
-    let (mut left, mut right) = pair(DEPTH, Some(16 << 10));
+    let (mut left, mut right) = pair(carrier, DEPTH, Some(16 << 10));
     let (from, to) = (filled(6, 64 << 10), region(64 << 10));
     let key = right.expose(&to);
     let span = [from.span(0, 64 << 10).unwrap()];
@@ -259,9 +268,8 @@ fn a_peer_that_stops_reading_fills_the_queue_and_nothing_more() {
     assert!(left.write(0, &span, at(key, 0), None).is_ok());
 }
 
-#[test]
-fn completions_not_taken_keep_their_places() {
-    let (mut left, mut right) = pair(4, None);
+fn completions_not_taken_keep_their_places(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 4, None);
     let to = region(4096);
     let key = right.expose(&to);
     let span = [to.span(0, 8).unwrap()];
@@ -281,9 +289,8 @@ fn completions_not_taken_keep_their_places() {
     }
 }
 
-#[test]
-fn gather_lists_are_bounded() {
-    let (mut left, mut right) = pair(4, None);
+fn gather_lists_are_bounded(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 4, None);
     let to = region(4096);
     let key = right.expose(&to);
     let max = left.queue.caps().gather_max;
@@ -294,9 +301,8 @@ fn gather_lists_are_bounded() {
     right.until_received(3);
 }
 
-#[test]
-fn one_busy_channel_does_not_starve_another() {
-    let (mut left, mut right, ids) = pairs(2, 64, None);
+fn one_busy_channel_does_not_starve_another(carrier: Carrier) {
+    let (mut left, mut right, ids) = pairs(carrier, 2, 64, None);
     let (from, to) = (region(1 << 20), region(1 << 20));
     let span = [from.span(0, 1 << 20).unwrap()];
     let keys: Vec<_> = ids.iter().map(|(_, theirs)| right.expose(*theirs, &to).unwrap()).collect();
@@ -332,9 +338,8 @@ fn one_busy_channel_does_not_starve_another() {
     }
 }
 
-#[test]
-fn one_poll_is_bounded() {
-    let (mut left, mut right) = pair(512, None);
+fn one_poll_is_bounded(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 512, None);
     let (from, to) = (region(256 << 10), region(256 << 10));
     let key = right.expose(&to);
     for n in 0..8 {
@@ -355,9 +360,8 @@ fn one_poll_is_bounded() {
     }
 }
 
-#[test]
-fn waiting_ends_for_data_for_the_watched_descriptor_and_for_time() {
-    let (mut left, mut right) = pair(8, None);
+fn waiting_ends_for_data_for_the_watched_descriptor_and_for_time(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 8, None);
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     right.queue.watch(event.as_fd()).unwrap();
     let long = Duration::from_secs(60);
@@ -394,9 +398,8 @@ fn waiting_ends_for_data_for_the_watched_descriptor_and_for_time() {
     assert!(!right.queue.has_channels());
 }
 
-#[test]
-fn many_channels_on_one_queue() {
-    let (mut left, mut right, ids) = pairs(20, 8, None);
+fn many_channels_on_one_queue(carrier: Carrier) {
+    let (mut left, mut right, ids) = pairs(carrier, 20, 8, None);
     let to = region(4096);
     let from = filled(8, 4096);
     for (n, (ours, theirs)) in ids.iter().enumerate() {

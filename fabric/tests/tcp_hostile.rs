@@ -9,15 +9,29 @@ use proptest::prelude::*;
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tcp_rig::{End, at, bytes_of, device, pair, pairs, raw_peer, region, soon};
+use tcp_rig::{Carrier, End, at, bytes_of, device, over_both, pair, pairs, raw_peer, region, soon};
+
+over_both!(
+    garbage_is_refused,
+    a_length_beyond_the_region_is_refused_before_a_byte_is_read,
+    keys_that_were_not_exposed_on_this_channel_are_refused,
+    answers_must_fit_a_question,
+    a_peer_that_asks_and_never_takes_the_answers_is_cut_off,
+    a_stream_that_ends_in_a_frame_is_a_peer_that_closed,
+    what_was_sent_before_the_end_is_delivered_before_the_end,
+    after_close_nothing_lands,
+    a_channel_keeps_its_memory_only_while_it_lives,
+    killing_a_process_in_mid_write_is_noticed,
+    a_read_request_comes_out_as_frozen_bytes,
+);
 
 fn write(key: RemoteKey, offset: u64, length: u64, immediate: Option<u32>) -> Vec<u8> {
     Frame::Write { key: key.0, offset, length, immediate }.encode().to_vec()
 }
 
 /// What a peer says, and what it gets for it.
-fn refused(bytes: impl FnOnce(&mut End, RemoteKey) -> Vec<u8>) -> String {
-    let (mut socket, mut end) = raw_peer(8);
+fn refused(carrier: Carrier, bytes: impl FnOnce(&mut End, RemoteKey) -> Vec<u8>) -> String {
+    let (mut socket, mut end) = raw_peer(carrier, 8);
     let memory = region(8192);
     memory.write(0, &[0xEE; 8192]).unwrap();
     let key = end.expose(&memory);
@@ -35,40 +49,39 @@ fn refused(bytes: impl FnOnce(&mut End, RemoteKey) -> Vec<u8>) -> String {
     }
 }
 
-#[test]
-fn garbage_is_refused() {
+fn garbage_is_refused(carrier: Carrier) {
     assert!(
-        refused(|_, _| b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".to_vec())
+        refused(carrier, |_, _| b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n".to_vec())
             .contains("no frame begins")
     );
-    assert!(refused(|_, _| vec![0; 40]).contains("no frame begins"));
+    assert!(refused(carrier, |_, _| vec![0; 40]).contains("no frame begins"));
     let flagged = |_: &mut End, key| {
         let mut bytes = write(key, 0, 0, None);
         bytes[3] = 0x80;
         bytes
     };
-    assert!(refused(flagged).contains("unknown flags"));
+    assert!(refused(carrier, flagged).contains("unknown flags"));
 }
 
-#[test]
-fn a_length_beyond_the_region_is_refused_before_a_byte_is_read() {
+fn a_length_beyond_the_region_is_refused_before_a_byte_is_read(carrier: Carrier) {
     for (offset, length) in [(0, 8193), (8192, 1), (1, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
-        let why = refused(|_, key| [write(key, offset, length, Some(1)), vec![7; 4096]].concat());
+        let why = refused(carrier, |_, key| [write(key, offset, length, Some(1)), vec![7; 4096]].concat());
         assert!(why.contains("out of bounds"), "{why}");
     }
 }
 
-#[test]
-fn keys_that_were_not_exposed_on_this_channel_are_refused() {
+fn keys_that_were_not_exposed_on_this_channel_are_refused(carrier: Carrier) {
     let other = region(4096);
     for key in [0, u64::MAX, other.id()] {
-        let why = refused(|_, _| [write(RemoteKey(key), 0, 1, None), vec![7]].concat());
+        let why = refused(carrier, |_, _| [write(RemoteKey(key), 0, 1, None), vec![7]].concat());
         assert!(why.contains("not exposed"), "{why}");
-        let why = refused(|_, _| Frame::ReadRequest { key, offset: 0, length: 1, id: 0 }.encode().to_vec());
+        let why = refused(carrier, |_, _| {
+            Frame::ReadRequest { key, offset: 0, length: 1, id: 0 }.encode().to_vec()
+        });
         assert!(why.contains("a read with key"), "{why}");
     }
     // Exposed on another channel of the same queue is not exposed here.
-    let (mut left, mut right, ids) = pairs(2, 8, None);
+    let (mut left, mut right, ids) = pairs(carrier, 2, 8, None);
     let key = right.expose(ids[1].1, &other).unwrap();
     let (mut ours, theirs) = (End::new(left, ids[0].0), right);
     ours.write(0, &[other.span(0, 8).unwrap()], at(key, 0), Some(1)).unwrap();
@@ -84,12 +97,11 @@ fn keys_that_were_not_exposed_on_this_channel_are_refused() {
     theirs.until_received(2);
 }
 
-#[test]
-fn answers_must_fit_a_question() {
+fn answers_must_fit_a_question(carrier: Carrier) {
     let answer = |length, id| [Frame::ReadResponse { length, id }.encode().to_vec(), vec![7; 64]].concat();
-    assert!(refused(|_, _| answer(16, 0)).contains("no read of ours"));
+    assert!(refused(carrier, |_, _| answer(16, 0)).contains("no read of ours"));
     for (length, id) in [(15, 0), (17, 0), (u64::MAX, 0), (16, 1)] {
-        let why = refused(|end, _| {
+        let why = refused(carrier, |end, _| {
             let local = region(16).span(0, 16).unwrap();
             let read = Read { id: 0, local: &local, remote: at(RemoteKey(5), 0) };
             end.queue.post_read(end.channel, &read).unwrap();
@@ -98,7 +110,7 @@ fn answers_must_fit_a_question() {
         assert!(why.contains("no read of ours"), "{why}");
     }
     // The second answer to one question.
-    let why = refused(|end, key| {
+    let why = refused(carrier, |end, key| {
         let local = region(16).span(0, 16).unwrap();
         end.queue.post_read(end.channel, &Read { id: 0, local: &local, remote: at(key, 0) }).unwrap();
         [Frame::ReadResponse { length: 16, id: 0 }.encode().to_vec(), vec![7; 16], answer(16, 0)].concat()
@@ -106,9 +118,8 @@ fn answers_must_fit_a_question() {
     assert!(why.contains("no read of ours"), "{why}");
 }
 
-#[test]
-fn a_peer_that_asks_and_never_takes_the_answers_is_cut_off() {
-    let (mut socket, mut end) = raw_peer(8);
+fn a_peer_that_asks_and_never_takes_the_answers_is_cut_off(carrier: Carrier) {
+    let (mut socket, mut end) = raw_peer(carrier, 8);
     let memory = region(4 << 20);
     let key = end.expose(&memory);
     let request = Frame::ReadRequest { key: key.0, offset: 0, length: 4 << 20, id: 0 }.encode();
@@ -120,11 +131,10 @@ fn a_peer_that_asks_and_never_takes_the_answers_is_cut_off() {
     );
 }
 
-#[test]
-fn a_stream_that_ends_in_a_frame_is_a_peer_that_closed() {
+fn a_stream_that_ends_in_a_frame_is_a_peer_that_closed(carrier: Carrier) {
     let memory = region(8192);
     for cut in [0, 1, 39, 40, 41, 40 + 1023] {
-        let (mut socket, mut end) = raw_peer(8);
+        let (mut socket, mut end) = raw_peer(carrier, 8);
         let key = end.expose(&memory);
         let frame = [write(key, 0, 1024, Some(9)), vec![7; 1024]].concat();
         socket.write_all(&write(key, 0, 0, Some(8))).unwrap();
@@ -135,9 +145,8 @@ fn a_stream_that_ends_in_a_frame_is_a_peer_that_closed() {
     }
 }
 
-#[test]
-fn what_was_sent_before_the_end_is_delivered_before_the_end() {
-    let (mut left, mut right) = pair(64, None);
+fn what_was_sent_before_the_end_is_delivered_before_the_end(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 64, None);
     let (from, to) = (region(1 << 13), region(1 << 13));
     from.write(0, &[5; 1 << 13]).unwrap();
     let key = right.expose(&to);
@@ -161,9 +170,8 @@ fn what_was_sent_before_the_end_is_delivered_before_the_end() {
     );
 }
 
-#[test]
-fn after_close_nothing_lands() {
-    let (mut left, mut right) = pair(64, None);
+fn after_close_nothing_lands(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 64, None);
     let (from, to) = (region(4096), region(4096));
     from.write(0, &[5; 4096]).unwrap();
     let key = right.expose(&to);
@@ -181,17 +189,18 @@ fn after_close_nothing_lands() {
     assert_eq!(right.queue.expose(right.channel, &to), Err(PostError::Closed));
     assert_eq!(left.until_disconnected(), DisconnectReason::PeerClosed);
     // Ids are not reused.
-    let (offer, pending) = device(None).offer_channels(1).unwrap();
-    let setup = device(None).connect_channel(&offer, 0, soon()).unwrap();
+    let (offer, pending) = device(carrier, None).offer_channels(1).unwrap();
+    let setup = device(carrier, None).connect_channel(&offer, 0, soon()).unwrap();
     assert!(right.queue.attach(setup).unwrap() > right.channel);
     drop(pending);
 }
 
-#[test]
-fn a_channel_keeps_its_memory_only_while_it_lives() {
-    let (mut left, mut right) = pair(64, Some(4 << 10));
-    let big = fabric::Region::allocate(1 << 20, "gw-tcp-released").unwrap();
-    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("gw-tcp-released");
+fn a_channel_keeps_its_memory_only_while_it_lives(carrier: Carrier) {
+    let (mut left, mut right) = pair(carrier, 64, Some(4 << 10));
+    // The other carrier's test looks at the same list at the same time.
+    let name = format!("gw-released-{carrier:?}");
+    let big = fabric::Region::allocate(1 << 20, &name).unwrap();
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().contains(&name);
     let key = right.expose(&big);
     left.write(1, &[big.span(0, 1 << 20).unwrap()], at(key, 0), None).unwrap();
     left.queue.flush();
@@ -202,11 +211,10 @@ fn a_channel_keeps_its_memory_only_while_it_lives() {
     assert!(!mapped(), "the queued span was not released");
 }
 
-#[test]
-fn killing_a_process_in_mid_write_is_noticed() {
+fn killing_a_process_in_mid_write_is_noticed(carrier: Carrier) {
     let memory = region(64 << 20);
     let mut queue = fabric::TcpQueue::new(64).unwrap();
-    let (offer, pending) = device(None).offer_channels(1).unwrap();
+    let (offer, pending) = device(carrier, None).offer_channels(1).unwrap();
     let hex: String = offer.iter().map(|b| format!("{b:02x}")).collect();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_process_to_kill", "--ignored", "--nocapture"])
@@ -234,7 +242,8 @@ fn the_process_to_kill() {
         (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
     let key = RemoteKey(std::env::var("TCP_TEST_KEY").unwrap().parse().unwrap());
     let mut queue = fabric::TcpQueue::new(4).unwrap();
-    let channel = queue.attach(device(None).connect_channel(&offer, 0, soon()).unwrap()).unwrap();
+    let channel =
+        queue.attach(device(Carrier::Unix, None).connect_channel(&offer, 0, soon()).unwrap()).unwrap();
     let mut end = End::new(queue, channel);
     let from = region(64 << 20);
     let span = [from.span(0, 64 << 20).unwrap()];
@@ -244,9 +253,8 @@ fn the_process_to_kill() {
     }
 }
 
-#[test]
-fn a_read_request_comes_out_as_frozen_bytes() {
-    let (mut socket, mut end) = raw_peer(8);
+fn a_read_request_comes_out_as_frozen_bytes(carrier: Carrier) {
+    let (mut socket, mut end) = raw_peer(carrier, 8);
     let local = region(16).span(0, 16).unwrap();
     let read = Read { id: 0xFFFF, local: &local, remote: at(RemoteKey(5), 6) };
     end.queue.post_read(end.channel, &read).unwrap();
@@ -256,16 +264,21 @@ fn a_read_request_comes_out_as_frozen_bytes() {
     assert_eq!(bytes, Frame::ReadRequest { key: 5, offset: 6, length: 16, id: 0 }.encode());
 }
 
+fn carriers() -> impl Strategy<Value = Carrier> {
+    prop_oneof![Just(Carrier::Unix), Just(Carrier::Tcp)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     /// However the stream is cut, the same bytes land and the same notices come.
     #[test]
     fn any_fragmentation_gives_the_same(
+        carrier in carriers(),
         sizes in prop::collection::vec(prop_oneof![0usize..80, 900usize..3000, 20_000usize..40_000], 1..12),
         cuts in prop::collection::vec(prop_oneof![1usize..50, 1usize..2000, 1000usize..50_000], 1..40),
     ) {
-        let (mut socket, mut end) = raw_peer(8);
+        let (mut socket, mut end) = raw_peer(carrier, 8);
         let memory = region(1 << 20);
         let key = end.expose(&memory);
         let (mut stream, mut wanted) = (Vec::new(), Vec::new());
@@ -292,10 +305,11 @@ proptest! {
     /// Random bytes never panic; they end the channel or leave it waiting for more.
     #[test]
     fn random_streams_end_or_wait(
+        carrier in carriers(),
         head in prop::option::of(0u64..300),
         bytes in prop::collection::vec(any::<u8>(), 0..3000),
     ) {
-        let (mut socket, mut end) = raw_peer(8);
+        let (mut socket, mut end) = raw_peer(carrier, 8);
         let memory = region(4096);
         let key = end.expose(&memory);
         if let Some(length) = head {

@@ -5,13 +5,14 @@ mod tcp_rig;
 
 use fabric::{CompletionKind, CompletionQueue, Device, LaneQueue, RemoteSpan, Write};
 use std::time::{Duration, Instant};
-use tcp_rig::{bytes_of, device, region, soon};
+use tcp_rig::{Carrier, bytes_of, device, over_both, region, soon};
 
-#[test]
-fn one_channel_per_lane_over_the_device_trait() {
+over_both!(one_channel_per_lane_over_the_device_trait, a_waker_ends_a_lane_s_wait_that_has_tcp_channels_only);
+
+fn one_channel_per_lane_over_the_device_trait(carrier: Carrier) {
     let (mut ours, mut theirs) =
         ([0; 3].map(|_| LaneQueue::new(64).unwrap()), [0; 3].map(|_| LaneQueue::new(64).unwrap()));
-    let tcp: Box<dyn Device> = Box::new(device(None));
+    let tcp: Box<dyn Device> = Box::new(device(carrier, None));
     let handles: Vec<_> = ours.iter().map(LaneQueue::handle).collect();
     let (offer, pending) = tcp.offer(&handles).unwrap();
     let connected: Vec<_> = (0..3u16)
@@ -45,11 +46,10 @@ fn one_channel_per_lane_over_the_device_trait() {
     }
 }
 
-#[test]
-fn a_waker_ends_a_lane_s_wait_that_has_tcp_channels_only() {
+fn a_waker_ends_a_lane_s_wait_that_has_tcp_channels_only(carrier: Carrier) {
     let (mut ours, theirs) = (LaneQueue::new(64).unwrap(), LaneQueue::new(64).unwrap());
-    let (offer, pending) = device(None).offer(&[ours.handle()]).unwrap();
-    let _setup = device(None).connect(&offer, 0, &theirs.handle(), soon()).unwrap();
+    let (offer, pending) = device(carrier, None).offer(&[ours.handle()]).unwrap();
+    let _setup = device(carrier, None).connect(&offer, 0, &theirs.handle(), soon()).unwrap();
     ours.attach(pending.accept(soon()).unwrap().remove(0)).unwrap();
     let waker = ours.waker();
     for _ in 0..20 {

@@ -8,7 +8,9 @@ use fabric::{CompletionKind, CompletionQueue, Pool, Region, RemoteKey, RemoteSpa
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use tcp_rig::{End, at, pair, pairs, region};
+use tcp_rig::{Carrier, End, at, pair, pairs, region};
+
+const CARRIERS: [Carrier; 2] = [Carrier::Unix, Carrier::Tcp];
 
 const CHUNK: u64 = 256 << 10;
 const TOTAL: u64 = 2 << 30;
@@ -55,8 +57,15 @@ fn touched(bytes: u64) -> Region {
 }
 
 /// One-sided chunk writes with `window` chunks under way, acknowledged one by one.
-fn one_sided(chunk: u64, window: u64, target: u64, total: u64, buffers: Option<usize>) -> (f64, f64) {
-    let (mut left, mut right) = pair(1024, buffers);
+fn one_sided(
+    carrier: Carrier,
+    chunk: u64,
+    window: u64,
+    target: u64,
+    total: u64,
+    buffers: Option<usize>,
+) -> (f64, f64) {
+    let (mut left, mut right) = pair(carrier, 1024, buffers);
     let (from, to) = (touched(SOURCE), touched(target));
     let key = right.expose(&to);
     let chunks = total / chunk;
@@ -121,9 +130,9 @@ fn plain(chunk: u64, target: u64, total: u64) -> (f64, f64) {
 }
 
 /// Microseconds per round trip of `bytes` with immediate, sorted.
-fn round_trips(bytes: u64, channels: u16, spin: bool) -> Vec<f64> {
+fn round_trips(carrier: Carrier, bytes: u64, channels: u16, spin: bool) -> Vec<f64> {
     const ROUNDS: usize = 20_000;
-    let (mut left, mut right, ids) = pairs(channels, 64, None);
+    let (mut left, mut right, ids) = pairs(carrier, channels, 64, None);
     let memory = region(4096);
     let keys: Vec<_> = ids
         .iter()
@@ -178,22 +187,28 @@ fn throughput() {
     };
     for (target, name) in [(4 * CHUNK, "into a 1 MiB ring"), (SOURCE, "into 256 MiB")] {
         show(&format!("plain socket {name}"), &|| plain(CHUNK, target, TOTAL));
-        for window in [4, 16] {
-            let name = format!("256 KiB writes, {window} under way, {name}");
-            show(&name, &|| one_sided(CHUNK, window, target, TOTAL, None));
+        for (window, carrier) in [4, 16].into_iter().flat_map(|w| CARRIERS.map(|c| (w, c))) {
+            let name = format!("256 KiB writes over {carrier:?}, {window} under way, {name}");
+            show(&name, &|| one_sided(carrier, CHUNK, window, target, TOTAL, None));
             show(&format!("{name}, 4 MiB buffers"), &|| {
-                one_sided(CHUNK, window, target, TOTAL, Some(4 << 20))
+                one_sided(carrier, CHUNK, window, target, TOTAL, Some(4 << 20))
             });
         }
     }
-    show("1 KiB writes, 64 under way", &|| one_sided(1024, 64, 1 << 20, 128 << 20, None));
+    for carrier in CARRIERS {
+        let name = format!("1 KiB writes over {carrier:?}, 64 under way");
+        show(&name, &|| one_sided(carrier, 1024, 64, 1 << 20, 128 << 20, None));
+    }
 }
 
 /// For `strace -f -c` or `perf stat`: only the driver's transfer.
 #[test]
 #[ignore = "a measurement"]
 fn system_calls() {
-    println!("(MB/s, CPU ms/GB) {:.0?}", one_sided(CHUNK, 4, 4 * CHUNK, TOTAL, None));
+    for carrier in CARRIERS {
+        let cost = one_sided(carrier, CHUNK, 4, 4 * CHUNK, TOTAL, None);
+        println!("{carrier:?}: (MB/s, CPU ms/GB) {cost:.0?}");
+    }
 }
 
 /// The same over a plain socket, sleeping in blocking calls or spinning on non-blocking ones.
@@ -246,11 +261,11 @@ fn latency() {
         show_times(&format!("56 bytes, plain socket, {how}"), &plain_round_trips(56, spin));
     }
     for (channels, spin) in [(1, true), (1, false), (2, true), (4, true), (16, true)] {
-        for bytes in [16, 1024] {
+        for (bytes, carrier) in [16, 1024].into_iter().flat_map(|b| CARRIERS.map(|c| (b, c))) {
             let how = if spin { "spinning" } else { "sleeping" };
             show_times(
-                &format!("{bytes} bytes, {channels} channels, {how}"),
-                &round_trips(bytes, channels, spin),
+                &format!("{bytes} bytes over {carrier:?}, {channels} channels, {how}"),
+                &round_trips(carrier, bytes, channels, spin),
             );
         }
     }

@@ -93,7 +93,7 @@ pub struct DeadlineSettings {
     pub connect_ms: u64,
     /// From registration until all members are there.
     pub assemble_ms: u64,
-    /// One push, pull or push_pull.
+    /// One push, pull or push_pull; a declaration's wait for servers.
     pub operation_ms: u64,
     /// A barrier.
     pub barrier_ms: u64,
@@ -136,11 +136,21 @@ pub struct NodeSettings {
     pub http: String,
     /// The rank this process would like.
     pub rank: Option<u32>,
+    /// The tcp driver uses unix sockets with peers of the same host (network namespace) and user, where both
+    /// sides have this on; false keeps it on TCP.
+    pub unix_sockets: bool,
 }
 
 impl Default for NodeSettings {
     fn default() -> Self {
-        Self { bind: "127.0.0.1".into(), advertise: None, port: 0, http: "127.0.0.1:0".into(), rank: None }
+        Self {
+            bind: "127.0.0.1".into(),
+            advertise: None,
+            port: 0,
+            http: "127.0.0.1:0".into(),
+            rank: None,
+            unix_sockets: true,
+        }
     }
 }
 

@@ -53,11 +53,15 @@ pub struct Policies {
     pub verbs: Policy,
     /// TCP.
     pub tcp: Policy,
+    /// Workers put a checksum (CRC32C) over the payload of what they send by another driver than shared memory;
+    /// servers check it before any of it is reduced, and what changed on the way is sent again. Costs a pass over
+    /// the bytes at each end; header and table have their checksum in any case. Workers' setting only.
+    pub payload_checksum: bool,
 }
 
 impl Default for Policies {
     fn default() -> Self {
-        Self { shm: Policy::Prefer, verbs: Policy::Prefer, tcp: Policy::Prefer }
+        Self { shm: Policy::Prefer, verbs: Policy::Prefer, tcp: Policy::Prefer, payload_checksum: false }
     }
 }
 
@@ -66,7 +70,8 @@ impl Policies {
     #[must_use]
     pub fn only(driver: Driver) -> Self {
         let policy = |d| if d == driver { Policy::Require } else { Policy::Off };
-        Self { shm: policy(Driver::Shm), verbs: policy(Driver::Verbs), tcp: policy(Driver::Tcp) }
+        let [shm, verbs, tcp] = [Driver::Shm, Driver::Verbs, Driver::Tcp].map(policy);
+        Self { shm, verbs, tcp, ..Self::default() }
     }
 
     /// The policy for one driver.

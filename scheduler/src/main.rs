@@ -48,14 +48,14 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
     daemon::logging::init(Role::Scheduler, &loaded.settings.log)?;
     loaded.log();
     let settings = loaded.settings;
-    daemon::process::control_runtime()?.block_on(async {
+    daemon::process::run_to_end(async {
         let shutdown = daemon::shutdown::on_signals()?;
         let listeners = runtime::bind(&settings).await?;
         announce(&listeners, args.port_file.as_deref())?;
         let outcome = runtime::run(listeners, &settings, shutdown).await?;
         tracing::info!(%outcome, "the job is over");
         Ok(runtime::verdict(&outcome)?)
-    })
+    })?
 }
 
 /// Logs the bound addresses and writes them where a launcher looks for them.

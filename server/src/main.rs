@@ -27,7 +27,7 @@ fn main() -> std::process::ExitCode {
         let _identity = daemon::logging::init(Role::Server, &loaded.settings.log)?;
         loaded.log();
         let settings = loaded.settings;
-        daemon::process::control_runtime()?.block_on(async {
+        daemon::process::run_to_end(async {
             let shutdown = daemon::shutdown::on_signals()?;
             let http = daemon::http::bind(&settings.node.http).await?;
             let address = (settings.node.bind.as_str(), settings.node.port);
@@ -41,6 +41,6 @@ fn main() -> std::process::ExitCode {
                 })
                 .map_err(|error| Failure::new(ExitCode::Io, error))?;
             gradwire_server::runtime::run(listener, http, settings, shutdown).await
-        })
+        })?
     })
 }

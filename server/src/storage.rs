@@ -5,6 +5,7 @@
 use crate::engine::{ChunkSpec, Source};
 use crate::kernel::{self, Weights};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
+use proto_common::batch::payload_checksum;
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
@@ -115,6 +116,24 @@ impl Storage {
     pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, StorageError> {
         let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         Ok(stored.weights[usize::from(buffer & 1)].span())
+    }
+
+    /// The checksum of a payload in a slot, read like a contribution: in blocks, by raw copies.
+    pub fn checksum(&mut self, slot: u32, offset: u64, bytes: u64) -> Result<u32, StorageError> {
+        let Self { inbox, slot_bytes, spill, scratch, .. } = self;
+        let payload = Bytes { inbox, slot_bytes: *slot_bytes, spill, from: Source::Slot { slot, offset } };
+        let scratch = scratch.as_mut_bytes();
+        let (mut sum, mut at) = (0, 0);
+        // A payload lies within its slot, whose bytes fit the address space.
+        let end = bytes as usize;
+        while at < end {
+            let part_bytes = scratch.len().min(end - at);
+            let part = &mut scratch[..part_bytes];
+            payload.read(at, part)?;
+            sum = payload_checksum(sum, part);
+            at += part_bytes;
+        }
+        Ok(sum)
     }
 
     /// sum = contribution, or sum += contribution.

@@ -61,6 +61,8 @@ fn training_across_hosts_gives_the_reference_weights_over_tcp() {
         let text = worker.log().text();
         let line = text.lines().find(|line| line.contains("data path ready server=0")).expect("a line of it");
         assert!(line.contains("driver=tcp") && line.contains("different hosts"), "{line}");
+        // The processes are of one kernel and user, but not of one network namespace.
+        assert!(line.contains("; over tcp socket"), "{line}");
         assert!(text.contains("peers beyond loopback are not authenticated"), "the open door is logged");
     }
     assert!(cluster.workers[0].log().text().contains("transport=tcp"));

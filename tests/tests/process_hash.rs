@@ -27,18 +27,29 @@ fn reference(workers: u32) -> String {
     hash_in(&process.log().text())
 }
 
+/// What carries the data: the flags for it, and what the worker says then.
+#[derive(Clone, Copy)]
+struct Carrier(&'static [&'static str], &'static str);
+
+const SHM: Carrier = Carrier(&["--transport", "shm"], "transport=shm");
+/// What the tcp driver takes between processes of one host.
+const UNIX: Carrier = Carrier(&["--transport", "tcp"], "; over unix socket");
+const TCP: Carrier =
+    Carrier(&["--transport", "tcp", "--set", "node.unix_sockets=false"], "; over tcp socket");
+
 /// Trains on a cluster; everyone must end well.
-fn trained(transport: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+    let Carrier(flags, words) = carrier;
     let mut cluster = Cluster::new(servers, workers, scheduler);
-    cluster.add_servers(servers, &["--transport", transport]);
-    let args = [&TRAIN[..], &JITTER, &["--transport", transport]].concat();
+    cluster.add_servers(servers, flags);
+    let args = [&TRAIN[..], &JITTER, flags].concat();
     cluster.add_trainers(workers, &args);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
     }
     cluster.assert_no_panic();
     let text = cluster.workers[0].log().text();
-    assert!(text.contains(&format!("transport={transport}")), "{text}");
+    assert!(text.contains(words), "{text}");
     hash_in(&text)
 }
 
@@ -52,23 +63,23 @@ fn the_reference_depends_on_seed_and_workers_and_on_nothing_else() {
 fn one_two_and_three_servers_over_shm() {
     let expected = reference(4);
     for servers in 1..=3 {
-        assert_eq!(trained("shm", servers, 4, &[]), expected, "shm, {servers} servers");
+        assert_eq!(trained(SHM, servers, 4, &[]), expected, "shm, {servers} servers");
     }
 }
 
 #[test]
 fn one_two_and_three_servers_over_tcp() {
     let expected = reference(4);
-    for servers in 1..=3 {
-        assert_eq!(trained("tcp", servers, 4, &[]), expected, "tcp, {servers} servers");
+    for (servers, carrier) in [(1, UNIX), (2, TCP), (3, UNIX)] {
+        assert_eq!(trained(carrier, servers, 4, &[]), expected, "{}, {servers} servers", carrier.1);
     }
 }
 
 #[test]
 fn two_workers_and_one() {
     for workers in 1..=2 {
-        assert_eq!(trained("shm", 2, workers, &[]), reference(workers), "shm, {workers} workers");
-        assert_eq!(trained("tcp", 2, workers, &[]), reference(workers), "tcp, {workers} workers");
+        assert_eq!(trained(SHM, 2, workers, &[]), reference(workers), "shm, {workers} workers");
+        assert_eq!(trained(TCP, 2, workers, &[]), reference(workers), "tcp, {workers} workers");
     }
 }
 
@@ -76,8 +87,8 @@ fn two_workers_and_one() {
 fn several_lanes() {
     let lanes = ["--set", "cluster.lanes=2"];
     let expected = reference(4);
-    assert_eq!(trained("shm", 2, 4, &lanes), expected, "shm, 2 lanes");
-    assert_eq!(trained("tcp", 1, 4, &lanes), expected, "tcp, 2 lanes");
+    assert_eq!(trained(SHM, 2, 4, &lanes), expected, "shm, 2 lanes");
+    assert_eq!(trained(UNIX, 1, 4, &lanes), expected, "tcp, 2 lanes");
 }
 
 #[test]
@@ -85,6 +96,6 @@ fn small_chunks_with_short_last_ones() {
     let chunks = ["--set", "cluster.chunk_bytes=4096"];
     let both = ["--set", "cluster.chunk_bytes=4096", "--set", "cluster.lanes=3"];
     let expected = reference(4);
-    assert_eq!(trained("shm", 2, 4, &chunks), expected, "shm, 4 KiB chunks");
-    assert_eq!(trained("tcp", 3, 4, &both), expected, "tcp, 4 KiB chunks, 3 lanes");
+    assert_eq!(trained(SHM, 2, 4, &chunks), expected, "shm, 4 KiB chunks");
+    assert_eq!(trained(UNIX, 3, 4, &both), expected, "tcp, 4 KiB chunks, 3 lanes");
 }

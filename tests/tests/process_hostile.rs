@@ -341,24 +341,23 @@ fn a_peer_that_stops_reading() {
     scene.honest.declare(&[job::summed(LARGE, LARGE_BYTES / 4)]).unwrap();
     let mut deaf = scene.rogue.open_deaf();
     let memory = gauge::resident_bytes(&scene.cluster.servers[0]);
-    let pulls: Vec<_> = (1..=100)
-        .map(|number| {
-            let mut pull = operation(OpKind::Pull, LARGE, number, 0, LARGE_BYTES);
-            pull.landing = Some(Landing { region: DeafChannel::LANDING, offset: 0, bytes: LARGE_BYTES });
-            pull
-        })
-        .collect();
-    deaf.send(&pulls);
-    // Not a byte is read from here on, but it goes on contributing: the second round would be published over
-    // weights that are still on their way to it.
-    for (number, round) in [(101, 1), (102, 2)] {
-        deaf.send(&[operation(OpKind::Push, LARGE, number, round, LARGE_BYTES)]);
-    }
+    let pull = |number, round| {
+        let mut pull = operation(OpKind::Pull, LARGE, number, round, LARGE_BYTES);
+        pull.landing = Some(Landing { region: DeafChannel::LANDING, offset: 0, bytes: LARGE_BYTES });
+        pull
+    };
+    let push = |number, round| operation(OpKind::Push, LARGE, number, round, LARGE_BYTES);
+    deaf.send(&(1..=100).map(|number| pull(number, 0)).collect::<Vec<_>>());
+    // Not a byte is read from here on, but it goes on contributing and pulling: the second round finds weights
+    // in both buffers that are still on their way to it.
+    deaf.send(&[push(101, 1), pull(102, 1)]);
+    deaf.send(&[push(103, 2)]);
     let tensor = scene.honest.tensor(LARGE).unwrap();
     let gradient = vec![1.0; LARGE_BYTES as usize / 4];
     scene.honest.push_slice(&tensor, &gradient).expect("the first round has a free buffer");
     let error = scene.honest.push_slice(&tensor, &gradient).unwrap_err();
-    assert!(matches!(error, ClientError::Op(OpError::Deadline { .. })), "{error}");
+    let ClientError::Op(OpError::StillRead { readers, .. }) = &error else { panic!("{error}") };
+    assert_eq!(*readers, [scene.rogue.welcome.rank], "{error}");
     let grown = gauge::resident_bytes(&scene.cluster.servers[0]).saturating_sub(memory);
     assert!(grown < GROWTH_BYTES, "the server grew by {} KiB", grown >> 10);
     // A new channel takes the place of the deaf one, which is given up, and all is well again.

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::hostile::Rogue;
 use gradwire_tests::rigs::process::Process;
 use proto_common::error::ExitCode;
+use proto_common::transport::Driver;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
@@ -117,6 +119,27 @@ fn a_death_while_connecting_ends_it_at_once() {
         // The server has its say, too, once it goes on.
         cluster.servers[0].signal(Signal::CONT);
         strike(&mut cluster, victim, &KILL);
+    }
+}
+
+/// A worker that dies between a server's offer and its own channel: the server must not wait for what will never
+/// come.
+#[test]
+fn a_death_before_its_channel_ends_it_at_once() {
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let mut cluster = Cluster::new(1, 1, &[]);
+        cluster.add_servers(1, &[]);
+        let mut worker = Rogue::register(&cluster, 0);
+        worker.await_roster();
+        let (link, _offer) = worker.ask(driver);
+        let died = Instant::now();
+        // Its connections close, as when a process is killed.
+        drop((worker, link));
+        for process in cluster.everyone() {
+            let code = process.expect_end(BOUND.saturating_sub(died.elapsed()));
+            assert_eq!(code, ExitCode::MemberDied as i32, "{} over {driver}", process.name());
+        }
+        cluster.assert_no_panic();
     }
 }
 

@@ -16,7 +16,8 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-const HANDSHAKE: &str = "deadlines.handshake_ms=300";
+/// Short for strangers; a member on a busy machine still says its first word in this time.
+const HANDSHAKE: &str = "deadlines.handshake_ms=1000";
 /// A stranger that says nothing useful is gone by then: the handshake's time, and the lingering after it.
 const DROPPED: Duration = Duration::from_secs(5);
 /// Memory a daemon may grow by while hundreds of strangers come and go.
@@ -99,7 +100,7 @@ fn a_frame_shorter_than_it_says_and_silence_end_with_the_handshake() {
         closing.send_raw(&1000u32.to_le_bytes());
         drop(closing);
         assert!(cut.is_closed_within(DROPPED) && mute.is_closed_within(DROPPED), "{address}");
-        assert!(started.elapsed() >= Duration::from_millis(250), "they have the handshake's time");
+        assert!(started.elapsed() >= Duration::from_millis(900), "they have the handshake's time");
     }
     trains_on(&mut cluster);
 }
@@ -197,7 +198,9 @@ fn a_registered_worker_that_turns_to_garbage_ends_the_job_by_name() {
     let mut cluster = Cluster::new(1, 2, &[]);
     cluster.add_servers(1, &[]);
     cluster.add_trainer(&["--epochs", "1000000"]);
-    cluster.scheduler.expect_line("worker 0 registered", PATIENCE);
+    for member in ["server 0 registered", "worker 0 registered"] {
+        cluster.scheduler.expect_line(member, PATIENCE);
+    }
     let mut liar = ControlPeer::connect(&cluster.control);
     let garbage = [&50u32.to_le_bytes()[..], &[0xFF; 50]].concat();
     let register = ControlPeer::frame(&ToScheduler::Register(registration(Role::Worker, Some(1))));

@@ -185,6 +185,7 @@ impl ClientError {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
+            Self::Declare(DeclareError::Deadline { .. }) => Blame::Membership,
             Self::Setting(_) | Self::Declare(_) | Self::WrongLength { .. } | Self::WrongDtype { .. } => {
                 Blame::Caller
             }
@@ -203,7 +204,9 @@ impl ClientError {
         match self {
             Self::Setting(_) => ExitCode::Config,
             Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
-            Self::Assemble { .. } | Self::Wait(WaitError::Deadline { .. }) => ExitCode::Deadline,
+            Self::Assemble { .. }
+            | Self::Wait(WaitError::Deadline { .. })
+            | Self::Declare(DeclareError::Deadline { .. }) => ExitCode::Deadline,
             Self::Op(error) => match error {
                 OpError::Deadline { .. } | OpError::StillRead { .. } | OpError::NoAnswer { .. } => {
                     ExitCode::Deadline

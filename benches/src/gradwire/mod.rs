@@ -21,7 +21,8 @@ pub(crate) struct GradwireSubject {
 }
 
 impl GradwireSubject {
-    /// Gradwire over `shm` or `tcp`; no process runs yet.
+    /// Gradwire over `shm`, or over sockets: `unix` is the tcp driver as it chooses for processes of one host, `tcp`
+    /// the same driver held to TCP, as between hosts. No process runs yet.
     pub(crate) fn new(transport: &'static str) -> Self {
         Self { transport, cluster: None }
     }
@@ -65,6 +66,15 @@ impl GradwireSubject {
     }
 }
 
+/// The driver that a subject requires, and whether it may use unix sockets.
+fn driver_of(transport: &str) -> (&str, bool) {
+    match transport {
+        "unix" => ("tcp", true),
+        "tcp" => ("tcp", false),
+        other => (other, true),
+    }
+}
+
 /// One of our daemons, found beside this program.
 fn daemon(name: &str, transport: &str) -> anyhow::Result<Command> {
     let here = std::env::current_exe().context("cannot find this executable")?;
@@ -74,9 +84,11 @@ fn daemon(name: &str, transport: &str) -> anyhow::Result<Command> {
         "{} is not there; build it first: cargo build --release --bins",
         program.display()
     );
+    let (driver, unix) = driver_of(transport);
     let mut command = Command::new(program);
     command
-        .args(["--transport", transport, "--log", "warn", "--http", "off"])
+        .args(["--transport", driver, "--log", "warn", "--http", "off"])
+        .args(["--set", &format!("node.unix_sockets={unix}")])
         .env("GRADWIRE_DIE_WITH_PARENT", std::process::id().to_string());
     Ok(command)
 }

@@ -42,17 +42,15 @@ pub(crate) fn main(args: &WorkerArgs) -> anyhow::Result<()> {
 }
 
 fn settings(args: &WorkerArgs) -> anyhow::Result<Settings> {
-    let driver = match args.transport.as_str() {
-        "shm" => Driver::Shm,
-        "tcp" => Driver::Tcp,
-        other => anyhow::bail!("unknown transport {other}"),
-    };
+    let (driver, unix_sockets) = super::driver_of(&args.transport);
+    let driver = if driver == "shm" { Driver::Shm } else { Driver::Tcp };
     let (host, port) = args.scheduler.rsplit_once(':').context("the scheduler's address is not host:port")?;
     let mut settings = Settings { transport: Policies::only(driver), ..Settings::default() };
     settings.scheduler.host = host.to_owned();
     settings.scheduler.port = port.parse()?;
     settings.node.rank = Some(args.rank);
     settings.node.http = String::new();
+    settings.node.unix_sockets = unix_sockets;
     Ok(settings)
 }
 

@@ -36,8 +36,7 @@ pub(crate) struct StatusArgs {
 
 pub(crate) fn run(args: &StatusArgs) -> Result<(), anyhow::Error> {
     let address = address(args)?;
-    let runtime = daemon::process::control_runtime().code(ExitCode::Io)?;
-    match runtime.block_on(show(args, &address)) {
+    match daemon::process::run_to_end(show(args, &address)).code(ExitCode::Io)? {
         Err(error) if is_closed_pipe(&error) => Ok(()),
         other => other,
     }

@@ -41,8 +41,8 @@ async fn listen() -> (TcpListener, Settings) {
     let mut settings = Settings::default();
     settings.scheduler.port = listener.local_addr().unwrap().port();
     settings.deadlines.heartbeat_ms = 10;
-    settings.deadlines.silence_ms = 100;
-    settings.deadlines.connect_ms = 300;
+    settings.deadlines.silence_ms = 500;
+    settings.deadlines.connect_ms = 1_000;
     (listener, settings)
 }
 
@@ -94,7 +94,7 @@ async fn a_lost_scheduler_is_told_at_once_and_a_silent_one_in_time() {
     assert!(link.events.recv().await.is_none(), "it is the last event");
     let (mut link, _scheduler) = linked().await;
     let event = link.events.recv().await;
-    assert!(matches!(event, Some(LinkEvent::Lost(LinkError::Silent { silent_ms: 100 }))), "{event:?}");
+    assert!(matches!(event, Some(LinkEvent::Lost(LinkError::Silent { silent_ms: 500 }))), "{event:?}");
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ fn open_socket(flags: SocketFlags) -> Result<OwnedFd, FabricError> {
 }
 
 /// Is the process at the other end of our user?
-fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_of_our_user(link: BorrowedFd<'_>) -> bool {
     socket_peercred(link).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 

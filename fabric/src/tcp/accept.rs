@@ -1,35 +1,39 @@
-//! The accepting half of a channel's set-up: a listener of one offer that waits for the preambles of the
-//! right peer while strangers, liars and silent connections are dropped. It knows nothing of frames.
+//! The accepting half of a channel's set-up: the listeners of one offer, a TCP port and perhaps a unix socket,
+//! that wait for the preambles of the right peer while strangers, liars and silent connections are dropped. It
+//! knows nothing of frames.
 
 use super::invite::{PREAMBLE_BYTES, Secret, decode_preamble};
-use super::sys;
+use super::{local, sys};
 use crate::device::{ChannelSetup, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use socket2::Socket;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Connections whose preamble is not complete yet; with one more, the oldest goes. The right peer sends its
 /// preamble at once, so it is the silent ones that grow old.
 const HALF_OPEN_MAX: usize = 64;
-/// New connections taken between two looks at the clock and the others.
+/// New connections of a listener taken between two looks at the clock and the others.
 const ACCEPTS_PER_ROUND: usize = 64;
 
 /// An offer that waits for its peer.
 #[derive(Debug)]
 pub(super) struct TcpPending {
-    pub(super) listener: TcpListener,
+    pub(super) tcp: Socket,
     pub(super) address: SocketAddr,
+    pub(super) unix: Option<Socket>,
+    pub(super) buffer_bytes: Option<usize>,
     pub(super) channels: u16,
     pub(super) secret: Secret,
 }
 
 #[derive(Debug)]
 struct HalfOpen {
-    socket: TcpStream,
+    socket: Socket,
     bytes: [u8; PREAMBLE_BYTES],
     have: usize,
 }
@@ -62,7 +66,7 @@ impl HalfOpen {
 /// The state of one `accept`.
 struct Round {
     half_open: VecDeque<HalfOpen>,
-    slots: Vec<Option<TcpStream>>,
+    slots: Vec<Option<Socket>>,
     missing: usize,
 }
 
@@ -87,18 +91,22 @@ impl Round {
             },
             Preamble::Refused(why) => why,
         };
-        let peer = candidate.socket.peer_addr().ok();
+        let peer = candidate.socket.peer_addr().ok().and_then(|address| address.as_socket());
         tracing::debug!(?peer, why, "dropped a connection to an offer");
     }
 }
 
 impl TcpPending {
-    /// Takes the connections that wait in the listener.
-    fn take_new(&self, round: &mut Round) -> Result<(), FabricError> {
+    fn listeners(&self) -> impl Iterator<Item = &Socket> {
+        std::iter::once(&self.tcp).chain(&self.unix)
+    }
+
+    /// Takes the connections that wait in a listener.
+    fn take_new(&self, listener: &Socket, round: &mut Round) -> Result<(), FabricError> {
         for _ in 0..ACCEPTS_PER_ROUND {
-            match self.listener.accept() {
+            match listener.accept() {
                 Ok((socket, _)) => {
-                    if sys::tune(&socket).is_ok() {
+                    if local::may_enter(&socket) && sys::tune(&socket, self.buffer_bytes).is_ok() {
                         round.judge(HalfOpen { socket, bytes: [0; PREAMBLE_BYTES], have: 0 }, &self.secret);
                     }
                 }
@@ -117,9 +125,9 @@ impl TcpPending {
     }
 
     fn sleep(&self, round: &Round, left: Duration) -> Result<(), FabricError> {
-        let mut fds = Vec::with_capacity(1 + round.half_open.len());
-        fds.push(PollFd::new(&self.listener, PollFlags::IN));
-        fds.extend(round.half_open.iter().map(|h| PollFd::new(&h.socket, PollFlags::IN)));
+        let half_open = round.half_open.iter().map(|half_open| &half_open.socket);
+        let mut fds: Vec<_> =
+            self.listeners().chain(half_open).map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         let timeout = Timespec::try_from(left).ok();
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -157,7 +165,9 @@ impl PendingOffer for TcpPending {
         let slots = (0..channels).map(|_| None).collect();
         let mut round = Round { half_open: VecDeque::with_capacity(HALF_OPEN_MAX), slots, missing: channels };
         loop {
-            self.take_new(&mut round)?;
+            for listener in self.listeners() {
+                self.take_new(listener, &mut round)?;
+            }
             for _ in 0..round.half_open.len() {
                 if let Some(candidate) = round.half_open.pop_front() {
                     round.judge(candidate, &self.secret);

@@ -4,12 +4,15 @@
 use super::frame::Frame;
 use super::receive::{Next, OnLanded, Receiver};
 use super::send::{OnSent, SendQueue, SendStop};
+use super::sys;
 use crate::error::PostError;
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use socket2::Socket;
 use std::collections::VecDeque;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 
 /// Reads one side may have under way on a channel; part of the protocol, as the other side holds it to it.
@@ -50,7 +53,7 @@ struct PendingRead {
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) id: ChannelId,
-    pub(super) socket: TcpStream,
+    pub(super) socket: Socket,
     send_depth: usize,
     /// Sorted by id.
     regions: Vec<Region>,
@@ -71,12 +74,17 @@ pub(super) struct Channel {
     send_broken: bool,
     /// Bytes may be there, in the kernel or read ahead.
     input: bool,
+    is_unix: bool,
+    /// Whether the epoll set was told to report room; nothing before it was told anything.
+    asked: Option<bool>,
 }
 
 impl Channel {
-    pub(super) fn new(id: ChannelId, socket: TcpStream, send_depth: usize) -> Self {
+    pub(super) fn new(id: ChannelId, socket: Socket, send_depth: usize) -> Self {
         Self {
             id,
+            is_unix: sys::is_unix(&socket),
+            asked: None,
             socket,
             send_depth,
             regions: Vec::new(),
@@ -112,7 +120,8 @@ impl Channel {
 
     /// Before a sleep.
     pub(super) fn rest(&mut self) {
-        if !self.input {
+        // A unix socket knows no low-water mark.
+        if !self.input && !self.is_unix {
             self.receiver.raise_low_water(self.socket.as_fd());
         }
     }
@@ -127,6 +136,19 @@ impl Channel {
 
     pub(super) fn is_blocked(&self) -> bool {
         !self.writable && !self.send.is_empty()
+    }
+
+    /// What the epoll set is to report from now on, where that differs from what it was told. TCP reports room
+    /// only after it was full, so it is asked for once and for all. A unix socket reports it with every piece
+    /// that the peer takes, which would wake us for nothing: it is asked while we wait for it.
+    pub(super) fn new_interest(&mut self) -> Option<EventFlags> {
+        let output = !self.is_unix || self.is_blocked();
+        if self.asked == Some(output) {
+            return None;
+        }
+        self.asked = Some(output);
+        let input = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        Some(if output { input | EventFlags::OUT } else { input })
     }
 
     pub(super) fn expose(&mut self, region: &Region) -> RemoteKey {

@@ -1,11 +1,13 @@
-//! The connecting half of a channel's set-up: name, socket, preamble, all within one deadline.
+//! The connecting half of a channel's set-up: the offer's unix socket where it can be reached, otherwise its
+//! name, socket, preamble, all within one deadline.
 
-use super::invite::{Offer, encode_preamble};
+use super::invite::{Name, Offer, encode_preamble};
+use super::local;
 use super::sys::{self, IoRange};
 use crate::error::FabricError;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -13,13 +15,40 @@ use std::time::{Duration, Instant};
 /// Addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Connects channel `index` of an offer.
+/// Connects channel `index` of an offer, over its unix socket if it has one that can be reached from here.
 pub(super) fn connect(
     offer: &Offer,
     index: u16,
     buffer_bytes: Option<usize>,
     deadline: Instant,
-) -> Result<TcpStream, FabricError> {
+) -> Result<Socket, FabricError> {
+    if let Some(name) = &offer.unix {
+        match connect_unix(name, offer, index, buffer_bytes) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => tracing::debug!(index, %error, "no unix socket to the peer, using tcp"),
+        }
+    }
+    connect_tcp(offer, index, buffer_bytes, deadline)
+}
+
+fn connect_unix(
+    name: &Name,
+    offer: &Offer,
+    index: u16,
+    buffer_bytes: Option<usize>,
+) -> Result<Socket, FabricError> {
+    let what = || format!("connecting channel {index} to the peer's unix socket");
+    let socket = local::dial(name).map_err(|e| FabricError::os(what(), e))?;
+    sys::tune(&socket, buffer_bytes)?;
+    introduce(socket, offer, index, what)
+}
+
+fn connect_tcp(
+    offer: &Offer,
+    index: u16,
+    buffer_bytes: Option<usize>,
+    deadline: Instant,
+) -> Result<Socket, FabricError> {
     let started = Instant::now();
     let what = || format!("connecting channel {index} to {}:{}", offer.host, offer.port);
     let late = || FabricError::Deadline { what: what(), waited_ms: started.elapsed().as_millis() as u64 };
@@ -36,9 +65,9 @@ pub(super) fn connect(
         // Each address gets its part, so that one that swallows packets does not take all the time.
         let share = left / (addresses.len() - tried) as u32;
         match open(*address, buffer_bytes, share.max(Duration::from_millis(1))) {
-            Ok(stream) => {
-                sys::tune(&stream)?;
-                return introduce(stream, offer, index, what);
+            Ok(socket) => {
+                sys::tune(&socket, buffer_bytes)?;
+                return introduce(socket, offer, index, what);
             }
             Err(e) => failure = Some(e),
         }
@@ -51,33 +80,32 @@ pub(super) fn connect(
 }
 
 fn introduce(
-    stream: TcpStream,
+    socket: Socket,
     offer: &Offer,
     index: u16,
     what: impl Fn() -> String,
-) -> Result<TcpStream, FabricError> {
+) -> Result<Socket, FabricError> {
     let preamble = encode_preamble(&offer.secret, index);
     // A fresh socket's buffer is empty: it takes these few bytes whole or is broken.
-    match sys::send(stream.as_fd(), &[IoRange::of_slice(&preamble)]) {
-        Ok(sent) if sent == preamble.len() => Ok(stream),
+    match sys::send(socket.as_fd(), &[IoRange::of_slice(&preamble)]) {
+        Ok(sent) if sent == preamble.len() => Ok(socket),
         Ok(_) => Err(FabricError::Internal("a fresh socket did not take a preamble".into())),
         Err(e) => Err(FabricError::os(what(), e)),
     }
 }
 
-fn open(address: SocketAddr, buffer_bytes: Option<usize>, timeout: Duration) -> io::Result<TcpStream> {
+fn open(address: SocketAddr, buffer_bytes: Option<usize>, timeout: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if let Some(bytes) = buffer_bytes {
         sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
     }
     socket.connect_timeout(&address.into(), timeout)?;
-    let stream = TcpStream::from(socket);
     // Where nobody listens on a local port, the system may pick that very port for our end and connect the
     // socket to itself.
-    if stream.local_addr()? == stream.peer_addr()? {
+    if socket.local_addr()?.as_socket() == socket.peer_addr()?.as_socket() {
         return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
     }
-    Ok(stream)
+    Ok(socket)
 }
 
 /// Addresses of a host. The system's resolver knows no deadline, so names are resolved on a thread that is

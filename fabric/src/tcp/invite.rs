@@ -10,8 +10,35 @@ pub(super) const CHANNELS_MAX: usize = 1024;
 /// Bytes of a preamble.
 pub(super) const PREAMBLE_BYTES: usize = 24;
 
-const OFFER_MAGIC: [u8; 4] = *b"GWO1";
+const OFFER_MAGIC: [u8; 4] = *b"GWO2";
 const PREAMBLE_MAGIC: [u8; 4] = *b"GWP1";
+
+/// Bytes of an offer before the host's name.
+const FIXED_BYTES: usize = 40;
+
+fn random() -> Result<[u8; 16], FabricError> {
+    let mut bytes = [0; 16];
+    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
+    if drawn != bytes.len() {
+        return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
+    }
+    Ok(bytes)
+}
+
+/// What the unix socket of an offer is called. Not a secret: the system shows such names to everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Name(pub(super) [u8; 16]);
+
+impl Name {
+    /// Stands for no name.
+    const NONE: [u8; 16] = [0; 16];
+
+    /// Draws one.
+    pub(super) fn random() -> Result<Self, FabricError> {
+        random().map(Self)
+    }
+}
 
 /// Good for the channels of one offer only.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,13 +54,7 @@ impl std::fmt::Debug for Secret {
 impl Secret {
     /// Draws one.
     pub(super) fn random() -> Result<Self, FabricError> {
-        let mut bytes = [0; 16];
-        let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
-        if drawn != bytes.len() {
-            return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
-        }
-        Ok(Self(bytes))
+        random().map(Self)
     }
 
     /// Compares without telling by its time how many bytes fit.
@@ -49,16 +70,19 @@ pub(super) struct Offer {
     pub(super) port: u16,
     pub(super) channels: u16,
     pub(super) secret: Secret,
+    /// The unix socket that peers of the same host and user may use instead of the port.
+    pub(super) unix: Option<Name>,
 }
 
 impl Offer {
     /// The bytes for the peer; the host's length must have been checked.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(25 + self.host.len());
+        let mut bytes = Vec::with_capacity(FIXED_BYTES + self.host.len());
         bytes.extend_from_slice(&OFFER_MAGIC);
         bytes.extend_from_slice(&self.port.to_le_bytes());
         bytes.extend_from_slice(&self.channels.to_le_bytes());
         bytes.extend_from_slice(&self.secret.0);
+        bytes.extend_from_slice(&self.unix.map_or(Name::NONE, |name| name.0));
         bytes.extend_from_slice(self.host.as_bytes());
         bytes
     }
@@ -66,7 +90,7 @@ impl Offer {
     /// Reads a peer's offer.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, FabricError> {
         let refuse = |why: &str| Err(FabricError::Peer(format!("its tcp offer {why}")));
-        let Some((fixed, host)) = bytes.split_first_chunk::<24>() else {
+        let Some((fixed, host)) = bytes.split_first_chunk::<FIXED_BYTES>() else {
             return refuse("is too short");
         };
         if fixed[..4] != OFFER_MAGIC {
@@ -83,9 +107,11 @@ impl Offer {
         if port == 0 || channels == 0 || usize::from(channels) > CHANNELS_MAX {
             return refuse("has no port or no channels");
         }
-        let mut secret = [0; 16];
+        let (mut secret, mut name) = ([0; 16], [0; 16]);
         secret.copy_from_slice(&fixed[8..24]);
-        Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret) })
+        name.copy_from_slice(&fixed[24..]);
+        let unix = (name != Name::NONE).then_some(Name(name));
+        Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret), unix })
     }
 }
 
@@ -115,16 +141,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn offer() -> Offer {
-        Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret: Secret([9; 16]) }
+        let (secret, unix) = (Secret([9; 16]), Some(Name([6; 16])));
+        Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret, unix }
     }
 
     #[test]
     fn bytes_are_frozen() {
-        let mut bytes = b"GWO1\x34\x12\x03\x00".to_vec();
+        let mut bytes = b"GWO2\x34\x12\x03\x00".to_vec();
         bytes.extend_from_slice(&[9; 16]);
+        bytes.extend_from_slice(&[6; 16]);
         bytes.extend_from_slice(b"node-7");
         assert_eq!(offer().encode(), bytes);
         assert_eq!(Offer::decode(&bytes).unwrap(), offer());
+        let nameless = Offer { unix: None, ..offer() };
+        bytes[24..40].fill(0);
+        assert_eq!(nameless.encode(), bytes);
+        assert_eq!(Offer::decode(&bytes).unwrap(), nameless);
         let mut preamble = b"GWP1\x02\x01\x00\x00".to_vec();
         preamble.extend_from_slice(&[9; 16]);
         assert_eq!(encode_preamble(&Secret([9; 16]), 0x102).to_vec(), preamble);
@@ -136,6 +168,14 @@ mod tests {
             let offer = Offer { host: "h".repeat(bytes), ..offer() };
             assert_eq!(Offer::decode(&offer.encode()).is_ok(), good, "{bytes}");
         }
+    }
+
+    #[test]
+    fn an_offer_of_the_version_before_is_refused() {
+        let mut bytes = offer().encode();
+        bytes[..4].copy_from_slice(b"GWO1");
+        assert!(Offer::decode(&bytes).is_err());
+        assert!(Offer::decode(&offer().encode()[..FIXED_BYTES - 1]).is_err());
     }
 
     #[test]
@@ -158,7 +198,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_anything_is_safe_and_canonical(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn decoding_anything_is_safe_and_canonical(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..320),
+            plausible in any::<bool>(),
+        ) {
+            if plausible && bytes.len() > FIXED_BYTES {
+                bytes[..8].copy_from_slice(&offer().encode()[..8]);
+                bytes[FIXED_BYTES..].iter_mut().for_each(|b| *b &= 0x7F);
+            }
             if let Ok(offer) = Offer::decode(&bytes) {
                 prop_assert_eq!(offer.encode(), bytes);
             }

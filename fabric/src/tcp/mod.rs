@@ -1,10 +1,11 @@
 //! The TCP driver: one-sided writes and reads as frames on one socket per channel, between any two
-//! processes. Payload goes out of registered memory by gathering system calls and comes in straight into
-//! the exposed region that a frame names, after key and bounds are checked.
+//! processes; a unix socket carries the same frames where both are of one host and user. Payload goes out of
+//! registered memory by gathering system calls and comes in straight into the exposed region that a frame
+//! names, after key and bounds are checked.
 //!
 //! A write's way: `queue` takes the post, `send` gathers many frames into one system call, on the other
 //! side `receive` finds the header, `channel` judges it, `receive` reads the payload into place, `queue`
-//! hands out the completion. `accept`, `connect` and `invite` make the sockets; `sys` holds the system calls
+//! hands out the completion. `accept`, `connect`, `invite` and `local` make the sockets; `sys` holds the system calls
 //! and all `unsafe` of this driver; `frame` is the wire format.
 
 mod accept;
@@ -12,6 +13,7 @@ mod channel;
 mod connect;
 pub mod frame;
 mod invite;
+mod local;
 mod queue;
 mod receive;
 mod send;
@@ -25,7 +27,7 @@ use accept::TcpPending;
 use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer, Secret};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 /// Connections that may wait in a listener: more than strangers bring between two looks at it.
@@ -37,6 +39,12 @@ pub struct TcpDevice {
     bind: IpAddr,
     advertise: String,
     buffer_bytes: Option<usize>,
+    unix: bool,
+}
+
+/// What carries the frames of a channel, for people.
+pub(crate) fn carrier(socket: &Socket) -> &'static str {
+    if sys::is_unix(socket) { "unix socket" } else { "tcp socket" }
 }
 
 impl TcpDevice {
@@ -44,7 +52,7 @@ impl TcpDevice {
     /// address under which peers reach it; checked when an offer is made.
     #[must_use]
     pub fn new(bind: IpAddr, advertise: String) -> Self {
-        Self { bind, advertise, buffer_bytes: None }
+        Self { bind, advertise, buffer_bytes: None, unix: true }
     }
 
     /// Fixes the sockets' buffers. Without it the system adapts them to each link, which on loopback is
@@ -52,6 +60,14 @@ impl TcpDevice {
     #[must_use]
     pub fn with_socket_buffer_bytes(mut self, bytes: usize) -> Self {
         self.buffer_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether to use unix sockets with peers of the same host (network namespace) and user, which is so unless
+    /// said otherwise. Both sides must want it; what cannot be reached this way is reached over TCP.
+    #[must_use]
+    pub fn with_unix(mut self, unix: bool) -> Self {
+        self.unix = unix;
         self
     }
 
@@ -68,16 +84,21 @@ impl TcpDevice {
                 "{advertise:?} is no host name that peers could be told"
             )));
         }
-        let listener = self.listen().map_err(|e| {
+        let tcp = self.listen().map_err(|e| {
             FabricError::os(format!("listening on {} (is it an address of this host?)", self.bind), e)
         })?;
-        let address =
-            listener.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+        let address = tcp.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+        let address = address
+            .as_socket()
+            .ok_or_else(|| FabricError::Internal("a tcp port without an address".into()))?;
         let secret = Secret::random()?;
         // At most CHANNELS_MAX, checked above.
         let channels = channels as u16;
-        let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret };
-        Ok((offer.encode(), Box::new(TcpPending { listener, address, channels, secret })))
+        let (unix, listener) = self.unix.then(|| local::listen(self.buffer_bytes.is_some())).flatten().unzip();
+        let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret, unix };
+        let buffer_bytes = self.buffer_bytes;
+        let pending = TcpPending { tcp, address, unix: listener, buffer_bytes, channels, secret };
+        Ok((offer.encode(), Box::new(pending)))
     }
 
     /// [`Device::connect`], without the queue.
@@ -87,16 +108,17 @@ impl TcpDevice {
         index: u16,
         deadline: Instant,
     ) -> Result<ChannelSetup, FabricError> {
-        let offer = Offer::decode(offer)?;
+        let mut offer = Offer::decode(offer)?;
         if index >= offer.channels {
             let channels = offer.channels;
             return Err(FabricError::Misuse(format!("channel {index} of an offer of {channels} channels")));
         }
-        let stream = connect::connect(&offer, index, self.buffer_bytes, deadline)?;
-        Ok(ChannelSetup { kind: SetupKind::Tcp(stream) })
+        offer.unix = offer.unix.filter(|_| self.unix);
+        let socket = connect::connect(&offer, index, self.buffer_bytes, deadline)?;
+        Ok(ChannelSetup { kind: SetupKind::Tcp(socket) })
     }
 
-    fn listen(&self) -> io::Result<TcpListener> {
+    fn listen(&self) -> io::Result<Socket> {
         let address = SocketAddr::new(self.bind, 0);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         if let Some(bytes) = self.buffer_bytes {
@@ -106,7 +128,7 @@ impl TcpDevice {
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
-        Ok(socket.into())
+        Ok(socket)
     }
 }
 

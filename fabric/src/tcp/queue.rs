@@ -164,13 +164,13 @@ impl TcpQueue {
         let mut at = 0;
         while at < self.channels.len() {
             let channel = &mut self.channels[at];
-            if channel.has_output()
-                && let Err(reason) = channel.send(&mut self.ready)
-            {
-                let ended = self.fail(at, reason);
-                self.ready.push(ended);
-            } else {
-                at += 1;
+            let sent = if channel.has_output() { channel.send(&mut self.ready) } else { Ok(()) };
+            match sent.and_then(|()| ask(&self.epoll, channel)) {
+                Ok(()) => at += 1,
+                Err(reason) => {
+                    let ended = self.fail(at, reason);
+                    self.ready.push(ended);
+                }
             }
         }
     }
@@ -201,6 +201,19 @@ impl TcpQueue {
     }
 }
 
+fn event_data(id: ChannelId) -> epoll::EventData {
+    epoll::EventData::new_u64(u64::from(id.0))
+}
+
+/// Tells the epoll set what the channel now waits for. What is there already is reported at once.
+fn ask(epoll: &OwnedFd, channel: &mut Channel) -> Result<(), DisconnectReason> {
+    match channel.new_interest() {
+        None => Ok(()),
+        Some(flags) => epoll::modify(epoll, &channel.socket, event_data(channel.id), flags)
+            .map_err(|e| DisconnectReason::Failed(format!("asking for events: {e}"))),
+    }
+}
+
 fn position(channels: &[Channel], id: ChannelId) -> Option<usize> {
     channels.binary_search_by_key(&id, |c| c.id).ok()
 }
@@ -217,12 +230,12 @@ impl CompletionQueue for TcpQueue {
             ));
         }
         self.next_id += 1;
-        // Edge-triggered, once for the channel's life: no system call ever changes what is asked for.
-        let flags =
-            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(u64::from(id.0)), flags)
-            .map_err(|e| FabricError::os("adding a channel to the epoll set", e))?;
-        self.channels.push(Channel::new(id, socket, self.send_depth));
+        let mut channel = Channel::new(id, socket, self.send_depth);
+        if let Some(flags) = channel.new_interest() {
+            epoll::add(&self.epoll, &channel.socket, event_data(id), flags)
+                .map_err(|e| FabricError::os("adding a channel to the epoll set", e))?;
+        }
+        self.channels.push(channel);
         Ok(id)
     }
 

@@ -8,10 +8,9 @@ use crate::error::FabricError;
 use crate::memory::Span;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::marker::PhantomData;
-use std::net::TcpStream;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::time::Duration;
 
@@ -84,6 +83,11 @@ pub(super) fn receive_private(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result
     rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)
 }
 
+/// Is it a unix socket, and not one of TCP?
+pub(super) fn is_unix(socket: &Socket) -> bool {
+    socket.domain().is_ok_and(|domain| domain == Domain::UNIX)
+}
+
 /// The socket reports itself readable, and wakes who waits for it, only with so many bytes (or at its end).
 pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
@@ -101,31 +105,42 @@ pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What every channel's socket has.
-pub(super) fn tune(socket: &TcpStream) -> Result<(), FabricError> {
-    let options = SockRef::from(socket);
+/// What a unix socket's buffers hold, unless they were fixed: many chunks. The system caps it.
+pub(super) const UNIX_BUFFER_BYTES: usize = 4 << 20;
+
+/// What every channel's socket has. `buffer_bytes`: of a unix socket, which inherits none from its listener.
+pub(super) fn tune(socket: &Socket, buffer_bytes: Option<usize>) -> Result<(), FabricError> {
+    socket.set_nonblocking(true).map_err(|e| FabricError::os("setting up a channel's socket", e))?;
+    if is_unix(socket) {
+        fix_buffers(socket, buffer_bytes.unwrap_or(UNIX_BUFFER_BYTES))
+    } else {
+        tune_tcp(socket)
+    }
+}
+
+fn tune_tcp(socket: &Socket) -> Result<(), FabricError> {
     // A host that vanished without a word is noticed on an idle channel too; a peer that is only slow
     // answers these probes and is left alone.
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(3))
         .with_retries(4);
-    options
+    socket
         .set_tcp_nodelay(true)
-        .and_then(|()| options.set_tcp_keepalive(&keepalive))
-        .and_then(|()| options.set_nonblocking(true))
+        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
         .map_err(|e| FabricError::os("setting up a channel's socket", e))?;
     if is_within_this_host(socket) {
         // There is no link to be fair on, and pacing (BBR) costs half the throughput here. Where the system
         // refuses, its own choice works.
-        let _ = options.set_tcp_congestion(b"reno");
+        let _ = socket.set_tcp_congestion(b"reno");
     }
     Ok(())
 }
 
 /// A connection to an address of one's own comes from that very address.
-fn is_within_this_host(socket: &TcpStream) -> bool {
-    matches!((socket.local_addr(), socket.peer_addr()), (Ok(local), Ok(peer)) if local.ip() == peer.ip())
+fn is_within_this_host(socket: &Socket) -> bool {
+    let ip = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip());
+    matches!((ip(socket.local_addr()), ip(socket.peer_addr())), (Some(local), Some(peer)) if local == peer)
 }
 
 /// Fixes both socket buffers (before listening or connecting, so that the window scale fits them). The

@@ -12,8 +12,9 @@ use fabric::{
     ChannelId, Completion, CompletionKind, CompletionQueue, DisconnectReason, PostError, Region, RemoteKey,
     RemoteSpan, Span, TcpDevice, TcpQueue, Write,
 };
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Write as _;
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,8 +23,40 @@ pub fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-pub fn device(buffer_bytes: Option<usize>) -> TcpDevice {
+/// What channels are to run over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Unix,
+    Tcp,
+}
+
+impl Carrier {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unix => "unix socket",
+            Self::Tcp => "tcp socket",
+        }
+    }
+}
+
+/// Each of these functions as two tests, one for each carrier.
+#[allow(unused_macros, reason = "a rig of several tests")]
+macro_rules! over_both {
+    ($($test:ident),* $(,)?) => {
+        mod over_unix {
+            $(#[test] fn $test() { super::$test(crate::tcp_rig::Carrier::Unix) })*
+        }
+        mod over_tcp {
+            $(#[test] fn $test() { super::$test(crate::tcp_rig::Carrier::Tcp) })*
+        }
+    };
+}
+#[allow(unused_imports, reason = "a rig of several tests")]
+pub(crate) use over_both;
+
+pub fn device(carrier: Carrier, buffer_bytes: Option<usize>) -> TcpDevice {
     let device = TcpDevice::new(Ipv4Addr::LOCALHOST.into(), "127.0.0.1".into());
+    let device = device.with_unix(carrier == Carrier::Unix);
     match buffer_bytes {
         Some(bytes) => device.with_socket_buffer_bytes(bytes),
         None => device,
@@ -88,15 +121,20 @@ impl End {
 
 /// Channels between two fresh queues.
 pub fn pairs(
+    carrier: Carrier,
     channels: u16,
     send_depth: usize,
     buffer_bytes: Option<usize>,
 ) -> (TcpQueue, TcpQueue, Vec<(ChannelId, ChannelId)>) {
-    let device = device(buffer_bytes);
+    let device = device(carrier, buffer_bytes);
     let (mut left, mut right) = (TcpQueue::new(send_depth).unwrap(), TcpQueue::new(send_depth).unwrap());
     let (offer, pending) = device.offer_channels(usize::from(channels)).unwrap();
     let connected: Vec<_> = (0..channels)
-        .map(|i| left.attach(device.connect_channel(&offer, i, soon()).unwrap()).unwrap())
+        .map(|i| {
+            let setup = device.connect_channel(&offer, i, soon()).unwrap();
+            assert_eq!(setup.carrier(), carrier.name());
+            left.attach(setup).unwrap()
+        })
         .collect();
     let accepted = pending.accept(soon()).unwrap().into_iter().map(|s| right.attach(s).unwrap());
     let ids = connected.into_iter().zip(accepted.collect::<Vec<_>>()).collect();
@@ -104,35 +142,65 @@ pub fn pairs(
 }
 
 /// The two ends of one channel.
-pub fn pair(send_depth: usize, buffer_bytes: Option<usize>) -> (End, End) {
-    let (left, right, ids) = pairs(1, send_depth, buffer_bytes);
+pub fn pair(carrier: Carrier, send_depth: usize, buffer_bytes: Option<usize>) -> (End, End) {
+    let (left, right, ids) = pairs(carrier, 1, send_depth, buffer_bytes);
     (End::new(left, ids[0].0), End::new(right, ids[0].1))
 }
 
-/// Port and secret of an offer (its bytes are frozen in the driver's tests).
-pub fn open_offer(offer: &[u8]) -> (u16, [u8; 16]) {
-    (u16::from_le_bytes([offer[4], offer[5]]), offer[8..24].try_into().unwrap())
+/// What an offer tells (its bytes are frozen in the driver's tests).
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    pub port: u16,
+    pub secret: [u8; 16],
+    /// Zeros for none.
+    pub name: [u8; 16],
 }
 
-/// A socket that has introduced itself.
-pub fn introduce(port: u16, secret: &[u8; 16], index: u16) -> TcpStream {
-    let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    socket.set_nodelay(true).unwrap();
-    let mut preamble = b"GWP1".to_vec();
-    preamble.extend_from_slice(&index.to_le_bytes());
-    preamble.extend_from_slice(&[0, 0]);
-    preamble.extend_from_slice(secret);
-    socket.write_all(&preamble).unwrap();
-    socket
+pub fn open_offer(offer: &[u8]) -> Opened {
+    let port = u16::from_le_bytes([offer[4], offer[5]]);
+    Opened { port, secret: offer[8..24].try_into().unwrap(), name: offer[24..40].try_into().unwrap() }
+}
+
+impl Opened {
+    /// Where the offer's unix socket is.
+    pub fn unix_address(&self) -> SockAddr {
+        let digits: String = self.name.iter().map(|byte| format!("{byte:02x}")).collect();
+        SockAddr::unix(format!("\0gradwire-{digits}")).unwrap()
+    }
+
+    /// A connection that has said nothing yet.
+    pub fn dial(&self, carrier: Carrier) -> Socket {
+        let (domain, address) = match carrier {
+            Carrier::Unix => (Domain::UNIX, self.unix_address()),
+            Carrier::Tcp => (Domain::IPV4, SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).into()),
+        };
+        let socket = Socket::new(domain, Type::STREAM, None).unwrap();
+        socket.connect(&address).unwrap();
+        if carrier == Carrier::Tcp {
+            socket.set_tcp_nodelay(true).unwrap();
+        }
+        socket
+    }
+
+    /// A connection that has introduced itself.
+    pub fn introduce(&self, carrier: Carrier, index: u16) -> Socket {
+        let mut socket = self.dial(carrier);
+        socket.write_all(&self.preamble(index)).unwrap();
+        socket
+    }
+
+    pub fn preamble(&self, index: u16) -> Vec<u8> {
+        [b"GWP1".as_slice(), &index.to_le_bytes(), &[0, 0], &self.secret].concat()
+    }
 }
 
 /// A raw socket that plays the peer.
-pub fn raw_peer(send_depth: usize) -> (TcpStream, End) {
-    let (offer, pending) = device(None).offer_channels(1).unwrap();
-    let (port, secret) = open_offer(&offer);
-    let socket = introduce(port, &secret, 0);
+pub fn raw_peer(carrier: Carrier, send_depth: usize) -> (Socket, End) {
+    let (offer, pending) = device(carrier, None).offer_channels(1).unwrap();
+    let socket = open_offer(&offer).introduce(carrier, 0);
     let mut queue = TcpQueue::new(send_depth).unwrap();
     let setup = pending.accept(soon()).unwrap().remove(0);
+    assert_eq!(setup.carrier(), carrier.name());
     let channel = queue.attach(setup).unwrap();
     (socket, End::new(queue, channel))
 }

@@ -54,7 +54,8 @@ pub enum Status {
     None = 0,
     /// Done; weights, if any were to land, have landed.
     Done = 1,
-    /// Not now (spill budget, order): send it again.
+    /// Not now (spill budget, order): send it again. The payload lists the ranks (u32) whose contributions have to
+    /// come first, where that is known.
     Retry = 2,
     /// Not here: the shard map has changed.
     Reroute = 3,
@@ -71,6 +72,9 @@ pub enum Status {
     /// The round is complete, but its weights found no place in time: the payload lists the ranks (u32) that
     /// still read older ones.
     DeadlineReading = 9,
+    /// The batch's payload is not what its checksum says: it changed on the way. Nothing of it was taken; send it
+    /// again, but not for ever.
+    Corrupt = 10,
 }
 
 impl Status {
@@ -88,6 +92,7 @@ impl Status {
             7 => Self::Refused,
             8 => Self::BadValue,
             9 => Self::DeadlineReading,
+            10 => Self::Corrupt,
             _ => return None,
         })
     }

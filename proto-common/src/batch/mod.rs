@@ -14,12 +14,14 @@
 //! reused vector. What it returns is valid or refused, never "check later".
 
 mod block;
+mod checksum;
 mod decode;
 mod encode;
 mod header;
 mod notice;
 
 pub use block::{Block, BlockData, Landing, OpKind, Status};
+pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
 pub use encode::{BatchRoom, BatchWriter, EncodeError};
 pub use header::{BatchHeader, BatchKind};

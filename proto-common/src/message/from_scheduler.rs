@@ -153,6 +153,17 @@ pub enum DeclareError {
     /// The cluster is not complete or is ending.
     #[error("{0}")]
     NotNow(String),
+    /// Some servers did not say in time that they have allocated. What was declared stays declared.
+    #[error(
+        "the declaration timed out after {waited_ms} ms, servers that have not allocated their part: {}; they are alive for the scheduler, but stuck or slow: look there, then declare the same again, or raise deadlines.operation_ms",
+        list_ranks(servers)
+    )]
+    Deadline {
+        /// How long the declaration waited.
+        waited_ms: u64,
+        /// Servers that have not answered.
+        servers: Vec<Rank>,
+    },
 }
 
 /// Why a barrier was not released.
@@ -180,8 +191,18 @@ pub enum WaitError {
 
 /// Names the first [`RANKS_LISTED_MAX`] and counts the others.
 fn list(members: &[MemberId]) -> String {
-    let named: Vec<String> = members.iter().take(RANKS_LISTED_MAX).map(ToString::to_string).collect();
-    match members.len() - named.len() {
+    join(members.iter())
+}
+
+/// As [`list`], for ranks of one role.
+fn list_ranks(ranks: &[Rank]) -> String {
+    join(ranks.iter())
+}
+
+fn join<T: ToString>(all: impl ExactSizeIterator<Item = T>) -> String {
+    let count = all.len();
+    let named: Vec<String> = all.take(RANKS_LISTED_MAX).map(|one| one.to_string()).collect();
+    match count - named.len() {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }

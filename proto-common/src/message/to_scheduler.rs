@@ -91,6 +91,8 @@ pub enum ToScheduler {
         request: u64,
         /// The tensors.
         tensors: Vec<TensorSpec>,
+        /// How long to wait for servers before the answer names those that have not allocated.
+        timeout_ms: u64,
     },
     /// Server: its part of the shard map of this epoch is allocated, or why not.
     Assigned {

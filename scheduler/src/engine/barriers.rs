@@ -1,8 +1,8 @@
 //! Barriers over node groups: those who arrived wait until everyone in the group is there, each to its own
 //! deadline. A barrier is its name and its group; after release the same one can be entered again.
 
-use super::ConnectionId;
 use super::member::places;
+use super::{ConnectionId, deadline_ms};
 use daemon::status::BarrierStatus;
 use proto_common::ids::{MemberId, Role};
 use proto_common::limits::NAME_BYTES_MAX;
@@ -11,8 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Barriers with someone waiting, at once.
 const BARRIERS_MAX: usize = 1024;
-/// The longest wait, in milliseconds: a day.
-const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// The answer to one barrier request.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +38,7 @@ impl Arrival {
         now_ms: u64,
         timeout_ms: u64,
     ) -> Self {
-        let deadline_ms = now_ms + timeout_ms.clamp(1, TIMEOUT_MS_MAX);
+        let deadline_ms = deadline_ms(now_ms, timeout_ms);
         Self { member, connection, request, since_ms: now_ms, deadline_ms }
     }
 

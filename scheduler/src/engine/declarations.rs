@@ -1,7 +1,7 @@
-//! Tensors: who declared what, where it was put, and who waits for servers to allocate it. The first
-//! declaration of a tensor places it; the same declaration from others gets the same ranges.
+//! Tensors: who declared what, where it was put, and who waits for servers to allocate it, each to its own
+//! deadline. The first declaration of a tensor places it; the same declaration from others gets the same ranges.
 
-use super::ConnectionId;
+use super::{ConnectionId, deadline_ms};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
 use proto_common::message::{ClusterShape, DeclareError};
@@ -56,10 +56,24 @@ struct Pending {
     error: Option<DeclareError>,
 }
 
-#[derive(Debug)]
-struct Waiter {
+/// Who declares, and how long it waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
     connection: ConnectionId,
     request: u64,
+    since_ms: u64,
+    deadline_ms: u64,
+}
+
+impl Asker {
+    pub(super) fn new(connection: ConnectionId, request: u64, now_ms: u64, timeout_ms: u64) -> Self {
+        Self { connection, request, since_ms: now_ms, deadline_ms: deadline_ms(now_ms, timeout_ms) }
+    }
+}
+
+#[derive(Debug)]
+struct Waiter {
+    who: Asker,
     keys: Vec<Key>,
 }
 
@@ -91,13 +105,7 @@ impl Declarations {
     }
 
     /// One declaration. `epoch` moves on where tensors are new.
-    pub(super) fn declare(
-        &mut self,
-        connection: ConnectionId,
-        request: u64,
-        tensors: Vec<TensorSpec>,
-        epoch: &mut Epoch,
-    ) -> Step {
+    pub(super) fn declare(&mut self, who: Asker, tensors: Vec<TensorSpec>, epoch: &mut Epoch) -> Step {
         let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
         let fresh = match self.fresh(tensors) {
             Ok(fresh) => fresh,
@@ -119,7 +127,7 @@ impl Declarations {
             }
             *epoch = epoch.next();
         }
-        self.waiters.push(Waiter { connection, request, keys });
+        self.waiters.push(Waiter { who, keys });
         step
     }
 
@@ -146,7 +154,41 @@ impl Declarations {
 
     /// A connection is gone: what it waited for is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
-        self.waiters.retain(|waiter| waiter.connection != connection);
+        self.waiters.retain(|waiter| waiter.who.connection != connection);
+    }
+
+    /// Answers those whose deadline has passed. Their tensors stay placed: servers may still answer, and the same
+    /// declaration waits anew or finds them ready.
+    pub(super) fn expire(&mut self, now_ms: u64) -> Vec<DueAnswer> {
+        let mut due = Vec::new();
+        if self.next_deadline_ms().is_none_or(|next| next > now_ms) {
+            return due;
+        }
+        let waiters = std::mem::take(&mut self.waiters);
+        for waiter in waiters {
+            let who = waiter.who;
+            if who.deadline_ms > now_ms {
+                self.waiters.push(waiter);
+                continue;
+            }
+            let waited_ms = now_ms.saturating_sub(who.since_ms);
+            let error = DeclareError::Deadline { waited_ms, servers: self.silent_servers(&waiter.keys) };
+            due.push((who.connection, who.request, Err(error)));
+        }
+        due
+    }
+
+    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
+        self.waiters.iter().map(|waiter| waiter.who.deadline_ms).min()
+    }
+
+    /// Servers that have not answered the assignments of these tensors.
+    fn silent_servers(&self, keys: &[Key]) -> Vec<Rank> {
+        let epochs: BTreeSet<Epoch> =
+            keys.iter().filter_map(|key| self.tensors.get(key)).map(|entry| entry.epoch).collect();
+        let pending = epochs.iter().filter_map(|epoch| self.pending.get(epoch));
+        let silent: BTreeSet<Rank> = pending.flat_map(|pending| &pending.servers).copied().collect();
+        silent.into_iter().collect()
     }
 
     fn due(&mut self) -> Vec<DueAnswer> {
@@ -154,7 +196,7 @@ impl Declarations {
         let mut due = Vec::new();
         for waiter in waiters {
             match self.answer_for(&waiter.keys) {
-                Some(result) => due.push((waiter.connection, waiter.request, result)),
+                Some(result) => due.push((waiter.who.connection, waiter.who.request, result)),
                 None => self.waiters.push(waiter),
             }
         }

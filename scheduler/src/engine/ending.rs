@@ -1,7 +1,7 @@
 //! How members go and how the job ends: goodbyes, deaths, silence, deadlines, the drain. One member's death
 //! ends the job for now; the first death is the one that everybody reports.
 
-use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, release};
+use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release};
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
 use proto_common::message::{FromScheduler, RefusalReason};
@@ -71,6 +71,7 @@ impl Engine {
 
     pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         release(self.barriers.expire(now_ms), out);
+        declared(self.declarations.expire(now_ms), out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();

@@ -11,7 +11,7 @@ mod registration;
 mod status;
 
 use barriers::{Answer, Barriers};
-use declarations::{Declarations, Step};
+use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 use proto_common::config::Settings;
 use proto_common::error::Death;
@@ -22,6 +22,9 @@ use proto_common::message::{
 };
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// The longest that a barrier or a declaration waits, in milliseconds: a day.
+const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// A control connection, numbered by the runtime; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -201,7 +204,8 @@ impl Engine {
             Phase::Running | Phase::Ended { .. } => periodic,
             Phase::Ending { deadline_ms, .. } => *deadline_ms,
         };
-        periodic.min(phase).min(self.barriers.next_deadline_ms().unwrap_or(periodic))
+        let waits = [self.barriers.next_deadline_ms(), self.declarations.next_deadline_ms()];
+        waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
 
     /// The epoch in force.
@@ -237,17 +241,18 @@ impl Engine {
                 out.push(send(from, FromScheduler::HeartbeatAck));
             }
             ToScheduler::LinksReady => member.links_ready = true,
-            ToScheduler::Declare { request, tensors } => {
+            ToScheduler::Declare { request, tensors, timeout_ms } => {
                 let step = match self.may_declare(id) {
-                    Ok(()) => self.declarations.declare(from, request, tensors, &mut self.epoch),
+                    Ok(()) => {
+                        let who = Asker::new(from, request, now_ms, timeout_ms);
+                        self.declarations.declare(who, tensors, &mut self.epoch)
+                    }
                     Err(error) => Step::Answer(Err(error)),
                 };
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => {
-                for (to, request, result) in self.declarations.assigned(id, epoch, error) {
-                    out.push(send(to, FromScheduler::Declared { request, result }));
-                }
+                declared(self.declarations.assigned(id, epoch, error), out);
             }
             ToScheduler::Barrier { request, name, group, timeout_ms } => {
                 let who = barriers::Arrival::new(id, from, request, now_ms, timeout_ms);
@@ -309,6 +314,17 @@ fn send(to: ConnectionId, message: FromScheduler) -> Command {
 fn refuse(connection: ConnectionId, reason: RefusalReason, out: &mut Vec<Command>) {
     out.push(send(connection, FromScheduler::Refused(reason)));
     out.push(Command::Close { connection });
+}
+
+fn declared(answers: Vec<DueAnswer>, out: &mut Vec<Command>) {
+    for (to, request, result) in answers {
+        out.push(send(to, FromScheduler::Declared { request, result }));
+    }
+}
+
+/// When a wait that begins now is over, as far as its asker may choose.
+fn deadline_ms(now_ms: u64, timeout_ms: u64) -> u64 {
+    now_ms + timeout_ms.clamp(1, TIMEOUT_MS_MAX)
 }
 
 fn release(answers: Vec<Answer>, out: &mut Vec<Command>) {

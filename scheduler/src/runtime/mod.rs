@@ -121,6 +121,14 @@ impl View {
     }
 }
 
+/// A stop of everything reaches us and the members at once. Where both show at the same time, our own comes first:
+/// else whoever was quicker to leave would count as dead.
+fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Input> {
+    let is_loss = matches!(input, Input::Closed { .. }) && !stopping;
+    let reason = shutdown.requested().filter(|_| is_loss)?;
+    Some(Input::Stop { reason })
+}
+
 struct Core {
     view: View,
     metrics: Metrics,
@@ -181,7 +189,9 @@ impl Core {
                 // Finished tasks are taken off the list.
                 Some(_) = self.tasks.join_next() => None,
             };
-            if let Some(outcome) = input.and_then(|input| self.step(input)) {
+            let stop = input.as_ref().and_then(|input| stop_before(input, stopping, &shutdown));
+            stopping |= stop.is_some();
+            if let Some(outcome) = stop.into_iter().chain(input).find_map(|input| self.step(input)) {
                 break outcome;
             }
             tick_ms = tick_ms.min(self.view.engine().next_tick_ms(self.view.now_ms()));

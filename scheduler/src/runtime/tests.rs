@@ -72,6 +72,18 @@ impl Job {
     }
 }
 
+#[test]
+fn our_own_stop_comes_before_a_loss_that_shows_with_it() {
+    let (trigger, shutdown) = shutdown::channel();
+    let loss = Input::Closed { connection: ConnectionId(1), fault: None };
+    assert!(stop_before(&loss, false, &shutdown).is_none(), "nobody asked to stop");
+    trigger.fire("SIGTERM received");
+    let stop = stop_before(&loss, false, &shutdown);
+    assert!(matches!(stop, Some(Input::Stop { reason }) if reason == "SIGTERM received"));
+    assert!(stop_before(&loss, true, &shutdown).is_none(), "once is enough");
+    assert!(stop_before(&Input::Tick, false, &shutdown).is_none(), "the rest can wait for its turn");
+}
+
 async fn next(link: &mut SchedulerLink) -> FromScheduler {
     match timeout(LONG, link.events.recv()).await.expect("an event") {
         Some(LinkEvent::Message(message)) => message,

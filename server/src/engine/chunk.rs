@@ -4,6 +4,7 @@
 use proto_common::batch::{Landing, OpKind};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::optimizer::Optimizer;
 
 /// A chunk that this lane is to hold.
@@ -116,6 +117,18 @@ impl Chunk {
 
     pub(super) fn holds(&self, rank: Rank, round: u64) -> bool {
         self.held.iter().any(|held| held.rank == rank && held.round == round)
+    }
+
+    /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
+    /// has to be tried again waits for these. None while it is readers that hold the round up.
+    pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
+        let round = self.round();
+        let absent = |rank: &Rank| {
+            self.is_turn(*rank, deterministic)
+                && !self.contributed.contains(*rank)
+                && !self.holds(*rank, round)
+        };
+        (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
     }
 
     /// Takes a held contribution whose turn has come.

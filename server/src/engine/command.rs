@@ -110,7 +110,8 @@ pub enum Command {
 pub struct ResultBlock {
     /// The table entry.
     pub block: Block,
-    /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`.
+    /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
+    /// first, with `Status::Retry`.
     pub missing: Vec<Rank>,
 }
 

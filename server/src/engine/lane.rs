@@ -74,6 +74,8 @@ pub struct LaneStats {
     pub refusals: u64,
     /// Operations whose deadline passed.
     pub deadlines: u64,
+    /// Batches whose payload was not what its checksum says.
+    pub corrupt_batches: u64,
 }
 
 /// The oldest unanswered operation, for `status`.
@@ -197,17 +199,36 @@ impl LaneEngine {
 
     /// A batch lies in a slot.
     pub fn batch(&mut self, batch: &BatchContext<'_>, now_ms: u64, out: &mut Commands) {
-        if let Err(reason) = self.admit(batch) {
-            match reason {
-                Some(reason) => out.push(Command::Expel { peer: batch.peer, reason }),
-                None => self.stats.duplicates += 1,
-            }
+        if !self.admitted(batch, out) {
             return;
         }
-        self.stats.batches += 1;
         for block in batch.blocks {
             self.block(batch, block, now_ms, out);
         }
+    }
+
+    /// A batch lies in a slot, but its payload is not what its checksum says: nothing of it is taken.
+    pub fn corrupt_batch(&mut self, batch: &BatchContext<'_>, out: &mut Commands) {
+        if !self.admitted(batch, out) {
+            return;
+        }
+        self.stats.corrupt_batches += 1;
+        for block in batch.blocks {
+            if !self.count_operation(batch.peer, out) {
+                return;
+            }
+            self.send_back(batch.peer, block, Status::Corrupt, Vec::new());
+        }
+    }
+
+    fn admitted(&mut self, batch: &BatchContext<'_>, out: &mut Commands) -> bool {
+        let admitted = self.admit(batch);
+        match &admitted {
+            Ok(()) => self.stats.batches += 1,
+            Err(Some(reason)) => out.push(Command::Expel { peer: batch.peer, reason: reason.clone() }),
+            Err(None) => self.stats.duplicates += 1,
+        }
+        admitted.is_ok()
     }
 
     /// Is the batch the sender's to send? `Err(None)`: an old one, ignored.
@@ -250,16 +271,15 @@ impl LaneEngine {
 
     fn block(&mut self, batch: &BatchContext<'_>, block: &Block, now_ms: u64, out: &mut Commands) {
         let peer = batch.peer;
-        if !self.count_operation(peer) {
-            let reason = format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight");
-            return out.push(Command::Expel { peer, reason });
+        if !self.count_operation(peer, out) {
+            return;
         }
         let Some(index) = self.index.get(&block.id).copied() else {
             return self.refuse(peer, block, Status::UnknownChunk);
         };
         let last = self.chunks[index as usize].operations[peer.0 as usize];
         if block.operation.0 > last + 1 {
-            return self.retry(peer, block);
+            return self.retry(peer, block, Vec::new());
         }
         let fresh = block.operation.0 == last + 1;
         if !fresh {
@@ -267,7 +287,8 @@ impl LaneEngine {
         }
         let taken = self.take(index, batch, block, fresh, out);
         if taken == Err(Status::Retry) {
-            return self.retry(peer, block);
+            let awaited = self.chunks[index as usize].awaited(self.config.workers, self.config.deterministic);
+            return self.retry(peer, block, awaited);
         }
         // Also where it is refused: what follows it on the key is no gap.
         self.chunks[index as usize].operations[peer.0 as usize] = last.max(block.operation.0);
@@ -304,11 +325,18 @@ impl LaneEngine {
         }
     }
 
-    /// Counts an operation that will be answered; false when the worker has too many.
-    fn count_operation(&mut self, peer: Rank) -> bool {
-        let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) else { return false };
-        state.unanswered += 1;
-        state.unanswered <= OPERATIONS_PER_WORKER_MAX
+    /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.
+    fn count_operation(&mut self, peer: Rank, out: &mut Commands) -> bool {
+        let state = self.peers.get_mut(peer.0 as usize).and_then(Option::as_mut);
+        let counts = state.is_some_and(|state| {
+            state.unanswered += 1;
+            state.unanswered <= OPERATIONS_PER_WORKER_MAX
+        });
+        if !counts {
+            let reason = format!("it has more than {OPERATIONS_PER_WORKER_MAX} operations in flight");
+            out.push(Command::Expel { peer, reason });
+        }
+        counts
     }
 
     /// Sets the initial value, once, from worker rank 0.
@@ -460,18 +488,19 @@ impl LaneEngine {
 
     fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
         self.stats.refusals += 1;
-        self.send_back(peer, block, status);
+        self.send_back(peer, block, status, Vec::new());
     }
 
-    fn retry(&mut self, peer: Rank, block: &Block) {
+    /// An operation cannot be taken before those of `awaited`, as far as that is known.
+    fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
         self.stats.retries += 1;
-        self.send_back(peer, block, Status::Retry);
+        self.send_back(peer, block, Status::Retry, awaited);
     }
 
-    fn send_back(&mut self, peer: Rank, block: &Block, status: Status) {
+    fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         let data = BlockData::Inline { offset: 0 };
         let block = Block { status, bytes: 0, data, landing: None, timeout_ms: 0, ..*block };
-        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing: Vec::new() });
+        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing });
     }
 
     /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.

@@ -32,8 +32,12 @@ pub(super) struct Reception {
     pub(super) connect: Duration,
 }
 
-/// Takes one connection from hello to ready. The error is for the log: the peer was told what concerns it.
-pub(super) async fn receive(reception: Arc<Reception>, stream: TcpStream) -> Result<(Rank, Driver), String> {
+/// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. The error
+/// is for the log: the peer was told what concerns it.
+pub(super) async fn receive(
+    reception: Arc<Reception>,
+    stream: TcpStream,
+) -> Result<(Rank, Driver, String), String> {
     let mut link = Connection::new(stream).map_err(|error| error.to_string())?;
     let hello = match link.receive_within::<ToServer>(reception.handshake).await {
         Ok(Some(ToServer::Hello(hello))) => hello,
@@ -64,6 +68,7 @@ pub(super) async fn receive(reception: Arc<Reception>, stream: TcpStream) -> Res
         .map_err(|error| error.to_string())?;
     let deadline = Instant::now() + reception.connect;
     let setups = blocking(move || pending.accept(deadline).map_err(|error| error.to_string())).await?;
+    let carriers = ChannelSetup::carriers(&setups);
     let theirs = match link.receive_within::<ToServer>(reception.connect).await {
         Ok(Some(ToServer::Inboxes(inboxes))) => inboxes,
         Ok(_) => return Err(format!("worker {rank}: it did not tell its inboxes")),
@@ -82,7 +87,7 @@ pub(super) async fn receive(reception: Arc<Reception>, stream: TcpStream) -> Res
     link.send_within(&FromServer::Inboxes(ours), reception.handshake)
         .await
         .map_err(|error| error.to_string())?;
-    Ok((rank, driver))
+    Ok((rank, driver, carriers))
 }
 
 async fn blocking<T: Send + 'static>(

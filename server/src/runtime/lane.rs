@@ -291,7 +291,20 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Ok(header) => {
                 let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
                 let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
-                self.engine.batch(&context, now_ms, &mut self.commands);
+                // Before any of it is reduced. Off unless the worker asks for it.
+                let sound = match header.payload_checksum {
+                    Some(stated) => {
+                        let (offset, bytes) = (header.payload_offset, header.payload_bytes);
+                        self.storage.checksum(slot.slot, offset, bytes)? == stated
+                    }
+                    None => true,
+                };
+                if sound {
+                    self.engine.batch(&context, now_ms, &mut self.commands);
+                } else {
+                    tracing::debug!(worker = rank.0, "a batch's payload changed on its way");
+                    self.engine.corrupt_batch(&context, &mut self.commands);
+                }
             }
             Err(error) => self.expel(rank, &error.to_string()),
         }

@@ -105,7 +105,8 @@ pub async fn run(
         tcp: TcpDevice::new(
             settings.node.bind.parse().unwrap_or(IpAddr::from([0, 0, 0, 0])),
             advertise(&settings),
-        ),
+        )
+        .with_unix(settings.node.unix_sockets),
         workers: known,
         handshake: Duration::from_millis(settings.deadlines.handshake_ms),
         connect: Duration::from_millis(settings.deadlines.connect_ms),
@@ -210,7 +211,9 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
                 let reception = reception.clone();
                 tokio::spawn(async move {
                     match receive(reception, stream).await {
-                        Ok((rank, driver)) => tracing::info!(worker = rank.0, %driver, "data path ready"),
+                        Ok((rank, driver, carriers)) => {
+                            tracing::info!(worker = rank.0, %driver, carriers, "data path ready");
+                        }
                         Err(reason) => {
                             tracing::warn!(%peer, reason, "a connection to the data plane was refused");
                         }

@@ -11,7 +11,9 @@ pub fn cpu_time(process: &Process) -> Duration {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse().ok()
     };
-    Duration::from_nanos(tasks.flatten().filter_map(nanoseconds).sum())
+    let used: u64 = tasks.flatten().filter_map(nanoseconds).sum();
+    assert!(used > 0, "this kernel does not account for processor time (CONFIG_SCHED_INFO)");
+    Duration::from_nanos(used)
 }
 
 /// Resident memory in bytes.

@@ -2,11 +2,12 @@
 //! each within its deadline, and says for each whether it ran and how many tests it had.
 //!
 //! Read it in this order: [`manifest`] (what is to run), [`build`] (one build of all tests), [`needs`] (may
-//! it run here), [`process`] (a command within its deadline), [`count`] (what a log says), [`verdict`] (what
-//! that means), [`runner`] (all together). Must not know what any test is about.
+//! it run here), [`process`] (a command within its deadline), [`count`] and [`failures`] (what a log says),
+//! [`verdict`] (what that means), [`runner`] (all together). Must not know what any test is about.
 
 pub mod build;
 pub mod count;
+pub mod failures;
 pub mod manifest;
 pub mod needs;
 pub mod process;

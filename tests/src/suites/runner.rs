@@ -3,6 +3,7 @@
 
 use super::build::{Built, build};
 use super::count::{Count, count};
+use super::failures::{SuiteFailures, details};
 use super::manifest::{Command, Manifest, Suite, Tier};
 use super::needs::lacking;
 use super::process::{Ending, Stop, run};
@@ -59,7 +60,7 @@ pub fn run_suites(
     let logs = root.join("target/suites");
     std::fs::create_dir_all(&logs).with_context(|| logs.display().to_string())?;
     let chosen: Vec<_> = manifest.suites.iter().filter(|suite| choice.takes(suite)).collect();
-    let mut session = Session { root, logs, choice, stop, out };
+    let mut session = Session { root, logs, choice, stop, out, failures: Vec::new() };
 
     let (built, build_fault) = session.build(&chosen)?;
     let mut verdicts = Vec::from_iter(build_fault);
@@ -79,6 +80,8 @@ struct Session<'a> {
     choice: &'a Choice,
     stop: &'a Stop,
     out: &'a mut dyn Write,
+    /// What the suites that failed said, for the end.
+    failures: Vec<SuiteFailures>,
 }
 
 impl Session<'_> {
@@ -100,9 +103,9 @@ impl Session<'_> {
             )?;
             return Ok((built, None));
         }
-        self.tail(&log_file)?;
         let fault = Some(format!("the build did not succeed; see {}", self.shown(&log_file)));
         let outcome = Outcome::Ran { count: Count::default(), took, fault };
+        self.failed("build", &outcome, &log_file)?;
         Ok((built, Some(Verdict { name: "build".into(), outcome })))
     }
 
@@ -135,7 +138,7 @@ impl Session<'_> {
             writeln!(self.out, "{} passed, {:.1} s", outcome.total().passed, start.elapsed().as_secs_f64())?;
         } else {
             writeln!(self.out, "FAILED")?;
-            self.tail(&log_file)?;
+            self.failed(&suite.name, &outcome, &log_file)?;
         }
         Ok(outcome)
     }
@@ -178,8 +181,15 @@ impl Session<'_> {
         commands
     }
 
-    fn tail(&mut self, log_file: &Path) -> Result<()> {
+    /// Shows the log's last lines now, and keeps for the end what failed.
+    fn failed(&mut self, suite: &str, outcome: &Outcome, log_file: &Path) -> Result<()> {
         let text = String::from_utf8_lossy(&std::fs::read(log_file)?).into_owned();
+        let fault = match outcome {
+            Outcome::Ran { fault, .. } => fault.as_deref(),
+            Outcome::NotRun { .. } => None,
+        };
+        let shown = self.shown(log_file).to_string();
+        self.failures.push(SuiteFailures::find(suite, shown, &text, fault));
         let lines: Vec<_> = text.lines().collect();
         let from = lines.len().saturating_sub(TAIL_LINES);
         writeln!(self.out, "---- the last lines of {}", self.shown(log_file))?;
@@ -201,8 +211,25 @@ impl Session<'_> {
             writeln!(self.out, "stopped from outside: the suites not named above did not run")?;
             total.failed = total.failed.max(1);
         }
+        self.tell_failures()?;
         writeln!(self.out, "{}", closing_line(total))?;
         Ok(total.failed == 0)
+    }
+
+    /// Whoever sees only the end of a run is to know what failed: the words of each test first, the names last.
+    fn tell_failures(&mut self) -> Result<()> {
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        writeln!(self.out, "\nwhat the failed tests said:")?;
+        for line in details(&self.failures) {
+            writeln!(self.out, "{line}")?;
+        }
+        writeln!(self.out)?;
+        for suite in &self.failures {
+            writeln!(self.out, "{suite}")?;
+        }
+        Ok(())
     }
 
     fn shown<'p>(&self, path: &'p Path) -> std::path::Display<'p> {
@@ -223,6 +250,43 @@ mod tests {
             )
         };
         manifest::parse(&(suite("quick", "fast") + &suite("long", "slow"))).unwrap()
+    }
+
+    #[test]
+    fn the_last_lines_say_what_failed() {
+        let root = tempfile::tempdir().unwrap();
+        let said = "test slow_start ... FAILED\n---- slow_start stdout ----\n\n\
+                    thread 'slow_start' (1) panicked at tests/a.rs:2:3:\nit took 9 s\n\n\
+                    test result: FAILED. 1 passed; 1 failed; 0 ignored\n";
+        std::fs::write(root.path().join("said"), said).unwrap();
+        let mut out = Vec::new();
+        let choice = Choice { all: false, only: Vec::new(), is_strict: false };
+        let (logs, stop) = (root.path().to_owned(), Stop::default());
+        let mut session = Session {
+            root: root.path(),
+            logs,
+            choice: &choice,
+            stop: &stop,
+            out: &mut out,
+            failures: Vec::new(),
+        };
+        let command = ["sh", "-c", "cat said; exit 101"].map(str::to_owned).to_vec();
+        let suite = Suite { command, deadline_s: 60, ..manifest().suites.remove(0) };
+        let built = Built { tests: Vec::new(), ending: Ending::Exited { code: 0 } };
+        let outcome = session.suite(&suite, &built).unwrap();
+        assert!(!session.report(&[Verdict { name: suite.name, outcome }]).unwrap());
+        let text = String::from_utf8(out).unwrap();
+        let (_, end) = text.rsplit_once("----\n").unwrap();
+        let end: Vec<_> = end.lines().filter(|line| !line.is_empty()).skip(1).collect();
+        let wanted = [
+            "what the failed tests said:",
+            "quick: slow_start",
+            "    panicked at tests/a.rs:2:3",
+            "    it took 9 s",
+            "FAILED in quick: slow_start; log: quick.log",
+            "1 passed, 1 failed",
+        ];
+        assert_eq!(end, wanted);
     }
 
     fn chosen(choice: &Choice) -> Vec<String> {

@@ -162,7 +162,7 @@ fn join(
         offer,
         lanes: queues,
         shm: ShmDevice::new(),
-        tcp: TcpDevice::new(bind, advertise),
+        tcp: TcpDevice::new(bind, advertise).with_unix(settings.node.unix_sockets),
         within: Duration::from_millis(settings.deadlines.connect_ms),
     };
     let links = connect_servers(connector, roster, progress)?;

@@ -108,7 +108,9 @@ impl Client {
 
     /// Declares tensors: every worker declares the same ones, in any number of calls. Repeating a
     /// declaration is harmless; another shape or rule for a known key is refused. A declared tensor is all
-    /// zeros until it is initialised or pushed to. Returns them in the order given.
+    /// zeros until it is initialised or pushed to. Returns them in the order given. Waits for the servers at most
+    /// `deadlines.operation_ms`; the error names those that have not allocated, and declaring the same again then
+    /// waits anew.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         for spec in specs {
             spec.validate(self.0.shape.chunk_bytes).map_err(proto_common::message::DeclareError::from)?;

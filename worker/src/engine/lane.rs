@@ -3,11 +3,11 @@
 
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
-use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit};
+use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
-use proto_common::limits::INBOX_SLOTS_MAX;
+use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -21,6 +21,8 @@ const IDLE_MS: u64 = 200;
 const RETRY_MS: u64 = 2;
 /// Doublings of it.
 const RETRY_DOUBLINGS_MAX: u32 = 4;
+/// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
+const CORRUPT_RETRIES_MAX: u8 = 3;
 /// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
 /// costs is shared then, and more would gain little.
 const GATHER_BYTES_MAX: u64 = 16 << 10;
@@ -221,7 +223,7 @@ impl LaneEngine {
         }
         for (_, index, id) in &mine {
             if let Some(part) = self.parts.get_mut(*index) {
-                part.state = State::Queued;
+                (part.state, part.told_ms) = (State::Queued, None);
             }
             self.chunks.entry(*id).or_default().waiting.push_back(*index);
         }
@@ -272,10 +274,18 @@ impl LaneEngine {
             remaining: submit.parts.len() as u32,
             version: u64::MAX,
             failed: false,
+            told: None,
         });
         for spec in submit.parts {
             self.order += 1;
-            let part = self.parts.insert(Part { op, spec: *spec, order: self.order, state: State::Queued });
+            let part = self.parts.insert(Part {
+                op,
+                spec: *spec,
+                order: self.order,
+                state: State::Queued,
+                told_ms: None,
+                corrupt: 0,
+            });
             self.chunks.entry(spec.id).or_default().waiting.push_back(part);
             self.enqueue(spec.id);
         }
@@ -354,6 +364,15 @@ impl LaneEngine {
         if block.status == Status::Retry {
             self.stats.retries += 1;
             self.put_back(index, part);
+            self.note_awaited(index, part.op, block, payload);
+            return;
+        }
+        if block.status == Status::Corrupt && part.corrupt < CORRUPT_RETRIES_MAX {
+            self.stats.retries += 1;
+            self.put_back(index, part);
+            if let Some(part) = self.parts.get_mut(index) {
+                (part.corrupt, part.told_ms) = (part.corrupt + 1, None);
+            }
             return;
         }
         let failure = self.failure(server, &part, block, payload);
@@ -384,15 +403,24 @@ impl LaneEngine {
         }
     }
 
+    /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.
+    fn note_awaited(&mut self, index: u32, op: u32, block: &Block, payload: &[u8]) {
+        let missing = listed(block, payload);
+        let told_ms = (!missing.is_empty()).then_some(self.now_ms);
+        if let Some(part) = self.parts.get_mut(index) {
+            part.told_ms = told_ms;
+        }
+        if let Some(op) = self.ops.get_mut(op).filter(|_| told_ms.is_some()) {
+            op.told = Some(Box::new(Told { chunk: block.id, missing }));
+        }
+    }
+
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
         match block.status {
             Status::Done => None,
             status @ (Status::DeadlineWaiting | Status::DeadlineReading) => {
                 let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
-                let ranks = match block.data {
-                    BlockData::Inline { offset } => ranks(payload, offset, block.bytes),
-                    BlockData::ByReference { .. } => Vec::new(),
-                };
+                let ranks = listed(block, payload);
                 let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
                 let round = block.round.saturating_add(1);
                 Some(match status {
@@ -466,12 +494,19 @@ impl LaneEngine {
             .collect();
         for index in late {
             let (servers, key) = self.owing(index);
+            let told = self.all_told(index);
             let Some(op) = self.ops.get_mut(index) else { continue };
             op.failed = true;
             self.stats.failed += 1;
             let waited_ms = now_ms - op.since_ms;
-            out.list
-                .push(Command::Failed { op: op.id, error: OpError::NoAnswer { key, servers, waited_ms } });
+            let error = match op.told.take().filter(|_| told) {
+                Some(told) => {
+                    let (Told { chunk, missing }, round) = (*told, op.round);
+                    OpError::Deadline { chunk, round, waited_ms, missing }
+                }
+                None => OpError::NoAnswer { key, servers, waited_ms },
+            };
+            out.list.push(Command::Failed { op: op.id, error });
         }
         for (server, link) in self.links.iter_mut().enumerate() {
             if link.up && now_ms >= link.last_use_ms + IDLE_MS && !link.credits.is_empty() {
@@ -489,6 +524,13 @@ impl LaneEngine {
     #[must_use]
     pub fn next_retry_ms(&self) -> Option<u64> {
         self.retries.first().map(|(due, _)| *due)
+    }
+
+    /// Did the servers lately say of all parts that are owed whom they wait for? One that said so long ago and
+    /// nothing since is stuck itself.
+    fn all_told(&self, op: u32) -> bool {
+        let lately = |part: &Part| part.told_ms.is_some_and(|told| self.now_ms < told + GRACE_MS);
+        self.parts.iter().filter(|(_, part)| part.op == op).all(|(_, part)| lately(part))
     }
 
     fn owing(&self, op: u32) -> (Vec<Rank>, Key) {
@@ -519,9 +561,12 @@ impl LaneEngine {
     }
 }
 
-fn ranks(payload: &[u8], offset: u64, bytes: u64) -> Vec<Rank> {
-    let end = offset.saturating_add(bytes);
+/// The ranks that a result lists, as many as are listed at most.
+fn listed(block: &Block, payload: &[u8]) -> Vec<Rank> {
+    let BlockData::Inline { offset } = block.data else { return Vec::new() };
+    let end = offset.saturating_add(block.bytes);
     let range = usize::try_from(offset).unwrap_or(usize::MAX)..usize::try_from(end).unwrap_or(usize::MAX);
     let listed = payload.get(range).unwrap_or_default();
-    listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+    let ranks = listed.chunks_exact(4).map(|b| Rank(u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    ranks.take(RANKS_LISTED_MAX).collect()
 }

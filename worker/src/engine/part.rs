@@ -56,6 +56,16 @@ pub(super) struct Op {
     pub(super) remaining: u32,
     pub(super) version: u64,
     pub(super) failed: bool,
+    /// Whom a server waits for before it can take a part; most operations never hear of it.
+    pub(super) told: Option<Box<Told>>,
+}
+
+/// A server's last word on why it could not take a part yet.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) chunk: ChunkId,
+    /// At most [`proto_common::limits::RANKS_LISTED_MAX`].
+    pub(super) missing: Vec<Rank>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +83,10 @@ pub(super) struct Part {
     /// Order of submission on this lane.
     pub(super) order: u64,
     pub(super) state: State,
+    /// When the server last said whom it waits for; none where its last word was another one.
+    pub(super) told_ms: Option<u64>,
+    /// How often its payload changed on the way.
+    pub(super) corrupt: u8,
 }
 
 /// Place in a server's queue: higher priority first, then older first.

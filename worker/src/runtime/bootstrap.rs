@@ -6,7 +6,7 @@ use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::error::ClientError;
 use daemon::control::{Connection, connect_with_retry};
-use fabric::{CqHandle, Device, ShmDevice, TcpDevice};
+use fabric::{ChannelSetup, CqHandle, Device, ShmDevice, TcpDevice};
 use proto_common::batch::SlotGrant;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank};
@@ -49,7 +49,7 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
     let mut link = runtime.block_on(async { Connection::new(stream) }).map_err(|e| io(&e))?;
     let mut say = |message: &ToServer| runtime.block_on(link.send_within(message, limit)).map_err(|e| io(&e));
     say(&ToServer::Hello(hello(connector, server)))?;
-    let offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
+    let mut offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
         Some(FromServer::Offer(offer)) => offer,
         Some(FromServer::NoTransport(refused)) => {
             return Err(failed(refused.to_string(), ExitCode::Transport));
@@ -60,8 +60,12 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
         }
         None => return Err(failed("it closed the connection".into(), ExitCode::Io)),
     };
-    let ours =
+    let (ours, carriers) =
         attach_lanes(connector, server, &offer, deadline).map_err(|reason| failed(reason, ExitCode::Io))?;
+    if offer.choice.driver == Driver::Tcp {
+        // Which kind of socket it is shows only now; the status tells it with the reason.
+        offer.choice.why.push_str(&format!("; over {carriers}"));
+    }
     let inboxes = ToServer::Inboxes(ours);
     runtime.block_on(link.send_within(&inboxes, limit)).map_err(|e| io(&e))?;
     let theirs = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
@@ -69,7 +73,13 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
         Some(FromServer::Refused { reason }) => return Err(failed(reason, ExitCode::Refused)),
         _ => return Err(failed("it did not tell its inboxes".into(), ExitCode::Refused)),
     };
-    activate_lanes(connector, server, &theirs, deadline).map_err(|reason| failed(reason, ExitCode::Io))?;
+    // Between processes that share memory nothing is on the way.
+    let sums = connector.offer.policies.payload_checksum && offer.choice.driver != Driver::Shm;
+    if sums {
+        offer.choice.why.push_str(", payload checksums");
+    }
+    activate_lanes(connector, server, &theirs, sums, deadline)
+        .map_err(|reason| failed(reason, ExitCode::Io))?;
     Ok(offer.choice)
 }
 
@@ -95,7 +105,7 @@ fn attach_lanes(
     server: &Member,
     offer: &ServerOffer,
     deadline: Instant,
-) -> Result<Vec<InboxGrant>, String> {
+) -> Result<(Vec<InboxGrant>, String), String> {
     if usize::from(offer.lanes) != connector.lanes.len() {
         return Err(format!("it has {} lanes, the cluster {}", offer.lanes, connector.lanes.len()));
     }
@@ -104,10 +114,13 @@ fn attach_lanes(
         Driver::Tcp => &connector.tcp,
         Driver::Verbs => return Err("it chose verbs, and this process is built without verbs".into()),
     };
+    let connect = |(index, (_, queue)): (usize, &(LaneHandle, CqHandle))| {
+        device.connect(&offer.endpoint.blob, index as u16, queue, deadline).map_err(|e| e.to_string())
+    };
+    let setups = connector.lanes.iter().enumerate().map(connect).collect::<Result<Vec<_>, _>>()?;
+    let carriers = ChannelSetup::carriers(&setups);
     let mut inboxes = Vec::with_capacity(connector.lanes.len());
-    for (index, (lane, queue)) in connector.lanes.iter().enumerate() {
-        let setup =
-            device.connect(&offer.endpoint.blob, index as u16, queue, deadline).map_err(|e| e.to_string())?;
+    for (index, ((lane, _), setup)) in connector.lanes.iter().zip(setups).enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
         let attach = |reply| LaneMessage::Attach { server: server.id.rank, setup, reply };
         inboxes.push(
@@ -115,13 +128,14 @@ fn attach_lanes(
                 .ok_or_else(|| format!("lane {index} of this process does not answer"))??,
         );
     }
-    Ok(inboxes)
+    Ok((inboxes, carriers))
 }
 
 fn activate_lanes(
     connector: &Connector,
     server: &Member,
     theirs: &[InboxGrant],
+    sum_payloads: bool,
     deadline: Instant,
 ) -> Result<(), String> {
     if theirs.len() != connector.lanes.len() {
@@ -137,7 +151,7 @@ fn activate_lanes(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let (server, incarnation) = (server.id.rank, server.incarnation);
-        let activate = |reply| LaneMessage::Activate { server, incarnation, inbox, reply };
+        let activate = |reply| LaneMessage::Activate { server, incarnation, inbox, sum_payloads, reply };
         let probed = lane.ask(left, activate);
         probed.ok_or_else(|| {
             format!("the probe write on lane {index} was not answered; the data path is blocked (firewall?)")

@@ -146,7 +146,12 @@ impl Control {
         tensors: Vec<TensorSpec>,
         within: Duration,
     ) -> Result<MapUpdate, ClientError> {
-        Ok(self.ask(within, Ask::Declare, |request| ToScheduler::Declare { request, tensors })??)
+        let timeout_ms = within.as_millis() as u64;
+        Ok(self.ask(within, Ask::Declare, |request| ToScheduler::Declare {
+            request,
+            tensors,
+            timeout_ms,
+        })??)
     }
 
     pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {

@@ -9,7 +9,8 @@ use fabric::{
     Region, RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, payload_checksum,
+    prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
@@ -83,6 +84,8 @@ struct Link {
     landing_key: u64,
     inbox: Option<ServerInbox>,
     probed: bool,
+    /// Requests carry a checksum of their payload.
+    sums: bool,
     posted: VecDeque<u32>,
     backlog: VecDeque<Waiting>,
 }
@@ -184,7 +187,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let landing_key = self.queue.expose(channel, &self.landing)?.0;
         let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
         let (posted, backlog) = (VecDeque::new(), VecDeque::new());
-        *place = Some(Link { channel, landing_key, inbox: None, probed: false, posted, backlog });
+        *place =
+            Some(Link { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog });
         self.servers.insert(channel, server);
         let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
@@ -211,6 +215,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.notice(server, Notice::Probe)?;
         self.queue.flush();
         Ok(())
+    }
+
+    /// From now on requests to this server carry a checksum of their payload, as long as its channel lives.
+    pub fn sum_payloads(&mut self, server: Rank) {
+        if let Some(Some(link)) = self.links.get_mut(server.0 as usize) {
+            link.sums = true;
+        }
     }
 
     /// Closes the channel to a server; what was sent and not answered waits for the next channel.
@@ -410,7 +421,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         wanted: u16,
         sequence: u64,
     ) -> Result<(), LaneError> {
-        let header = self.header(server, wanted, sequence);
+        let mut header = self.header(server, wanted, sequence);
+        if self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.sums) {
+            header.payload_checksum = self.payload_sum(parts)?;
+        }
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
         self.gather.clear();
@@ -441,6 +455,25 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.gather = self
             .post_to(server, Waiting { id: u64::from(block), gather, remote, immediate, block: Some(block) });
         Ok(())
+    }
+
+    /// The checksum of what these parts carry, none where they carry nothing.
+    fn payload_sum(&mut self, parts: &[PartBlock]) -> Result<Option<u32>, LaneError> {
+        let Self { live, payload: scratch, .. } = self;
+        let mut sum = None;
+        for part in parts.iter().filter(|part| part.block.bytes > 0) {
+            let Some(source) = live.get(&part.op).and_then(|live| live.source.as_ref()) else { continue };
+            let span = source.slice(part.offset, part.block.bytes)?;
+            let (mut at, end) = (span.offset(), span.offset() + span.len());
+            while at < end {
+                let step_bytes = (end - at).min(scratch.len() as u64);
+                let step = &mut scratch[..step_bytes as usize];
+                span.region().read(at, step)?;
+                sum = Some(payload_checksum(sum.unwrap_or(0), step));
+                at += step_bytes;
+            }
+        }
+        Ok(sum)
     }
 
     fn header(&self, server: Rank, wanted: u16, sequence: u64) -> BatchHeader {

@@ -33,6 +33,8 @@ pub(crate) enum LaneMessage {
         server: Rank,
         incarnation: Incarnation,
         inbox: ServerInbox,
+        /// Requests are to carry a checksum of their payload.
+        sum_payloads: bool,
         reply: SyncSender<Result<(), String>>,
     },
     Fail(OpError),
@@ -189,7 +191,10 @@ impl Core {
                     .and_then(|channel| self.driver.attach(server, channel).map_err(|e| e.to_string()));
                 let _ = reply.try_send(grant);
             }
-            LaneMessage::Activate { server, incarnation, inbox, reply } => {
+            LaneMessage::Activate { server, incarnation, inbox, sum_payloads, reply } => {
+                if sum_payloads {
+                    self.driver.sum_payloads(server);
+                }
                 match self.driver.activate(server, incarnation, inbox) {
                     Ok(()) => self.probes.push((server, reply)),
                     Err(error) => {

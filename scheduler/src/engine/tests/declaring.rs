@@ -3,13 +3,14 @@
 use super::*;
 
 const ELEMENTS: u64 = 3 * 1024;
+const TIMEOUT_MS: u64 = 40;
 
 fn tensor(key: u64) -> TensorSpec {
     TensorSpec::f32(key, ELEMENTS, Optimizer::sum())
 }
 
 fn declare(request: u64, tensors: Vec<TensorSpec>) -> ToScheduler {
-    ToScheduler::Declare { request, tensors }
+    ToScheduler::Declare { request, tensors, timeout_ms: TIMEOUT_MS }
 }
 
 fn assignment(commands: &[Command]) -> MapUpdate {
@@ -123,4 +124,71 @@ fn an_answer_to_no_question_is_nothing() {
     assert!(rig.say(server(0), assigned(Epoch { term: 1, counter: 77 })).is_empty());
     let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
     assert!(rig.say(worker(0), assigned(update.epoch)).is_empty(), "a worker is no server");
+}
+
+/// A declaration that comes later than another one that waits: each has its own deadline.
+#[test]
+fn a_stuck_server_is_named_at_each_declarations_own_deadline() {
+    let mut rig = Rig::running(3, 2);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    rig.say(server(1), assigned(update.epoch));
+    rig.now_ms = 10;
+    assert!(rig.say(worker(1), declare(7, vec![tensor(5)])).is_empty());
+    assert_eq!(rig.engine.next_tick_ms(35), TIMEOUT_MS, "nearer than the heartbeat period");
+    assert!(rig.tick_at(TIMEOUT_MS - 1).is_empty(), "not yet");
+    let (request, result) = answer(&rig.tick_at(TIMEOUT_MS));
+    let error = result.unwrap_err();
+    assert_eq!(request, 1);
+    assert_eq!(error, DeclareError::Deadline { waited_ms: TIMEOUT_MS, servers: vec![Rank(0), Rank(2)] });
+    assert!(error.to_string().contains("not allocated their part: 0, 2;"), "{error}");
+    assert!(rig.tick_at(TIMEOUT_MS + 9).is_empty(), "answered once");
+    rig.say(server(0), assigned(update.epoch));
+    let commands = rig.tick_at(TIMEOUT_MS + 10);
+    assert!(matches!(&commands[..], [Command::Send { to, .. }] if *to == [connection(worker(1))]));
+    let error = DeclareError::Deadline { waited_ms: TIMEOUT_MS, servers: vec![Rank(2)] };
+    assert_eq!(answer(&commands), (7, Err(error)));
+}
+
+#[test]
+fn after_its_deadline_a_declaration_can_be_repeated() {
+    let mut rig = Rig::running(2, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    rig.say(server(0), assigned(update.epoch));
+    assert!(answer(&rig.tick_at(TIMEOUT_MS)).1.is_err());
+    assert_eq!(rig.engine.status(rig.now_ms).tensors, 1, "it stays placed");
+    // The same again waits for the same server and places nothing.
+    assert!(rig.say(worker(0), declare(2, vec![tensor(5)])).is_empty());
+    let (request, result) = answer(&rig.tick_at(2 * TIMEOUT_MS));
+    assert_eq!(request, 2);
+    assert_eq!(result, Err(DeclareError::Deadline { waited_ms: TIMEOUT_MS, servers: vec![Rank(1)] }));
+    assert!(rig.say(server(1), assigned(update.epoch)).is_empty(), "late: nobody waits");
+    assert_eq!(answer(&rig.say(worker(0), declare(3, vec![tensor(5)]))), (3, Ok(update.clone())));
+    assert_eq!(rig.engine.epoch(), update.epoch);
+    // With a new tensor beside it, only the new one is assigned, and the deadline starts anew.
+    let more = assignment(&rig.say(worker(0), declare(4, vec![tensor(5), tensor(6)])));
+    assert_eq!(more.tensors, [tensor(6)]);
+    rig.say(server(0), assigned(more.epoch));
+    rig.now_ms = 3 * TIMEOUT_MS - 1;
+    let (request, result) = answer(&rig.say(server(1), assigned(more.epoch)));
+    assert_eq!((request, result.map(|update| update.tensors.len())), (4, Ok(2)));
+    assert!(rig.tick_at(3 * TIMEOUT_MS).is_empty(), "answered before its deadline");
+}
+
+#[test]
+fn a_timeout_of_zero_or_of_ages_is_bounded() {
+    let mut rig = Rig::running(1, 2);
+    let ask = |request, timeout_ms| ToScheduler::Declare { request, tensors: vec![tensor(5)], timeout_ms };
+    assignment(&rig.say(worker(0), ask(1, 0)));
+    assert!(rig.say(worker(1), ask(2, u64::MAX)).is_empty());
+    assert!(rig.tick_at(0).is_empty());
+    assert_eq!(answer(&rig.tick_at(1)).0, 1);
+    assert_eq!(rig.engine.declarations.next_deadline_ms(), Some(TIMEOUT_MS_MAX));
+}
+
+#[test]
+fn who_is_gone_is_not_answered_at_its_deadline() {
+    let mut rig = Rig::running(1, 2);
+    assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    rig.say(worker(0), ToScheduler::Goodbye);
+    assert!(rig.tick_at(TIMEOUT_MS).is_empty());
 }

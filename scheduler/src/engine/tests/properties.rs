@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 enum Action {
     Register { connection: u64, server: bool, wanted: Option<u32> },
     Barrier { connection: u64, name: u8, all: bool, timeout_ms: u64 },
-    Declare { connection: u64, key: u64, elements: u64 },
+    Declare { connection: u64, key: u64, elements: u64, timeout_ms: u64 },
     Assigned { connection: u64, counter: u32, fails: bool },
     Heartbeat { connection: u64 },
     Goodbye { connection: u64 },
@@ -27,8 +27,9 @@ fn actions() -> impl Strategy<Value = Action> {
         12 => (c.clone(), 0u8..2, any::<bool>(), 0u64..60).prop_map(|(connection, name, all, timeout_ms)| {
             Action::Barrier { connection, name, all, timeout_ms }
         }),
-        8 => (c.clone(), 0u64..4, 0u64..3000)
-            .prop_map(|(connection, key, elements)| Action::Declare { connection, key, elements }),
+        8 => (c.clone(), 0u64..4, 0u64..3000, 0u64..60).prop_map(|(connection, key, elements, timeout_ms)| {
+            Action::Declare { connection, key, elements, timeout_ms }
+        }),
         12 => (c.clone(), 0u32..6, prop::bool::weighted(0.1))
             .prop_map(|(connection, counter, fails)| Action::Assigned { connection, counter, fails }),
         8 => c.clone().prop_map(|connection| Action::Heartbeat { connection }),
@@ -102,9 +103,9 @@ fn input(action: Action, number: u64, observer: &mut Observer) -> Option<Input> 
             let name = name.to_string();
             from(connection, ToScheduler::Barrier { request: number, name, group, timeout_ms })
         }
-        Action::Declare { connection, key, elements } => {
+        Action::Declare { connection, key, elements, timeout_ms } => {
             let tensors = vec![TensorSpec::f32(key, elements, Optimizer::sum())];
-            from(connection, ToScheduler::Declare { request: number, tensors })
+            from(connection, ToScheduler::Declare { request: number, tensors, timeout_ms })
         }
         Action::Assigned { connection, counter, fails } => {
             let error = fails.then(|| "no".to_owned());

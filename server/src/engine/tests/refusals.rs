@@ -149,3 +149,45 @@ fn probes_are_answered() {
     assert_eq!(rig.notice(0, Notice::Probe), [reply]);
     assert_eq!(rig.notice(0, Notice::ProbeReply), []);
 }
+
+#[test]
+fn of_a_corrupt_batch_nothing_is_taken_and_all_can_come_again() {
+    let mut rig = Rig::new(config(1));
+    let blocks = [push(1, 1), pull(2, 1)];
+    let corrupt = |rig: &mut Rig| {
+        let slot = rig.workers[0].credits.pop_front().expect("first credits");
+        let header = BatchHeader { wanted: 2, ..rig.header(0) };
+        let mut out = Commands::default();
+        let context = BatchContext { peer: Rank(0), slot, header: &header, blocks: &blocks, grants: &[] };
+        rig.engine.corrupt_batch(&context, &mut out);
+        assert_eq!(out.list, [], "nothing reaches storage");
+        (slot, rig.flush())
+    };
+    let (slot, told) = corrupt(&mut rig);
+    // The number is echoed, as everything of a request is.
+    let back = |operation, round| answer(0, operation, Status::Corrupt, round);
+    assert_eq!(told, [back(1, 1), back(2, 1)]);
+    let stats = rig.engine.stats();
+    assert_eq!((stats.corrupt_batches, stats.batches, stats.contributions, stats.refusals), (1, 1, 0, 0));
+    // The slot's credit is used: the same batch again is an old one.
+    let header = rig.header(0);
+    assert_eq!(rig.deliver(0, slot, &header, &blocks, &[]), []);
+    assert_eq!((rig.engine.stats().duplicates, rig.version()), (1, 0));
+    assert_eq!(corrupt(&mut rig).1.len(), 2);
+    let commands = rig.send(0, &blocks);
+    assert!(matches!(commands[..], [Command::Finish { .. }, Command::Land { .. }]), "{commands:?}");
+    assert_eq!(rig.flush(), [done(0, 1, 1), done(0, 2, 1)]);
+}
+
+#[test]
+fn a_corrupt_batch_is_judged_like_any_other() {
+    let mut rig = Rig::new(config(1));
+    let slot = rig.workers[0].credits[0];
+    let header = BatchHeader { job: JobId(8), ..rig.header(0) };
+    let mut out = Commands::default();
+    let blocks = [push(1, 1)];
+    let context = BatchContext { peer: Rank(0), slot, header: &header, blocks: &blocks, grants: &[] };
+    rig.engine.corrupt_batch(&context, &mut out);
+    assert!(expelled(&out.list).contains("job"), "{:?}", out.list);
+    assert_eq!(rig.engine.stats().corrupt_batches, 0);
+}

@@ -66,7 +66,7 @@ fn a_spilled_contribution_is_held_once_however_often_it_comes() {
 fn a_gap_is_to_be_tried_again_and_takes_nothing() {
     let mut rig = Rig::new(config(2));
     assert_eq!(rig.send(0, &[push(2, 2)]), []);
-    assert_eq!(rig.flush(), [answer(0, 2, Status::Retry, 2)]);
+    assert_eq!(rig.flush(), [answer(0, 2, Status::Retry, 2)], "a gap is nobody else's");
     assert_eq!(rig.engine.spills().0, 0);
     rig.send(0, &[push(1, 1)]);
     let commands = rig.send(0, &[push(2, 2)]);
@@ -78,10 +78,20 @@ fn without_spill_blocks_the_early_ones_come_again() {
     let mut rig = Rig::new(EngineConfig { spill_blocks: 1, ..config(4) });
     rig.send(2, &[push(1, 1)]);
     assert_eq!(rig.send(3, &[push(1, 1), push(2, 2)]), []);
-    let retry = |operation| answer(3, operation, Status::Retry, operation);
-    assert_eq!(rig.flush(), [retry(1), retry(2)], "what follows a retried operation is a gap");
-    rig.send(0, &[push(1, 1)]);
+    let retry = |rank, operation, missing: &[u32]| Answer {
+        missing: missing.to_vec(),
+        ..answer(rank, operation, Status::Retry, operation)
+    };
+    // Rank 2 has contributed, and whether 3 has tried does not matter to those whose turn it is.
+    assert_eq!(
+        rig.flush(),
+        [retry(3, 1, &[0, 1]), retry(3, 2, &[])],
+        "what follows a retried operation is a gap"
+    );
     rig.send(1, &[push(1, 1)]);
+    rig.send(3, &[push(1, 1)]);
+    assert_eq!(rig.flush(), [retry(3, 1, &[0])]);
+    rig.send(0, &[push(1, 1)]);
     assert!(matches!(rig.send(3, &[push(1, 1)])[..], [Command::Finish { contributors: 4, .. }]));
 }
 
@@ -90,7 +100,29 @@ fn too_many_rounds_ahead_is_to_be_tried_again() {
     let mut rig = Rig::new(config(2));
     let blocks: Vec<Block> = (1..=6).map(|number| push(number, number)).collect();
     assert_eq!(rig.send(0, &blocks).len(), 5, "one reduced, four kept");
-    assert_eq!(rig.flush(), [answer(0, 6, Status::Retry, 6)]);
+    assert_eq!(rig.flush(), [Answer { missing: vec![1], ..answer(0, 6, Status::Retry, 6) }]);
+}
+
+#[test]
+fn without_rank_order_everyone_who_is_absent_is_awaited_the_first_few_named() {
+    let base = EngineConfig { deterministic: false, inbox_slots: 64, spill_blocks: 1, ..config(40) };
+    let mut rig = Rig::new(base);
+    rig.send(3, &[push(1, 1), push(2, 2), push(3, 3)]);
+    let missing: Vec<u32> = (0..17).filter(|rank| *rank != 3).collect();
+    assert_eq!(rig.flush(), [Answer { missing, ..answer(3, 3, Status::Retry, 3) }]);
+}
+
+#[test]
+fn a_round_that_readers_hold_up_awaits_no_contribution() {
+    let mut rig = Rig::new(EngineConfig { spill_blocks: 1, ..config(2) });
+    rig.send(1, &[pull(1, 0)]); // Reads buffer 0, and goes on.
+    rig.send(0, &[push(1, 1)]);
+    rig.send_wanting(1, 4, &[push_pull(2, 1)]); // Publishes into buffer 1, and reads that, too.
+    rig.flush();
+    rig.send(1, &[push(3, 2), push(4, 3), push(5, 4)]);
+    assert_eq!(rig.flush(), [Answer { missing: vec![0], ..answer(1, 5, Status::Retry, 4) }]);
+    rig.send_wanting(0, 4, &[push(2, 2), push(3, 3)]);
+    assert_eq!(rig.flush(), [answer(0, 3, Status::Retry, 3)], "complete, and both buffers are read");
 }
 
 #[test]

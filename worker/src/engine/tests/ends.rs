@@ -98,3 +98,88 @@ fn fail_all_ends_everything_once_and_sends_nothing_any_more() {
     assert_eq!(out.list, expected);
     assert_eq!((rig.engine.in_flight(), rig.flush()), (0, Happened::default()));
 }
+
+/// A server says that it cannot take `block` before these ranks have contributed to round 3.
+fn retry(rig: &mut Rig, block: &Block, ranks: &[u32]) {
+    let slot = rig.inbox[0].remove(0);
+    rig.inbox[0].push(SlotGrant { generation: slot.generation.wrapping_add(1), ..slot });
+    let payload: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+    let again = Block { bytes: payload.len() as u64, ..reply(block, Status::Retry, 2) };
+    let credits = grants(10..14);
+    assert_eq!(rig.deliver(0, slot, &Rig::header(0), &[again], &credits, &payload), []);
+}
+
+/// Pushes two chunks on server 0, both sent back with these ranks.
+fn sent_back_twice(ranks: [&[u32]; 2]) -> (Rig, u64, Vec<Block>) {
+    let mut rig = Rig::new(4);
+    let op = rig.push(3, &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), ..part(1, 0) }]);
+    let blocks = rig.sent()[0].blocks.clone();
+    rig.now_ms += 5_500;
+    for (block, ranks) in blocks.iter().zip(ranks) {
+        retry(&mut rig, block, ranks);
+    }
+    (rig, op, blocks)
+}
+
+fn failures(commands: Vec<Command>) -> Vec<Command> {
+    commands.into_iter().filter(|command| !matches!(command, Command::Notice { .. })).collect()
+}
+
+#[test]
+fn what_could_not_be_taken_names_the_ranks_that_come_first() {
+    let (mut rig, op, blocks) = sent_back_twice([&[1, 3], &[0]]);
+    assert_eq!(failures(rig.tick(499)), [], "the server has a second of grace");
+    let error = OpError::Deadline { chunk: blocks[1].id, round: 3, waited_ms: 6_000, missing: vec![Rank(0)] };
+    assert_eq!(failures(rig.tick(1)), [Command::Failed { op, error }], "its last word");
+    // What is sent back after that is sent again as before, and ends the operation.
+    assert_eq!(rig.results(0, &[], &grants(20..22)), [], "its idle credits had gone back");
+    let again = rig.flush().sent;
+    assert_eq!(again[0].blocks.len(), 2);
+    let ends = [done(&again[0].blocks[0]), done(&again[0].blocks[1])];
+    assert_eq!(rig.results(0, &ends, &[]), [Command::Done { op, version: 3 }]);
+}
+
+#[test]
+fn a_server_that_names_nobody_for_a_part_is_blamed_itself() {
+    let no_answer = OpError::NoAnswer { key: Key(1), servers: vec![Rank(0)], waited_ms: 6_000 };
+    for ranks in [[&[1][..], &[]], [&[], &[1]], [&[], &[]]] {
+        let (mut rig, op, _) = sent_back_twice(ranks);
+        assert_eq!(failures(rig.tick(500)), [Command::Failed { op, error: no_answer.clone() }]);
+    }
+    // The last word counts: named before, not any more.
+    let (mut rig, op, _) = sent_back_twice([&[1], &[2]]);
+    rig.now_ms += 100;
+    let again = rig.sent()[0].blocks[0];
+    retry(&mut rig, &again, &[]);
+    assert_eq!(failures(rig.tick(400)), [Command::Failed { op, error: no_answer }]);
+}
+
+#[test]
+fn a_server_that_falls_silent_after_it_named_ranks_is_blamed_itself() {
+    for (silent_ms, blamed) in [(999, false), (1_000, true)] {
+        let (mut rig, _, _) = sent_back_twice([&[1], &[1]]);
+        let failed = failures(rig.tick(silent_ms));
+        let [Command::Failed { error, .. }] = &failed[..] else { panic!("{failed:?}") };
+        assert_eq!(matches!(error, OpError::NoAnswer { .. }), blamed, "{silent_ms}: {error}");
+    }
+}
+
+#[test]
+fn a_new_channel_forgets_what_the_old_one_said() {
+    let (mut rig, _, _) = sent_back_twice([&[1], &[1]]);
+    rig.engine.server_down(Rank(0));
+    rig.up(0, 4);
+    let failed = failures(rig.tick(500));
+    assert!(matches!(failed[..], [Command::Failed { error: OpError::NoAnswer { .. }, .. }]), "{failed:?}");
+}
+
+#[test]
+fn a_list_longer_than_any_server_of_ours_sends_is_cut() {
+    let many: Vec<u32> = (0..17).collect();
+    let (mut rig, _, _) = sent_back_twice([&many, &many]);
+    let failed = failures(rig.tick(500));
+    let [Command::Failed { error: OpError::Deadline { missing, .. }, .. }] = &failed[..] else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(*missing, (0..16).map(Rank).collect::<Vec<_>>());
+}

@@ -114,3 +114,28 @@ fn the_wait_grows_until_the_server_takes_one() {
     rig.results(0, &[done(&sent[0].blocks[0]), reply(&sent[0].blocks[1], Status::Retry, 0)], &[]);
     assert_eq!(rig.engine.next_retry_ms(), Some(rig.now_ms + 2));
 }
+
+#[test]
+fn what_changed_on_the_way_is_sent_three_times_again_in_its_place() {
+    let mut rig = Rig::new(2);
+    let first = rig.push(1, &[part(1, 0)]);
+    let second = rig.push(2, &[part(1, 0)]);
+    let credits = |rig: &mut Rig| rig.results(0, &[], &grants(20..22));
+    for again in 0..3 {
+        let sent = rig.flush().sent;
+        assert_eq!(sent[0].operations(), [(1, 1), (1, 2)], "{again}");
+        let back: Vec<Block> = sent[0].blocks.iter().map(|block| reply(block, Status::Corrupt, 0)).collect();
+        assert_eq!(rig.results(0, &back, &[]), []);
+        rig.now_ms += 100;
+        credits(&mut rig);
+    }
+    let sent = rig.flush().sent;
+    let block = sent[0].blocks[0];
+    let error = OpError::Refused { chunk: block.id, server: Rank(0), status: Status::Corrupt };
+    assert_eq!(
+        rig.results(0, &[reply(&block, Status::Corrupt, 0)], &[]),
+        [Command::Failed { op: first, error }, Command::Done { op: first, version: 0 }]
+    );
+    assert_eq!(rig.results(0, &[done(&sent[0].blocks[1])], &[]), [Command::Done { op: second, version: 2 }]);
+    assert_eq!(rig.engine.stats().retries, 6);
+}

@@ -5,14 +5,21 @@
 #![allow(clippy::print_stdout, reason = "figures, shown when asked for")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
-use gradwire_tests::rigs::gauge::cpu_time;
+use gradwire_tests::rigs::gauge::{cpu_time, sleeps};
+use gradwire_tests::rigs::process::Process;
 use std::time::{Duration, Instant};
 
-/// Of one core, summed over all processes.
-const SHARE_MAX: f64 = 0.01;
+/// Of one core, summed over all processes. A thread that spins takes a whole one; the rest is for slow machines,
+/// which need more of theirs for the same.
+const SHARE_MAX: f64 = 0.03;
+/// Wakes a second, all processes together, of which the data threads' longest sleep makes 40 a lane, and heartbeats
+/// the rest. It depends on no machine's speed, and something that polls passes it at once.
+fn wakes_per_s_max(lanes: u32) -> f64 {
+    50.0 + 50.0 * f64::from(lanes)
+}
 
 /// One scheduler, two servers, two workers: connected, warmed up, and then left alone for a while.
-fn idles(transport: &str, lanes: &str, period: Duration) {
+fn idles(transport: &str, lanes: u32, period: Duration) {
     let mut cluster = Cluster::new(2, 2, &["--set", &format!("cluster.lanes={lanes}")]);
     cluster.add_servers(2, &["--transport", transport]);
     let variable = format!("GRADWIRE_TRANSPORT__{}", transport.to_uppercase());
@@ -20,34 +27,40 @@ fn idles(transport: &str, lanes: &str, period: Duration) {
     for worker in &cluster.workers {
         worker.expect_line("idle", PATIENCE);
     }
-    let used = |cluster: &mut Cluster| -> Vec<(String, Duration)> {
-        cluster.everyone().map(|process| (process.name().to_owned(), cpu_time(process))).collect()
+    let used = |cluster: &mut Cluster| -> Vec<(String, Duration, u64)> {
+        let of = |process: &mut Process| (process.name().to_owned(), cpu_time(process), sleeps(process));
+        cluster.everyone().map(of).collect()
     };
     let (before, started) = (used(&mut cluster), Instant::now());
     // Doing nothing for a while is what is measured.
     std::thread::sleep(period);
     let (after, wall) = (used(&mut cluster), started.elapsed());
-    let each: Vec<(String, Duration)> =
-        after.into_iter().zip(before).map(|((name, after), (_, before))| (name, after - before)).collect();
-    let total: Duration = each.iter().map(|(_, used)| *used).sum();
+    let each: Vec<_> = after
+        .into_iter()
+        .zip(before)
+        .map(|((name, time, wakes), (_, old_time, old_wakes))| (name, time - old_time, wakes - old_wakes))
+        .collect();
+    let total: Duration = each.iter().map(|(_, used, _)| *used).sum();
     let share = total.as_secs_f64() / wall.as_secs_f64();
-    println!("idle over {transport}, {lanes} lanes: {:.3} % of a core: {each:?}", share * 100.0);
-    assert!(share < SHARE_MAX, "{:.3} % of a core: {each:?}", share * 100.0);
+    let wakes_per_s = each.iter().map(|(_, _, wakes)| *wakes).sum::<u64>() as f64 / wall.as_secs_f64();
+    let text = format!("{:.3} % of a core, {wakes_per_s:.0} wakes a second: {each:?}", share * 100.0);
+    println!("idle over {transport}, {lanes} lanes: {text}");
+    assert!(share < SHARE_MAX && wakes_per_s < wakes_per_s_max(lanes), "{text}");
     cluster.assert_no_panic();
 }
 
 #[test]
 fn an_idle_cluster_over_shm() {
-    idles("shm", "1", Duration::from_secs(10));
+    idles("shm", 1, Duration::from_secs(10));
 }
 
 #[test]
 fn an_idle_cluster_over_tcp_with_two_lanes() {
-    idles("tcp", "2", Duration::from_secs(10));
+    idles("tcp", 2, Duration::from_secs(10));
 }
 
 #[test]
 #[ignore = "slow tier: a minute"]
 fn an_idle_cluster_for_a_minute() {
-    idles("shm", "1", Duration::from_secs(60));
+    idles("shm", 1, Duration::from_secs(60));
 }

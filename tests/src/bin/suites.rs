@@ -20,7 +20,7 @@ Runs the suites of tests/suites.toml: the fast tier, or what is asked for.
   --list         name the suites and run none
 
 With CI=true in the environment, a fast suite that cannot run here is a failure.
-Logs: target/suites/NAME.log. The last line is `N passed, N failed`.
+Logs: target/suites/NAME.log. At the end stands what the failed tests said; the last line is `N passed, N failed`.
 ";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! What a process uses, from `/proc`: processor time and resident memory.
+//! What a process uses, from `/proc`: processor time, sleeps, resident memory, files.
 
 use super::process::Process;
 use std::time::Duration;
@@ -14,6 +14,18 @@ pub fn cpu_time(process: &Process) -> Duration {
     let used: u64 = tasks.flatten().filter_map(nanoseconds).sum();
     assert!(used > 0, "this kernel does not account for processor time (CONFIG_SCHED_INFO)");
     Duration::from_nanos(used)
+}
+
+/// How often its threads that live have gone to sleep: how often something woke them.
+#[must_use]
+pub fn sleeps(process: &Process) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.pid())).expect("a living process");
+    let count = |task: std::fs::DirEntry| -> Option<u64> {
+        let text = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse().ok()
+    };
+    tasks.flatten().filter_map(count).sum()
 }
 
 /// Resident memory in bytes.

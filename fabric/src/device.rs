@@ -100,6 +100,11 @@ pub trait CompletionQueue: Send {
     /// Moves work on and appends what happened. Bounded work per call, so that callers stay responsive.
     fn poll(&mut self, completions: &mut Vec<Completion>);
 
+    /// Did the last poll bring part of something? Whoever waits for the rest is not idle.
+    fn moved(&self) -> bool {
+        false
+    }
+
     /// Ends a channel: nothing of the peer's lands after this returns. Its unfinished requests are dropped.
     fn close(&mut self, channel: ChannelId);
 

@@ -190,6 +190,10 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn moved(&self) -> bool {
+        self.tcp.moved()
+    }
+
     fn close(&mut self, channel: ChannelId) {
         match route(channel) {
             Route::Shm(channel) => self.shm.close(channel),

@@ -35,6 +35,10 @@ impl Budget {
     /// Enough notices of small frames.
     const NOTICES_MAX: usize = 256;
 
+    pub(super) fn moved(&self) -> bool {
+        self.bytes > 0
+    }
+
     pub(super) fn is_spent(&self) -> bool {
         self.bytes >= Self::BYTES_MAX
             || self.notices >= Self::NOTICES_MAX

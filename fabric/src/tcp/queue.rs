@@ -34,6 +34,8 @@ pub struct TcpQueue {
     /// Whose turn it is, as an index of `channels`.
     turn: usize,
     send_depth: usize,
+    /// The last poll brought bytes.
+    moved: bool,
     /// What happened outside of `poll`.
     ready: Vec<Completion>,
 }
@@ -49,7 +51,7 @@ impl TcpQueue {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let (channels, ready) = (Vec::new(), Vec::with_capacity(send_depth));
-        Ok(Self { epoll, channels, next_id: 0, turn: 0, send_depth, ready })
+        Ok(Self { epoll, channels, next_id: 0, turn: 0, send_depth, moved: false, ready })
     }
 
     /// Has it any open channel?
@@ -157,6 +159,7 @@ impl TcpQueue {
                 Err(reason) => completions.push(self.fail(self.turn, reason)),
             }
         }
+        self.moved = budget.moved();
     }
 
     /// Sends on every channel that can; appends to `ready`.
@@ -261,6 +264,10 @@ impl CompletionQueue for TcpQueue {
         self.receive(completions);
         self.send();
         self.hand_out(completions);
+    }
+
+    fn moved(&self) -> bool {
+        self.moved
     }
 
     fn close(&mut self, channel: ChannelId) {

@@ -220,7 +220,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
-        let busy = !completions.is_empty();
+        let busy = !completions.is_empty() || self.queue.moved();
         for completion in completions.drain(..) {
             self.handle(completion, now_ms)?;
             self.execute()?;

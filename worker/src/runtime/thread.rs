@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP_MS: u64 = 100;
 /// How long it stays out of the way of callers before it looks whether they still drive.
-pub(super) const PARK: Duration = Duration::from_micros(250);
+pub(super) const PARK: Duration = Duration::from_micros(500);
 
 /// What a lane's thread is told.
 pub(crate) enum LaneMessage {

@@ -301,3 +301,15 @@ fn output_arrives_while_the_job_runs() {
     assert_eq!(launcher.wait().unwrap().code(), Some(143));
     bed.assert_nobody_left();
 }
+
+#[test]
+fn what_launch_decides_cannot_be_set_beside_it() {
+    let bed = Bed::new();
+    for (pair, instead) in [("cluster.workers=5", "use --workers"), ("scheduler.port=70000", "free port")] {
+        let (output, _) = bed.run(&["--set", pair], &["true"]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(pair.split('=').next().unwrap()) && text.contains(instead), "{text}");
+        assert_eq!(bed.pids(), Vec::<u32>::new(), "nothing was started");
+    }
+}

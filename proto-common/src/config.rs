@@ -7,7 +7,7 @@ use crate::limits::{
     WORKERS_MAX,
 };
 use crate::message::ClusterShape;
-use crate::transport::Policies;
+use crate::transport::{Driver, Policies, Policy};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -265,8 +265,15 @@ impl Settings {
         }
         self.check_loopback("node.bind", &self.node.bind)?;
         if !self.node.http.is_empty() {
-            let host = self.node.http.rsplit_once(':').map_or(self.node.http.as_str(), |(host, _)| host);
+            let Some((host, _)) = self.node.http.rsplit_once(':') else {
+                let fix = "use host:port, such as 127.0.0.1:0, or leave it empty for no HTTP";
+                return wrong("node.http", &self.node.http, fix);
+            };
             self.check_loopback("node.http", host)?;
+        }
+        let required = Driver::ALL.iter().filter(|driver| self.transport.of(**driver) == Policy::Require);
+        if required.count() > 1 {
+            return wrong("transport", "several drivers", "require one driver only; prefer the others");
         }
         Ok(())
     }
@@ -373,5 +380,24 @@ mod tests {
         assert_eq!(settings.validate_scheduler().err().map(|e| e.key), Some("scheduler.host"));
         settings.scheduler.host = "::1".into();
         assert_eq!(settings.validate_scheduler(), Ok(()));
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_not_blamed_on_security() {
+        for (http, wrong) in [("", false), ("127.0.0.1:0", false), ("nonsense", true)] {
+            let mut settings = Settings::default();
+            settings.node.http = http.into();
+            let fix = settings.validate().err().map(|error| error.fix);
+            assert_eq!(fix.is_some_and(|fix| fix.contains("host:port")), wrong, "{http:?}");
+        }
+    }
+
+    #[test]
+    fn one_driver_at_most_is_required() {
+        let mut settings = Settings::default();
+        settings.transport.tcp = Policy::Require;
+        assert_eq!(settings.validate(), Ok(()));
+        settings.transport.shm = Policy::Require;
+        assert_eq!(settings.validate().err().map(|e| e.key), Some("transport"));
     }
 }

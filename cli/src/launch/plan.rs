@@ -97,6 +97,15 @@ impl Plan {
     }
 }
 
+/// Settings that the launcher gives its processes, and what to do instead of setting them.
+const OWN: [(&str, &str); 5] = [
+    ("cluster.workers", "use --workers"),
+    ("cluster.servers", "use --servers"),
+    ("scheduler.host", "leave it out: the scheduler is started here"),
+    ("scheduler.port", "leave it out: the system chooses a free port"),
+    ("node.rank", "leave it out: ranks are given in order"),
+];
+
 /// Ports that only one process can have are left to the system, and the job gets an id of its own, unless
 /// the user says otherwise.
 fn common_env(args: &LaunchArgs, env: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
@@ -117,6 +126,10 @@ fn common_env(args: &LaunchArgs, env: &[(String, String)]) -> Result<Vec<(String
     }
     for pair in &args.set {
         let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
+            let text = format!("--set {key}: launch decides that for its cluster; {instead}");
+            return Err(Failure::message(ExitCode::Usage, text));
+        }
         common.push((variable_of(key), value.to_owned()));
     }
     Ok(common)

@@ -6,6 +6,8 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+/// One attempt to connect.
+const ATTEMPT_MS: u64 = 2_000;
 /// Milliseconds between the first two attempts; doubles up to [`BACKOFF_MAX_MS`].
 const BACKOFF_FIRST_MS: u64 = 10;
 /// Milliseconds between attempts at most.
@@ -40,7 +42,9 @@ pub async fn connect_with_retry(
     let mut backoff = Duration::from_millis(BACKOFF_FIRST_MS);
     let mut cause = io::Error::from(io::ErrorKind::TimedOut);
     loop {
-        match timeout_at(deadline, TcpStream::connect((host, port))).await {
+        // The system waits ever longer between its own attempts, past the moment when the peer is there.
+        let attempt = deadline.min(Instant::now() + Duration::from_millis(ATTEMPT_MS));
+        match timeout_at(attempt, TcpStream::connect((host, port))).await {
             Ok(Ok(stream)) if !connected_to_itself(&stream) => return Ok(stream),
             Ok(Ok(_)) => cause = io::Error::from(io::ErrorKind::ConnectionRefused),
             Ok(Err(error)) => cause = error,

@@ -30,6 +30,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// Connections beyond the members' that may be open at once: strangers, refused ones, those that linger. More
 /// wait in the listener's backlog, so that a flood of strangers delays a member and does not turn it away.
 const STRANGERS_MAX: usize = 256;
+/// How long a new connection may say nothing while many do.
+const CROWDED_HANDSHAKE_MS: u64 = 500;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
 /// Milliseconds that closed connections get at the end to take what was sent to them.
@@ -139,6 +141,23 @@ struct Core {
     tasks: JoinSet<()>,
     events: mpsc::Sender<Event>,
     received: mpsc::Receiver<Event>,
+    crowded: OncePerSecond,
+    strangers: OncePerSecond,
+}
+
+/// Keeps what strangers can cause out of the log's way.
+#[derive(Default)]
+struct OncePerSecond(Option<Instant>);
+
+impl OncePerSecond {
+    fn may_speak(&mut self) -> bool {
+        let now = Instant::now();
+        let speaks = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
+        if speaks {
+            self.0 = Some(now);
+        }
+        speaks
+    }
 }
 
 impl Core {
@@ -160,6 +179,8 @@ impl Core {
             tasks: JoinSet::new(),
             events,
             received,
+            crowded: OncePerSecond::default(),
+            strangers: OncePerSecond::default(),
         })
     }
 
@@ -208,6 +229,15 @@ impl Core {
         self.tasks.len() < 2 * self.connections_max
     }
 
+    /// With half of the places taken, whoever says nothing makes room soon: members speak at once.
+    fn limits_of_new(&self) -> Limits {
+        let short = Duration::from_millis(CROWDED_HANDSHAKE_MS);
+        match self.tasks.len() > self.connections_max {
+            true => Limits { handshake: self.limits.handshake.min(short), ..self.limits },
+            false => self.limits,
+        }
+    }
+
     async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -220,11 +250,12 @@ impl Core {
         };
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        match Outbox::open(id, stream, peer, self.limits, &self.events, &mut self.tasks) {
+        let limits = self.limits_of_new();
+        match Outbox::open(id, stream, peer, limits, &self.events, &mut self.tasks) {
             Ok(outbox) => drop(self.connections.insert(id, outbox)),
             Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
         }
-        if !self.has_place() {
+        if !self.has_place() && self.crowded.may_speak() {
             tracing::warn!(limit = self.connections_max, "too many control connections; new ones wait");
         }
     }
@@ -239,7 +270,9 @@ impl Core {
                 let outbox = self.connections.remove(&connection)?;
                 if self.view.engine().member_of(connection).is_none() {
                     let why = fault.as_ref().map_or("it closed without a word", |fault| fault.text.as_str());
-                    tracing::warn!(peer = %outbox.peer(), why, "a stranger is dropped");
+                    if self.strangers.may_speak() {
+                        tracing::warn!(peer = %outbox.peer(), why, "a stranger is dropped; others in the same second are only counted");
+                    }
                     self.metrics.refused(fault.as_ref().map_or("closed", |fault| fault.kind));
                 }
                 Some(Input::Closed { connection, fault: fault.map(|fault| fault.text) })

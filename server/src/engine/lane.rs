@@ -360,7 +360,7 @@ impl LaneEngine {
             return Err(Status::Refused);
         }
         chunk.initialised = true;
-        // Out of place, like every publication: the zeros may be on their way to a worker.
+        // Out of place: the zeros may be on their way to a worker.
         let into = 1 - chunk.buffer;
         chunk.buffer = into;
         out.push(Command::Init { chunk: index, from, into });

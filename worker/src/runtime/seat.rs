@@ -3,9 +3,10 @@
 //! who drives when; what driving does is `lane`'s business, messages other than submissions are `thread`'s.
 //!
 //! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
-//! before was looked at, or the data thread was summoned, or rung for what is being gathered. The data thread sleeps without the seat. Where it
-//! does not sleep it is parked while callers drive, for `thread::PARK` at most, and looks again then. A caller that
-//! blocks unparks it, and the last driving caller does while others are blocked.
+//! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
+//! The data thread sleeps without the seat. Where it does not sleep it is parked while callers drive, for
+//! `thread::PARK` at most, and looks again then. A caller that blocks unparks it, and the last driving caller does
+//! while others are blocked.
 
 use super::lane::LaneDriver;
 use super::op::Submission;
@@ -287,10 +288,11 @@ impl LaneHandle {
                 summon = core.settle(may_step);
             }
         }
-        drop(guard);
         if ring {
+            // Before anybody else disarms the lane.
             self.mailbox.wake();
         }
+        drop(guard);
         self.left(summon);
         true
     }

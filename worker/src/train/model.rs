@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
@@ -75,13 +75,28 @@ pub fn save(file: &Path, model: &Model) -> Result<(), TrainError> {
     write_atomic(file, &encoded)
 }
 
-/// Writes a file beside `file`, flushes it to disk and renames it.
-pub fn write_atomic(file: &Path, contents: &[u8]) -> Result<(), TrainError> {
+/// The file beside `file` that is written first.
+fn temporary_of(file: &Path) -> Result<PathBuf, TrainError> {
     let name = file.file_name().ok_or_else(|| write_failed(file, std::io::ErrorKind::InvalidInput.into()))?;
     let mut temporary = std::ffi::OsString::from(".");
     temporary.push(name);
     temporary.push(format!(".{}.tmp", std::process::id()));
-    let temporary = file.with_file_name(temporary);
+    Ok(file.with_file_name(temporary))
+}
+
+/// Can `file` be written when the time has come? Better asked before hours of training than after.
+pub fn check_writable(file: &Path) -> Result<(), TrainError> {
+    if file.is_dir() {
+        return Err(write_failed(file, std::io::ErrorKind::IsADirectory.into()));
+    }
+    let temporary = temporary_of(file)?;
+    let tried = File::create(&temporary).and_then(|_| std::fs::remove_file(&temporary));
+    tried.map_err(|error| write_failed(file, error))
+}
+
+/// Writes a file beside `file`, flushes it to disk and renames it.
+pub fn write_atomic(file: &Path, contents: &[u8]) -> Result<(), TrainError> {
+    let temporary = temporary_of(file)?;
     let write = || {
         let mut new = File::create(&temporary)?;
         new.write_all(contents)?;
@@ -198,7 +213,16 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_not_there_is_a_write_error() {
-        assert!(matches!(save(Path::new("/nowhere/m"), &model()), Err(TrainError::Write { .. })));
+        for unwritable in ["/nowhere/m", "/tmp", "/"] {
+            assert!(
+                matches!(check_writable(Path::new(unwritable)), Err(TrainError::Write { .. })),
+                "{unwritable}"
+            );
+            assert!(
+                matches!(save(Path::new(unwritable), &model()), Err(TrainError::Write { .. })),
+                "{unwritable}"
+            );
+        }
     }
 
     #[test]

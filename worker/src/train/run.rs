@@ -37,6 +37,9 @@ pub fn train(
     out: &mut dyn Write,
 ) -> Result<(), TrainError> {
     args.check()?;
+    for file in args.save.iter().chain(&args.plot) {
+        model::check_writable(file)?;
+    }
     // Files first: a bad row ends this worker before it takes part in anything.
     let rows = load_rows(args)?;
     let resumed = args.resume.as_deref().map(model::load).transpose()?;

@@ -17,6 +17,7 @@ mod error;
 mod lane;
 mod mailbox;
 mod memory;
+mod random;
 mod rest;
 mod shm;
 pub mod sim;

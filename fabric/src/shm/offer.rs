@@ -9,6 +9,7 @@ use super::shared::{BellPage, MappedRing};
 use crate::device::{ChannelSetup, CqHandle, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use crate::memory::Region;
+use crate::random::random;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
@@ -67,16 +68,6 @@ impl Offer {
         SocketAddrUnix::new_abstract_name(format!("gradwire-{digits}").as_bytes())
             .map_err(|e| FabricError::os("naming a shared-memory socket", e))
     }
-}
-
-fn random() -> Result<[u8; 16], FabricError> {
-    let mut bytes = [0; 16];
-    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
-    if drawn != bytes.len() {
-        return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
-    }
-    Ok(bytes)
 }
 
 fn open_socket(flags: SocketFlags) -> Result<OwnedFd, FabricError> {

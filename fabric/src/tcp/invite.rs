@@ -2,6 +2,7 @@
 //! connection) and the preamble of each channel's socket. Pure encode and strict, bounded decode.
 
 use crate::error::FabricError;
+use crate::random::random;
 
 /// Longest advertised host name (a DNS name has at most 253 characters).
 pub(super) const HOST_BYTES_MAX: usize = 255;
@@ -15,16 +16,6 @@ const PREAMBLE_MAGIC: [u8; 4] = *b"GWP1";
 
 /// Bytes of an offer before the host's name.
 const FIXED_BYTES: usize = 40;
-
-fn random() -> Result<[u8; 16], FabricError> {
-    let mut bytes = [0; 16];
-    let drawn = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| FabricError::os("drawing an offer's secret", e))?;
-    if drawn != bytes.len() {
-        return Err(FabricError::Internal("the system gave fewer random bytes than asked for".into()));
-    }
-    Ok(bytes)
-}
 
 /// What the unix socket of an offer is called. Not a secret: the system shows such names to everybody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

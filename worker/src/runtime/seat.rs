@@ -188,12 +188,16 @@ pub(super) struct Seat {
     /// Callers that drive, or are about to.
     pub(super) callers: AtomicU32,
     /// Callers asleep until an operation of theirs ends.
-    blocked: AtomicU32,
+    pub(super) blocked: AtomicU32,
     /// Something is the data thread's to do: callers stay off until it has.
     pub(super) summoned: AtomicBool,
     /// Operations have callbacks, which must not run in a thread that only submits.
     callbacks: AtomicBool,
     pub(super) ended: AtomicBool,
+    /// The data thread stays out of the way, and looks again within `thread::PARK`.
+    pub(super) parked: AtomicBool,
+    /// How often a caller took the seat, round and round.
+    pub(super) taken: AtomicU32,
     pub(super) thread: OnceLock<Thread>,
     spin: Duration,
 }
@@ -207,6 +211,8 @@ impl Seat {
             summoned: AtomicBool::new(false),
             callbacks: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            parked: AtomicBool::new(false),
+            taken: AtomicU32::new(0),
             thread: OnceLock::new(),
             spin,
         }
@@ -219,6 +225,7 @@ impl Seat {
         // A seat whose holder panicked is the data thread's to end.
         let mut guard = self.core.try_lock().ok()?;
         guard.as_mut()?.take();
+        self.taken.fetch_add(1, Ordering::SeqCst);
         Some(guard)
     }
 
@@ -308,7 +315,8 @@ impl LaneHandle {
     /// After the seat was given back. A summons that came while we had it found the lane disarmed, and so
     /// rang nobody: either it finds the lane armed again, or we find the summons.
     fn left(&self, summon: bool) {
-        if !summon && !self.seat.summoned.load(Ordering::SeqCst) {
+        let summoned = self.seat.summoned.load(Ordering::SeqCst);
+        if !summoned && (!summon || self.seat.parked.load(Ordering::SeqCst)) {
             return;
         }
         self.seat.summoned.store(true, Ordering::SeqCst);

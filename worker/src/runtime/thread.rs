@@ -71,12 +71,21 @@ pub(crate) fn spawn_lane(
 fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
     // Set once: a lane has one data thread.
     let _ = seat.thread.set(std::thread::current());
+    let (mut taken, mut park) = (0, PARK);
     loop {
-        let driven = seat.callers.load(Ordering::SeqCst) > 0;
+        let now = seat.taken.load(Ordering::SeqCst);
+        let driven = seat.callers.load(Ordering::SeqCst) > 0 || taken != now && seat.blocked.load(Ordering::SeqCst) == 0;
+        taken = now;
         if driven && !seat.summoned.load(Ordering::SeqCst) {
-            std::thread::park_timeout(PARK);
+            seat.parked.store(true, Ordering::SeqCst);
+            if !seat.summoned.load(Ordering::SeqCst) {
+                std::thread::park_timeout(park);
+                park = (park * 2).min(4 * PARK);
+            }
+            seat.parked.store(false, Ordering::SeqCst);
             continue;
         }
+        park = PARK;
         let mut guard = match seat.core.lock() {
             Ok(guard) => guard,
             Err(poisoned) => {

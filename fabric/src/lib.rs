@@ -28,7 +28,7 @@ pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingO
 pub use error::{FabricError, PostError};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
-pub use memory::{Blocks, Buffer, OutOfBounds, Pool, PoolError, Region, Span};
+pub use memory::{Blocks, Buffer, F32s, OutOfBounds, Pool, PoolError, Region, Span};
 pub use rest::{Rest, Sleeper};
 pub use shm::{ShmDevice, View};
 pub use tcp::TcpDevice;

@@ -1,18 +1,17 @@
 //! The bytes of one lane: accumulators, two buffers of weights per chunk, momentum, and the spill area.
-//! Indices are the engine's. Contributions are read by raw copies of one cache-hot block at a time, because
-//! the memory they lie in can be written by a peer.
+//! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
+//! can be written by a peer.
 
 use crate::engine::{ChunkSpec, Source};
-use crate::kernel::{self, Weights};
-use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
+use crate::kernel::{self, Both, Operand, Weights};
+use fabric::{Buffer, F32s, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use proto_common::batch::payload_checksum;
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Elements handled at once: 16 KiB, so that contribution, accumulator and weights stay in first and second
-/// level cache.
-const BLOCK_ELEMENTS: usize = 4096;
+/// Bytes of a payload that are summed at once, out of the first level cache.
+const SUM_BYTES: usize = 16 << 10;
 /// Address space of the weights' pool; memory is taken at first touch.
 const WEIGHTS_POOL_BYTES: u64 = 1 << 40;
 
@@ -67,15 +66,15 @@ pub struct Storage {
     chunks: Vec<Stored>,
     inbox: Region,
     slot_bytes: u64,
-    spill: Vec<Vec<u8>>,
-    scratch: Box<[f32]>,
+    spill: Vec<Vec<f32>>,
+    scratch: Box<[u8]>,
 }
 
 impl Storage {
     /// Storage whose contributions come from `inbox`, slots of `slot_bytes`.
     pub fn new(inbox: Region, slot_bytes: u64) -> Result<Self, StorageError> {
         let pool = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
-        let scratch = vec![0.0; BLOCK_ELEMENTS].into_boxed_slice();
+        let scratch = vec![0; SUM_BYTES].into_boxed_slice();
         Ok(Self { pool, chunks: Vec::new(), inbox, slot_bytes, spill: Vec::new(), scratch })
     }
 
@@ -118,61 +117,53 @@ impl Storage {
         Ok(stored.weights[usize::from(buffer & 1)].span())
     }
 
-    /// The checksum of a payload in a slot, read like a contribution: in blocks, by raw copies.
+    /// The checksum of a payload in a slot, read in blocks by raw copies.
     pub fn checksum(&mut self, slot: u32, offset: u64, bytes: u64) -> Result<u32, StorageError> {
-        let Self { inbox, slot_bytes, spill, scratch, .. } = self;
-        let payload = Bytes { inbox, slot_bytes: *slot_bytes, spill, from: Source::Slot { slot, offset } };
-        let scratch = scratch.as_mut_bytes();
-        let (mut sum, mut at) = (0, 0);
+        let Self { inbox, slot_bytes, scratch, .. } = self;
+        let (mut sum, mut at) = (0, u64::from(slot) * *slot_bytes + offset);
         // A payload lies within its slot, whose bytes fit the address space.
-        let end = bytes as usize;
-        while at < end {
-            let part_bytes = scratch.len().min(end - at);
+        let mut left = bytes as usize;
+        while left > 0 {
+            let part_bytes = scratch.len().min(left);
             let part = &mut scratch[..part_bytes];
-            payload.read(at, part)?;
+            inbox.read(at, part)?;
             sum = payload_checksum(sum, part);
-            at += part_bytes;
+            at += part_bytes as u64;
+            left -= part_bytes;
         }
         Ok(sum)
     }
 
     /// sum = contribution, or sum += contribution.
     pub fn reduce(&mut self, chunk: u32, from: Source, first: bool) -> Result<(), StorageError> {
-        let Self { chunks, inbox, slot_bytes, spill, scratch, .. } = self;
+        let Self { chunks, inbox, slot_bytes, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let bytes = Bytes { inbox, slot_bytes: *slot_bytes, spill, from };
+        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
         if first {
-            return bytes.read(0, stored.sum.as_mut_bytes());
+            return contributions.copy(from, stored.sum.as_mut_bytes());
         }
-        for (i, sum) in stored.sum.chunks_mut(BLOCK_ELEMENTS).enumerate() {
-            let part = &mut scratch[..sum.len()];
-            bytes.read(i * BLOCK_ELEMENTS * 4, part.as_mut_bytes())?;
-            kernel::add(sum, part);
+        match contributions.find(from, stored.sum.len())? {
+            Contribution::Slot(slot) => kernel::add(&mut stored.sum, slot),
+            Contribution::Spill(block) => kernel::add(&mut stored.sum, block),
         }
         Ok(())
     }
 
     /// Applies the update rule; a last contribution is added in the same pass.
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
-        let Self { chunks, inbox, slot_bytes, spill, scratch, .. } = self;
+        let Self { chunks, inbox, slot_bytes, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let mut weights = weights_of(&mut stored.weights, round)?;
-        let has_momentum = !stored.momentum.is_empty();
-        for (i, sum) in stored.sum.chunks_mut(BLOCK_ELEMENTS).enumerate() {
-            let at = i * BLOCK_ELEMENTS..i * BLOCK_ELEMENTS + sum.len();
-            let total = &mut scratch[..sum.len()];
-            if let Some(from) = round.last {
-                let bytes = Bytes { inbox, slot_bytes: *slot_bytes, spill, from };
-                bytes.read(at.start * 4, total.as_mut_bytes())?;
-                if !round.only {
-                    // One addition commutes to the last bit, so it does not matter which operand comes first.
-                    kernel::add(total, sum);
-                }
-            } else {
-                total.copy_from_slice(sum);
-            }
-            let momentum = if has_momentum { &mut stored.momentum[at.clone()] } else { &mut [] };
-            kernel::update(&stored.optimizer, round.contributors, total, weights.part(at), momentum);
+        let Stored { optimizer, sum, momentum, weights, .. } = stored;
+        let weights = weights_of(weights, round)?;
+        let sum = sum.as_slice();
+        let Some(from) = round.last else {
+            kernel::update(optimizer, round.contributors, sum, weights, momentum);
+            return Ok(());
+        };
+        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
+        match contributions.find(from, sum.len())? {
+            Contribution::Slot(last) => finish(optimizer, round, last, sum, weights, momentum),
+            Contribution::Spill(last) => finish(optimizer, round, last, sum, weights, momentum),
         }
         Ok(())
     }
@@ -181,8 +172,8 @@ impl Storage {
     pub fn init(&mut self, chunk: u32, from: Source, into: u8) -> Result<(), StorageError> {
         let Self { chunks, inbox, slot_bytes, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let bytes = Bytes { inbox, slot_bytes: *slot_bytes, spill, from };
-        bytes.read(0, &mut stored.weights[usize::from(into & 1)])
+        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
+        contributions.copy(from, &mut stored.weights[usize::from(into & 1)])
     }
 
     /// Copies a contribution into a spill block.
@@ -192,11 +183,29 @@ impl Storage {
             self.spill.resize_with(to as usize + 1, Vec::new);
         }
         let mut block = std::mem::take(&mut self.spill[to as usize]);
-        block.resize(bytes, 0);
+        block.resize(bytes / 4, 0.0);
         let Self { inbox, slot_bytes, spill, .. } = self;
-        let read = Bytes { inbox, slot_bytes: *slot_bytes, spill, from }.read(0, &mut block);
+        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
+        let read = contributions.copy(from, block.as_mut_bytes());
         self.spill[to as usize] = block;
         read
+    }
+}
+
+/// The update with the last contribution, in one pass.
+fn finish(
+    rule: &Optimizer,
+    round: &Round,
+    last: impl Operand,
+    sum: &[f32],
+    weights: Weights<'_>,
+    momentum: &mut [f32],
+) {
+    if round.only {
+        kernel::update(rule, round.contributors, last, weights, momentum);
+    } else {
+        // One addition commutes to the last bit, so it does not matter which operand comes first.
+        kernel::update(rule, round.contributors, Both(last, sum), weights, momentum);
     }
 }
 
@@ -212,30 +221,42 @@ fn weights_of<'a>(buffers: &'a mut [Buffer; 2], round: &Round) -> Result<Weights
     Ok(Weights::OutOfPlace { old: elements(other)?, new: elements(into)? })
 }
 
-/// A contribution's bytes, wherever they are.
-struct Bytes<'a> {
+/// Where contributions lie.
+struct Contributions<'a> {
     inbox: &'a Region,
     slot_bytes: u64,
-    spill: &'a [Vec<u8>],
-    from: Source,
+    spill: &'a [Vec<f32>],
 }
 
-impl Bytes<'_> {
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), StorageError> {
-        match self.from {
+enum Contribution<'a> {
+    Slot(F32s<'a>),
+    Spill(&'a [f32]),
+}
+
+impl<'a> Contributions<'a> {
+    /// The first `count` elements of one.
+    fn find(&self, from: Source, count: usize) -> Result<Contribution<'a>, StorageError> {
+        Ok(match from {
             Source::Slot { slot, offset } => {
-                let start = u64::from(slot) * self.slot_bytes + offset + at as u64;
-                Ok(self.inbox.read(start, into)?)
+                Contribution::Slot(self.inbox.f32s(u64::from(slot) * self.slot_bytes + offset, count)?)
             }
-            Source::Spill(block) => {
-                let (offset, bytes) = (at as u64, into.len() as u64);
-                let held = self.spill.get(block as usize).map_or(&[][..], Vec::as_slice);
-                let region_bytes = held.len() as u64;
-                let part =
-                    held.get(at..at + into.len()).ok_or(OutOfBounds { offset, bytes, region_bytes })?;
-                into.copy_from_slice(part);
-                Ok(())
+            Source::Spill(block) => Contribution::Spill(self.block(block, count)?),
+        })
+    }
+
+    fn copy(&self, from: Source, into: &mut [u8]) -> Result<(), StorageError> {
+        match from {
+            Source::Slot { slot, offset } => {
+                self.inbox.read(u64::from(slot) * self.slot_bytes + offset, into)?;
             }
+            Source::Spill(block) => into.copy_from_slice(self.block(block, into.len() / 4)?.as_bytes()),
         }
+        Ok(())
+    }
+
+    fn block(&self, block: u32, count: usize) -> Result<&'a [f32], OutOfBounds> {
+        let held = self.spill.get(block as usize).map_or(&[][..], Vec::as_slice);
+        let (bytes, region_bytes) = (count as u64 * 4, held.len() as u64 * 4);
+        held.get(..count).ok_or(OutOfBounds { offset: 0, bytes, region_bytes })
     }
 }

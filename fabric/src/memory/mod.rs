@@ -1,10 +1,12 @@
 //! Registered memory: regions, spans of them, and the pool of buffers cut from one region.
 
 mod blocks;
+mod elements;
 mod pool;
 mod region;
 
 pub use blocks::Blocks;
+pub use elements::F32s;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
 pub use region::{OutOfBounds, Region, Span};

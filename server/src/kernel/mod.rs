@@ -2,13 +2,60 @@
 //! add in the order written here, never fused, so that every machine computes the same bits; loops are
 //! written so that the compiler vectorises them.
 
+use fabric::F32s;
 use proto_common::optimizer::{Optimizer, OptimizerKind};
-use std::ops::Range;
+
+/// One operand of a rule, element by element, wherever it lies.
+pub trait Operand: Copy {
+    /// Elements.
+    fn len(self) -> usize;
+    /// The element at `index`; panics where there is none.
+    fn at(self, index: usize) -> f32;
+}
+
+impl Operand for &[f32] {
+    #[inline]
+    fn len(self) -> usize {
+        self.len()
+    }
+    #[inline]
+    fn at(self, index: usize) -> f32 {
+        self[index]
+    }
+}
+
+impl Operand for F32s<'_> {
+    #[inline]
+    fn len(self) -> usize {
+        F32s::len(&self)
+    }
+    #[inline]
+    fn at(self, index: usize) -> f32 {
+        F32s::at(&self, index)
+    }
+}
+
+/// The sum of two operands of one length.
+#[derive(Clone, Copy, Debug)]
+pub struct Both<A, B>(pub A, pub B);
+
+impl<A: Operand, B: Operand> Operand for Both<A, B> {
+    #[inline]
+    fn len(self) -> usize {
+        self.0.len().min(self.1.len())
+    }
+    #[inline]
+    fn at(self, index: usize) -> f32 {
+        self.0.at(index) + self.1.at(index)
+    }
+}
 
 /// sum += contribution.
-pub fn add(sum: &mut [f32], contribution: &[f32]) {
-    for (s, c) in sum.iter_mut().zip(contribution) {
-        *s += *c;
+pub fn add(sum: &mut [f32], contribution: impl Operand) {
+    let count = sum.len();
+    check(count, contribution);
+    for i in 0..count {
+        sum[i] += contribution.at(i);
     }
 }
 
@@ -26,31 +73,25 @@ pub enum Weights<'a> {
     },
 }
 
+#[expect(clippy::needless_range_loop, reason = "over iterators the operand's bounds would be checked each time")]
 impl Weights<'_> {
-    /// The same for part of the elements.
-    ///
-    /// # Panics
-    /// The range is not within them.
-    #[must_use]
-    pub fn part(&mut self, at: Range<usize>) -> Weights<'_> {
-        match self {
-            Self::InPlace(weights) => Weights::InPlace(&mut weights[at]),
-            Self::OutOfPlace { old, new } => Weights::OutOfPlace { old: &old[at.clone()], new: &mut new[at] },
-        }
-    }
-
     /// new = rule(old, sum), element by element.
     #[inline]
-    fn apply(self, sum: &[f32], rule: impl Fn(f32, f32) -> f32) {
+    fn apply(self, sum: impl Operand, rule: impl Fn(f32, f32) -> f32) {
         match self {
             Self::InPlace(weights) => {
-                for (w, s) in weights.iter_mut().zip(sum) {
-                    *w = rule(*w, *s);
+                let count = weights.len();
+                check(count, sum);
+                for i in 0..count {
+                    weights[i] = rule(weights[i], sum.at(i));
                 }
             }
             Self::OutOfPlace { old, new } => {
-                for ((n, o), s) in new.iter_mut().zip(old).zip(sum) {
-                    *n = rule(*o, *s);
+                let count = new.len();
+                check(count, sum);
+                check(count, old);
+                for i in 0..count {
+                    new[i] = rule(old[i], sum.at(i));
                 }
             }
         }
@@ -58,20 +99,33 @@ impl Weights<'_> {
 
     /// As `apply`, with an array of the rule's own that it changes.
     #[inline]
-    fn apply_with(self, sum: &[f32], state: &mut [f32], rule: impl Fn(f32, f32, &mut f32) -> f32) {
+    fn apply_with(self, sum: impl Operand, state: &mut [f32], rule: impl Fn(f32, f32, &mut f32) -> f32) {
         match self {
             Self::InPlace(weights) => {
-                for ((w, s), m) in weights.iter_mut().zip(sum).zip(state) {
-                    *w = rule(*w, *s, m);
+                let count = weights.len();
+                check(count, sum);
+                check(count, &*state);
+                for i in 0..count {
+                    weights[i] = rule(weights[i], sum.at(i), &mut state[i]);
                 }
             }
             Self::OutOfPlace { old, new } => {
-                for (((n, o), s), m) in new.iter_mut().zip(old).zip(sum).zip(state) {
-                    *n = rule(*o, *s, m);
+                let count = new.len();
+                check(count, sum);
+                check(count, old);
+                check(count, &*state);
+                for i in 0..count {
+                    new[i] = rule(old[i], sum.at(i), &mut state[i]);
                 }
             }
         }
     }
+}
+
+/// Once per pass, so that the loops need no check of their own.
+#[inline]
+fn check(count: usize, operand: impl Operand) {
+    assert!(operand.len() >= count, "{count} elements, an operand of {}", operand.len());
 }
 
 /// The update rule of one round over part of a chunk.
@@ -86,7 +140,13 @@ impl Weights<'_> {
 /// | `sgd` | old - lr * d, where d = g + decay * old, and with momentum m = mu * m + d, d = m |
 ///
 /// g is the sum, times 1 / contributors where `average` is set.
-pub fn update(rule: &Optimizer, contributors: u32, sum: &[f32], weights: Weights<'_>, momentum: &mut [f32]) {
+pub fn update(
+    rule: &Optimizer,
+    contributors: u32,
+    sum: impl Operand,
+    weights: Weights<'_>,
+    momentum: &mut [f32],
+) {
     let scale = if rule.average { 1.0 / contributors as f32 } else { 1.0 };
     match rule.kind {
         OptimizerKind::Sum => weights.apply(sum, |o, s| o + s * scale),
@@ -96,7 +156,7 @@ pub fn update(rule: &Optimizer, contributors: u32, sum: &[f32], weights: Weights
     }
 }
 
-fn sgd(rule: &Optimizer, scale: f32, sum: &[f32], weights: Weights<'_>, momentum: &mut [f32]) {
+fn sgd(rule: &Optimizer, scale: f32, sum: impl Operand, weights: Weights<'_>, momentum: &mut [f32]) {
     let (lr, mu, decay) = (rule.learning_rate, rule.momentum, rule.weight_decay);
     // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
     match (mu != 0.0, decay != 0.0) {
@@ -143,8 +203,8 @@ mod tests {
             let mut momentum: Vec<f32> = values.iter().map(|v| v.2).collect();
             let mut new = vec![0.0; sum.len()];
             let (mut placed, mut placed_momentum) = (old.clone(), momentum.clone());
-            update(&rule, workers, &sum, Weights::OutOfPlace { old: &old, new: &mut new }, &mut momentum);
-            update(&rule, workers, &sum, Weights::InPlace(&mut placed), &mut placed_momentum);
+            update(&rule, workers, &sum[..], Weights::OutOfPlace { old: &old, new: &mut new }, &mut momentum);
+            update(&rule, workers, &sum[..], Weights::InPlace(&mut placed), &mut placed_momentum);
             prop_assert_eq!(&placed, &new, "the same bits in place");
             prop_assert_eq!(&placed_momentum, &momentum);
             for (i, (s, o, m)) in values.into_iter().enumerate() {

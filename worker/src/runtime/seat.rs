@@ -402,7 +402,7 @@ pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told:
             // The server may be waiting for this very core.
             std::thread::yield_now();
         } else if !busy {
-            std::hint::spin_loop();
+            for _ in 0..*PAUSES { std::hint::spin_loop(); }
         }
     }
 }
@@ -428,3 +428,5 @@ impl Drop for Blocked<'_> {
         }
     }
 }
+
+static PAUSES: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| std::env::var("GW_PAUSES").ok().and_then(|v| v.parse().ok()).unwrap_or(1));

@@ -1,0 +1,89 @@
+//! Numbers in registered memory, read one by one where they lie: arithmetic on a contribution needs no copy of
+//! it. It must not hand out references, because a peer may write the memory at any time.
+
+use super::region::{OutOfBounds, Region};
+use std::marker::PhantomData;
+
+/// A checked stretch of a region as f32 of any alignment, in this machine's byte order. What a peer writes
+/// meanwhile is seen or not, element by element.
+#[derive(Clone, Copy, Debug)]
+pub struct F32s<'a> {
+    start: *const f32,
+    len: usize,
+    region: PhantomData<&'a Region>,
+}
+
+impl Region {
+    /// `count` numbers from `offset` bytes on.
+    pub fn f32s(&self, offset: u64, count: usize) -> Result<F32s<'_>, OutOfBounds> {
+        let bytes = (count as u64).saturating_mul(size_of::<f32>() as u64);
+        let start = self.mapping().at(offset, bytes)?.cast_const().cast();
+        Ok(F32s { start, len: count, region: PhantomData })
+    }
+}
+
+impl F32s<'_> {
+    /// How many they are.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Are there none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number at `index`.
+    ///
+    /// # Panics
+    /// There is none. A loop whose bound is known to be at most the length is compiled without this check.
+    #[inline]
+    #[must_use]
+    pub fn at(&self, index: usize) -> f32 {
+        assert!(index < self.len, "element {index} of {}", self.len);
+        // SAFETY: all elements lie in the mapping (checked when this was made), which the borrowed region keeps.
+        // Any bits are a number. Needed because a peer's memory must not be a Rust reference.
+        unsafe { self.start.add(index).read_unaligned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_where_they_lie_at_any_alignment() -> Result<(), Box<dyn std::error::Error>> {
+        let region = Region::allocate(64, "elements")?;
+        for offset in [0, 1, 7, 52] {
+            region.write(offset, &[1.5f32, -0.0, f32::MAX].map(f32::to_ne_bytes).concat())?;
+            let found = region.f32s(offset, 3)?;
+            let found: Vec<u32> = (0..found.len()).map(|i| found.at(i).to_bits()).collect();
+            assert_eq!(found, [1.5f32, -0.0, f32::MAX].map(f32::to_bits), "at {offset}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_stretch_that_is_not_inside_is_refused() -> Result<(), Box<dyn std::error::Error>> {
+        let region = Region::allocate(64, "elements")?;
+        assert!(region.f32s(0, 16).is_ok_and(|all| all.len() == 16));
+        assert!(region.f32s(64, 0).is_ok_and(|none| none.is_empty()));
+        for (offset, count) in [(0, 17), (61, 1), (65, 0), (0, usize::MAX), (u64::MAX, 1)] {
+            assert!(region.f32s(offset, count).is_err(), "{count} from {offset}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    #[should_panic(expected = "element 2 of 2")]
+    fn beyond_the_end_is_a_panic() {
+        if let Ok(region) = Region::allocate(64, "elements")
+            && let Ok(two) = region.f32s(0, 2)
+        {
+            let _ = two.at(2);
+        }
+    }
+}

@@ -1,23 +1,48 @@
 //! The baseline's reduction kernels: f32 in wire order (little-endian, no alignment), summed in f32.
 //!
-//! Written as plain loops over four-byte groups, which the compiler vectorises. The optimizer is fused with
+//! Plain loops over four-byte groups, which the compiler vectorises for the widest unit that the machine has, as it
+//! does Gradwire's. The optimizer is fused with
 //! the last contribution, as in Gradwire's server, so that the baseline pays no pass that Gradwire does not.
 //! No I/O, no allocation; lengths are checked by the caller ([`crate::grpc`]'s store).
+
+use fabric::simd::{Pass, widest};
 
 /// Bytes of one element.
 pub(crate) const ELEMENT_BYTES: usize = 4;
 
+type Element = [u8; ELEMENT_BYTES];
+
+fn elements(bytes: &[u8]) -> &[Element] {
+    bytes.as_chunks::<ELEMENT_BYTES>().0
+}
+
+fn elements_mut(bytes: &mut [u8]) -> &mut [Element] {
+    bytes.as_chunks_mut::<ELEMENT_BYTES>().0
+}
+
 /// Starts a sum: `sum = gradient`.
 pub(crate) fn reduce_set(sum: &mut [f32], gradient: &[u8]) {
-    for (sum, gradient) in sum.iter_mut().zip(gradient.as_chunks::<ELEMENT_BYTES>().0) {
+    for (sum, gradient) in sum.iter_mut().zip(elements(gradient)) {
         *sum = f32::from_le_bytes(*gradient);
     }
 }
 
 /// Adds a contribution: `sum += gradient`.
 pub(crate) fn reduce_add(sum: &mut [f32], gradient: &[u8]) {
-    for (sum, gradient) in sum.iter_mut().zip(gradient.as_chunks::<ELEMENT_BYTES>().0) {
-        *sum += f32::from_le_bytes(*gradient);
+    widest(Add { sum, gradient: elements(gradient) });
+}
+
+struct Add<'a> {
+    sum: &'a mut [f32],
+    gradient: &'a [Element],
+}
+
+impl Pass for Add<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for (sum, gradient) in self.sum.iter_mut().zip(self.gradient) {
+            *sum += f32::from_le_bytes(*gradient);
+        }
     }
 }
 
@@ -25,21 +50,48 @@ pub(crate) fn reduce_add(sum: &mut [f32], gradient: &[u8]) {
 ///
 /// `rate` is the learning rate divided by the number of contributions.
 pub(crate) fn sgd_last(new: &mut [u8], old: &[u8], sum: &[f32], gradient: &[u8], rate: f32) {
-    let new = new.as_chunks_mut::<ELEMENT_BYTES>().0.iter_mut();
-    let old = old.as_chunks::<ELEMENT_BYTES>().0;
-    let gradient = gradient.as_chunks::<ELEMENT_BYTES>().0;
-    for (((new, old), sum), gradient) in new.zip(old).zip(sum).zip(gradient) {
-        *new = (f32::from_le_bytes(*old) - rate * (sum + f32::from_le_bytes(*gradient))).to_le_bytes();
+    let (new, old, gradient) = (elements_mut(new), elements(old), elements(gradient));
+    widest(SgdLast { new, old, sum, gradient, rate });
+}
+
+struct SgdLast<'a> {
+    new: &'a mut [Element],
+    old: &'a [Element],
+    sum: &'a [f32],
+    gradient: &'a [Element],
+    rate: f32,
+}
+
+impl Pass for SgdLast<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let places = self.new.iter_mut().zip(self.old).zip(self.sum).zip(self.gradient);
+        for (((new, old), sum), gradient) in places {
+            let gradient = sum + f32::from_le_bytes(*gradient);
+            *new = (f32::from_le_bytes(*old) - self.rate * gradient).to_le_bytes();
+        }
     }
 }
 
 /// The only contribution with plain SGD, out of place: `new = old - rate * gradient`.
 pub(crate) fn sgd_only(new: &mut [u8], old: &[u8], gradient: &[u8], rate: f32) {
-    let new = new.as_chunks_mut::<ELEMENT_BYTES>().0.iter_mut();
-    let old = old.as_chunks::<ELEMENT_BYTES>().0;
-    let gradient = gradient.as_chunks::<ELEMENT_BYTES>().0;
-    for ((new, old), gradient) in new.zip(old).zip(gradient) {
-        *new = (f32::from_le_bytes(*old) - rate * f32::from_le_bytes(*gradient)).to_le_bytes();
+    widest(SgdOnly { new: elements_mut(new), old: elements(old), gradient: elements(gradient), rate });
+}
+
+struct SgdOnly<'a> {
+    new: &'a mut [Element],
+    old: &'a [Element],
+    gradient: &'a [Element],
+    rate: f32,
+}
+
+impl Pass for SgdOnly<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for ((new, old), gradient) in self.new.iter_mut().zip(self.old).zip(self.gradient) {
+            let gradient = f32::from_le_bytes(*gradient);
+            *new = (f32::from_le_bytes(*old) - self.rate * gradient).to_le_bytes();
+        }
     }
 }
 

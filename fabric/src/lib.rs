@@ -21,6 +21,7 @@ mod random;
 mod rest;
 mod shm;
 pub mod sim;
+pub mod simd;
 mod tcp;
 mod work;
 

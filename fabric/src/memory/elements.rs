@@ -24,7 +24,7 @@ impl Region {
 
 impl F32s<'_> {
     /// How many they are.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -40,7 +40,7 @@ impl F32s<'_> {
     ///
     /// # Panics
     /// There is none. A loop whose bound is known to be at most the length is compiled without this check.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn at(&self, index: usize) -> f32 {
         assert!(index < self.len, "element {index} of {}", self.len);

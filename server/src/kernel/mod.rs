@@ -3,6 +3,7 @@
 //! written so that the compiler vectorises them.
 
 use fabric::F32s;
+use fabric::simd::{Pass, widest};
 use proto_common::optimizer::{Optimizer, OptimizerKind};
 
 /// One operand of a rule, element by element, wherever it lies.
@@ -14,22 +15,22 @@ pub trait Operand: Copy {
 }
 
 impl Operand for &[f32] {
-    #[inline]
+    #[inline(always)]
     fn len(self) -> usize {
         self.len()
     }
-    #[inline]
+    #[inline(always)]
     fn at(self, index: usize) -> f32 {
         self[index]
     }
 }
 
 impl Operand for F32s<'_> {
-    #[inline]
+    #[inline(always)]
     fn len(self) -> usize {
         F32s::len(&self)
     }
-    #[inline]
+    #[inline(always)]
     fn at(self, index: usize) -> f32 {
         F32s::at(&self, index)
     }
@@ -40,11 +41,11 @@ impl Operand for F32s<'_> {
 pub struct Both<A, B>(pub A, pub B);
 
 impl<A: Operand, B: Operand> Operand for Both<A, B> {
-    #[inline]
+    #[inline(always)]
     fn len(self) -> usize {
         self.0.len().min(self.1.len())
     }
-    #[inline]
+    #[inline(always)]
     fn at(self, index: usize) -> f32 {
         self.0.at(index) + self.1.at(index)
     }
@@ -52,10 +53,18 @@ impl<A: Operand, B: Operand> Operand for Both<A, B> {
 
 /// sum += contribution.
 pub fn add(sum: &mut [f32], contribution: impl Operand) {
-    let count = sum.len();
-    check(count, contribution);
-    for i in 0..count {
-        sum[i] += contribution.at(i);
+    widest(Add { sum, contribution });
+}
+
+struct Add<'a, C> {
+    sum: &'a mut [f32],
+    contribution: C,
+}
+
+impl<C: Operand> Pass for Add<'_, C> {
+    #[inline(always)]
+    fn run(self) {
+        Weights::InPlace(self.sum).apply(self.contribution, |sum, contribution| sum + contribution);
     }
 }
 
@@ -76,7 +85,7 @@ pub enum Weights<'a> {
 #[expect(clippy::needless_range_loop, reason = "over iterators the operand's bounds would be checked each time")]
 impl Weights<'_> {
     /// new = rule(old, sum), element by element.
-    #[inline]
+    #[inline(always)]
     fn apply(self, sum: impl Operand, rule: impl Fn(f32, f32) -> f32) {
         match self {
             Self::InPlace(weights) => {
@@ -98,7 +107,7 @@ impl Weights<'_> {
     }
 
     /// As `apply`, with an array of the rule's own that it changes.
-    #[inline]
+    #[inline(always)]
     fn apply_with(self, sum: impl Operand, state: &mut [f32], rule: impl Fn(f32, f32, &mut f32) -> f32) {
         match self {
             Self::InPlace(weights) => {
@@ -123,7 +132,7 @@ impl Weights<'_> {
 }
 
 /// Once per pass, so that the loops need no check of their own.
-#[inline]
+#[inline(always)]
 fn check(count: usize, operand: impl Operand) {
     assert!(operand.len() >= count, "{count} elements, an operand of {}", operand.len());
 }
@@ -148,28 +157,48 @@ pub fn update(
     momentum: &mut [f32],
 ) {
     let scale = if rule.average { 1.0 / contributors as f32 } else { 1.0 };
-    match rule.kind {
-        OptimizerKind::Sum => weights.apply(sum, |o, s| o + s * scale),
-        OptimizerKind::Sgd => sgd(rule, scale, sum, weights, momentum),
-        // Rules without a kernel are refused when a tensor is declared.
-        _ => weights.apply(sum, |_, s| s * scale),
+    widest(Update { rule, scale, sum, weights, momentum });
+}
+
+struct Update<'a, S> {
+    rule: &'a Optimizer,
+    scale: f32,
+    sum: S,
+    weights: Weights<'a>,
+    momentum: &'a mut [f32],
+}
+
+impl<S: Operand> Pass for Update<'_, S> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { rule, scale, sum, weights, .. } = self;
+        match rule.kind {
+            OptimizerKind::Sum => weights.apply(sum, |o, s| o + s * scale),
+            OptimizerKind::Sgd => Update { weights, ..self }.sgd(),
+            // Rules without a kernel are refused when a tensor is declared.
+            _ => weights.apply(sum, |_, s| s * scale),
+        }
     }
 }
 
-fn sgd(rule: &Optimizer, scale: f32, sum: impl Operand, weights: Weights<'_>, momentum: &mut [f32]) {
-    let (lr, mu, decay) = (rule.learning_rate, rule.momentum, rule.weight_decay);
-    // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
-    match (mu != 0.0, decay != 0.0) {
-        (false, false) => weights.apply(sum, |o, s| o - lr * (s * scale)),
-        (false, true) => weights.apply(sum, |o, s| o - lr * (s * scale + decay * o)),
-        (true, false) => weights.apply_with(sum, momentum, |o, s, m| {
-            *m = mu * *m + s * scale;
-            o - lr * *m
-        }),
-        (true, true) => weights.apply_with(sum, momentum, |o, s, m| {
-            *m = mu * *m + (s * scale + decay * o);
-            o - lr * *m
-        }),
+impl<S: Operand> Update<'_, S> {
+    #[inline(always)]
+    fn sgd(self) {
+        let Self { rule, scale, sum, weights, momentum } = self;
+        let (lr, mu, decay) = (rule.learning_rate, rule.momentum, rule.weight_decay);
+        // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
+        match (mu != 0.0, decay != 0.0) {
+            (false, false) => weights.apply(sum, |o, s| o - lr * (s * scale)),
+            (false, true) => weights.apply(sum, |o, s| o - lr * (s * scale + decay * o)),
+            (true, false) => weights.apply_with(sum, momentum, |o, s, m| {
+                *m = mu * *m + s * scale;
+                o - lr * *m
+            }),
+            (true, true) => weights.apply_with(sum, momentum, |o, s, m| {
+                *m = mu * *m + (s * scale + decay * o);
+                o - lr * *m
+            }),
+        }
     }
 }
 

@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const SETTLE_TURNS: usize = 8;
 /// The clock is looked at once in so many turns: what it is for counts in milliseconds.
 const TURNS_PER_CLOCK: u32 = 16;
+/// Pauses of the processor between two idle turns.
+const PAUSES_MAX: u32 = 16;
 
 /// What the holder of the seat drives.
 pub(super) struct Core {
@@ -402,7 +404,8 @@ pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told:
             // The server may be waiting for this very core.
             std::thread::yield_now();
         } else if !busy {
-            for _ in 0..*PAUSES { std::hint::spin_loop(); }
+            // Looking at a socket takes the lock that its sender needs: less and less often.
+            (0..idle.min(PAUSES_MAX)).for_each(|_| std::hint::spin_loop());
         }
     }
 }
@@ -428,5 +431,3 @@ impl Drop for Blocked<'_> {
         }
     }
 }
-
-static PAUSES: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| std::env::var("GW_PAUSES").ok().and_then(|v| v.parse().ok()).unwrap_or(1));

@@ -27,24 +27,10 @@ fn open_socket() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// With smaller buffers than this a unix socket costs more than TCP, whose buffers the system adapts.
-const WORTH_IT_BYTES: usize = 1 << 20;
-
-/// Does the system give a unix socket buffers that are worth it? It reports twice what it grants.
-fn is_worth_it(socket: &Socket) -> io::Result<bool> {
-    socket.set_send_buffer_size(sys::UNIX_BUFFER_BYTES)?;
-    Ok(socket.send_buffer_size()? / 2 >= WORTH_IT_BYTES)
-}
-
-/// Listens under a fresh name. `None`: it is not possible here, and TCP does as well. Buffers that are `fixed`
-/// are whoever fixed them's business.
-pub(super) fn listen(fixed: bool) -> Option<(Name, Socket)> {
+/// Listens under a fresh name. `None`: it is not possible here, and TCP does as well.
+pub(super) fn listen() -> Option<(Name, Socket)> {
     let open = |name: &Name| {
         let socket = open_socket()?;
-        if !fixed && !is_worth_it(&socket)? {
-            let what = "net.core.wmem_max allows a unix socket too little";
-            return Err(io::Error::new(ErrorKind::Unsupported, what));
-        }
         socket.bind(&address(name)?)?;
         socket.listen(BACKLOG)?;
         io::Result::Ok(socket)

@@ -94,8 +94,7 @@ impl TcpDevice {
         let secret = Secret::random()?;
         // At most CHANNELS_MAX, checked above.
         let channels = channels as u16;
-        let (unix, listener) =
-            self.unix.then(|| local::listen(self.buffer_bytes.is_some())).flatten().unzip();
+        let (unix, listener) = self.unix.then(local::listen).flatten().unzip();
         let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret, unix };
         let buffer_bytes = self.buffer_bytes;
         let pending = TcpPending { tcp, address, unix: listener, buffer_bytes, channels, secret };

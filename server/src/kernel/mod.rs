@@ -82,7 +82,10 @@ pub enum Weights<'a> {
     },
 }
 
-#[expect(clippy::needless_range_loop, reason = "over iterators the operand's bounds would be checked each time")]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "over iterators the operand's bounds would be checked each time"
+)]
 impl Weights<'_> {
     /// new = rule(old, sum), element by element.
     #[inline(always)]

@@ -5,8 +5,9 @@
 //! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
 //! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
 //! The data thread sleeps without the seat. Where it does not sleep it is parked while callers drive, for
-//! `thread::PARK` at most, and looks again then. A caller that blocks unparks it, and the last driving caller does
-//! while others are blocked.
+//! `thread::PARK_MAX` at most, and looks again then: callers that come and go leave it parked, with whatever work is
+//! left over, because a wake for each of them costs more than the work. A caller that blocks unparks it, and the
+//! last driving caller does while others are blocked.
 
 use super::lane::LaneDriver;
 use super::op::Submission;
@@ -161,26 +162,37 @@ impl Core {
         first
     }
 
-    /// Arms the lane before a caller leaves the seat. True: the data thread has to be summoned.
-    fn settle(&mut self, may_step: bool) -> bool {
+    /// Arms the lane before a caller leaves the seat.
+    fn settle(&mut self, may_step: bool) -> Left {
+        let rest = self.rest;
         for _ in 0..SETTLE_TURNS {
             if self.deferred.is_some() {
                 break;
             }
-            let rest = self.rest;
             if self.driver.queue_mut().rearm(rest) {
                 // It went to sleep without knowing of what is to be done sooner.
-                return self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
+                let sooner =
+                    self.driver.engine().next_retry_ms().is_some_and(|due| due < self.sleep_until_ms);
+                return if sooner { Left::Work } else { Left::Nothing };
             }
             if !may_step {
                 break;
             }
             self.drive();
         }
-        let rest = self.rest;
         self.driver.queue_mut().lie_down(rest);
-        true
+        if self.deferred.is_some() { Left::Message } else { Left::Work }
     }
+}
+
+/// What a caller leaves to the data thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// What any other caller may do as well.
+    Work,
+    /// What only the data thread does, and callers wait for.
+    Message,
 }
 
 /// See the module.
@@ -188,18 +200,18 @@ pub(super) struct Seat {
     /// `None` once the lane has ended.
     pub(super) core: Mutex<Option<Core>>,
     /// Callers that drive, or are about to.
-    pub(super) callers: AtomicU32,
+    callers: AtomicU32,
     /// Callers asleep until an operation of theirs ends.
-    pub(super) blocked: AtomicU32,
+    blocked: AtomicU32,
     /// Something is the data thread's to do: callers stay off until it has.
     pub(super) summoned: AtomicBool,
     /// Operations have callbacks, which must not run in a thread that only submits.
     callbacks: AtomicBool,
     pub(super) ended: AtomicBool,
-    /// The data thread stays out of the way, and looks again within `thread::PARK`.
-    pub(super) parked: AtomicBool,
-    /// How often a caller took the seat, round and round.
-    pub(super) taken: AtomicU32,
+    /// The data thread is out of the way, and looks again by itself.
+    parked: AtomicBool,
+    /// How often a caller took the seat to drive, round and round.
+    drives: AtomicU32,
     pub(super) thread: OnceLock<Thread>,
     spin: Duration,
 }
@@ -214,7 +226,7 @@ impl Seat {
             callbacks: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             parked: AtomicBool::new(false),
-            taken: AtomicU32::new(0),
+            drives: AtomicU32::new(0),
             thread: OnceLock::new(),
             spin,
         }
@@ -227,8 +239,28 @@ impl Seat {
         // A seat whose holder panicked is the data thread's to end.
         let mut guard = self.core.try_lock().ok()?;
         guard.as_mut()?.take();
-        self.taken.fetch_add(1, Ordering::SeqCst);
         Some(guard)
+    }
+
+    /// Do callers drive at this moment?
+    pub(super) fn is_driven(&self) -> bool {
+        self.callers.load(Ordering::SeqCst) > 0
+    }
+
+    /// Have callers driven since this was last asked with `seen`, and does none wait for the data thread?
+    pub(super) fn was_driven(&self, seen: &mut u32) -> bool {
+        let drives = self.drives.load(Ordering::Relaxed);
+        std::mem::replace(seen, drives) != drives && self.blocked.load(Ordering::SeqCst) == 0
+    }
+
+    /// The data thread out of the callers' way, until it is called or the time is over.
+    pub(super) fn park(&self, time: Duration) {
+        self.parked.store(true, Ordering::SeqCst);
+        // Whoever summons after this has seen that it parks, or unparks it.
+        if !self.summoned.load(Ordering::SeqCst) {
+            std::thread::park_timeout(time);
+        }
+        self.parked.store(false, Ordering::SeqCst);
     }
 
     fn unpark(&self) {
@@ -287,14 +319,14 @@ impl LaneHandle {
             return !self.seat.ended.load(Ordering::SeqCst);
         };
         let may_step = !self.seat.callbacks.load(Ordering::SeqCst);
-        let (mut ring, mut summon) = (false, false);
+        let (mut ring, mut what) = (false, Left::Nothing);
         if let Some(core) = guard.as_mut() {
             core.take_submissions();
             if core.deferred.is_none() && core.driver.engine().may_gather() {
                 ring = core.gather();
             } else {
                 core.start(may_step);
-                summon = core.settle(may_step);
+                what = core.settle(may_step);
             }
         }
         if ring {
@@ -302,7 +334,7 @@ impl LaneHandle {
             self.mailbox.wake();
         }
         drop(guard);
-        self.left(summon);
+        self.left(what);
         true
     }
 
@@ -316,9 +348,13 @@ impl LaneHandle {
 
     /// After the seat was given back. A summons that came while we had it found the lane disarmed, and so
     /// rang nobody: either it finds the lane armed again, or we find the summons.
-    fn left(&self, summon: bool) {
-        let summoned = self.seat.summoned.load(Ordering::SeqCst);
-        if !summoned && (!summon || self.seat.parked.load(Ordering::SeqCst)) {
+    fn left(&self, what: Left) {
+        let is_its = match what {
+            Left::Nothing => false,
+            Left::Work => !self.seat.parked.load(Ordering::SeqCst),
+            Left::Message => true,
+        };
+        if !is_its && !self.seat.summoned.load(Ordering::SeqCst) {
             return;
         }
         self.seat.summoned.store(true, Ordering::SeqCst);
@@ -345,6 +381,9 @@ impl<'a> Turn<'a> {
     fn step(&mut self) -> bool {
         if self.core.is_none() {
             self.core = self.lane.seat.try_take();
+            if self.core.is_some() {
+                self.lane.seat.drives.fetch_add(1, Ordering::Relaxed);
+            }
         }
         let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
         let busy = core.drive();
@@ -360,9 +399,9 @@ impl<'a> Turn<'a> {
 
     fn let_go(&mut self) {
         let Some(mut guard) = self.core.take() else { return };
-        let summon = guard.as_mut().is_some_and(|core| core.settle(true));
+        let what = guard.as_mut().map_or(Left::Nothing, |core| core.settle(true));
         drop(guard);
-        self.lane.left(summon);
+        self.lane.left(what);
     }
 }
 

@@ -17,8 +17,11 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP_MS: u64 = 100;
-/// How long it stays out of the way of callers before it looks whether they still drive.
-pub(super) const PARK: Duration = Duration::from_micros(500);
+/// How long it stays out of the way of callers before it looks whether they still drive: longer and longer, as
+/// each look interrupts somebody on a busy machine.
+const PARK_MIN: Duration = Duration::from_micros(500);
+/// With what callers leave undone this long, a wait for it is still short beside what made them leave.
+const PARK_MAX: Duration = Duration::from_millis(2);
 
 /// What a lane's thread is told.
 pub(crate) enum LaneMessage {
@@ -71,21 +74,18 @@ pub(crate) fn spawn_lane(
 fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
     // Set once: a lane has one data thread.
     let _ = seat.thread.set(std::thread::current());
-    let (mut taken, mut park) = (0, PARK);
+    let (mut seen, mut park) = (0, PARK_MIN);
     loop {
-        let now = seat.taken.load(Ordering::SeqCst);
-        let driven = seat.callers.load(Ordering::SeqCst) > 0 || taken != now && seat.blocked.load(Ordering::SeqCst) == 0;
-        taken = now;
-        if driven && !seat.summoned.load(Ordering::SeqCst) {
-            seat.parked.store(true, Ordering::SeqCst);
-            if !seat.summoned.load(Ordering::SeqCst) {
-                std::thread::park_timeout(park);
-                park = (park * 2).min(4 * PARK);
+        if !seat.summoned.load(Ordering::SeqCst) {
+            let (driven, was_driven) = (seat.is_driven(), seat.was_driven(&mut seen));
+            if driven || was_driven {
+                park = if driven { park } else { PARK_MIN };
+                seat.park(park);
+                park = (park * 2).min(PARK_MAX);
+                continue;
             }
-            seat.parked.store(false, Ordering::SeqCst);
-            continue;
         }
-        park = PARK;
+        park = PARK_MIN;
         let mut guard = match seat.core.lock() {
             Ok(guard) => guard,
             Err(poisoned) => {
@@ -100,7 +100,7 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
             // A caller that drives meanwhile leaves the sleep alone.
             Some(Rest::Word) => sleeper.sleep(Rest::Word, timeout),
             // Each arrival would wake us, so rather park.
-            Some(Rest::Sockets) if seat.callers.load(Ordering::SeqCst) == 0 => {
+            Some(Rest::Sockets) if !seat.is_driven() => {
                 sleeper.sleep(Rest::Sockets, timeout);
             }
             _ => {}
@@ -137,7 +137,7 @@ impl Core {
         loop {
             let mut busy = self.driver.queue_mut().take_wake() && self.take_messages()?;
             busy |= self.step();
-            let driven = seat.callers.load(Ordering::SeqCst) > 0;
+            let driven = seat.is_driven();
             if busy {
                 worked_at = Some(Instant::now());
             } else if !driven && worked_at.is_some_and(|at| at.elapsed() < spin) {
@@ -165,7 +165,7 @@ impl Core {
                 None if driven => {
                     let rest = self.rest;
                     self.driver.queue_mut().lie_down(rest);
-                    return Some((None, PARK));
+                    return Some((None, Duration::ZERO));
                 }
                 None => {}
             }

@@ -99,6 +99,6 @@ pub(super) fn ring_peer(page: &BellPage, link: BorrowedFd<'_>) {
 
 #[cold]
 fn wake_word(page: &BellPage) {
-    // Cannot fail on a mapped word; one thread at most sleeps on it.
-    let _ = futex::wake(page.word(), futex::Flags::empty(), 1);
+    // Cannot fail on a mapped word. All of them: where a thread sleeps in another's place, both sleep on it.
+    let _ = futex::wake(page.word(), futex::Flags::empty(), i32::MAX as u32);
 }

@@ -67,8 +67,9 @@ impl Handle {
     /// write them any more.
     pub fn wait(self) -> Result<Ended, ClientError> {
         let told = || self.state.poll().is_some();
+        self.lanes().for_each(LaneHandle::visit);
         if !told() {
-            drive_until(self.lanes(), told);
+            drive_until(self.lanes(), self.deadline, told);
         }
         let blocked = (!told()).then(|| Blocked::new(self.lanes()));
         let result = self.state.wait(self.deadline);

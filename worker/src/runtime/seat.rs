@@ -6,8 +6,9 @@
 //! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
 //! The data thread sleeps without the seat. Where it does not sleep it is parked while callers drive, for
 //! `thread::PARK_MAX` at most, and looks again then: callers that come and go leave it parked, with whatever work is
-//! left over, because a wake for each of them costs more than the work. A caller that blocks unparks it, and the
-//! last driving caller does while others are blocked.
+//! left over, because a wake for each of them costs more than the work. A caller that waits on this lane alone sleeps
+//! with the seat, and the data thread parks for as long as that lasts. A caller that blocks without the seat unparks
+//! it, and the last driving caller does while others are blocked.
 
 use super::lane::LaneDriver;
 use super::op::Submission;
@@ -27,6 +28,15 @@ const SETTLE_TURNS: usize = 8;
 const TURNS_PER_CLOCK: u32 = 16;
 /// Pauses of the processor between two idle turns.
 const PAUSES_MAX: u32 = 16;
+/// Longest sleep: bounds how late deadlines and lost peers are noticed.
+const SLEEP_MS: u64 = 100;
+
+/// How the data thread is parked: not at all, or
+const UNPARKED: u32 = 0;
+/// for a moment, so that it comes by itself and soon; or
+const PARKED: u32 = 1;
+/// until it is called, while a caller sleeps with the seat.
+const PARKED_LONG: u32 = 2;
 
 /// What the holder of the seat drives.
 pub(super) struct Core {
@@ -162,6 +172,22 @@ impl Core {
         first
     }
 
+    /// How long the engine has nothing to do by itself, at most [`SLEEP_MS`].
+    pub(super) fn idle_ms(&self) -> u64 {
+        let due = self.driver.engine().next_retry_ms();
+        due.map_or(SLEEP_MS, |due| due.saturating_sub(self.now_ms).max(1)).min(SLEEP_MS)
+    }
+
+    /// A caller sleeps in the data thread's place: until something came, or until the time is over.
+    fn sleep(&mut self, until: Instant) {
+        self.look_at_clock();
+        let left = until.saturating_duration_since(Instant::now());
+        let time = Duration::from_millis(self.idle_ms()).min(left);
+        self.driver.queue_mut().wait(time);
+        self.look_at_clock();
+        self.take_submissions();
+    }
+
     /// Arms the lane before a caller leaves the seat.
     fn settle(&mut self, may_step: bool) -> Left {
         let rest = self.rest;
@@ -208,10 +234,12 @@ pub(super) struct Seat {
     /// Operations have callbacks, which must not run in a thread that only submits.
     callbacks: AtomicBool,
     pub(super) ended: AtomicBool,
-    /// The data thread is out of the way, and looks again by itself.
-    parked: AtomicBool,
-    /// How often a caller took the seat to drive, round and round.
-    drives: AtomicU32,
+    /// See [`UNPARKED`].
+    parked: AtomicU32,
+    /// A caller sleeps with the seat.
+    led: AtomicBool,
+    /// Callers that came to wait, round and round.
+    visits: AtomicU32,
     pub(super) thread: OnceLock<Thread>,
     spin: Duration,
 }
@@ -225,8 +253,9 @@ impl Seat {
             summoned: AtomicBool::new(false),
             callbacks: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            parked: AtomicBool::new(false),
-            drives: AtomicU32::new(0),
+            parked: AtomicU32::new(UNPARKED),
+            led: AtomicBool::new(false),
+            visits: AtomicU32::new(0),
             thread: OnceLock::new(),
             spin,
         }
@@ -247,20 +276,31 @@ impl Seat {
         self.callers.load(Ordering::SeqCst) > 0
     }
 
-    /// Have callers driven since this was last asked with `seen`, and does none wait for the data thread?
-    pub(super) fn was_driven(&self, seen: &mut u32) -> bool {
-        let drives = self.drives.load(Ordering::Relaxed);
-        std::mem::replace(seen, drives) != drives && self.blocked.load(Ordering::SeqCst) == 0
+    /// Changes with each caller that comes to wait, whether or not it finds anything left to drive for: whoever waits
+    /// for every operation would otherwise stay a guest of the data thread, which always was a little faster.
+    pub(super) fn visits(&self) -> u32 {
+        self.visits.load(Ordering::Relaxed)
     }
 
-    /// The data thread out of the callers' way, until it is called or the time is over.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.blocked.load(Ordering::SeqCst) > 0
+    }
+
+    /// The data thread out of the callers' way: until it is called, at most for this time, or as long as a caller
+    /// sleeps with the seat.
     pub(super) fn park(&self, time: Duration) {
-        self.parked.store(true, Ordering::SeqCst);
-        // Whoever summons after this has seen that it parks, or unparks it.
+        // Who stops leading, or summons, after this sees how it parks; what was before is seen here.
+        self.parked.store(PARKED_LONG, Ordering::SeqCst);
+        let time = if self.led.load(Ordering::SeqCst) {
+            Duration::from_millis(SLEEP_MS)
+        } else {
+            self.parked.store(PARKED, Ordering::SeqCst);
+            time
+        };
         if !self.summoned.load(Ordering::SeqCst) {
             std::thread::park_timeout(time);
         }
-        self.parked.store(false, Ordering::SeqCst);
+        self.parked.store(UNPARKED, Ordering::SeqCst);
     }
 
     fn unpark(&self) {
@@ -309,6 +349,11 @@ impl LaneHandle {
         self.mailbox.post(LaneMessage::Submit(submission))
     }
 
+    /// A caller comes to wait for an operation.
+    pub(crate) fn visit(&self) {
+        self.seat.visits.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Starts what was submitted: here where the seat is free, else whoever has it does. Calls no callbacks.
     /// False when the lane has ended.
     pub(crate) fn kick(&self) -> bool {
@@ -351,7 +396,7 @@ impl LaneHandle {
     fn left(&self, what: Left) {
         let is_its = match what {
             Left::Nothing => false,
-            Left::Work => !self.seat.parked.load(Ordering::SeqCst),
+            Left::Work => self.seat.parked.load(Ordering::SeqCst) != PARKED,
             Left::Message => true,
         };
         if !is_its && !self.seat.summoned.load(Ordering::SeqCst) {
@@ -381,9 +426,6 @@ impl<'a> Turn<'a> {
     fn step(&mut self) -> bool {
         if self.core.is_none() {
             self.core = self.lane.seat.try_take();
-            if self.core.is_some() {
-                self.lane.seat.drives.fetch_add(1, Ordering::Relaxed);
-            }
         }
         let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
         let busy = core.drive();
@@ -391,6 +433,21 @@ impl<'a> Turn<'a> {
             self.let_go();
         }
         busy
+    }
+
+    /// Sleeps with the seat. False: it is not ours, or the time is over.
+    fn lead(&mut self, until: Instant) -> bool {
+        let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
+        if Instant::now() >= until {
+            return false;
+        }
+        self.lane.seat.led.store(true, Ordering::SeqCst);
+        core.sleep(until);
+        self.lane.seat.led.store(false, Ordering::SeqCst);
+        if core.deferred.is_some() {
+            self.let_go();
+        }
+        true
     }
 
     fn is_hopeful(&self) -> bool {
@@ -413,14 +470,20 @@ impl Drop for Turn<'_> {
         }
         self.let_go();
         self.lane.seat.callers.fetch_sub(1, Ordering::SeqCst);
-        if self.lane.seat.blocked.load(Ordering::SeqCst) > 0 {
-            self.lane.seat.unpark();
+        let seat = &self.lane.seat;
+        if seat.blocked.load(Ordering::SeqCst) > 0 || seat.parked.load(Ordering::SeqCst) == PARKED_LONG {
+            seat.unpark();
         }
     }
 }
 
-/// Drives the lanes until `told`, or nothing has happened for as long as they spin.
-pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told: impl Fn() -> bool) {
+/// Drives the lanes until `told`, or nothing has happened for as long as they spin. A lane that is the only one is
+/// then slept on, until `until`.
+pub(crate) fn drive_until<'a>(
+    lanes: impl Iterator<Item = &'a LaneHandle>,
+    until: Instant,
+    told: impl Fn() -> bool,
+) {
     let mut turns: Vec<Turn<'a>> = lanes.map(Turn::new).collect();
     let Some(spin) = turns.iter().map(|turn| turn.lane.seat.spin).max() else { return };
     let mut idle_since = Instant::now();
@@ -438,6 +501,12 @@ pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told:
                 idle_since = now;
             }
             if now.duration_since(idle_since) >= spin || !turns.iter().any(Turn::is_hopeful) {
+                // Woken for nothing, it sleeps again at once.
+                if let [turn] = turns.as_mut_slice()
+                    && turn.lead(until)
+                {
+                    continue;
+                }
                 return;
             }
             // The server may be waiting for this very core.
@@ -449,7 +518,7 @@ pub(crate) fn drive_until<'a>(lanes: impl Iterator<Item = &'a LaneHandle>, told:
     }
 }
 
-/// A caller that blocks until lanes have done something for it: their data threads are in charge.
+/// A caller that blocks until lanes have done something for it: their data threads, or who drives, are in charge.
 pub(crate) struct Blocked<'a>(Vec<&'a LaneHandle>);
 
 impl<'a> Blocked<'a> {

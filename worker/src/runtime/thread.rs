@@ -15,8 +15,6 @@ use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest sleep: bounds how late deadlines and lost peers are noticed.
-const SLEEP_MS: u64 = 100;
 /// How long it stays out of the way of callers before it looks whether they still drive: longer and longer, as
 /// each look interrupts somebody on a busy machine.
 const PARK_MIN: Duration = Duration::from_micros(500);
@@ -76,14 +74,14 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
     let _ = seat.thread.set(std::thread::current());
     let (mut seen, mut park) = (0, PARK_MIN);
     loop {
-        if !seat.summoned.load(Ordering::SeqCst) {
-            let (driven, was_driven) = (seat.is_driven(), seat.was_driven(&mut seen));
-            if driven || was_driven {
-                park = if driven { park } else { PARK_MIN };
-                seat.park(park);
-                park = (park * 2).min(PARK_MAX);
-                continue;
-            }
+        let (driven, visits) = (seat.is_driven(), seat.visits());
+        let visited = visits != seen && !seat.is_waited_for();
+        seen = visits;
+        if (driven || visited) && !seat.summoned.load(Ordering::SeqCst) {
+            park = if driven { park } else { PARK_MIN };
+            seat.park(park);
+            park = (park * 2).min(PARK_MAX);
+            continue;
         }
         park = PARK_MIN;
         let mut guard = match seat.core.lock() {
@@ -134,10 +132,11 @@ impl Core {
         seat.summoned.store(false, Ordering::SeqCst);
         // Woken for nothing, it sleeps again at once: only work is worth spinning after.
         let mut worked_at: Option<Instant> = None;
+        let visits = seat.visits();
         loop {
             let mut busy = self.driver.queue_mut().take_wake() && self.take_messages()?;
             busy |= self.step();
-            let driven = seat.is_driven();
+            let driven = seat.is_driven() || seat.visits() != visits && !seat.is_waited_for();
             if busy {
                 worked_at = Some(Instant::now());
             } else if !driven && worked_at.is_some_and(|at| at.elapsed() < spin) {
@@ -148,14 +147,8 @@ impl Core {
                 continue;
             }
             self.look_at_clock();
-            let now_ms = self.now_ms();
-            let wait_ms = self
-                .driver
-                .engine()
-                .next_retry_ms()
-                .map_or(SLEEP_MS, |due| due.saturating_sub(now_ms).max(1))
-                .min(SLEEP_MS);
-            self.sleep_until_ms = now_ms + wait_ms;
+            let wait_ms = self.idle_ms();
+            self.sleep_until_ms = self.now_ms() + wait_ms;
             match self.driver.queue_mut().arm() {
                 Some(rest) => {
                     self.rest = rest;

@@ -36,3 +36,41 @@ fn avx512(pass: impl Pass) {
 fn avx2(pass: impl Pass) {
     pass.run();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Step<'a> {
+        weights: &'a mut [f32],
+        gradient: &'a [f32],
+    }
+
+    impl Pass for Step<'_> {
+        #[inline(always)]
+        fn run(self) {
+            for (w, g) in self.weights.iter_mut().zip(self.gradient) {
+                *w -= 0.1 * (*g * 0.3);
+            }
+        }
+    }
+
+    /// The bits after a pass over odd numbers of elements, so that all of a loop's parts run.
+    fn bits(pass: impl Fn(Step<'_>)) -> Vec<u32> {
+        let gradient: Vec<f32> = (0..67).map(|i| 1.0 / (i as f32 - 31.5)).collect();
+        let mut weights: Vec<f32> = gradient.iter().map(|g| g.abs().sqrt() + 0.7).collect();
+        pass(Step { weights: &mut weights, gradient: &gradient });
+        weights.into_iter().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn every_unit_computes_the_same_bits() {
+        let plain = bits(|step| step.run());
+        assert_eq!(bits(|step| widest(step)), plain);
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: detected.
+            assert_eq!(bits(|step| unsafe { avx2(step) }), plain);
+        }
+    }
+}

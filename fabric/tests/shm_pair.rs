@@ -7,7 +7,7 @@ mod shm_rig;
 
 use fabric::{
     CompletionKind, CompletionQueue, Device, DisconnectReason, FabricError, LaneQueue, PostError, Read,
-    RemoteKey, RemoteSpan, ShmDevice,
+    RemoteKey, RemoteSpan, Rest, ShmDevice,
 };
 use shm_rig::{DEPTH, pair, pair_of_depth, region, soon};
 use std::time::{Duration, Instant};
@@ -227,6 +227,30 @@ fn a_waker_ends_a_wait_and_one_before_it_is_not_lost() {
     a.queue.wait(Duration::from_millis(60));
     let waited = started.elapsed();
     assert!(waited >= Duration::from_millis(60) && waited < Duration::from_secs(5), "{waited:?}");
+}
+
+#[test]
+fn a_wake_reaches_who_sleeps_in_another_s_place_and_the_other() {
+    let mut queue = LaneQueue::new(DEPTH).unwrap();
+    let (waker, sleeper) = (queue.waker(), queue.sleeper().unwrap());
+    let rest = queue.arm().expect("nothing is there");
+    assert_eq!(rest, Rest::Word);
+    let asleep = std::thread::spawn(move || {
+        let started = Instant::now();
+        sleeper.sleep(rest, Duration::from_secs(10));
+        started.elapsed()
+    });
+    // Before the lane lies down again, so that the other's sleep lasts.
+    std::thread::sleep(Duration::from_millis(50));
+    let waking = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        waker.wake();
+    });
+    let started = Instant::now();
+    queue.wait(Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(5), "who sleeps in its place");
+    assert!(asleep.join().unwrap() < Duration::from_secs(5), "the other");
+    waking.join().unwrap();
 }
 
 fn cpu() -> Duration {

@@ -9,14 +9,14 @@ use proto_common::optimizer::{Optimizer, OptimizerKind};
 /// One operand of a rule, element by element, wherever it lies.
 pub trait Operand: Copy {
     /// Elements.
-    fn len(self) -> usize;
+    fn count(self) -> usize;
     /// The element at `index`; panics where there is none.
     fn at(self, index: usize) -> f32;
 }
 
 impl Operand for &[f32] {
     #[inline(always)]
-    fn len(self) -> usize {
+    fn count(self) -> usize {
         self.len()
     }
     #[inline(always)]
@@ -27,7 +27,7 @@ impl Operand for &[f32] {
 
 impl Operand for F32s<'_> {
     #[inline(always)]
-    fn len(self) -> usize {
+    fn count(self) -> usize {
         F32s::len(&self)
     }
     #[inline(always)]
@@ -42,8 +42,8 @@ pub struct Both<A, B>(pub A, pub B);
 
 impl<A: Operand, B: Operand> Operand for Both<A, B> {
     #[inline(always)]
-    fn len(self) -> usize {
-        self.0.len().min(self.1.len())
+    fn count(self) -> usize {
+        self.0.count().min(self.1.count())
     }
     #[inline(always)]
     fn at(self, index: usize) -> f32 {
@@ -137,7 +137,7 @@ impl Weights<'_> {
 /// Once per pass, so that the loops need no check of their own.
 #[inline(always)]
 fn check(count: usize, operand: impl Operand) {
-    assert!(operand.len() >= count, "{count} elements, an operand of {}", operand.len());
+    assert!(operand.count() >= count, "{count} elements, an operand of {}", operand.count());
 }
 
 /// The update rule of one round over part of a chunk.

@@ -1,9 +1,8 @@
 //! The baseline's reduction kernels: f32 in wire order (little-endian, no alignment), summed in f32.
 //!
-//! Plain loops over four-byte groups, which the compiler vectorises for the widest unit that the machine has, as it
-//! does Gradwire's. The optimizer is fused with
-//! the last contribution, as in Gradwire's server, so that the baseline pays no pass that Gradwire does not.
-//! No I/O, no allocation; lengths are checked by the caller ([`crate::grpc`]'s store).
+//! Plain loops over four-byte groups, compiled for the widest vector unit of the machine as Gradwire's are. The
+//! optimizer is fused with the last contribution, as in Gradwire's server, so that the baseline pays no pass that
+//! Gradwire does not. No I/O, no allocation; lengths are checked by the caller ([`crate::grpc`]'s store).
 
 use fabric::simd::{Pass, widest};
 

@@ -1,6 +1,6 @@
 //! Runs a pass over numbers with the widest vector unit that this machine has. The loops are the caller's, plain
-//! and safe; the compiler vectorises them once per unit. It never changes results: lanes are computed as one
-//! element would be, and nothing is fused or reordered.
+//! and safe; the compiler vectorises them once per unit. Results are the same to the last bit, as nothing is fused
+//! or reordered; only which of two NaNs an operation hands on is the compiler's choice.
 
 /// A loop over elements.
 pub trait Pass {
@@ -14,7 +14,8 @@ pub fn widest(pass: impl Pass) {
     #[cfg(target_arch = "x86_64")]
     {
         if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512vl") {
-            // SAFETY: the unit was just detected, which is all that the call asks for.
+            // SAFETY: the unit was just detected, which is all that the call asks for. Needed because only code
+            // compiled for the unit may call this otherwise.
             return unsafe { avx512(pass) };
         }
         if std::arch::is_x86_feature_detected!("avx2") {
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(bits(|step| widest(step)), plain);
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: detected.
+            // SAFETY: the unit was just detected. Needed as in `widest`.
             assert_eq!(bits(|step| unsafe { avx2(step) }), plain);
         }
     }

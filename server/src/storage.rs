@@ -204,7 +204,7 @@ fn finish(
     if round.only {
         kernel::update(rule, round.contributors, last, weights, momentum);
     } else {
-        // One addition commutes to the last bit, so it does not matter which operand comes first.
+        // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
         kernel::update(rule, round.contributors, Both(last, sum), weights, momentum);
     }
 }

@@ -10,6 +10,7 @@ use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,87 @@ fn gathered_operations_go_out_over_shm() {
 #[test]
 fn gathered_operations_go_out_over_tcp() {
     gathered_operations_go_out(Driver::Tcp);
+}
+
+fn push_ones(client: &Client, key: u64) -> gradwire_worker::Handle {
+    let tensor = client.tensor(key).unwrap();
+    let mut gradient = client.allocate(tensor.bytes()).unwrap();
+    gradient.as_f32_mut().fill(1.0);
+    client.push(&tensor, gradient).unwrap()
+}
+
+/// The callback runs in a thread that drives both lanes, for the sake of a tensor with chunks on both.
+#[test]
+fn a_callback_may_push_on_any_lane_and_ask_to_be_called_back() {
+    const LANES: &[&str] = &["--set", "cluster.lanes=2"];
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let mut cluster = Cluster::new(1, 2, LANES);
+        cluster.add_servers(1, LANES);
+        let mut clients = join(&cluster, 2, |settings| {
+            settings.transport = only(driver);
+            settings.cluster.lanes = 2;
+            settings.memory.spin_us = 500_000;
+        });
+        let mut specs: Vec<_> = (1..=4).map(counting).collect();
+        specs.push(TensorSpec::f32(9, 1 << 20, Optimizer::sum()));
+        declare(&clients, &specs);
+        let (other, client) = (clients.pop().unwrap(), Arc::new(clients.pop().unwrap()));
+        let (called, calls) = channel();
+        let inner = Arc::clone(&client);
+        push_ones(&client, 1).on_end(move |_| {
+            for key in 2..=4 {
+                let called = called.clone();
+                push_ones(&inner, key).on_end(move |result| called.send(result).unwrap());
+            }
+        });
+        std::thread::scope(|scope| {
+            let before = client.stats().batches;
+            let waiting = scope.spawn(|| push_ones(&client, 9).wait());
+            let until = Instant::now() + PATIENCE;
+            while client.stats().batches == before && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            let pushed: Vec<_> = (1..=4).map(|key| push_ones(&other, key)).collect();
+            for _ in 2..=4 {
+                calls.recv_timeout(PATIENCE).expect("a callback").unwrap();
+            }
+            push_ones(&other, 9).wait().unwrap();
+            waiting.join().unwrap().unwrap();
+            pushed.into_iter().for_each(|handle| drop(handle.wait().unwrap()));
+        });
+    }
+}
+
+/// A thread that only collects what has ended, and computes between, drives nothing and must stop nothing.
+#[test]
+fn collecting_what_has_ended_holds_nothing_up() {
+    const SMALL: u64 = 2_000;
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let (_cluster, clients) = cluster(driver, 1);
+        let client = &clients[0];
+        declare(&clients, &[counting(1), TensorSpec::f32(9, 8 << 20, Optimizer::sum())]);
+        push_ones(client, 9).wait().unwrap();
+        let ended: Vec<_> = (0..SMALL).map(|_| push_ones(client, 1)).collect();
+        let until = Instant::now() + PATIENCE;
+        while !ended.iter().all(gradwire_worker::Handle::is_done) && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let background = push_ones(client, 9);
+        let mut collected = 0;
+        for handle in ended {
+            if background.is_done() {
+                break;
+            }
+            handle.wait().unwrap();
+            collected += 1;
+            let computed = Instant::now();
+            while computed.elapsed() < Duration::from_micros(300) {
+                std::hint::spin_loop();
+            }
+        }
+        assert!(background.is_done(), "nothing moved while {collected} were collected");
+        background.wait().unwrap();
+    }
 }
 
 #[test]

@@ -39,13 +39,15 @@ impl F32s<'_> {
     /// The number at `index`.
     ///
     /// # Panics
-    /// There is none. A loop whose bound is known to be at most the length is compiled without this check.
+    /// Where there is no such element. A loop whose bound is known to be at most the length is compiled without
+    /// this check.
     #[inline(always)]
     #[must_use]
     pub fn at(&self, index: usize) -> f32 {
         assert!(index < self.len, "element {index} of {}", self.len);
         // SAFETY: all elements lie in the mapping (checked when this was made), which the borrowed region keeps.
-        // Any bits are a number. Needed because a peer's memory must not be a Rust reference.
+        // Any bits are a number. As for `Region::read`, nobody has references into a region that peers write.
+        // Needed because a peer's memory must not be a Rust reference.
         unsafe { self.start.add(index).read_unaligned() }
     }
 }

@@ -99,6 +99,7 @@ pub(super) fn ring_peer(page: &BellPage, link: BorrowedFd<'_>) {
 
 #[cold]
 fn wake_word(page: &BellPage) {
-    // Cannot fail on a mapped word. All of them: where a thread sleeps in another's place, both sleep on it.
+    // Cannot fail on a mapped word. Everybody, because two may sleep on it: a lane's thread through its `Sleeper`, and
+    // whoever took the queue meanwhile and waits.
     let _ = futex::wake(page.word(), futex::Flags::empty(), i32::MAX as u32);
 }

@@ -52,6 +52,9 @@ impl<A: Operand, B: Operand> Operand for Both<A, B> {
 }
 
 /// sum += contribution.
+///
+/// # Panics
+/// They differ in length.
 pub fn add(sum: &mut [f32], contribution: impl Operand) {
     widest(Add { sum, contribution });
 }
@@ -137,7 +140,7 @@ impl Weights<'_> {
 /// Once per pass, so that the loops need no check of their own.
 #[inline(always)]
 fn check(count: usize, operand: impl Operand) {
-    assert!(operand.count() >= count, "{count} elements, an operand of {}", operand.count());
+    assert_eq!(operand.count(), count, "elements of an operand");
 }
 
 /// The update rule of one round over part of a chunk.
@@ -152,6 +155,9 @@ fn check(count: usize, operand: impl Operand) {
 /// | `sgd` | old - lr * d, where d = g + decay * old, and with momentum m = mu * m + d, d = m |
 ///
 /// g is the sum, times 1 / contributors where `average` is set.
+///
+/// # Panics
+/// They differ in length.
 pub fn update(
     rule: &Optimizer,
     contributors: u32,

@@ -4,11 +4,12 @@
 //!
 //! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
 //! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
-//! The data thread sleeps without the seat. Where it does not sleep it is parked while callers drive, for
-//! `thread::PARK_MAX` at most, and looks again then: callers that come and go leave it parked, with whatever work is
-//! left over, because a wake for each of them costs more than the work. A caller that waits on this lane alone sleeps
-//! with the seat, and the data thread parks for as long as that lasts. A caller that blocks without the seat unparks
-//! it, and the last driving caller does while others are blocked.
+//! The data thread sleeps without the seat, or is parked out of the callers' way: for `thread::PARK_MAX` at most
+//! while callers drive, and for a moment when one has come to wait and may drive; then it looks again. Callers that come and go
+//! leave it parked, with whatever work is left over, because a wake for each of them costs more than the work. A
+//! caller that waits on this lane alone sleeps with the seat, and the data thread is parked for as long as that
+//! lasts. A caller that blocks without the seat unparks it, and the last driving caller does while others are
+//! blocked.
 
 use super::lane::LaneDriver;
 use super::op::Submission;
@@ -26,17 +27,20 @@ use std::time::{Duration, Instant};
 const SETTLE_TURNS: usize = 8;
 /// The clock is looked at once in so many turns: what it is for counts in milliseconds.
 const TURNS_PER_CLOCK: u32 = 16;
-/// Pauses of the processor between two idle turns.
+/// Most pauses of the processor between two idle turns.
 const PAUSES_MAX: u32 = 16;
 /// Longest sleep: bounds how late deadlines and lost peers are noticed.
 const SLEEP_MS: u64 = 100;
 
-/// How the data thread is parked: not at all, or
-const UNPARKED: u32 = 0;
-/// for a moment, so that it comes by itself and soon; or
-const PARKED: u32 = 1;
-/// until it is called, while a caller sleeps with the seat.
-const PARKED_LONG: u32 = 2;
+/// How the data thread is parked.
+#[derive(Clone, Copy)]
+enum Parked {
+    No,
+    /// For a moment: it comes by itself, and soon.
+    Short,
+    /// Until it is called: a caller sleeps with the seat.
+    Long,
+}
 
 /// What the holder of the seat drives.
 pub(super) struct Core {
@@ -179,13 +183,12 @@ impl Core {
     }
 
     /// A caller sleeps in the data thread's place: until something came, or until the time is over.
-    fn sleep(&mut self, until: Instant) {
+    fn lead(&mut self, until: Instant) {
         self.look_at_clock();
         let left = until.saturating_duration_since(Instant::now());
         let time = Duration::from_millis(self.idle_ms()).min(left);
         self.driver.queue_mut().wait(time);
         self.look_at_clock();
-        self.take_submissions();
     }
 
     /// Arms the lane before a caller leaves the seat.
@@ -212,7 +215,6 @@ impl Core {
 }
 
 /// What a caller leaves to the data thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nothing,
     /// What any other caller may do as well.
@@ -233,13 +235,17 @@ pub(super) struct Seat {
     pub(super) summoned: AtomicBool,
     /// Operations have callbacks, which must not run in a thread that only submits.
     callbacks: AtomicBool,
+    /// A caller submits, and may not know of callbacks yet.
+    kicking: AtomicBool,
     pub(super) ended: AtomicBool,
-    /// See [`UNPARKED`].
+    /// A [`Parked`].
     parked: AtomicU32,
     /// A caller sleeps with the seat.
     led: AtomicBool,
     /// Callers that came to wait, round and round.
     visits: AtomicU32,
+    /// Callers that took the seat to drive, round and round.
+    drives: AtomicU32,
     pub(super) thread: OnceLock<Thread>,
     spin: Duration,
 }
@@ -252,10 +258,12 @@ impl Seat {
             blocked: AtomicU32::new(0),
             summoned: AtomicBool::new(false),
             callbacks: AtomicBool::new(false),
+            kicking: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            parked: AtomicU32::new(UNPARKED),
+            parked: AtomicU32::new(Parked::No as u32),
             led: AtomicBool::new(false),
             visits: AtomicU32::new(0),
+            drives: AtomicU32::new(0),
             thread: OnceLock::new(),
             spin,
         }
@@ -276,12 +284,19 @@ impl Seat {
         self.callers.load(Ordering::SeqCst) > 0
     }
 
-    /// Changes with each caller that comes to wait, whether or not it finds anything left to drive for: whoever waits
-    /// for every operation would otherwise stay a guest of the data thread, which always was a little faster.
+    /// Changes with each caller that comes to wait, whether or not it finds anything left to drive for. The data
+    /// thread then lets it have the seat for a moment: otherwise whoever waits for every operation would find each
+    /// of them done already, by a third thread that its work does not need.
     pub(super) fn visits(&self) -> u32 {
         self.visits.load(Ordering::Relaxed)
     }
 
+    /// Changes with each caller that takes the seat to drive.
+    pub(super) fn drives(&self) -> u32 {
+        self.drives.load(Ordering::Relaxed)
+    }
+
+    /// Do callers sleep until the data thread has done something?
     pub(super) fn is_waited_for(&self) -> bool {
         self.blocked.load(Ordering::SeqCst) > 0
     }
@@ -290,17 +305,17 @@ impl Seat {
     /// sleeps with the seat.
     pub(super) fn park(&self, time: Duration) {
         // Who stops leading, or summons, after this sees how it parks; what was before is seen here.
-        self.parked.store(PARKED_LONG, Ordering::SeqCst);
+        self.parked.store(Parked::Long as u32, Ordering::SeqCst);
         let time = if self.led.load(Ordering::SeqCst) {
             Duration::from_millis(SLEEP_MS)
         } else {
-            self.parked.store(PARKED, Ordering::SeqCst);
+            self.parked.store(Parked::Short as u32, Ordering::SeqCst);
             time
         };
         if !self.summoned.load(Ordering::SeqCst) {
             std::thread::park_timeout(time);
         }
-        self.parked.store(UNPARKED, Ordering::SeqCst);
+        self.parked.store(Parked::No as u32, Ordering::SeqCst);
     }
 
     fn unpark(&self) {
@@ -363,6 +378,7 @@ impl LaneHandle {
             fence(Ordering::SeqCst);
             return !self.seat.ended.load(Ordering::SeqCst);
         };
+        let kick = Kick::begin(&self.seat);
         let may_step = !self.seat.callbacks.load(Ordering::SeqCst);
         let (mut ring, mut what) = (false, Left::Nothing);
         if let Some(core) = guard.as_mut() {
@@ -378,6 +394,7 @@ impl LaneHandle {
             // Before anybody else disarms the lane.
             self.mailbox.wake();
         }
+        drop(kick);
         drop(guard);
         self.left(what);
         true
@@ -385,9 +402,12 @@ impl LaneHandle {
 
     /// From here on operations have callbacks.
     pub(crate) fn expect_callbacks(&self) {
-        if !self.seat.callbacks.swap(true, Ordering::SeqCst) {
-            // A kick that did not know is over once the seat was ours. What a panic left is not looked at.
-            drop(self.seat.core.lock());
+        if self.seat.callbacks.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // A kick that does not know is soon over. Not by way of the seat: who sleeps or runs callbacks has that.
+        while self.seat.kicking.load(Ordering::SeqCst) {
+            std::thread::yield_now();
         }
     }
 
@@ -396,7 +416,7 @@ impl LaneHandle {
     fn left(&self, what: Left) {
         let is_its = match what {
             Left::Nothing => false,
-            Left::Work => self.seat.parked.load(Ordering::SeqCst) != PARKED,
+            Left::Work => self.seat.parked.load(Ordering::SeqCst) != Parked::Short as u32,
             Left::Message => true,
         };
         if !is_its && !self.seat.summoned.load(Ordering::SeqCst) {
@@ -405,6 +425,23 @@ impl LaneHandle {
         self.seat.summoned.store(true, Ordering::SeqCst);
         self.mailbox.wake();
         self.seat.unpark();
+    }
+}
+
+/// For as long as a caller submits with the seat, panics included.
+struct Kick<'a>(&'a AtomicBool);
+
+impl<'a> Kick<'a> {
+    /// Before it asks for callbacks: who expects them from then on sees it.
+    fn begin(seat: &'a Seat) -> Self {
+        seat.kicking.store(true, Ordering::SeqCst);
+        Self(&seat.kicking)
+    }
+}
+
+impl Drop for Kick<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 
@@ -426,6 +463,9 @@ impl<'a> Turn<'a> {
     fn step(&mut self) -> bool {
         if self.core.is_none() {
             self.core = self.lane.seat.try_take();
+            if self.core.is_some() {
+                self.lane.seat.drives.fetch_add(1, Ordering::Relaxed);
+            }
         }
         let Some(core) = self.core.as_mut().and_then(|guard| guard.as_mut()) else { return false };
         let busy = core.drive();
@@ -442,8 +482,10 @@ impl<'a> Turn<'a> {
             return false;
         }
         self.lane.seat.led.store(true, Ordering::SeqCst);
-        core.sleep(until);
+        core.lead(until);
         self.lane.seat.led.store(false, Ordering::SeqCst);
+        // The sleep has used up the wake.
+        core.take_submissions();
         if core.deferred.is_some() {
             self.let_go();
         }
@@ -469,9 +511,10 @@ impl Drop for Turn<'_> {
             self.core = None;
         }
         self.let_go();
-        self.lane.seat.callers.fetch_sub(1, Ordering::SeqCst);
         let seat = &self.lane.seat;
-        if seat.blocked.load(Ordering::SeqCst) > 0 || seat.parked.load(Ordering::SeqCst) == PARKED_LONG {
+        let last = seat.callers.fetch_sub(1, Ordering::SeqCst) == 1;
+        let is_called_for = seat.is_waited_for() || seat.parked.load(Ordering::SeqCst) == Parked::Long as u32;
+        if last && is_called_for {
             seat.unpark();
         }
     }

@@ -18,8 +18,12 @@ use std::time::{Duration, Instant};
 /// How long it stays out of the way of callers before it looks whether they still drive: longer and longer, as
 /// each look interrupts somebody on a busy machine.
 const PARK_MIN: Duration = Duration::from_micros(500);
-/// With what callers leave undone this long, a wait for it is still short beside what made them leave.
+/// So long, at most, lies what the last driving caller left undone.
 const PARK_MAX: Duration = Duration::from_millis(2);
+
+/// Whoever comes to wait has this long to take the seat. Short, because work must not wait for callers who only pass
+/// by.
+const GIVE_WAY: Duration = Duration::from_micros(100);
 
 /// What a lane's thread is told.
 pub(crate) enum LaneMessage {
@@ -72,18 +76,12 @@ pub(crate) fn spawn_lane(
 fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
     // Set once: a lane has one data thread.
     let _ = seat.thread.set(std::thread::current());
-    let (mut seen, mut park) = (0, PARK_MIN);
+    let mut away = Away::default();
     loop {
-        let (driven, visits) = (seat.is_driven(), seat.visits());
-        let visited = visits != seen && !seat.is_waited_for();
-        seen = visits;
-        if (driven || visited) && !seat.summoned.load(Ordering::SeqCst) {
-            park = if driven { park } else { PARK_MIN };
-            seat.park(park);
-            park = (park * 2).min(PARK_MAX);
+        if let Some(time) = away.look(seat) {
+            seat.park(time);
             continue;
         }
-        park = PARK_MIN;
         let mut guard = match seat.core.lock() {
             Ok(guard) => guard,
             Err(poisoned) => {
@@ -95,7 +93,7 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
         let Some((rest, timeout)) = core.hold(seat, spin) else { return end(seat, guard) };
         drop(guard);
         match rest {
-            // A caller that drives meanwhile leaves the sleep alone.
+            // A caller that drives meanwhile leaves the sleep alone, but for one that sleeps in our place.
             Some(Rest::Word) => sleeper.sleep(Rest::Word, timeout),
             // Each arrival would wake us, so rather park.
             Some(Rest::Sockets) if !seat.is_driven() => {
@@ -103,6 +101,41 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
             }
             _ => {}
         }
+    }
+}
+
+/// What the data thread has seen of callers since it last drove.
+#[derive(Default)]
+struct Away {
+    drives: u32,
+    visits: u32,
+    /// The last park, where callers drove.
+    park: Option<Duration>,
+    gave_way: bool,
+}
+
+impl Away {
+    /// How long to stay out of the callers' way; `None`: it is for us to drive.
+    fn look(&mut self, seat: &Seat) -> Option<Duration> {
+        let (is_driven, drives, visits) = (seat.is_driven(), seat.drives(), seat.visits());
+        let (drove, came) = (drives != self.drives, visits != self.visits);
+        (self.drives, self.visits) = (drives, visits);
+        let park = if seat.summoned.load(Ordering::SeqCst) {
+            None
+        } else if is_driven {
+            Some(self.park.map_or(PARK_MIN, |park| (park * 2).min(PARK_MAX)))
+        } else if seat.is_waited_for() {
+            None
+        } else if drove {
+            Some(PARK_MIN)
+        } else if came && !self.gave_way {
+            Some(GIVE_WAY)
+        } else {
+            None
+        };
+        self.gave_way = park == Some(GIVE_WAY);
+        self.park = park.filter(|_| is_driven);
+        park
     }
 }
 
@@ -136,14 +169,14 @@ impl Core {
         loop {
             let mut busy = self.driver.queue_mut().take_wake() && self.take_messages()?;
             busy |= self.step();
-            let driven = seat.is_driven() || seat.visits() != visits && !seat.is_waited_for();
+            let wanted = seat.is_driven() || seat.visits() != visits && !seat.is_waited_for();
             if busy {
                 worked_at = Some(Instant::now());
-            } else if !driven && worked_at.is_some_and(|at| at.elapsed() < spin) {
+            } else if !wanted && worked_at.is_some_and(|at| at.elapsed() < spin) {
                 std::hint::spin_loop();
                 continue;
             }
-            if busy && !driven {
+            if busy && !wanted {
                 continue;
             }
             self.look_at_clock();
@@ -155,7 +188,7 @@ impl Core {
                     return Some((Some(rest), Duration::from_millis(wait_ms)));
                 }
                 // Announced callers take over what is there; should they not, we look again after a park.
-                None if driven => {
+                None if wanted => {
                     let rest = self.rest;
                     self.driver.queue_mut().lie_down(rest);
                     return Some((None, Duration::ZERO));

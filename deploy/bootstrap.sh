@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|guest|check|fix|bench|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -35,6 +35,8 @@ compiles() {
 packages=()
 
 want_program() { has "$1" || packages+=("$2"); }
+
+want_file() { [ -e "$1" ] || packages+=("$2"); }
 
 want_c() { compiles cc c || packages+=(gcc libc6-dev); }
 
@@ -97,6 +99,28 @@ case $purpose in
         want_program ip iproute2
         want_program unshare util-linux
         ;;
+    guest)
+        # To build the verbs driver, then to boot a machine with an RDMA device.
+        want_c
+        want_program cmake cmake
+        want_program make make
+        want_program pkg-config pkg-config
+        want_program python3 python3
+        want_file /usr/include/libnl3/netlink/netlink.h libnl-3-dev
+        want_file /usr/include/libnl3/netlink/route/link.h libnl-route-3-dev
+        want_file /usr/include/infiniband/verbs.h libibverbs-dev
+        compgen -G '/usr/lib/llvm-*/lib/libclang.so' >/dev/null || packages+=(libclang-dev)
+        want_program qemu-system-x86_64 qemu-system-x86
+        want_program busybox busybox-static
+        want_program cpio cpio
+        want_program depmod kmod
+        want_program zstd zstd
+        want_program ip iproute2
+        want_program rdma iproute2
+        want_program ibv_devinfo ibverbs-utils
+        want_program ib_write_bw perftest
+        want_file /etc/libibverbs.d/rxe.driver ibverbs-providers
+        ;;
     check | fix)
         want_c
         want_program git git
@@ -106,7 +130,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|check|fix|bench|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|guest|check|fix|bench|fuzz"
         exit 2
         ;;
 esac

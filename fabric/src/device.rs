@@ -20,7 +20,10 @@ pub struct Caps {
 /// What a peer's channel needs to know of a completion queue while it is being connected.
 #[derive(Clone, Debug)]
 pub struct CqHandle {
-    pub(crate) shm: ShmHandle,
+    /// `None` for a queue of one other driver.
+    pub(crate) shm: Option<ShmHandle>,
+    #[cfg(feature = "verbs")]
+    pub(crate) verbs: Option<crate::verbs::VerbsHandle>,
 }
 
 /// A connected channel on its way to the completion queue that will own it.
@@ -37,6 +40,8 @@ impl ChannelSetup {
         match &self.kind {
             SetupKind::Shm(_) => "shared memory",
             SetupKind::Tcp(socket) => crate::tcp::carrier(socket),
+            #[cfg(feature = "verbs")]
+            SetupKind::Verbs(_) => "RDMA device",
         }
     }
 
@@ -54,6 +59,8 @@ impl ChannelSetup {
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
     Tcp(Socket),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<crate::verbs::VerbsSetup>),
 }
 
 /// Channels that a peer has been invited to connect to.

@@ -46,7 +46,11 @@ impl LaneQueue {
     /// What connecting a channel to this queue needs.
     #[must_use]
     pub fn handle(&self) -> CqHandle {
-        CqHandle { shm: self.shm.handle() }
+        CqHandle {
+            shm: Some(self.shm.handle()),
+            #[cfg(feature = "verbs")]
+            verbs: None,
+        }
     }
 
     /// Wakes [`LaneQueue::wait`] from another thread.
@@ -150,6 +154,10 @@ impl CompletionQueue for LaneQueue {
         match setup.kind {
             SetupKind::Shm(_) => self.shm.attach(setup),
             SetupKind::Tcp(_) => self.tcp.attach(setup).map(of_tcp),
+            #[cfg(feature = "verbs")]
+            SetupKind::Verbs(_) => {
+                Err(FabricError::Misuse("a verbs channel was given to a lane without a RDMA device".into()))
+            }
         }
     }
 

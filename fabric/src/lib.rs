@@ -23,6 +23,8 @@ mod shm;
 pub mod sim;
 pub mod simd;
 mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
 mod work;
 
 pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
@@ -36,4 +38,6 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
+#[cfg(feature = "verbs")]
+pub use verbs::{VerbsConfig, VerbsDevice, VerbsQueue};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

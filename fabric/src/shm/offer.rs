@@ -99,7 +99,7 @@ pub(super) fn open(queues: &[CqHandle]) -> Result<(Vec<u8>, ShmOffer), FabricErr
     bind(&listener, &offer.address()?).map_err(|e| FabricError::os("binding a shared-memory socket", e))?;
     listen(&listener, (queues.len() + STRANGERS_MAX) as i32)
         .map_err(|e| FabricError::os("listening on a shared-memory socket", e))?;
-    let queues = queues.iter().map(|queue| queue.shm.clone()).collect();
+    let queues = queues.iter().map(|queue| handle_of(queue).cloned()).collect::<Result<_, _>>()?;
     Ok((offer.encode(), ShmOffer { listener, secret: offer.secret, queues }))
 }
 
@@ -108,6 +108,11 @@ struct Half {
     handle: ShmHandle,
     receive: Consumer<MappedRing>,
     file: Region,
+}
+
+fn handle_of(queue: &CqHandle) -> Result<&ShmHandle, FabricError> {
+    let missing = || FabricError::Misuse("a queue without shared memory was given to the shm driver".into());
+    queue.shm.as_ref().ok_or_else(missing)
 }
 
 impl Half {
@@ -253,7 +258,7 @@ pub(super) fn join(
         return Err(FabricError::Misuse(format!("channel {index} of an offer of {}", offer.channels)));
     }
     let link = dial(&offer, started, deadline)?;
-    let half = Half::new(&queue.shm)?;
+    let half = Half::new(handle_of(queue)?)?;
     half.greet(link.as_fd(), index, offer.secret)?;
     let peer = answer(link.as_fd(), &offer, index, started, deadline)?;
     Ok(half.join(link, OtherHalf::map(&peer)?))

@@ -1,0 +1,110 @@
+//! What two queue pairs have to know of each other. The one that invites says it in its offer; the one that connects
+//! says it over the channel's TCP connection, and sends nothing before the other's word that it is ready.
+
+use super::sys::Remote;
+use crate::error::FabricError;
+use socket2::Socket;
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+const MAGIC: u32 = 0x5642_5747;
+pub(super) const BYTES: usize = 32;
+/// Says: my queue pair receives.
+pub(super) const READY: u8 = 0x52;
+
+/// One side's queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) remote: Remote,
+    /// The largest packet of its port, an `ibv_mtu`.
+    pub(super) mtu: u32,
+}
+
+impl Endpoint {
+    pub(super) fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.remote.queue_pair.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.remote.first_packet.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.mtu.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.remote.gid);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; BYTES]) -> Result<Self, FabricError> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[16..]);
+        let (queue_pair, first_packet, mtu) = (word(4), word(8), word(12));
+        let fits = queue_pair < 1 << 24 && first_packet < 1 << 24 && (1..=5).contains(&mtu);
+        if word(0) != MAGIC || !fits {
+            return Err(FabricError::Peer("what it said is no verbs endpoint".into()));
+        }
+        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu })
+    }
+}
+
+fn said<T>(result: std::io::Result<T>, deadline: Instant) -> Result<T, FabricError> {
+    result.map_err(|e| match e.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => FabricError::Deadline {
+            what: "the peer's verbs endpoint".into(),
+            waited_ms: Instant::now().saturating_duration_since(deadline).as_millis() as u64,
+        },
+        _ => FabricError::os("exchanging verbs endpoints", e),
+    })
+}
+
+/// Blocks with the deadline from here on.
+fn patient(socket: &Socket, deadline: Instant) -> Result<(), FabricError> {
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let set = socket
+        .set_nonblocking(false)
+        .and_then(|()| socket.set_read_timeout(Some(left)))
+        .and_then(|()| socket.set_write_timeout(Some(left)));
+    set.map_err(|e| FabricError::os("setting up a channel's socket", e))
+}
+
+/// The side that connects, first thing.
+pub(super) fn tell(socket: &Socket, ours: &Endpoint, deadline: Instant) -> Result<(), FabricError> {
+    patient(socket, deadline)?;
+    let mut stream = socket;
+    said(stream.write_all(&ours.encode()), deadline)?;
+    impatient(socket)
+}
+
+/// The side that invited hears that, prepares itself, and says that it is ready.
+pub(super) fn hear(
+    socket: &Socket,
+    deadline: Instant,
+    prepare: impl FnOnce(&Endpoint) -> Result<(), FabricError>,
+) -> Result<(), FabricError> {
+    patient(socket, deadline)?;
+    let mut theirs = [0; BYTES];
+    let mut stream = socket;
+    said(stream.read_exact(&mut theirs), deadline)?;
+    prepare(&Endpoint::decode(&theirs)?)?;
+    said(stream.write_all(&[READY]), deadline)?;
+    impatient(socket)
+}
+
+fn impatient(socket: &Socket) -> Result<(), FabricError> {
+    socket.set_nonblocking(true).map_err(|e| FabricError::os("setting up a channel's socket", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_survives_and_nonsense_does_not() {
+        let remote = Remote { gid: [7; 16], queue_pair: 0x00AB_CDEF, first_packet: 0x0012_3456 };
+        let endpoint = Endpoint { remote, mtu: 3 };
+        let bytes = endpoint.encode();
+        assert_eq!(Endpoint::decode(&bytes).ok(), Some(endpoint));
+        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0)] {
+            let mut bad = bytes;
+            bad[at] = value;
+            assert!(matches!(Endpoint::decode(&bad), Err(FabricError::Peer(_))), "byte {at}");
+        }
+    }
+}

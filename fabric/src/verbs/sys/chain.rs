@@ -1,0 +1,130 @@
+//! Requests as the library takes them, put together to chains without allocating for each.
+
+use crate::memory::Span;
+use ibverbs_sys as ffi;
+use std::ptr::null_mut;
+
+/// Bytes that a request carries inside itself.
+pub(super) const INLINE_BYTES: u32 = 128;
+
+/// A stretch of registered memory as requests name it.
+pub(in crate::verbs) fn place(span: &Span, key: u32) -> ffi::ibv_sge {
+    ffi::ibv_sge { addr: span.as_ptr() as u64, length: span.len() as u32, lkey: key }
+}
+
+/// Bytes of ours that travel inside a request.
+pub(in crate::verbs) fn inline_place(bytes: &[u8]) -> ffi::ibv_sge {
+    debug_assert!(
+        bytes.len() <= INLINE_BYTES as usize,
+        "{} bytes do not travel inside a request",
+        bytes.len()
+    );
+    ffi::ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::verbs) enum Request {
+    Write {
+        address: u64,
+        key: u32,
+        immediate: Option<u32>,
+    },
+    Read {
+        address: u64,
+        key: u32,
+    },
+    /// Into whatever receive the peer has posted.
+    Message,
+}
+
+/// Requests that are posted together. Keeps its memory for the next.
+#[derive(Default)]
+pub(in crate::verbs) struct Chain {
+    pub(super) requests: Vec<ffi::ibv_send_wr>,
+    /// Of each request, its first place.
+    firsts: Vec<usize>,
+    places: Vec<ffi::ibv_sge>,
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chain").field("requests", &self.requests.len()).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the pointers in it are set and used within `QueuePair::post` only.
+unsafe impl Send for Chain {}
+
+impl Chain {
+    pub(in crate::verbs) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    pub(in crate::verbs) fn clear(&mut self) {
+        self.requests.clear();
+        self.firsts.clear();
+        self.places.clear();
+    }
+
+    /// Adds a request. The places must stay registered, and as they are, until it completes; with so few bytes that
+    /// they travel inside the request, until it is posted.
+    pub(in crate::verbs) fn push(
+        &mut self,
+        id: u64,
+        request: Request,
+        places: impl Iterator<Item = ffi::ibv_sge>,
+        signaled: bool,
+    ) {
+        let first = self.places.len();
+        self.places.extend(places);
+        let bytes: u64 = self.places[first..].iter().map(|place| u64::from(place.length)).sum();
+        let mut raw =
+            ffi::ibv_send_wr { wr_id: id, num_sge: (self.places.len() - first) as i32, ..Default::default() };
+        let target = |address, key| {
+            let mut wr = ffi::ibv_send_wr__bindgen_ty_2::default();
+            wr.rdma = ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: key };
+            wr
+        };
+        let mut flags = ffi::ibv_send_flags(0);
+        match request {
+            Request::Write { address, key, immediate } => {
+                raw.wr = target(address, key);
+                raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+                if let Some(immediate) = immediate {
+                    raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+                    raw.__bindgen_anon_1.imm_data = immediate.to_be();
+                }
+            }
+            Request::Read { address, key } => {
+                raw.wr = target(address, key);
+                raw.opcode = ffi::ibv_wr_opcode::IBV_WR_RDMA_READ;
+            }
+            Request::Message => raw.opcode = ffi::ibv_wr_opcode::IBV_WR_SEND,
+        }
+        if signaled {
+            flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED;
+        }
+        if bytes <= u64::from(INLINE_BYTES) && !matches!(request, Request::Read { .. }) {
+            flags |= ffi::ibv_send_flags::IBV_SEND_INLINE;
+        }
+        raw.send_flags = flags.0;
+        self.requests.push(raw);
+        self.firsts.push(first);
+    }
+
+    /// Sets the pointers, which no push may follow before the post.
+    pub(super) fn link(&mut self) -> *mut ffi::ibv_send_wr {
+        let places = self.places.as_mut_ptr();
+        let requests = self.requests.as_mut_ptr();
+        for (i, &first) in self.firsts.iter().enumerate() {
+            let is_last = i + 1 == self.firsts.len();
+            // SAFETY: both indices are within their vectors, which this borrow keeps from moving.
+            unsafe {
+                (*requests.add(i)).sg_list = places.add(first);
+                (*requests.add(i)).next = if is_last { null_mut() } else { requests.add(i + 1) };
+            }
+        }
+        requests
+    }
+}

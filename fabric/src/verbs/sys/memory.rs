@@ -1,0 +1,94 @@
+//! Memory that a device may reach: registered regions, and receives posted into them.
+
+use super::context::Domain;
+use super::{done, made};
+use crate::error::FabricError;
+use crate::memory::Region;
+use ibverbs_sys as ffi;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// A registered region: the device may reach it until this is dropped.
+#[derive(Debug)]
+pub(in crate::verbs) struct Registration {
+    pointer: NonNull<ffi::ibv_mr>,
+    domain: Arc<Domain>,
+    pub(in crate::verbs) region: Region,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Registration {}
+
+impl Registration {
+    pub(in crate::verbs) fn new(domain: &Arc<Domain>, region: &Region) -> Result<Self, FabricError> {
+        let flags = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+            | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+            | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let bytes = region.len();
+        let start = region.mapping().at(0, bytes as u64).map_err(|e| FabricError::Internal(e.to_string()))?;
+        // SAFETY: the mapping lives as long as the region, which is kept here and dropped after the registration.
+        let pointer =
+            unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes, flags.0 as i32) };
+        let what = || format!("registering {bytes} bytes with the RDMA device (raise `ulimit -l`)");
+        let pointer = made(pointer, &what())?;
+        Ok(Self { pointer, domain: Arc::clone(domain), region: region.clone() })
+    }
+
+    /// Key for our own requests, key for the peers', and the address that both count from.
+    pub(in crate::verbs) fn keys(&self) -> (u32, u32, u64) {
+        // SAFETY: registered until drop; the library does not change these fields.
+        let mr = unsafe { self.pointer.as_ref() };
+        (mr.lkey, mr.rkey, mr.addr as u64)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered by us, once. The domain and the region are dropped after this.
+        unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
+        let _ = &self.domain;
+    }
+}
+
+/// What peers' notices and messages are received by, for all channels of a lane.
+#[derive(Debug)]
+pub(in crate::verbs) struct Receives {
+    pub(super) pointer: NonNull<ffi::ibv_srq>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Receives {}
+// SAFETY: as above.
+unsafe impl Sync for Receives {}
+
+impl Receives {
+    pub(in crate::verbs) fn new(domain: &Arc<Domain>, depth: u32) -> Result<Arc<Self>, FabricError> {
+        let attr = ffi::ibv_srq_attr { max_wr: depth, max_sge: 1, srq_limit: 0 };
+        let mut init = ffi::ibv_srq_init_attr { srq_context: null_mut(), attr };
+        // SAFETY: a domain of ours and a complete description.
+        let pointer = unsafe { ffi::ibv_create_srq(domain.pointer.as_ptr(), &mut init) };
+        let pointer = made(pointer, &format!("making a shared receive queue of {depth} entries"))?;
+        Ok(Arc::new(Self { pointer, domain: Arc::clone(domain) }))
+    }
+
+    /// Posts a receive into a stretch of registered memory.
+    pub(in crate::verbs) fn post(&self, id: u64, place: &ffi::ibv_sge) -> Result<(), FabricError> {
+        let mut place = *place;
+        let mut request = ffi::ibv_recv_wr { wr_id: id, next: null_mut(), sg_list: &mut place, num_sge: 1 };
+        let mut bad = null_mut();
+        // SAFETY: the request is read during the call; its memory is registered and kept by the caller.
+        let code = unsafe {
+            let ops = &(*self.domain.context.pointer.as_ptr()).ops;
+            ops.post_srq_recv.map_or(libc::ENOSYS, |post| post(self.pointer.as_ptr(), &mut request, &mut bad))
+        };
+        done(code, "posting a receive")
+    }
+}
+
+impl Drop for Receives {
+    fn drop(&mut self) {
+        // SAFETY: ours; the queue pairs on it held it and are gone.
+        unsafe { ffi::ibv_destroy_srq(self.pointer.as_ptr()) };
+    }
+}

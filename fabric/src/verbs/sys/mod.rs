@@ -1,0 +1,34 @@
+//! The verbs library behind safe types: each object keeps what it was made from alive and is destroyed once, in the
+//! right order. All `unsafe` of this driver is below here. Classic post and poll verbs only: the extended ones of the
+//! software provider report success for what they did not do.
+//!
+//! The published `ibverbs` crate (0.9.2) can post one-element sends and receives only, hence its `-sys` half.
+
+mod chain;
+mod completions;
+mod context;
+mod memory;
+mod queue_pair;
+
+pub(super) use chain::{Chain, Request, inline_place, place};
+pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
+pub(super) use context::{Context, Domain, GidEntry, device_names};
+pub(super) use memory::{Receives, Registration};
+pub(super) use queue_pair::{Path, QueuePair, Remote};
+
+use crate::error::FabricError;
+use std::io;
+use std::ptr::NonNull;
+
+fn last_error(what: &str) -> FabricError {
+    FabricError::os(what, io::Error::last_os_error())
+}
+
+fn made<T>(pointer: *mut T, what: &str) -> Result<NonNull<T>, FabricError> {
+    NonNull::new(pointer).ok_or_else(|| last_error(what))
+}
+
+fn done(code: i32, what: &str) -> Result<(), FabricError> {
+    // These functions return the error instead of setting it.
+    if code == 0 { Ok(()) } else { Err(FabricError::os(what, io::Error::from_raw_os_error(code))) }
+}

@@ -1,0 +1,186 @@
+//! Queue pairs: their life from made to connected to ended, and posting.
+
+use super::chain::{Chain, INLINE_BYTES};
+use super::completions::Completions;
+use super::context::Domain;
+use super::memory::Receives;
+use super::{done, made};
+use crate::error::FabricError;
+use ibverbs_sys as ffi;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// What a queue pair is told of its path and its patience.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::verbs) struct Path {
+    pub(in crate::verbs) port: u8,
+    pub(in crate::verbs) gid_index: u8,
+    pub(in crate::verbs) mtu: u32,
+    pub(in crate::verbs) timeout: u8,
+    pub(in crate::verbs) retries: u8,
+    pub(in crate::verbs) traffic_class: u8,
+}
+
+/// The other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Remote {
+    pub(in crate::verbs) gid: [u8; 16],
+    pub(in crate::verbs) queue_pair: u32,
+    pub(in crate::verbs) first_packet: u32,
+}
+
+/// Reads that one side may have under way.
+pub(in crate::verbs) const READS_MAX: u8 = 16;
+/// Again and again: a receiver without posted receives is slow, not dead.
+const RNR_RETRIES: u8 = 7;
+const RNR_TIMER: u8 = 12;
+
+/// A reliable connection.
+#[derive(Debug)]
+pub(in crate::verbs) struct QueuePair {
+    pointer: NonNull<ffi::ibv_qp>,
+    pub(in crate::verbs) number: u32,
+    _completions: Arc<Completions>,
+    _receives: Arc<Receives>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    pub(in crate::verbs) fn new(
+        domain: &Arc<Domain>,
+        completions: &Arc<Completions>,
+        receives: &Arc<Receives>,
+        depth: u32,
+        gather: u32,
+    ) -> Result<Self, FabricError> {
+        let mut init = ffi::ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: completions.pointer.as_ptr(),
+            recv_cq: completions.pointer.as_ptr(),
+            srq: receives.pointer.as_ptr(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: depth,
+                max_recv_wr: 0,
+                max_send_sge: gather,
+                max_recv_sge: 0,
+                max_inline_data: INLINE_BYTES,
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: everything named is ours and kept alive below.
+        let pointer = made(
+            unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) },
+            &format!("making a queue pair of {depth} requests"),
+        )?;
+        // SAFETY: just made.
+        let number = unsafe { pointer.as_ref().qp_num };
+        let (_completions, _receives) = (Arc::clone(completions), Arc::clone(receives));
+        Ok(Self { pointer, number, _completions, _receives, domain: Arc::clone(domain) })
+    }
+
+    fn modify(
+        &self,
+        mut attributes: ffi::ibv_qp_attr,
+        mask: ffi::ibv_qp_attr_mask,
+        what: &str,
+    ) -> Result<(), FabricError> {
+        // SAFETY: a queue pair of ours and the attributes that the mask names.
+        done(unsafe { ffi::ibv_modify_qp(self.pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
+    }
+
+    /// To "ready to send", towards the peer.
+    pub(in crate::verbs) fn connect(
+        &self,
+        path: &Path,
+        remote: &Remote,
+        first_packet: u32,
+    ) -> Result<(), FabricError> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let access =
+            ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let init = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
+            port_num: path.port,
+            qp_access_flags: access.0,
+            ..Default::default()
+        };
+        let mask =
+            Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        self.modify(init, mask, "preparing a queue pair")?;
+        let grh = ffi::ibv_global_route {
+            dgid: ffi::ibv_gid { raw: remote.gid },
+            sgid_index: path.gid_index,
+            hop_limit: 64,
+            traffic_class: path.traffic_class,
+            ..Default::default()
+        };
+        let receive = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTR,
+            path_mtu: path.mtu,
+            dest_qp_num: remote.queue_pair,
+            rq_psn: remote.first_packet,
+            max_dest_rd_atomic: READS_MAX,
+            min_rnr_timer: RNR_TIMER,
+            ah_attr: ffi::ibv_ah_attr { grh, is_global: 1, port_num: path.port, ..Default::default() },
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_AV
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(receive, mask, "connecting a queue pair")?;
+        let send = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
+            sq_psn: first_packet,
+            timeout: path.timeout,
+            retry_cnt: path.retries,
+            rnr_retry: RNR_RETRIES,
+            max_rd_atomic: READS_MAX,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(send, mask, "starting a queue pair")
+    }
+
+    /// Ends all that is under way, in both directions.
+    pub(in crate::verbs) fn fail(&self) -> Result<(), FabricError> {
+        let attributes = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE, "ending a queue pair")
+    }
+
+    /// Posts what was put together, in order, as one chain; empties it.
+    pub(in crate::verbs) fn post(&self, chain: &mut Chain) -> Result<(), FabricError> {
+        if chain.requests.is_empty() {
+            return Ok(());
+        }
+        let first = chain.link();
+        let mut bad = null_mut();
+        // SAFETY: the chain's requests point into its own vectors, which do not change during the call; what they
+        // name is registered and, by the caller's promise to `Chain`, left alone until it completes.
+        let code = unsafe {
+            let ops = &(*self.domain.context.pointer.as_ptr()).ops;
+            ops.post_send.map_or(libc::ENOSYS, |post| post(self.pointer.as_ptr(), first, &mut bad))
+        };
+        chain.clear();
+        done(code, "posting requests")
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: ours. From here on the device neither reads nor writes memory for it.
+        unsafe { ffi::ibv_destroy_qp(self.pointer.as_ptr()) };
+    }
+}

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Boots the guest of base.sh with more programs and runs a script in it. Its output is the guest's; its exit code is
+# the script's, or 124 where the guest did not end in time.
+# boot.sh [-c CPUS] [-m MIB] [-t SECONDS] FOLDER SCRIPT [PROGRAM...]
+set -euo pipefail
+cpus=2 mib=1024 seconds=120
+while getopts c:m:t: option; do
+    case $option in
+        c) cpus=$OPTARG ;;
+        m) mib=$OPTARG ;;
+        t) seconds=$OPTARG ;;
+        *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+base=$1 script=$2
+shift 2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/root"
+"$(dirname "$0")/bring.sh" "$work/root" "$@"
+cp "$script" "$work/root/run.sh"
+# The kernel unpacks archives one after the other.
+(cd "$work/root" && find . | cpio -o -H newc --quiet | gzip -1) | cat "$base/base.cpio.gz" - > "$work/all.cpio.gz"
+# Emulated (tcg) in any case: stock kernels do not boot under every host's kvm.
+timeout "$seconds" qemu-system-x86_64 -M q35 -accel tcg -cpu max -smp "$cpus" -m "$mib" -nographic -no-reboot \
+    -net none -kernel "$base/vmlinuz" -initrd "$work/all.cpio.gz" \
+    -append "console=ttyS0 quiet panic=-1 random.trust_cpu=1" < /dev/null | tr -d '\r' | tee "$work/log" || {
+    echo "guest: not done within $seconds s" >&2
+    exit 124
+}
+code=$(sed -n 's/^guest: exit \([0-9]*\)$/\1/p' "$work/log" | tail -n 1)
+exit "${code:-125}"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Tests that need an RDMA device, in a guest that has one (software RDMA, by the kernel's rdma_rxe): builds them with
+# the feature `verbs`, boots, and ends with their exit code.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+deploy/bootstrap.sh guest
+built=${CARGO_TARGET_DIR:-target}
+# A folder of its own: the feature changes what everything else is built with.
+executable() {
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
+}
+test=$(cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs \
+    --test verbs_pair --no-run --message-format=json | executable)
+tests/guest/base.sh "$built/guest/base"
+# Under one name, whatever its hash.
+mkdir -p "$built/guest/bin"
+cp "$test" "$built/guest/bin/verbs_pair"
+exec tests/guest/boot.sh -t 300 "$built/guest/base" tests/guest/fabric.sh "$built/guest/bin/verbs_pair"

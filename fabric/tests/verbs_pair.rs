@@ -323,3 +323,75 @@ fn a_peer_that_vanishes_is_noticed_while_nothing_is_under_way() {
     assert_eq!(a.next(), CompletionKind::Disconnected(DisconnectReason::PeerClosed));
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
+
+const OFFER: &str = "VERBS_TEST_OFFER";
+
+/// Not a test of its own: the process that the next one kills. Writes until then.
+#[test]
+fn a_child_that_writes() {
+    let Ok(offer) = std::env::var(OFFER) else { return };
+    let offer: Vec<u8> = offer.split(',').map(|byte| byte.parse().unwrap()).collect();
+    let device = device();
+    let mut queue = device.queue(DEPTH).unwrap();
+    let setup = device.connect(&offer, 0, &queue.handle(), soon()).unwrap();
+    let channel = queue.attach(setup).unwrap();
+    let mut side = Side::new(queue, channel, 4096);
+    // The first region that a process exposes has a name that the other side says.
+    let key = RemoteKey(u64::from(first_notice(&mut side)));
+    let source = Region::allocate(BIG, "source").unwrap();
+    source.write(0, &vec![0xAB; BIG]).unwrap();
+    for round in 0.. {
+        let spans = [source.span(0, BIG as u64).unwrap()];
+        side.write_some_time(&spans, RemoteSpan { key, offset: 0 }, Some(round), None);
+    }
+}
+
+const BIG: usize = 4 << 20;
+
+fn first_notice(side: &mut Side) -> u32 {
+    match side.next() {
+        CompletionKind::Received { immediate } => immediate,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nothing_of_a_killed_writer_lands_once_its_channel_has_ended() {
+    let device = device();
+    let mut queue = device.queue(DEPTH).unwrap();
+    let (offer, pending) = device.offer(&[queue.handle()]).unwrap();
+    let offer: Vec<String> = offer.iter().map(u8::to_string).collect();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_child_that_writes"])
+        .env(OFFER, offer.join(","))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let setup = pending.accept(soon()).unwrap().pop().unwrap();
+    let channel = queue.attach(setup).unwrap();
+    let mut side = Side::new(queue, channel, BIG);
+    let name = u32::try_from(side.key.0).unwrap();
+    side.write(&[], RemoteSpan { key: RemoteKey(0), offset: 0 }, Some(name), None).unwrap();
+    for round in 0..3 {
+        assert_eq!(side.next(), CompletionKind::Received { immediate: round });
+    }
+    child.kill().unwrap();
+    let killed = Instant::now();
+    child.wait().unwrap();
+    let reason = loop {
+        match side.next() {
+            CompletionKind::Disconnected(reason) => break reason,
+            CompletionKind::Received { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    println!("a killed writer was noticed after {:?}: {reason:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+    let poison = vec![0x55; BIG];
+    side.lent.write(0, &poison).unwrap();
+    // Pages of a dead sender came for two seconds where the queue pair was left alone.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut found = vec![0; BIG];
+    side.lent.read(0, &mut found).unwrap();
+    assert!(found == poison, "a late write into memory that is used again");
+}

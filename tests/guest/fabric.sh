@@ -3,4 +3,4 @@ ip link add d0 type dummy
 ip addr add 10.9.0.1/24 dev d0
 ip link set d0 up
 rdma link add rxe0 type rxe netdev d0
-verbs_pair --test-threads=1
+verbs_pair --test-threads=1 --nocapture

@@ -44,11 +44,11 @@ impl Endpoint {
     }
 }
 
-fn said<T>(result: std::io::Result<T>, deadline: Instant) -> Result<T, FabricError> {
+fn said<T>(result: std::io::Result<T>, started: Instant) -> Result<T, FabricError> {
     result.map_err(|e| match e.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => FabricError::Deadline {
             what: "the peer's verbs endpoint".into(),
-            waited_ms: Instant::now().saturating_duration_since(deadline).as_millis() as u64,
+            waited_ms: started.elapsed().as_millis() as u64,
         },
         _ => FabricError::os("exchanging verbs endpoints", e),
     })
@@ -66,9 +66,10 @@ fn patient(socket: &Socket, deadline: Instant) -> Result<(), FabricError> {
 
 /// The side that connects, first thing.
 pub(super) fn tell(socket: &Socket, ours: &Endpoint, deadline: Instant) -> Result<(), FabricError> {
+    let started = Instant::now();
     patient(socket, deadline)?;
     let mut stream = socket;
-    said(stream.write_all(&ours.encode()), deadline)?;
+    said(stream.write_all(&ours.encode()), started)?;
     impatient(socket)
 }
 
@@ -78,12 +79,13 @@ pub(super) fn hear(
     deadline: Instant,
     prepare: impl FnOnce(&Endpoint) -> Result<(), FabricError>,
 ) -> Result<(), FabricError> {
+    let started = Instant::now();
     patient(socket, deadline)?;
     let mut theirs = [0; BYTES];
     let mut stream = socket;
-    said(stream.read_exact(&mut theirs), deadline)?;
+    said(stream.read_exact(&mut theirs), started)?;
     prepare(&Endpoint::decode(&theirs)?)?;
-    said(stream.write_all(&[READY]), deadline)?;
+    said(stream.write_all(&[READY]), started)?;
     impatient(socket)
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(in crate::verbs) struct Registration {
     pointer: NonNull<ffi::ibv_mr>,
-    domain: Arc<Domain>,
+    _domain: Arc<Domain>,
     pub(in crate::verbs) region: Region,
 }
 
@@ -31,7 +31,7 @@ impl Registration {
             unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes, flags.0 as i32) };
         let what = || format!("registering {bytes} bytes with the RDMA device (raise `ulimit -l`)");
         let pointer = made(pointer, &what())?;
-        Ok(Self { pointer, domain: Arc::clone(domain), region: region.clone() })
+        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone() })
     }
 
     /// Key for our own requests, key for the peers', and the address that both count from.
@@ -46,7 +46,6 @@ impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: registered by us, once. The domain and the region are dropped after this.
         unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
-        let _ = &self.domain;
     }
 }
 

@@ -3,8 +3,8 @@
 //! queue.
 //!
 //! A channel is set up over a TCP connection (`endpoint`), which stays open: its end tells of a dead peer when nothing
-//! is under way that could time out. `queue` registers and polls, `channel` posts; `sys` holds the library and all `unsafe`. Built with
-//! the feature `verbs` only, because a program with it does not start without the verbs library.
+//! is under way that could time out. `queue` registers and polls, `channel` posts; `sys` holds the library and all
+//! `unsafe`. Built with the feature `verbs` only, because a program with it does not start without the verbs library.
 
 mod channel;
 mod endpoint;
@@ -86,7 +86,9 @@ impl VerbsDevice {
         let (up, mtu) = context.port(config.port)?;
         if !up {
             let (name, port) = (&context.name, config.port);
-            return Err(FabricError::Misuse(format!("port {port} of RDMA device {name} is down")));
+            return Err(FabricError::Misuse(format!(
+                "port {port} of RDMA device {name} is down (is its network interface up? `rdma link` tells)"
+            )));
         }
         let gid = choose(&context.gids()?, config).ok_or_else(|| {
             FabricError::Misuse(format!(

@@ -65,7 +65,8 @@ pub struct VerbsQueue {
     channels: Vec<Channel>,
     shared: Arc<Shared>,
     registrations: HashMap<u64, Registration>,
-    messages: Region,
+    /// Where peers' messages come in.
+    messages: Registration,
     epoll: OwnedFd,
     send_depth: usize,
     next_id: u32,
@@ -92,13 +93,14 @@ impl VerbsQueue {
         let completions = Completions::new(context, entries as u32)?;
         let receives = Receives::new(&domain, RECEIVES)?;
         let messages = Region::allocate(RECEIVES as usize * MESSAGE_BYTES, "gradwire-verbs-messages")?;
+        let messages = Registration::new(&domain, &messages)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
         let shared = Arc::new(Shared { completions, receives, domain, depth: send_depth as u32 });
-        let mut queue = Self {
+        let queue = Self {
             channels: Vec::new(),
             shared,
             registrations: HashMap::new(),
@@ -127,7 +129,8 @@ impl VerbsQueue {
     /// Bytes registered with the device.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {
-        self.registrations.values().map(|registration| registration.region.len() as u64).sum()
+        let all = self.registrations.values().chain([&self.messages]);
+        all.map(|registration| registration.region.len() as u64).sum()
     }
 
     /// Sleeps until there is something to poll, or the time is over.
@@ -143,13 +146,11 @@ impl VerbsQueue {
         }
     }
 
-    fn post_receive(&mut self, index: u64) -> Result<(), FabricError> {
-        let region = self.messages.clone();
-        let key = self.register(&region)?.keys().0;
-        let offset = index * MESSAGE_BYTES as u64;
+    fn post_receive(&self, index: u64) -> Result<(), FabricError> {
+        let (offset, bytes) = (index * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
         let span =
-            region.span(offset, MESSAGE_BYTES as u64).map_err(|e| FabricError::Internal(e.to_string()))?;
-        self.shared.receives.post(index | RECEIVE, &place(&span, key))
+            self.messages.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
+        self.shared.receives.post(index | RECEIVE, &place(&span, self.messages.keys().0))
     }
 
     fn register(&mut self, region: &Region) -> Result<&Registration, FabricError> {
@@ -235,7 +236,7 @@ impl VerbsQueue {
     /// A peer tells the key of a region that it exposes.
     fn hear(&mut self, at: usize, index: u64, bytes: u32) -> Result<(), &'static str> {
         let mut message = [0; MESSAGE_BYTES];
-        let read = self.messages.read(index * MESSAGE_BYTES as u64, &mut message);
+        let read = self.messages.region.read(index * MESSAGE_BYTES as u64, &mut message);
         if read.is_err() || bytes as usize != MESSAGE_BYTES {
             return Err("a message of the wrong length");
         }

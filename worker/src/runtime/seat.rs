@@ -5,10 +5,10 @@
 //! Invariants. A free seat is armed: whatever comes rings the data thread where that sleeps, and all that came
 //! before was looked at; or the data thread was summoned, or rung for what is being gathered, and is on its way.
 //! The data thread sleeps without the seat, or is parked out of the callers' way: for `thread::PARK_MAX` at most
-//! while callers drive, and for a moment when one has come to wait and may drive; then it looks again. Callers that come and go
-//! leave it parked, with whatever work is left over, because a wake for each of them costs more than the work. A
-//! caller that waits on this lane alone sleeps with the seat, and the data thread is parked for as long as that
-//! lasts. A caller that blocks without the seat unparks it, and the last driving caller does while others are
+//! while callers drive, and for a moment when one has come to wait and may drive; then it looks again. Callers that
+//! come and go leave it parked, with whatever work is left over, because a wake for each of them costs more than the
+//! work. A caller that waits on this lane alone sleeps with the seat, and the data thread is parked for as long as
+//! that lasts. A caller that blocks without the seat unparks it, and the last driving caller does while others are
 //! blocked.
 
 use super::lane::LaneDriver;

@@ -73,7 +73,7 @@ impl Context {
                 let found: Vec<_> = devices.iter().map(|device| name_of(*device)).collect();
                 return Err(FabricError::Misuse(match wanted {
                     Some(name) => format!("no RDMA device {name:?} here; there are {found:?}"),
-                    None => "no RDMA device here".into(),
+                    None => "no RDMA device here (`rdma link` lists those that the kernel knows)".into(),
                 }));
             };
             let name = name_of(*device);

@@ -30,7 +30,7 @@ pub(in crate::verbs) struct Remote {
 }
 
 /// Reads that one side may have under way.
-pub(in crate::verbs) const READS_MAX: u8 = 16;
+const READS_MAX: u8 = 16;
 /// Again and again: a receiver without posted receives is slow, not dead.
 const RNR_RETRIES: u8 = 7;
 const RNR_TIMER: u8 = 12;

@@ -2,7 +2,7 @@
 //! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
-use crate::memory::Region;
+use crate::memory::{Region, Span};
 use crate::shm::{ShmHandle, ShmSetup};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use socket2::Socket;
@@ -22,7 +22,7 @@ pub struct Caps {
 pub struct CqHandle {
     /// `None` for a queue of one other driver.
     pub(crate) shm: Option<ShmHandle>,
-    #[cfg(feature = "verbs")]
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     pub(crate) verbs: Option<crate::verbs::VerbsHandle>,
 }
 
@@ -40,7 +40,6 @@ impl ChannelSetup {
         match &self.kind {
             SetupKind::Shm(_) => "shared memory",
             SetupKind::Tcp(socket) => crate::tcp::carrier(socket),
-            #[cfg(feature = "verbs")]
             SetupKind::Verbs(_) => "RDMA device",
         }
     }
@@ -59,7 +58,7 @@ impl ChannelSetup {
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
     Tcp(Socket),
-    #[cfg(feature = "verbs")]
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     Verbs(Box<crate::verbs::VerbsSetup>),
 }
 
@@ -92,8 +91,15 @@ pub trait CompletionQueue: Send {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
 
     /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:
-    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it.
+    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it, and before
+    /// [`CompletionQueue::lend`]. The region has to live as long as the peer may reach it.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
+
+    /// Before a stretch of an exposed region is granted to the channel's peer, or read by it: makes sure that it can be
+    /// reached (on verbs a large region is registered, and its keys told, piece by piece). Repeating it is cheap.
+    fn lend(&mut self, _channel: ChannelId, _span: &Span) -> Result<(), PostError> {
+        Ok(())
+    }
 
     /// Posts a write. Writes of one channel arrive in the order they were posted.
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;

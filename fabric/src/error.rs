@@ -51,6 +51,9 @@ pub enum PostError {
     /// The peer has not granted this remote key, or the stretch is out of its bounds.
     #[error("remote key or bounds refused")]
     RemoteAccess,
+    /// Memory of ours cannot be registered with the device.
+    #[error("memory cannot be registered with the device (the log says why)")]
+    Unregistered,
     /// More gather entries than the driver takes.
     #[error("too many gather entries")]
     TooManySpans,

@@ -3,22 +3,26 @@
 
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::Region;
+use crate::memory::{Region, Span};
 use crate::rest::{Rest, Sleeper};
 use crate::shm::{Bell, ShmQueue, View};
 use crate::tcp::TcpQueue;
+use crate::verbs::{VerbsDevice, VerbsQueue};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set in the ids of TCP channels. Both queues count from 0 and stay below it.
+/// Set in the ids of TCP channels. All queues count from 0 and stay below these bits.
 const TCP_BIT: u32 = 1 << 31;
+/// Set in the ids of verbs channels.
+const VERBS_BIT: u32 = 1 << 30;
 
 /// The completion queues of all drivers of one lane, polled and waited for as one.
 #[derive(Debug)]
 pub struct LaneQueue {
-    // Dropped in this order: the TCP queue watches a descriptor of the other.
+    // Dropped in this order: the TCP queue watches descriptors of the others.
     tcp: TcpQueue,
+    verbs: Option<VerbsQueue>,
     shm: ShmQueue,
     send_depth: usize,
 }
@@ -35,22 +39,26 @@ impl Waker {
 }
 
 impl LaneQueue {
-    /// Opens the queues. `send_depth`: unfinished requests one channel may have.
+    /// Opens the queues of shared memory and TCP. `send_depth`: unfinished requests one channel may have.
     pub fn new(send_depth: usize) -> Result<Self, FabricError> {
         let shm = ShmQueue::new(send_depth)?;
         let mut tcp = TcpQueue::new(send_depth)?;
         tcp.watch(shm.wake_fd())?;
-        Ok(Self { tcp, shm, send_depth })
+        Ok(Self { tcp, verbs: None, shm, send_depth })
+    }
+
+    /// Adds a queue on a RDMA device.
+    pub fn with_verbs(mut self, device: &VerbsDevice) -> Result<Self, FabricError> {
+        let verbs = device.queue(self.send_depth)?;
+        self.tcp.watch_level(verbs.fd())?;
+        self.verbs = Some(verbs);
+        Ok(self)
     }
 
     /// What connecting a channel to this queue needs.
     #[must_use]
     pub fn handle(&self) -> CqHandle {
-        CqHandle {
-            shm: Some(self.shm.handle()),
-            #[cfg(feature = "verbs")]
-            verbs: None,
-        }
+        CqHandle { shm: Some(self.shm.handle()), verbs: self.verbs.as_ref().map(VerbsQueue::verbs_handle) }
     }
 
     /// Wakes [`LaneQueue::wait`] from another thread.
@@ -62,12 +70,19 @@ impl LaneQueue {
     /// Sleeps until a completion may be there, a waker calls, or the time is over. Never misses either.
     /// Returns without sleeping when something is there already; may return for no reason.
     pub fn wait(&mut self, timeout: Duration) {
-        if self.tcp.has_channels() {
-            let tcp = &mut self.tcp;
-            self.shm.wait(timeout, Some(&mut |left| tcp.wait(left)));
-        } else {
-            self.shm.wait(timeout, None);
+        let Self { tcp, verbs, shm, .. } = self;
+        if rest_of(tcp, verbs) == Rest::Word {
+            return shm.wait(timeout, None);
         }
+        shm.wait(
+            timeout,
+            Some(&mut |left| {
+                if verbs.as_mut().is_none_or(arm) {
+                    tcp.wait(left);
+                }
+                verbs.iter_mut().for_each(VerbsQueue::settle);
+            }),
+        );
     }
 
     /// What a thread needs to sleep while another may hold the queue. See [`Rest`].
@@ -78,12 +93,13 @@ impl LaneQueue {
     /// The sleeping thread itself, before it gives the queue away: how to sleep, or `None` when there is
     /// something to do. Events that were taken from the kernel are known to the next poll.
     pub fn arm(&mut self) -> Option<Rest> {
-        let rest = if self.tcp.has_channels() { Rest::Sockets } else { Rest::Word };
+        let rest = rest_of(&self.tcp, &self.verbs);
         self.lie_down(rest);
         let busy = rest == Rest::Sockets && {
             // Whoever polled the sockets may have used up the event of a link.
             self.shm.look_at_links();
-            self.tcp.settle()
+            // Both, as each takes what the kernel has to report.
+            self.tcp.settle() | !self.verbs.as_mut().is_none_or(arm)
         };
         if busy || self.shm.is_restless() {
             self.disarm();
@@ -93,10 +109,11 @@ impl LaneQueue {
     }
 
     /// Another thread, before it gives back a queue that it took from one that rests like this. False: there
-    /// is something to do, and nobody would be woken for it. No system call.
+    /// is something to do, and nobody would be woken for it. No system call but what a device's driver makes of it.
     pub fn rearm(&mut self, rest: Rest) -> bool {
         self.lie_down(rest);
-        if self.shm.is_restless() || self.tcp.has_work() {
+        let verbs = self.verbs.as_mut().filter(|verbs| verbs.has_channels());
+        if self.shm.is_restless() || self.tcp.has_work() || !verbs.is_none_or(VerbsQueue::arm) {
             self.disarm();
             return false;
         }
@@ -129,24 +146,51 @@ impl LaneQueue {
     pub fn view(&mut self, channel: ChannelId, remote: RemoteSpan, bytes: u64) -> Result<View, PostError> {
         match route(channel) {
             Route::Shm(channel) => self.shm.view(channel, remote, bytes),
-            Route::Tcp(_) => Err(PostError::RemoteAccess),
+            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
         }
     }
+
+    fn verbs(&mut self) -> Result<&mut VerbsQueue, PostError> {
+        self.verbs.as_mut().ok_or(PostError::Closed)
+    }
+}
+
+/// How to sleep: devices and sockets tell by descriptors.
+fn rest_of(tcp: &TcpQueue, verbs: &Option<VerbsQueue>) -> Rest {
+    let is_told = tcp.has_channels() || verbs.as_ref().is_some_and(VerbsQueue::has_channels);
+    if is_told { Rest::Sockets } else { Rest::Word }
+}
+
+/// Takes what a device has told, and asks to be told again. False: there is something to do.
+fn arm(verbs: &mut VerbsQueue) -> bool {
+    verbs.settle();
+    verbs.arm()
 }
 
 /// Whose channel an id names, with the id that its queue knows it by.
 enum Route {
     Shm(ChannelId),
     Tcp(ChannelId),
+    Verbs(ChannelId),
 }
 
 #[inline]
 fn route(channel: ChannelId) -> Route {
-    if channel.0 & TCP_BIT == 0 { Route::Shm(channel) } else { Route::Tcp(ChannelId(channel.0 & !TCP_BIT)) }
+    if channel.0 & TCP_BIT != 0 {
+        Route::Tcp(ChannelId(channel.0 & !TCP_BIT))
+    } else if channel.0 & VERBS_BIT != 0 {
+        Route::Verbs(ChannelId(channel.0 & !VERBS_BIT))
+    } else {
+        Route::Shm(channel)
+    }
 }
 
 fn of_tcp(channel: ChannelId) -> ChannelId {
     ChannelId(channel.0 | TCP_BIT)
+}
+
+fn of_verbs(channel: ChannelId) -> ChannelId {
+    ChannelId(channel.0 | VERBS_BIT)
 }
 
 impl CompletionQueue for LaneQueue {
@@ -154,10 +198,12 @@ impl CompletionQueue for LaneQueue {
         match setup.kind {
             SetupKind::Shm(_) => self.shm.attach(setup),
             SetupKind::Tcp(_) => self.tcp.attach(setup).map(of_tcp),
-            #[cfg(feature = "verbs")]
-            SetupKind::Verbs(_) => {
-                Err(FabricError::Misuse("a verbs channel was given to a lane without a RDMA device".into()))
-            }
+            SetupKind::Verbs(_) => match &mut self.verbs {
+                Some(verbs) => verbs.attach(setup).map(of_verbs),
+                None => Err(FabricError::Misuse(
+                    "a verbs channel was given to a lane without a RDMA device".into(),
+                )),
+            },
         }
     }
 
@@ -165,6 +211,16 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.expose(channel, region),
             Route::Tcp(channel) => self.tcp.expose(channel, region),
+            Route::Verbs(channel) => self.verbs()?.expose(channel, region),
+        }
+    }
+
+    #[inline]
+    fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
+        match route(channel) {
+            // There, what is exposed can be reached whole.
+            Route::Shm(_) | Route::Tcp(_) => Ok(()),
+            Route::Verbs(channel) => self.verbs()?.lend(channel, span),
         }
     }
 
@@ -173,6 +229,7 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_write(channel, write),
             Route::Tcp(channel) => self.tcp.post_write(channel, write),
+            Route::Verbs(channel) => self.verbs()?.post_write(channel, write),
         }
     }
 
@@ -180,12 +237,14 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.post_read(channel, read),
             Route::Tcp(channel) => self.tcp.post_read(channel, read),
+            Route::Verbs(channel) => self.verbs()?.post_read(channel, read),
         }
     }
 
     fn flush(&mut self) {
         self.shm.flush();
         self.tcp.flush();
+        self.verbs.iter_mut().for_each(VerbsQueue::flush);
     }
 
     #[inline]
@@ -195,6 +254,13 @@ impl CompletionQueue for LaneQueue {
         self.tcp.poll(completions);
         for completion in &mut completions[first..] {
             completion.channel = of_tcp(completion.channel);
+        }
+        let first = completions.len();
+        if let Some(verbs) = self.verbs.as_mut().filter(|verbs| verbs.has_channels()) {
+            verbs.poll(completions);
+        }
+        for completion in &mut completions[first..] {
+            completion.channel = of_verbs(completion.channel);
         }
     }
 
@@ -206,14 +272,21 @@ impl CompletionQueue for LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.close(channel),
             Route::Tcp(channel) => self.tcp.close(channel),
+            Route::Verbs(channel) => {
+                if let Some(verbs) = &mut self.verbs {
+                    verbs.close(channel);
+                }
+            }
         }
     }
 
     fn caps(&self) -> Caps {
-        let (shm, tcp) = (self.shm.caps(), self.tcp.caps());
-        Caps {
-            gather_max: shm.gather_max.min(tcp.gather_max),
-            send_depth: self.send_depth.min(shm.send_depth).min(tcp.send_depth),
-        }
+        let all =
+            [self.shm.caps(), self.tcp.caps()].into_iter().chain(self.verbs.iter().map(VerbsQueue::caps));
+        let most = Caps { gather_max: usize::MAX, send_depth: self.send_depth };
+        all.fold(most, |least, caps| Caps {
+            gather_max: least.gather_max.min(caps.gather_max),
+            send_depth: least.send_depth.min(caps.send_depth),
+        })
     }
 }

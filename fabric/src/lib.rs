@@ -16,6 +16,7 @@ mod device;
 mod error;
 mod lane;
 mod mailbox;
+pub mod memlock;
 mod memory;
 mod random;
 mod rest;
@@ -23,7 +24,6 @@ mod shm;
 pub mod sim;
 pub mod simd;
 mod tcp;
-#[cfg(feature = "verbs")]
 mod verbs;
 mod work;
 
@@ -38,6 +38,5 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
-#[cfg(feature = "verbs")]
 pub use verbs::{VerbsConfig, VerbsDevice, VerbsQueue};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -146,6 +146,12 @@ impl Region {
         false
     }
 
+    /// How many own it, spans included.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn owners(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// The file behind it, to hand to a peer on this host.
     pub(crate) fn memfd(&self) -> BorrowedFd<'_> {
         self.0.memfd.as_fd()

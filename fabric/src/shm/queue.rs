@@ -33,8 +33,8 @@ const LINKS_ASLEEP_EVERY: Duration = Duration::from_millis(100);
 const LINK_EVENTS: usize = 64;
 /// Marks the wake event among the links; channel ids are below it.
 const WAKE_EVENT: u64 = u64::MAX;
-/// The top bit of ids is for whoever joins several queues.
-const CHANNEL_IDS_MAX: u32 = 1 << 31;
+/// The top bits of ids are for whoever joins several queues.
+const CHANNEL_IDS_MAX: u32 = 1 << 30;
 
 /// The completion queue of a lane's shared-memory channels.
 #[derive(Debug)]

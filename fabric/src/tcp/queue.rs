@@ -19,8 +19,8 @@ const EVENTS: usize = 64;
 const DIRECT_CHANNELS_MAX: usize = 4;
 /// Most unfinished requests a channel may be made for.
 const SEND_DEPTH_MAX: usize = 1 << 16;
-/// The last id; lanes use the bit above it.
-const ID_MAX: u32 = u32::MAX >> 1;
+/// The last id; lanes use the bits above it.
+const ID_MAX: u32 = (1 << 30) - 1;
 /// The watched descriptor's mark; no channel has it.
 const WATCHED: u64 = u64::MAX;
 
@@ -63,7 +63,15 @@ impl TcpQueue {
     /// Makes a descriptor end every wait when it becomes readable (edge-triggered: each write to an eventfd
     /// counts, and it need not be read).
     pub fn watch(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        self.watch_for(fd, epoll::EventFlags::IN | epoll::EventFlags::ET)
+    }
+
+    /// Makes a descriptor end every wait as long as it is readable.
+    pub(crate) fn watch_level(&mut self, fd: BorrowedFd<'_>) -> Result<(), FabricError> {
+        self.watch_for(fd, epoll::EventFlags::IN)
+    }
+
+    fn watch_for(&mut self, fd: BorrowedFd<'_>, flags: epoll::EventFlags) -> Result<(), FabricError> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(WATCHED), flags)
             .map_err(|e| FabricError::os("watching a descriptor", e))
     }

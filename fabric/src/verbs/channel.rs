@@ -1,17 +1,19 @@
 //! One channel: what is put together for its queue pair, what is under way, and which of the peer's memory it was told.
 
+use super::cut::Cuts;
 use super::endpoint::READY;
-use super::sys::{Chain, QueuePair, Request, inline_place};
-use super::told::{MESSAGE_BYTES, Told};
+use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
+use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, Write};
+use ibverbs_sys::ibv_sge;
 use socket2::Socket;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::io::{ErrorKind, Read as _};
 use std::net::Shutdown;
 
-/// Spans of one request.
-pub(super) const GATHER_MAX: u32 = 8;
+/// Requests of our own (extents told) beside those of the channel's user.
+pub(super) const OWN_REQUESTS: usize = 64;
 /// One in so many requests, at most, is told of by the device, so that those before it are known to be over.
 const SIGNAL_EVERY_MAX: u64 = 16;
 
@@ -19,6 +21,7 @@ const SIGNAL_EVERY_MAX: u64 = 16;
 #[derive(Clone, Copy, Debug)]
 enum OnDone {
     Nothing,
+    Told,
     WriteDone(u64),
     ReadDone(u64),
 }
@@ -29,16 +32,24 @@ pub(super) struct Channel {
     pub(super) queue_pair: QueuePair,
     pub(super) socket: Socket,
     pub(super) is_peer_ready: bool,
-    pub(super) chain: Chain,
-    /// Of the chain: they travel inside their requests, and so need be here only until it is posted.
-    #[expect(clippy::vec_box, reason = "requests name their addresses, which must not change")]
-    messages: Vec<Box<[u8; MESSAGE_BYTES]>>,
+    chain: Chain,
+    cuts: Cuts,
+    /// Unfinished requests of its user, at most.
+    depth: usize,
     signal_every: u64,
     /// Requests that are not known to be over, by age; the first one's number.
     under_way: VecDeque<OnDone>,
     first: u64,
-    pub(super) told: HashMap<u64, Told>,
-    pub(super) exposed: Vec<u64>,
+    /// Of these, our own.
+    own_under_way: usize,
+    /// What the peer is to be told, oldest first; nothing overtakes it.
+    to_tell: VecDeque<[u8; MESSAGE_BYTES]>,
+    /// Messages of the chain. They travel inside their requests, and so need be here only until it is posted.
+    #[expect(clippy::vec_box, reason = "requests name their addresses, which must not change")]
+    telling: Vec<Box<[u8; MESSAGE_BYTES]>>,
+    /// Extents (region and index) that the peer knows the keys of, or will.
+    pub(super) lent: HashSet<(u64, u64)>,
+    pub(super) reach: Reach,
 }
 
 impl Channel {
@@ -55,87 +66,102 @@ impl Channel {
             socket,
             is_peer_ready,
             chain: Chain::default(),
-            messages: Vec::new(),
+            cuts: Cuts::default(),
+            depth,
             signal_every: (depth as u64 / 4).clamp(1, SIGNAL_EVERY_MAX),
-            under_way: VecDeque::with_capacity(depth),
+            under_way: VecDeque::with_capacity(depth + OWN_REQUESTS),
             first: 0,
-            told: HashMap::new(),
-            exposed: Vec::new(),
+            own_under_way: 0,
+            to_tell: VecDeque::new(),
+            telling: Vec::new(),
+            lent: HashSet::new(),
+            reach: Reach::default(),
         }
     }
 
-    fn next_number(&self) -> u64 {
-        self.first + self.under_way.len() as u64
+    /// Is there nothing to send?
+    pub(super) fn is_quiet(&self) -> bool {
+        self.chain.is_empty() && self.to_tell.is_empty()
     }
 
-    fn push(&mut self, request: Request, places: &[ibverbs_sys::ibv_sge], on_done: OnDone) {
-        let number = self.next_number();
+    fn push(&mut self, request: Request, places: &[ibv_sge], on_done: OnDone) {
+        let number = self.first + self.under_way.len() as u64;
         let signaled = !matches!(on_done, OnDone::Nothing) || number.is_multiple_of(self.signal_every);
         self.chain.push(number, request, places.iter().copied(), signaled);
         self.under_way.push_back(on_done);
     }
 
-    /// Tells the peer something of our own.
-    pub(super) fn tell(&mut self, message: [u8; MESSAGE_BYTES]) {
-        let message = Box::new(message);
-        self.push(Request::Message, &[inline_place(&message[..])], OnDone::Nothing);
-        self.messages.push(message);
+    /// Tells the peer the key of an extent, named by region and index, before anything that is posted after this.
+    pub(super) fn tell(&mut self, name: (u64, u64), told: &Told) {
+        self.lent.insert(name);
+        self.to_tell.push_back(encode_told(name.0, told));
+        self.tell_more();
+    }
+
+    fn tell_more(&mut self) {
+        while self.own_under_way < OWN_REQUESTS
+            && let Some(message) = self.to_tell.pop_front()
+        {
+            let message = Box::new(message);
+            self.push(Request::Message, &[inline_place(&message[..])], OnDone::Told);
+            self.own_under_way += 1;
+            self.telling.push(message);
+        }
+    }
+
+    /// Is there room for so many more requests of its user, after all that is to be told?
+    fn check_room(&self, requests: usize) -> Result<(), PostError> {
+        if requests > self.depth {
+            return Err(PostError::TooManySpans);
+        }
+        if !self.to_tell.is_empty() || self.under_way.len() - self.own_under_way + requests > self.depth {
+            return Err(PostError::Full);
+        }
+        Ok(())
     }
 
     pub(super) fn write(
         &mut self,
         write: &Write<'_>,
-        places: &[ibverbs_sys::ibv_sge],
-        depth: usize,
+        places: &[ibv_sge],
         bytes_max: u64,
     ) -> Result<(), PostError> {
-        let bytes: u64 = places.iter().map(|place| u64::from(place.length)).sum();
-        let (mut address, key) = match self.told.get(&write.remote.key.0) {
-            Some(told) => (told.at(write.remote.offset, bytes)?, told.key),
-            None if bytes == 0 => (0, 0),
-            None => return Err(PostError::RemoteAccess),
-        };
-        let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
-        let requests = requests(places, bytes_max);
-        if requests > depth {
-            return Err(PostError::TooManySpans);
-        }
-        if self.under_way.len() + requests > depth {
-            return Err(PostError::Full);
-        }
-        let mut rest = places;
-        loop {
-            let (now, later) = rest.split_at(take(rest, bytes_max));
-            rest = later;
-            let is_last = rest.is_empty();
-            let immediate = write.immediate.filter(|_| is_last);
-            let on_done = if is_last { on_done } else { OnDone::Nothing };
-            self.push(Request::Write { address, key, immediate }, now, on_done);
-            if is_last {
-                return Ok(());
+        let mut cuts = std::mem::take(&mut self.cuts);
+        let cut = cuts.cut(places, write.remote, &self.reach, GATHER_MAX, bytes_max);
+        let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
+        if posted.is_ok() {
+            let last = cuts.cuts.len() - 1;
+            for (i, cut) in cuts.cuts.iter().enumerate() {
+                let immediate = write.immediate.filter(|_| i == last);
+                let on_done =
+                    if i == last && write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
+                let request = Request::Write { address: cut.address, key: cut.key, immediate };
+                self.push(request, &cuts.places[cut.places.clone()], on_done);
             }
-            address += now.iter().map(|place| u64::from(place.length)).sum::<u64>();
         }
+        self.cuts = cuts;
+        posted
     }
 
     pub(super) fn read(
         &mut self,
         read: &Read<'_>,
-        places: &[ibverbs_sys::ibv_sge],
-        depth: usize,
+        places: &[ibv_sge],
+        bytes_max: u64,
     ) -> Result<(), PostError> {
-        let told = self.told.get(&read.remote.key.0).ok_or(PostError::RemoteAccess)?;
-        let (mut address, key) = (told.at(read.remote.offset, read.local.len())?, told.key);
-        if self.under_way.len() + places.len() > depth {
-            return Err(PostError::Full);
+        let mut cuts = std::mem::take(&mut self.cuts);
+        let cut = cuts.cut(places, read.remote, &self.reach, 1, bytes_max);
+        let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
+        if posted.is_ok() {
+            let last = cuts.cuts.len() - 1;
+            for (i, cut) in cuts.cuts.iter().enumerate() {
+                let on_done = if i == last { OnDone::ReadDone(read.id) } else { OnDone::Nothing };
+                let request = Request::Read { address: cut.address, key: cut.key };
+                self.push(request, &cuts.places[cut.places.clone()], on_done);
+            }
         }
-        for (i, place) in places.iter().enumerate() {
-            let is_last = i + 1 == places.len();
-            let on_done = if is_last { OnDone::ReadDone(read.id) } else { OnDone::Nothing };
-            self.push(Request::Read { address, key }, std::slice::from_ref(place), on_done);
-            address += u64::from(place.length);
-        }
-        Ok(())
+        self.cuts = cuts;
+        posted
     }
 
     /// The device is done with this request and all before it.
@@ -146,6 +172,10 @@ impl Channel {
             self.first += 1;
             let kind = match on_done {
                 OnDone::Nothing => continue,
+                OnDone::Told => {
+                    self.own_under_way -= 1;
+                    continue;
+                }
                 OnDone::WriteDone(id) => CompletionKind::WriteDone { id },
                 OnDone::ReadDone(id) => CompletionKind::ReadDone { id },
             };
@@ -157,8 +187,9 @@ impl Channel {
         if !self.is_peer_ready {
             return Ok(());
         }
+        self.tell_more();
         let posted = self.queue_pair.post(&mut self.chain);
-        self.messages.clear();
+        self.telling.clear();
         posted.map_err(|e| DisconnectReason::Failed(e.to_string()))
     }
 
@@ -176,28 +207,6 @@ impl Channel {
             Err(_) => Err(DisconnectReason::PeerClosed),
         }
     }
-}
-
-/// How many requests the places are.
-fn requests(mut places: &[ibverbs_sys::ibv_sge], bytes_max: u64) -> usize {
-    let mut requests = 1;
-    loop {
-        places = &places[take(places, bytes_max)..];
-        if places.is_empty() {
-            return requests;
-        }
-        requests += 1;
-    }
-}
-
-/// How many of the places go into one request.
-fn take(places: &[ibverbs_sys::ibv_sge], bytes_max: u64) -> usize {
-    let mut bytes = 0;
-    let fits = |place: &&ibverbs_sys::ibv_sge| {
-        bytes += u64::from(place.length);
-        bytes <= bytes_max
-    };
-    places.iter().take(GATHER_MAX as usize).take_while(fits).count().max(1).min(places.len())
 }
 
 impl Drop for Channel {

@@ -1,14 +1,15 @@
 //! The completion queue over a device: what channels post, gathered to chains; what the device completes, told in the
-//! fabric's words. Registers regions when they are first used, and tells peers the keys of those exposed to them by a
-//! small message, which arrives before whatever is posted on the channel after it.
+//! fabric's words. Tells peers the keys of what is lent to them by small messages, which arrive before whatever is posted
+//! on the channel after them.
 
-use super::channel::{Channel, GATHER_MAX};
+use super::channel::{Channel, OWN_REQUESTS};
+use super::device::{VerbsHandle, VerbsSetup};
+use super::reach::{MESSAGE_BYTES, Told};
+use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
-    Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind,
-    failure_name, is_flush, place,
+    Completions, Context, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind, failure_name,
+    is_flush, place,
 };
-use super::told::{MESSAGE_BYTES, Told, decode_told, encode_told};
-use super::{VerbsHandle, VerbsSetup};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
@@ -16,18 +17,20 @@ use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read,
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Receives posted for all channels of a lane: notices and messages that may be under way to it.
-const RECEIVES: u32 = 1024;
+const RECEIVES: usize = 1024;
 /// Spans of one post, which may become several requests.
 const POST_SPANS_MAX: usize = 256;
-/// Requests of our own (keys told) beside those of the channel's user.
-const OWN_REQUESTS: u32 = 64;
+/// Unfinished requests one channel may have at most: each may become a completion, and there must be room for those of
+/// all channels.
+const SEND_DEPTH_MAX: usize = 256;
+/// Channels of a lane at most.
+const CHANNELS_MAX: usize = 4096;
 /// Marks the ids of receives.
 const RECEIVE: u64 = 1 << 63;
 /// Calls to the device per poll.
@@ -35,10 +38,8 @@ const POLLS_MAX: usize = 8;
 /// The sockets are looked at once in so many idle polls.
 const IDLE_POLLS_PER_LOOK: u32 = 4096;
 const EVENTS: usize = 32;
-/// Channels of a lane, which share its completion queue.
-const CHANNELS_MAX: usize = 256;
-/// Regions that one peer may expose to us.
-const TOLD_MAX: usize = 256;
+/// Extents whose keys a lane remembers.
+const KNOWN_MAX: usize = 1 << 16;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
 
@@ -47,14 +48,14 @@ const COMPLETIONS: u64 = u64::MAX;
 pub(super) struct Shared {
     completions: Arc<Completions>,
     receives: Arc<Receives>,
-    domain: Arc<Domain>,
-    depth: u32,
+    registrar: Arc<Registrar>,
+    depth: usize,
 }
 
 impl Shared {
     pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
-        let depth = self.depth + OWN_REQUESTS;
-        QueuePair::new(&self.domain, &self.completions, &self.receives, depth, GATHER_MAX)
+        let depth = (self.depth + OWN_REQUESTS) as u32;
+        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, depth)
     }
 }
 
@@ -63,59 +64,70 @@ impl Shared {
 pub struct VerbsQueue {
     // Queue pairs are destroyed before the memory that they reach is given back.
     channels: Vec<Channel>,
+    /// By the device's number of their queue pair.
+    by_queue_pair: HashMap<u32, ChannelId>,
     shared: Arc<Shared>,
-    registrations: HashMap<u64, Registration>,
+    /// Extents by region and index, so that posting asks nobody.
+    known: HashMap<(u64, u64), Extent>,
     /// Where peers' messages come in.
     messages: Registration,
     epoll: OwnedFd,
-    send_depth: usize,
+    channels_max: usize,
     next_id: u32,
     message_bytes_max: u64,
     places: Vec<ibverbs_sys::ibv_sge>,
     worked: Vec<Work>,
     ready: Vec<Completion>,
     idle_polls: u32,
+    /// Completions tell by an event: none has come since it was asked for.
+    is_armed: bool,
 }
 
 impl VerbsQueue {
-    pub(super) fn new(context: &Arc<Context>, send_depth: usize) -> Result<Self, FabricError> {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        registrar: &Arc<Registrar>,
+        send_depth: usize,
+    ) -> Result<Self, FabricError> {
+        if send_depth == 0 {
+            return Err(FabricError::Misuse("a channel needs room for one request at least".into()));
+        }
         let limits = context.limits()?;
         let limit = |value: i32| usize::try_from(value).unwrap_or(0);
-        let depth_max = limit(limits.max_qp_wr).saturating_sub(OWN_REQUESTS as usize);
-        if send_depth == 0 || send_depth > depth_max {
-            return Err(FabricError::Misuse(format!(
-                "send_depth must be 1 to {depth_max}, not {send_depth}"
-            )));
-        }
-        let domain = Domain::new(Arc::clone(context))?;
-        // A completion for each receive and for each request of as many channels as it has room for.
-        let entries = limit(limits.max_cqe).min(CHANNELS_MAX * send_depth + RECEIVES as usize);
+        let depth_max = limit(limits.max_qp_wr).saturating_sub(OWN_REQUESTS).clamp(1, SEND_DEPTH_MAX);
+        let depth = send_depth.min(depth_max);
+        // Every request of a queue pair that fails is told of, so there is room for all of them, and for all receives.
+        let per_channel = depth + OWN_REQUESTS;
+        let entries = limit(limits.max_cqe).min(CHANNELS_MAX * per_channel + RECEIVES);
         let completions = Completions::new(context, entries as u32)?;
-        let receives = Receives::new(&domain, RECEIVES)?;
-        let messages = Region::allocate(RECEIVES as usize * MESSAGE_BYTES, "gradwire-verbs-messages")?;
-        let messages = Registration::new(&domain, &messages)?;
+        let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
+        let messages = Region::allocate(RECEIVES * MESSAGE_BYTES, "gradwire-verbs-messages")?;
+        let messages = Registration::new(registrar.domain(), &messages, 0, messages.len() as u64)
+            .map_err(|error| explain(error, messages.len() as u64, registrar.registered_bytes()))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
-        let shared = Arc::new(Shared { completions, receives, domain, depth: send_depth as u32 });
+        let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), depth });
         let queue = Self {
             channels: Vec::new(),
+            by_queue_pair: HashMap::new(),
             shared,
-            registrations: HashMap::new(),
+            known: HashMap::new(),
             messages,
             epoll,
-            send_depth,
+            channels_max: entries.saturating_sub(RECEIVES) / per_channel,
             next_id: 0,
             message_bytes_max: context.message_bytes_max()?,
             places: Vec::with_capacity(POST_SPANS_MAX),
             worked: Vec::with_capacity(POLLED_MAX),
-            ready: Vec::with_capacity(send_depth),
+            ready: Vec::with_capacity(depth),
             idle_polls: 0,
+            is_armed: false,
         };
         for index in 0..RECEIVES {
-            queue.post_receive(u64::from(index))?;
+            queue.post_receive(index as u64)?;
         }
         Ok(queue)
     }
@@ -123,27 +135,48 @@ impl VerbsQueue {
     /// What connecting a channel to this queue needs.
     #[must_use]
     pub fn handle(&self) -> CqHandle {
-        CqHandle { shm: None, verbs: Some(VerbsHandle(Arc::clone(&self.shared))) }
+        CqHandle { shm: None, verbs: Some(self.verbs_handle()) }
     }
 
-    /// Bytes registered with the device.
-    #[must_use]
-    pub fn registered_bytes(&self) -> u64 {
-        let all = self.registrations.values().chain([&self.messages]);
-        all.map(|registration| registration.region.len() as u64).sum()
+    pub(crate) fn verbs_handle(&self) -> VerbsHandle {
+        VerbsHandle(Arc::clone(&self.shared))
     }
 
     /// Sleeps until there is something to poll, or the time is over.
     pub fn wait(&mut self, timeout: Duration) {
-        if let Err(error) = self.shared.completions.arm() {
-            tracing::error!(%error, "a completion queue cannot be waited for");
-            return;
+        if self.arm() {
+            self.look_at_sockets(timeout);
+        }
+    }
+
+    /// Readable when an armed queue may have something to do.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub(crate) fn has_channels(&self) -> bool {
+        !self.channels.is_empty()
+    }
+
+    /// Before a sleep: asks for an event with the next completion. False: there is something to do already.
+    pub(crate) fn arm(&mut self) -> bool {
+        if !self.is_armed {
+            // The event of an earlier time, if one came; there is never more than one.
+            self.shared.completions.take_events();
+            if let Err(error) = self.shared.completions.arm() {
+                tracing::error!(%error, "a completion queue cannot be waited for");
+                return false;
+            }
+            self.is_armed = true;
         }
         // What came before it was armed tells nobody.
         self.take_work();
-        if self.ready.is_empty() {
-            self.look_at_sockets(timeout);
-        }
+        self.ready.is_empty()
+    }
+
+    /// After a sleep: takes what the sockets and the device have told.
+    pub(crate) fn settle(&mut self) {
+        self.look_at_sockets(Duration::ZERO);
     }
 
     fn post_receive(&self, index: u64) -> Result<(), FabricError> {
@@ -153,27 +186,38 @@ impl VerbsQueue {
         self.shared.receives.post(index | RECEIVE, &place(&span, self.messages.keys().0))
     }
 
-    fn register(&mut self, region: &Region) -> Result<&Registration, FabricError> {
-        match self.registrations.entry(region.id()) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Ok(entry.insert(Registration::new(&self.shared.domain, region)?)),
+    /// The extent of a region that an offset lies in.
+    fn extent(&mut self, region: &Region, offset: u64) -> Result<Extent, PostError> {
+        let at = (region.id(), self.shared.registrar.index(offset));
+        if let Some(extent) = self.known.get(&at) {
+            return Ok(*extent);
         }
+        let extent = self.shared.registrar.extent(region, offset).map_err(|error| {
+            tracing::error!(%error, "memory cannot be registered");
+            PostError::Unregistered
+        })?;
+        if self.known.len() == KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(at, extent);
+        Ok(extent)
     }
 
     fn at(&self, id: ChannelId) -> Result<usize, PostError> {
         self.channels.binary_search_by_key(&id, |channel| channel.id).map_err(|_| PostError::Closed)
     }
 
-    /// The places of spans, each no longer than a request may be.
+    /// The places of spans, each within one extent.
     fn place_all(&mut self, spans: &[Span]) -> Result<(), PostError> {
         self.places.clear();
         for span in spans.iter().filter(|span| !span.is_empty()) {
-            let key = self.register(span.region()).map_err(refused)?.keys().0;
             let mut from = 0;
             while from < span.len() {
-                let bytes = self.message_bytes_max.min(span.len() - from);
+                let offset = span.offset() + from;
+                let extent = self.extent(span.region(), offset)?;
+                let bytes = (span.len() - from).min(extent.offset + extent.bytes - offset);
                 let part = span.slice(from, bytes).map_err(|_| PostError::RemoteAccess)?;
-                self.places.push(place(&part, key));
+                self.places.push(place(&part, extent.local_key));
                 from += bytes;
             }
         }
@@ -201,7 +245,9 @@ impl VerbsQueue {
     }
 
     fn handle_work(&mut self, work: &Work) {
-        let at = self.channels.iter().position(|channel| channel.queue_pair.number == work.queue_pair);
+        let id = self.by_queue_pair.get(&work.queue_pair).copied();
+        // None of a channel that has ended.
+        let at = id.and_then(|id| self.at(id).ok());
         if work.id & RECEIVE != 0 {
             self.received(work, at);
         } else if let Some(at) = at {
@@ -233,33 +279,50 @@ impl VerbsQueue {
         }
     }
 
-    /// A peer tells the key of a region that it exposes.
+    /// A peer tells the key of what it exposes.
     fn hear(&mut self, at: usize, index: u64, bytes: u32) -> Result<(), &'static str> {
         let mut message = [0; MESSAGE_BYTES];
         let read = self.messages.region.read(index * MESSAGE_BYTES as u64, &mut message);
         if read.is_err() || bytes as usize != MESSAGE_BYTES {
             return Err("a message of the wrong length");
         }
-        let (name, told) = decode_told(&message).ok_or("a message that means nothing")?;
-        let channel = &mut self.channels[at];
-        if channel.told.len() == TOLD_MAX {
-            return Err("it exposes too many regions");
-        }
-        channel.told.insert(name, told);
-        Ok(())
+        self.channels[at].reach.hear(&message)
     }
 
     /// Ends a channel: its queue pair reaches no memory once this returns.
     fn fail(&mut self, at: usize, reason: DisconnectReason) {
+        let channel = self.remove(at);
+        self.ready.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });
+    }
+
+    fn remove(&mut self, at: usize) -> ChannelId {
         let channel = self.channels.remove(at);
-        self.ready.push(Completion { channel: channel.id, kind: CompletionKind::Disconnected(reason) });
+        self.by_queue_pair.remove(&channel.queue_pair.number);
+        channel.id
+    }
+
+    /// Tells a channel's peer the extents of a stretch, those that it does not know yet.
+    fn tell(&mut self, at: usize, region: &Region, offset: u64, bytes: u64) -> Result<(), PostError> {
+        let mut from = offset;
+        while from < offset + bytes {
+            let name = (region.id(), self.shared.registrar.index(from));
+            if self.channels[at].lent.contains(&name) {
+                let extent = self.extent(region, from)?;
+                from = extent.offset + extent.bytes;
+                continue;
+            }
+            let Extent { offset, bytes, address, remote_key, .. } = self.extent(region, from)?;
+            self.channels[at].tell(name, &Told { offset, bytes, address, key: remote_key });
+            from = offset + bytes;
+        }
+        Ok(())
     }
 
     fn look_at_sockets(&mut self, timeout: Duration) {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let timeout = Timespec::try_from(timeout).ok();
-        let events: Vec<u64> = match epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) {
-            Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
+        let events: &[epoll::Event] = match epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) {
+            Ok((events, _)) => events,
             Err(Errno::INTR) => return,
             Err(error) => {
                 tracing::error!(%error, "epoll_wait failed");
@@ -267,8 +330,10 @@ impl VerbsQueue {
             }
         };
         for event in events {
+            let event = event.data.u64();
             if event == COMPLETIONS {
                 self.shared.completions.take_events();
+                self.is_armed = false;
             } else if let Some(at) = u32::try_from(event).ok().and_then(|id| self.at(ChannelId(id)).ok()) {
                 self.listen(at);
             }
@@ -288,7 +353,7 @@ impl VerbsQueue {
     fn send_all(&mut self) {
         let mut at = 0;
         while at < self.channels.len() {
-            if self.channels[at].chain.is_empty() {
+            if self.channels[at].is_quiet() {
                 at += 1;
             } else {
                 match self.channels[at].send() {
@@ -298,12 +363,6 @@ impl VerbsQueue {
             }
         }
     }
-}
-
-/// Registration failed under a post: the region cannot be used with this device.
-fn refused(error: FabricError) -> PostError {
-    tracing::error!(%error, "memory cannot be registered");
-    PostError::RemoteAccess
 }
 
 fn reason(status: u32) -> DisconnectReason {
@@ -322,30 +381,35 @@ impl CompletionQueue for VerbsQueue {
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
-        if self.channels.len() == CHANNELS_MAX {
-            return Err(FabricError::Misuse(format!("a queue has at most {CHANNELS_MAX} verbs channels")));
+        if self.channels.len() == self.channels_max {
+            return Err(FabricError::Misuse(format!(
+                "a lane has room for {} verbs channels on this device; use more servers or lanes",
+                self.channels_max
+            )));
         }
         let id = ChannelId(self.next_id);
         self.next_id += 1;
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
-        self.channels.push(Channel::new(id, queue_pair, socket, is_peer_ready, self.send_depth));
+        self.by_queue_pair.insert(queue_pair.number, id);
+        self.channels.push(Channel::new(id, queue_pair, socket, is_peer_ready, self.shared.depth));
         Ok(id)
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
         let at = self.at(channel)?;
-        let name = region.id();
-        if self.channels[at].exposed.contains(&name) {
-            return Ok(RemoteKey(name));
+        // A large one is told as it is lent.
+        let whole = self.shared.registrar.index(region.len() as u64 - 1) == 0;
+        if whole {
+            self.tell(at, region, 0, region.len() as u64)?;
         }
-        let (_, key, address) = self.register(region).map_err(refused)?.keys();
-        let message = encode_told(name, &Told { key, address, bytes: region.len() as u64 });
-        let channel = &mut self.channels[at];
-        channel.exposed.push(name);
-        channel.tell(message);
-        Ok(RemoteKey(name))
+        Ok(RemoteKey(region.id()))
+    }
+
+    fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
+        let at = self.at(channel)?;
+        self.tell(at, span.region(), span.offset(), span.len())
     }
 
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
@@ -354,19 +418,13 @@ impl CompletionQueue for VerbsQueue {
             return Err(PostError::TooManySpans);
         }
         self.place_all(write.gather)?;
-        let places = std::mem::take(&mut self.places);
-        let posted = self.channels[at].write(write, &places, self.send_depth, self.message_bytes_max);
-        self.places = places;
-        posted
+        self.channels[at].write(write, &self.places, self.message_bytes_max)
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         let at = self.at(channel)?;
         self.place_all(std::slice::from_ref(read.local))?;
-        let places = std::mem::take(&mut self.places);
-        let posted = self.channels[at].read(read, &places, self.send_depth);
-        self.places = places;
-        posted
+        self.channels[at].read(read, &self.places, self.message_bytes_max)
     }
 
     fn flush(&mut self) {
@@ -390,11 +448,19 @@ impl CompletionQueue for VerbsQueue {
     fn close(&mut self, channel: ChannelId) {
         self.ready.retain(|completion| completion.channel != channel);
         if let Ok(at) = self.at(channel) {
-            self.channels.remove(at);
+            self.remove(at);
         }
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: POST_SPANS_MAX, send_depth: self.send_depth }
+        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.depth }
+    }
+}
+
+impl Drop for VerbsQueue {
+    fn drop(&mut self) {
+        // Queue pairs first: what they reach may be given back with the last lane that used it.
+        self.channels.clear();
+        self.shared.registrar.release_unused();
     }
 }

@@ -8,33 +8,39 @@ use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// A registered region: the device may reach it until this is dropped.
+/// A registered stretch of a region: the device may reach it until this is dropped.
 #[derive(Debug)]
 pub(in crate::verbs) struct Registration {
     pointer: NonNull<ffi::ibv_mr>,
     _domain: Arc<Domain>,
     pub(in crate::verbs) region: Region,
+    /// Bytes from the region's start.
+    pub(in crate::verbs) offset: u64,
+    pub(in crate::verbs) bytes: u64,
 }
 
 // SAFETY: as for `Context`.
 unsafe impl Send for Registration {}
 
 impl Registration {
-    pub(in crate::verbs) fn new(domain: &Arc<Domain>, region: &Region) -> Result<Self, FabricError> {
+    pub(in crate::verbs) fn new(
+        domain: &Arc<Domain>,
+        region: &Region,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self, FabricError> {
         let flags = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
             | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
             | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
-        let bytes = region.len();
-        let start = region.mapping().at(0, bytes as u64).map_err(|e| FabricError::Internal(e.to_string()))?;
+        let start = region.mapping().at(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
         // SAFETY: the mapping lives as long as the region, which is kept here and dropped after the registration.
         let pointer =
-            unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes, flags.0 as i32) };
-        let what = || format!("registering {bytes} bytes with the RDMA device (raise `ulimit -l`)");
-        let pointer = made(pointer, &what())?;
-        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone() })
+            unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes as usize, flags.0 as i32) };
+        let pointer = made(pointer, "registering memory with the RDMA device")?;
+        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone(), offset, bytes })
     }
 
-    /// Key for our own requests, key for the peers', and the address that both count from.
+    /// Key for our own requests, key for the peers', and the address that both begin at.
     pub(in crate::verbs) fn keys(&self) -> (u32, u32, u64) {
         // SAFETY: registered until drop; the library does not change these fields.
         let mr = unsafe { self.pointer.as_ref() };

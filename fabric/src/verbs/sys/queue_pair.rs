@@ -29,6 +29,8 @@ pub(in crate::verbs) struct Remote {
     pub(in crate::verbs) first_packet: u32,
 }
 
+/// Places of one request.
+pub(in crate::verbs) const GATHER_MAX: usize = 8;
 /// Reads that one side may have under way.
 const READS_MAX: u8 = 16;
 /// Again and again: a receiver without posted receives is slow, not dead.
@@ -54,7 +56,6 @@ impl QueuePair {
         completions: &Arc<Completions>,
         receives: &Arc<Receives>,
         depth: u32,
-        gather: u32,
     ) -> Result<Self, FabricError> {
         let mut init = ffi::ibv_qp_init_attr {
             qp_context: null_mut(),
@@ -64,7 +65,7 @@ impl QueuePair {
             cap: ffi::ibv_qp_cap {
                 max_send_wr: depth,
                 max_recv_wr: 0,
-                max_send_sge: gather,
+                max_send_sge: GATHER_MAX as u32,
                 max_recv_sge: 0,
                 max_inline_data: INLINE_BYTES,
             },

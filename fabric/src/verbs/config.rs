@@ -1,0 +1,39 @@
+//! What a RDMA device is opened with. Known to every build, so that settings are the same in all of them.
+
+/// What a device is opened with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// Its name; the first one unless said.
+    pub device: Option<String>,
+    /// Its port, from 1.
+    pub port: u8,
+    /// The address to use, by its index; a routable RoCEv2 address of a network device unless said.
+    pub gid_index: Option<u8>,
+    /// A packet without answer is sent again after 4.096 µs · 2^timeout.
+    pub timeout: u8,
+    /// So many times (at most 6: some devices take 7 for "for ever").
+    pub retries: u8,
+    /// Of the packets' IP headers.
+    pub traffic_class: u8,
+    /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
+    /// one of theirs.
+    pub mtu_bytes: Option<u32>,
+    /// Bytes that may be registered at most.
+    pub registered_bytes_max: u64,
+}
+
+impl Default for VerbsConfig {
+    /// A dead peer with requests under way is noticed after about half a second.
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: 1,
+            gid_index: None,
+            timeout: 14,
+            retries: 6,
+            traffic_class: 0,
+            mtu_bytes: None,
+            registered_bytes_max: u64::MAX,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Registered memory of one device, shared by all its lanes: regions are registered in extents, when a stretch of one is
+//! first used, so that a large pool of which little is touched costs little. Nothing is registered twice, and all of it
+//! counts against one budget. An extent is given back some time after its region has lost its last other owner.
+
+use super::sys::{Domain, Registration};
+use crate::error::FabricError;
+use crate::memlock;
+use crate::memory::Region;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Extents where memory is not scarce. The kernel pins an extent whole.
+const EXTENT_BYTES_MAX: u64 = 16 << 20;
+const EXTENT_BYTES_MIN: u64 = 64 << 10;
+/// What may be pinned at all, in extents, at least.
+const EXTENTS_WITHIN_LIMIT: u64 = 64;
+
+/// A registered stretch of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Bytes from the region's start.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    /// Where it begins, as the device knows it.
+    pub(super) address: u64,
+    /// Key for our own requests.
+    pub(super) local_key: u32,
+    /// Key for the peers'.
+    pub(super) remote_key: u32,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// By region id, each in the order of registration.
+    regions: HashMap<u64, Vec<Registration>>,
+    bytes: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Registrar {
+    domain: Arc<Domain>,
+    extent_bytes: u64,
+    budget_bytes: u64,
+    held: Mutex<Held>,
+}
+
+impl Registrar {
+    pub(super) fn new(domain: Arc<Domain>, budget_bytes: u64) -> Self {
+        let extent_bytes = extent_bytes(memlock::limit_bytes());
+        Self { domain, extent_bytes, budget_bytes, held: Mutex::default() }
+    }
+
+    pub(super) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// Which extent of its region an offset lies in.
+    pub(super) fn index(&self, offset: u64) -> u64 {
+        offset / self.extent_bytes
+    }
+
+    pub(super) fn registered_bytes(&self) -> u64 {
+        self.lock().bytes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        // A panic while it is held leaves at most an extent that is not counted.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The extent of a region that an offset lies in, registered now if it was not. Takes a lock, and long at first use:
+    /// lanes remember what they got.
+    pub(super) fn extent(&self, region: &Region, offset: u64) -> Result<Extent, FabricError> {
+        let start = self.index(offset) * self.extent_bytes;
+        let bytes = self.extent_bytes.min((region.len() as u64).saturating_sub(start));
+        let mut held = self.lock();
+        let known = held.regions.get(&region.id()).into_iter().flatten();
+        if let Some(registration) = known.into_iter().find(|registration| registration.offset == start) {
+            return Ok(extent(registration));
+        }
+        held.release_unused();
+        let in_use = held.bytes;
+        if bytes > self.budget_bytes.saturating_sub(in_use) {
+            let budget = self.budget_bytes;
+            return Err(FabricError::Misuse(format!(
+                "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
+            )));
+        }
+        let registration = Registration::new(&self.domain, region, start, bytes)
+            .map_err(|error| explain(error, bytes, in_use))?;
+        let extent = extent(&registration);
+        held.bytes += bytes;
+        held.regions.entry(region.id()).or_default().push(registration);
+        Ok(extent)
+    }
+
+    /// Gives back what nobody else owns any more.
+    pub(super) fn release_unused(&self) {
+        self.lock().release_unused();
+    }
+}
+
+impl Held {
+    fn release_unused(&mut self) {
+        let Self { regions, bytes } = self;
+        regions.retain(|_, registrations| {
+            let is_used =
+                registrations.first().is_some_and(|first| first.region.owners() > registrations.len());
+            if !is_used {
+                *bytes -= registrations.iter().map(|registration| registration.bytes).sum::<u64>();
+            }
+            is_used
+        });
+    }
+}
+
+fn extent(registration: &Registration) -> Extent {
+    let (local_key, remote_key, address) = registration.keys();
+    let (offset, bytes) = (registration.offset, registration.bytes);
+    Extent { offset, bytes, address, local_key, remote_key }
+}
+
+/// Says of a failure to register whether the limit is the reason, and what to do.
+pub(super) fn explain(error: FabricError, bytes: u64, pinned_bytes: u64) -> FabricError {
+    let FabricError::Os { what, source } = error else { return error };
+    let what = match memlock::limit_bytes() {
+        Some(limit) if source.raw_os_error() == Some(libc::ENOMEM) => format!(
+            "{what} ({bytes} bytes, beside {pinned_bytes}) does not fit the {} KiB that this process may pin; {}",
+            limit / 1024,
+            memlock::FIX
+        ),
+        _ => format!("{what} ({bytes} bytes, beside {pinned_bytes})"),
+    };
+    FabricError::Os { what, source }
+}
+
+/// Small ones where little may be pinned, so that little of it is wasted.
+fn extent_bytes(limit: Option<u64>) -> u64 {
+    let within = limit.unwrap_or(u64::MAX) / EXTENTS_WITHIN_LIMIT;
+    let power = 1 << within.max(1).ilog2();
+    u64::clamp(power, EXTENT_BYTES_MIN, EXTENT_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_small_where_memory_is_scarce() {
+        assert_eq!(extent_bytes(None), EXTENT_BYTES_MAX);
+        assert_eq!(extent_bytes(Some(1 << 40)), EXTENT_BYTES_MAX);
+        assert_eq!(extent_bytes(Some(64 << 20)), 1 << 20);
+        assert_eq!(extent_bytes(Some(65 << 10)), EXTENT_BYTES_MIN);
+        assert_eq!(extent_bytes(Some(0)), EXTENT_BYTES_MIN);
+    }
+
+    #[test]
+    fn a_failure_to_pin_names_the_fix_only_where_that_is_it() {
+        let os = |code| FabricError::os("registering memory", std::io::Error::from_raw_os_error(code));
+        let other = explain(os(libc::EINVAL), 1, 2).to_string();
+        assert!(!other.contains("ulimit"), "{other}");
+        let text = explain(os(libc::ENOMEM), 1, 2).to_string();
+        assert_eq!(text.contains("ulimit"), memlock::limit_bytes().is_some(), "{text}");
+    }
+}

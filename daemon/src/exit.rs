@@ -72,7 +72,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<ExitCode> {
     if let Some(error) = link.downcast_ref::<crate::control::LinkError>() {
         return Some(error.exit_code());
     }
-    if link.is::<proto_common::transport::NoTransport>() {
+    if link.is::<proto_common::transport::NoTransport>() || link.is::<crate::devices::Lacking>() {
         return Some(ExitCode::Transport);
     }
     link.is::<std::io::Error>().then_some(ExitCode::Io)

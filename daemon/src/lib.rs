@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod devices;
 pub mod exit;
 pub mod host;
 pub mod http;

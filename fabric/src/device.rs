@@ -95,6 +95,12 @@ pub trait CompletionQueue: Send {
     /// [`CompletionQueue::lend`]. The region has to live as long as the peer may reach it.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
 
+    /// Makes a stretch ready for posts from it or into it, which else happens with the first of them: what stands against
+    /// that is told here, at once.
+    fn prepare(&mut self, _span: &Span) -> Result<(), FabricError> {
+        Ok(())
+    }
+
     /// Before a stretch of an exposed region is granted to the channel's peer, or read by it: makes sure that it can be
     /// reached (on verbs a large region is registered, and its keys told, piece by piece). Repeating it is cheap.
     fn lend(&mut self, _channel: ChannelId, _span: &Span) -> Result<(), PostError> {

@@ -215,6 +215,13 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
+        match self.verbs.as_mut().filter(|verbs| verbs.has_channels()) {
+            Some(verbs) => verbs.prepare(span),
+            None => Ok(()),
+        }
+    }
+
     #[inline]
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         match route(channel) {

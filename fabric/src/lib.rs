@@ -13,6 +13,7 @@
 
 pub mod copy;
 mod device;
+mod devices;
 mod error;
 mod lane;
 mod mailbox;
@@ -28,6 +29,7 @@ mod verbs;
 mod work;
 
 pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
+pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;

@@ -35,6 +35,8 @@ pub struct Settings {
     pub cluster: ClusterSettings,
     /// Which drivers may be used.
     pub transport: Policies,
+    /// The RDMA device, for the verbs driver.
+    pub verbs: VerbsSettings,
     /// Bounds of every wait.
     pub deadlines: DeadlineSettings,
     /// This process on the network.
@@ -82,6 +84,45 @@ pub struct ClusterSettings {
 impl Default for ClusterSettings {
     fn default() -> Self {
         Self { workers: 1, servers: 1, chunk_bytes: CHUNK_BYTES_DEFAULT, lanes: 1, deterministic: true }
+    }
+}
+
+/// The RDMA device, for the verbs driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VerbsSettings {
+    /// Its name (`rdma link` lists them); the first one unless said.
+    pub device: Option<String>,
+    /// Its port.
+    pub port: u8,
+    /// Index of the address to use; a routable RoCEv2 address of a network interface unless said.
+    pub gid_index: Option<u8>,
+    /// The largest packet, a power of two from 256 to 4096; the port's own unless said. Peers use the smaller one.
+    pub mtu_bytes: Option<u32>,
+    /// A packet without answer is sent again after 4.096 microseconds times 2 to this power (devices may take four times
+    /// as long).
+    pub timeout: u8,
+    /// So often, before the peer counts as dead: with `timeout` this bounds how long a dead peer goes unnoticed while
+    /// something is under way to it. One whose process died is noticed by its connection, at once.
+    pub retries: u8,
+    /// So often a peer that is short of receives is asked again; 7 means for ever, as it is slow and not dead.
+    pub rnr_retries: u8,
+    /// Traffic class of the packets.
+    pub traffic_class: u8,
+}
+
+impl Default for VerbsSettings {
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: 1,
+            gid_index: None,
+            mtu_bytes: None,
+            timeout: 14,
+            retries: 6,
+            rnr_retries: 7,
+            traffic_class: 0,
+        }
     }
 }
 
@@ -166,6 +207,8 @@ pub struct MemorySettings {
     pub spill_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,
+    /// Bytes that may be registered with an RDMA device: a hard budget for this process.
+    pub registered_bytes: u64,
     /// Operations a worker may have in flight on one lane; more wait in the caller.
     pub operations: u32,
     /// Microseconds a data thread spins before it sleeps.
@@ -179,6 +222,7 @@ impl Default for MemorySettings {
             result_slots: 4,
             spill_bytes: 256 << 20,
             pool_bytes: 8 << 30,
+            registered_bytes: 1 << 40,
             operations: 65_536,
             spin_us: 50,
         }
@@ -260,6 +304,7 @@ impl Settings {
             return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
         }
         self.deadlines.validate()?;
+        self.verbs.validate()?;
         if self.scheduler.host.is_empty() {
             return wrong("scheduler.host", "\"\"", "name the scheduler's host");
         }
@@ -309,6 +354,21 @@ impl Settings {
             deterministic: self.cluster.deterministic,
             heartbeat_ms: self.deadlines.heartbeat_ms,
             silence_ms: self.deadlines.silence_ms,
+        }
+    }
+}
+
+impl VerbsSettings {
+    fn validate(&self) -> Result<(), SettingError> {
+        within("verbs.port", self.port, 1, u8::MAX)?;
+        // 0 would be for ever.
+        within("verbs.timeout", self.timeout, 1, 31)?;
+        // Some devices take 7 for "for ever".
+        within("verbs.retries", self.retries, 1, 6)?;
+        within("verbs.rnr_retries", self.rnr_retries, 0, 7)?;
+        match self.mtu_bytes {
+            None | Some(256 | 512 | 1024 | 2048 | 4096) => Ok(()),
+            Some(bytes) => wrong("verbs.mtu_bytes", bytes, "use 256, 512, 1024, 2048 or 4096"),
         }
     }
 }
@@ -365,6 +425,11 @@ mod tests {
         check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
+        check(|s| s.verbs.retries = 6, None);
+        check(|s| s.verbs.retries = 7, Some("verbs.retries"));
+        check(|s| s.verbs.timeout = 0, Some("verbs.timeout"));
+        check(|s| s.verbs.mtu_bytes = Some(4096), None);
+        check(|s| s.verbs.mtu_bytes = Some(1500), Some("verbs.mtu_bytes"));
     }
 
     #[test]

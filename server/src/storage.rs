@@ -78,8 +78,8 @@ impl Storage {
         Ok(Self { pool, chunks: Vec::new(), inbox, slot_bytes, spill: Vec::new(), scratch })
     }
 
-    /// Adds a chunk of zeros under the next index.
-    pub fn add(&mut self, spec: &ChunkSpec) -> Result<(), StorageError> {
+    /// Adds a chunk of zeros under the next index. Returns where its weights lie.
+    pub fn add(&mut self, spec: &ChunkSpec) -> Result<[Span; 2], StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(4) {
             return Err(StorageError::Elements);
@@ -88,6 +88,7 @@ impl Storage {
         for buffer in &mut weights {
             buffer.fill(0);
         }
+        let spans = [weights[0].span(), weights[1].span()];
         let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
         self.chunks.push(Stored {
             bytes,
@@ -96,7 +97,7 @@ impl Storage {
             momentum,
             weights,
         });
-        Ok(())
+        Ok(spans)
     }
 
     /// Bytes of weights, accumulators and momentum.

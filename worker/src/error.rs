@@ -169,6 +169,9 @@ pub enum ClientError {
     /// No registered memory.
     #[error(transparent)]
     Memory(#[from] fabric::PoolError),
+    /// A required driver cannot be had here.
+    #[error(transparent)]
+    Lacking(#[from] daemon::devices::Lacking),
     /// The fabric failed.
     #[error(transparent)]
     Fabric(#[from] fabric::FabricError),
@@ -190,7 +193,7 @@ impl ClientError {
                 Blame::Caller
             }
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
-            Self::Memory(_) | Self::Fabric(_) | Self::Server { .. } => Blame::Environment,
+            Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,
             Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {
                 Blame::Membership
             }
@@ -217,6 +220,7 @@ impl ClientError {
             },
             Self::Died(death) => death_code(death),
             Self::Fabric(_) => ExitCode::Io,
+            Self::Lacking(_) => ExitCode::Transport,
             Self::Internal(_) => ExitCode::Internal,
             _ => ExitCode::Failure,
         }

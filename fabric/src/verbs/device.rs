@@ -7,6 +7,7 @@ use super::registrar::Registrar;
 use super::sys::{self, Context, Domain, GidEntry, Path, QueuePair, Remote};
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
+use crate::memory::Span;
 use crate::random;
 use crate::tcp::TcpDevice;
 use socket2::Socket;
@@ -67,6 +68,7 @@ impl VerbsDevice {
             mtu: config.mtu_bytes.map_or(Ok(mtu), |bytes| mtu_code(bytes, mtu, &context.name))?,
             timeout: config.timeout,
             retries: config.retries,
+            rnr_retries: config.rnr_retries,
             traffic_class: config.traffic_class,
         };
         let domain = Domain::new(Arc::clone(&context))?;
@@ -79,6 +81,11 @@ impl VerbsDevice {
     /// room for is taken off.
     pub fn queue(&self, send_depth: usize) -> Result<VerbsQueue, FabricError> {
         VerbsQueue::new(&self.context, &self.registrar, send_depth)
+    }
+
+    /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
+    pub fn prepare(&self, span: &Span) -> Result<(), FabricError> {
+        self.registrar.extents(span, |_| ())
     }
 
     /// Bytes registered with the device.

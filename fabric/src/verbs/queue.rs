@@ -407,6 +407,10 @@ impl CompletionQueue for VerbsQueue {
         Ok(RemoteKey(region.id()))
     }
 
+    fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
+        self.shared.registrar.extents(span, |_| ())
+    }
+
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         let at = self.at(channel)?;
         self.tell(at, span.region(), span.offset(), span.len())

@@ -5,7 +5,7 @@
 use super::sys::{Domain, Registration};
 use crate::error::FabricError;
 use crate::memlock;
-use crate::memory::Region;
+use crate::memory::{Region, Span};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -93,6 +93,17 @@ impl Registrar {
         held.bytes += bytes;
         held.regions.entry(region.id()).or_default().push(registration);
         Ok(extent)
+    }
+
+    /// All extents of a stretch, in order.
+    pub(super) fn extents(&self, span: &Span, mut each: impl FnMut(Extent)) -> Result<(), FabricError> {
+        let (mut at, end) = (span.offset(), span.offset() + span.len());
+        while at < end {
+            let extent = self.extent(span.region(), at)?;
+            each(extent);
+            at = extent.offset + extent.bytes;
+        }
+        Ok(())
     }
 
     /// Gives back what nobody else owns any more.

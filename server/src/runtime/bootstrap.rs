@@ -4,7 +4,7 @@
 use super::link::WorkerInbox;
 use super::thread::LaneMessage;
 use daemon::control::Connection;
-use fabric::{ChannelSetup, CqHandle, Device, Mailbox, ShmDevice, TcpDevice};
+use fabric::{ChannelSetup, CqHandle, Devices, Mailbox};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Incarnation, JobId, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
@@ -25,8 +25,7 @@ pub(super) struct Reception {
     pub(super) incarnation: Incarnation,
     pub(super) offer: Offer,
     pub(super) lanes: Vec<(Mailbox<LaneMessage>, CqHandle)>,
-    pub(super) shm: ShmDevice,
-    pub(super) tcp: TcpDevice,
+    pub(super) devices: Devices,
     pub(super) workers: watch::Receiver<Option<Workers>>,
     pub(super) handshake: Duration,
     pub(super) connect: Duration,
@@ -126,12 +125,7 @@ async fn check(reception: &Reception, hello: &Hello) -> Result<(), String> {
 
 fn invite(reception: &Reception, driver: Driver) -> Result<(Vec<u8>, Box<dyn fabric::PendingOffer>), String> {
     let queues: Vec<CqHandle> = reception.lanes.iter().map(|(_, queue)| queue.clone()).collect();
-    let offered = match driver {
-        Driver::Shm => reception.shm.offer(&queues),
-        Driver::Tcp => reception.tcp.offer(&queues),
-        Driver::Verbs => return Err("this process is built without verbs".into()),
-    };
-    offered.map_err(|error| error.to_string())
+    daemon::devices::of(&reception.devices, driver)?.offer(&queues).map_err(|error| error.to_string())
 }
 
 fn attach(

@@ -31,6 +31,9 @@ pub enum LaneError {
     /// Memory or channel could not be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// The channel refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
     /// A place that is not where it should be.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
@@ -141,7 +144,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
         for spec in self.engine.assign(epoch, specs) {
-            self.storage.add(&spec)?;
+            for weights in self.storage.add(&spec)? {
+                self.queue.prepare(&weights)?;
+            }
         }
         Ok(())
     }
@@ -177,18 +182,25 @@ impl<Q: CompletionQueue> DataLane<Q> {
             );
         }
         self.detach(rank);
-        let Some(place) = self.links.get_mut(rank.0 as usize) else {
+        let place = rank.0 as usize;
+        if place >= self.links.len() {
             return refuse(&mut self.queue, "its rank is out of range".into());
-        };
-        let region = match self.queue.expose(channel, &self.inbox) {
+        }
+        let region = match self.lend_inbox(channel) {
             Ok(key) => key.0,
             Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants);
-        *place = Some(Link::new(channel, inbox));
+        self.links[place] = Some(Link::new(channel, inbox));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.slot_bytes, grants })
+    }
+
+    fn lend_inbox(&mut self, channel: ChannelId) -> Result<RemoteKey, LaneError> {
+        let key = self.queue.expose(channel, &self.inbox)?;
+        self.queue.lend(channel, &self.inbox.span(0, self.inbox.len() as u64)?)?;
+        Ok(key)
     }
 
     /// Closes a worker's channel, fences it, and forgets what was to be said to it.

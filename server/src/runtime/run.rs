@@ -9,7 +9,7 @@ use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::http::{self, HttpState};
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
-use fabric::{CqHandle, LaneQueue, Mailbox, ShmDevice, TcpDevice};
+use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::Settings;
 use proto_common::error::{Death, ExitCode};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -19,7 +19,6 @@ use proto_common::message::{
 };
 use proto_common::shard_map::{MapUpdate, ShardMap};
 use proto_common::transport::Driver;
-use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -81,7 +80,8 @@ pub async fn run(
     let heartbeat = move || {
         for_report.get().map_or_else(MemberReport::default, |(rank, lanes)| report(&collect(*rank, lanes)))
     };
-    let register = register(&settings, incarnation, &listener, http.as_ref())?;
+    let (devices, missing) = daemon::devices::open(&settings)?;
+    let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let offer = register.offer.clone();
     let connect = SchedulerLink::connect(&settings, register, heartbeat);
     let (link, welcome) = connect.await.map_err(|error| {
@@ -89,7 +89,7 @@ pub async fn run(
         Failure::new(code, error)
     })?;
     let (failed, lane_failures) = mpsc::channel(1);
-    let lanes = start_lanes(&settings, incarnation, &welcome, &failed)?;
+    let lanes = start_lanes(&settings, incarnation, &welcome, &devices, &failed)?;
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
     let (workers, known) = watch::channel(None);
@@ -101,12 +101,7 @@ pub async fn run(
         incarnation,
         offer,
         lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
-        shm: ShmDevice::new(),
-        tcp: TcpDevice::new(
-            settings.node.bind.parse().unwrap_or(IpAddr::from([0, 0, 0, 0])),
-            advertise(&settings),
-        )
-        .with_unix(settings.node.unix_sockets),
+        devices,
         workers: known,
         handshake: Duration::from_millis(settings.deadlines.handshake_ms),
         connect: Duration::from_millis(settings.deadlines.connect_ms),
@@ -120,19 +115,15 @@ pub async fn run(
     ended
 }
 
-fn advertise(settings: &Settings) -> String {
-    settings.node.advertise.clone().unwrap_or_else(|| settings.node.bind.clone())
-}
-
 fn register(
     settings: &Settings,
     incarnation: Incarnation,
+    missing: Vec<(Driver, String)>,
     listener: &TcpListener,
     http: Option<&TcpListener>,
 ) -> anyhow::Result<Register> {
     let port = listener.local_addr()?.port();
-    let missing = vec![(Driver::Verbs, "built without verbs".to_owned())];
-    let host = advertise(settings);
+    let host = daemon::devices::advertised(settings);
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     Ok(Register {
         protocol: PROTOCOL_VERSION,
@@ -152,12 +143,13 @@ fn start_lanes(
     settings: &Settings,
     incarnation: Incarnation,
     welcome: &Welcome,
+    devices: &Devices,
     failed: &mpsc::Sender<LaneError>,
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
     for index in 0..shape.lanes {
-        let queue = LaneQueue::new(SEND_DEPTH)?;
+        let queue = devices.lane(SEND_DEPTH)?;
         lanes.queues.push(queue.handle());
         let engine = EngineConfig {
             job: welcome.job,

@@ -9,16 +9,15 @@ use crate::runtime::{
     connect_server, spawn_lane,
 };
 use daemon::http::HttpState;
-use fabric::{CqHandle, LaneQueue, Pool, ShmDevice, TcpDevice};
+use fabric::{CqHandle, Devices, Pool};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
 use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PROTOCOL_VERSION};
 use proto_common::message::Register;
 use proto_common::shard_map::ShardMap;
-use proto_common::transport::{Choice, Driver, Offer};
+use proto_common::transport::{Choice, Offer};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
@@ -35,14 +34,14 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     settings.validate()?;
     let incarnation =
         daemon::host::new_incarnation().map_err(|error| ClientError::Internal(error.to_string()))?;
-    let missing = vec![(Driver::Verbs, "built without verbs".to_owned())];
+    let (devices, missing) = daemon::devices::open(&settings)?;
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
     let (late, dead) = (Arc::new(Late::default()), Arc::new(Mutex::new(None)));
     let (progress, steps) = channel();
     let start = control_start(&settings, incarnation, &offer, &late, &dead, progress.clone())?;
     let (mut control, roster) = Control::start(start)?;
-    let joined = join(&settings, incarnation, offer, &roster, &late, (progress, steps));
+    let joined = join(&settings, incarnation, (offer, devices.clone()), &roster, &late, (progress, steps));
     match joined {
         Ok(joined) => {
             control.links_ready();
@@ -55,6 +54,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 rank,
                 incarnation,
                 pool,
+                devices,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
                 control: Mutex::new(Some(control)),
@@ -136,7 +136,7 @@ struct Joined {
 fn join(
     settings: &Settings,
     incarnation: Incarnation,
-    offer: Offer,
+    (offer, devices): (Offer, Devices),
     roster: &Roster,
     late: &Late,
     progress: (Sender<Step>, Receiver<Step>),
@@ -145,15 +145,13 @@ fn join(
     let pool = Pool::new(settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
-        let (handle, queue, thread) = start_lane(settings, incarnation, roster, Lane(lane), &pool)?;
+        let (handle, queue, thread) = start_lane(settings, incarnation, roster, Lane(lane), &pool, &devices)?;
         lanes.push(handle.clone());
         queues.push((handle, queue));
         threads.push(thread);
     }
     // Set once: `connect` runs once for this `Late`.
     let _ = late.lanes.set(lanes.clone());
-    let bind: IpAddr = settings.node.bind.parse().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-    let advertise = settings.node.advertise.clone().unwrap_or_else(|| settings.node.bind.clone());
     let connector = Connector {
         job: roster.welcome.job,
         rank: roster.welcome.rank,
@@ -161,8 +159,7 @@ fn join(
         epoch: roster.epoch,
         offer,
         lanes: queues,
-        shm: ShmDevice::new(),
-        tcp: TcpDevice::new(bind, advertise).with_unix(settings.node.unix_sockets),
+        devices,
         within: Duration::from_millis(settings.deadlines.connect_ms),
     };
     let links = connect_servers(connector, roster, progress)?;
@@ -179,8 +176,9 @@ fn start_lane(
     roster: &Roster,
     lane: Lane,
     pool: &Pool,
+    devices: &Devices,
 ) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
-    let queue = LaneQueue::new(SEND_DEPTH)?;
+    let queue = devices.lane(SEND_DEPTH)?;
     let handle = queue.handle();
     let shape = roster.welcome.shape;
     let config = LaneConfig {

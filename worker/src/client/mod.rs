@@ -14,7 +14,7 @@ pub use tensor::Tensor;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
-use fabric::Pool;
+use fabric::{Devices, Pool};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
@@ -40,6 +40,7 @@ pub(crate) struct Inner {
     rank: Rank,
     incarnation: Incarnation,
     pool: Pool,
+    devices: Devices,
     lanes: Arc<[LaneHandle]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
@@ -150,7 +151,12 @@ impl Client {
     /// Registered memory for a tensor's bytes: gradients and weights in such buffers move without a copy by
     /// the sender. Zeroed when new.
     pub fn allocate(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
-        Ok(TensorBuffer::new(self.0.pool.allocate(bytes)?))
+        let buffer = self.0.pool.allocate(bytes)?;
+        // Only a peer behind a RDMA device needs it registered.
+        if self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs) {
+            self.0.devices.prepare(&buffer.span())?;
+        }
+        Ok(TensorBuffer::new(buffer))
     }
 
     /// Waits until every member of the group has come to the barrier of this name, at most

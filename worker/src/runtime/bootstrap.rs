@@ -6,7 +6,7 @@ use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::error::ClientError;
 use daemon::control::{Connection, connect_with_retry};
-use fabric::{ChannelSetup, CqHandle, Device, ShmDevice, TcpDevice};
+use fabric::{ChannelSetup, CqHandle, Devices};
 use proto_common::batch::SlotGrant;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank};
@@ -23,8 +23,7 @@ pub(crate) struct Connector {
     pub(crate) epoch: Epoch,
     pub(crate) offer: Offer,
     pub(crate) lanes: Vec<(LaneHandle, CqHandle)>,
-    pub(crate) shm: ShmDevice,
-    pub(crate) tcp: TcpDevice,
+    pub(crate) devices: Devices,
     pub(crate) within: Duration,
 }
 
@@ -109,11 +108,7 @@ fn attach_lanes(
     if usize::from(offer.lanes) != connector.lanes.len() {
         return Err(format!("it has {} lanes, the cluster {}", offer.lanes, connector.lanes.len()));
     }
-    let device: &dyn Device = match offer.choice.driver {
-        Driver::Shm => &connector.shm,
-        Driver::Tcp => &connector.tcp,
-        Driver::Verbs => return Err("it chose verbs, and this process is built without verbs".into()),
-    };
+    let device = daemon::devices::of(&connector.devices, offer.choice.driver)?;
     let connect = |(index, (_, queue)): (usize, &(LaneHandle, CqHandle))| {
         device.connect(&offer.endpoint.blob, index as u16, queue, deadline).map_err(|e| e.to_string())
     };

@@ -184,6 +184,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         let region = self.queue.expose(channel, &self.inbox)?.0;
+        self.queue.lend(channel, &self.inbox.span(0, self.inbox.len() as u64)?)?;
         let landing_key = self.queue.expose(channel, &self.landing)?.0;
         let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
         let (posted, backlog) = (VecDeque::new(), VecDeque::new());
@@ -432,6 +433,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
             for part in parts {
                 let landing = landing(part, self.live.get(&part.op), link.landing_key);
+                if let Some(landing) = landing {
+                    self.queue.lend(link.channel, &self.landing.span(landing.offset, landing.bytes)?)?;
+                }
                 let fitted = writer.push(proto_common::batch::Block { landing, ..part.block });
                 debug_assert!(fitted, "the engine packed with the same room");
             }

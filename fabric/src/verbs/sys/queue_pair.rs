@@ -18,6 +18,7 @@ pub(in crate::verbs) struct Path {
     pub(in crate::verbs) mtu: u32,
     pub(in crate::verbs) timeout: u8,
     pub(in crate::verbs) retries: u8,
+    pub(in crate::verbs) rnr_retries: u8,
     pub(in crate::verbs) traffic_class: u8,
 }
 
@@ -33,8 +34,6 @@ pub(in crate::verbs) struct Remote {
 pub(in crate::verbs) const GATHER_MAX: usize = 8;
 /// Reads that one side may have under way.
 const READS_MAX: u8 = 16;
-/// Again and again: a receiver without posted receives is slow, not dead.
-const RNR_RETRIES: u8 = 7;
 const RNR_TIMER: u8 = 12;
 
 /// A reliable connection.
@@ -142,7 +141,7 @@ impl QueuePair {
             sq_psn: first_packet,
             timeout: path.timeout,
             retry_cnt: path.retries,
-            rnr_retry: RNR_RETRIES,
+            rnr_retry: path.rnr_retries,
             max_rd_atomic: READS_MAX,
             ..Default::default()
         };

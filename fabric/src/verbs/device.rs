@@ -96,7 +96,7 @@ impl VerbsDevice {
     }
 
     /// A queue pair of a lane, and what a peer has to know of it.
-    fn prepare(&self, owner: &VerbsHandle) -> Result<(QueuePair, Endpoint), FabricError> {
+    fn endpoint(&self, owner: &VerbsHandle) -> Result<(QueuePair, Endpoint), FabricError> {
         let queue_pair = owner.0.queue_pair()?;
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
@@ -204,7 +204,7 @@ impl Device for VerbsDevice {
         let (tcp_offer, tcp) = self.tcp.offer_channels(queues.len())?;
         let prepare = |queue: &CqHandle| {
             let owner = handle_of(queue)?;
-            let (queue_pair, endpoint) = self.prepare(&owner)?;
+            let (queue_pair, endpoint) = self.endpoint(&owner)?;
             Ok((owner, queue_pair, endpoint))
         };
         let prepared = queues.iter().map(prepare).collect::<Result<Vec<_>, FabricError>>()?;
@@ -222,7 +222,7 @@ impl Device for VerbsDevice {
     ) -> Result<ChannelSetup, FabricError> {
         let owner = handle_of(queue)?;
         let (theirs, tcp_offer) = decode_offer(offer, index)?;
-        let (queue_pair, ours) = self.prepare(&owner)?;
+        let (queue_pair, ours) = self.endpoint(&owner)?;
         self.join(&queue_pair, &ours, &theirs)?;
         let socket = tcp_socket(self.tcp.connect_channel(tcp_offer, index, deadline)?)?;
         endpoint::tell(&socket, &ours, deadline)?;

@@ -3,8 +3,8 @@
 
 use crate::ids::JobId;
 use crate::limits::{
-    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, INBOX_SLOTS_MAX, LANES_MAX, SERVERS_MAX,
-    WORKERS_MAX,
+    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, LANES_MAX,
+    SERVERS_MAX, WORKERS_MAX,
 };
 use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
@@ -296,7 +296,7 @@ impl Settings {
             return wrong("cluster.chunk_bytes", cluster.chunk_bytes, "use a multiple of 4096");
         }
         let memory = &self.memory;
-        within("memory.inbox_slots", memory.inbox_slots, 2, INBOX_SLOTS_MAX as u32)?;
+        within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
         within("memory.result_slots", memory.result_slots, 1, 64)?;
         within("memory.operations", memory.operations, 1, 1 << 20)?;
         within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;

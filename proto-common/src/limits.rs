@@ -32,6 +32,8 @@ pub const CHUNK_BYTES_MAX: u64 = 16 << 20;
 
 /// Slots of one lane's inbox; a grant index has 24 bits, and the upper half is kept for notices.
 pub const INBOX_SLOTS_MAX: usize = 1 << 16;
+/// Fewer would make workers take turns with every batch.
+pub const INBOX_SLOTS_MIN: u32 = 2;
 /// Lanes of a cluster.
 pub const LANES_MAX: u16 = 64;
 

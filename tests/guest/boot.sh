@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Boots the guest of base.sh with more programs and runs a script in it. Its output is the guest's; its exit code is
+# Boots the guest of base.sh with more programs and files (see bring.sh) and runs a script in it. Its output is the guest's; its exit code is
 # the script's, or 124 where the guest did not end in time.
-# boot.sh [-c CPUS] [-m MIB] [-t SECONDS] FOLDER SCRIPT [PROGRAM...]
+# boot.sh [-c CPUS] [-m MIB] [-t SECONDS] FOLDER SCRIPT [FILE...]
 set -euo pipefail
 cpus=2 mib=1024 seconds=120
 while getopts c:m:t: option; do
@@ -20,6 +20,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/root"
 "$(dirname "$0")/bring.sh" "$work/root" "$@"
 cp "$script" "$work/root/run.sh"
+cp "$(dirname "$0")/device.sh" "$work/root/bin/"
 # The kernel unpacks archives one after the other.
 (cd "$work/root" && find . | cpio -o -H newc --quiet | gzip -1) | cat "$base/base.cpio.gz" - > "$work/all.cpio.gz"
 # Emulated (tcg) in any case: stock kernels do not boot under every host's kvm.

@@ -1,6 +1,3 @@
-# In the guest: the verbs driver's tests over a software RDMA device of the kernel's.
-ip link add d0 type dummy
-ip addr add 10.9.0.1/24 dev d0
-ip link set d0 up
-rdma link add rxe0 type rxe netdev d0
+# In the guest: the verbs driver's tests.
+. /bin/device.sh
 verbs_pair --test-threads=1 --nocapture

@@ -4,17 +4,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest
-built=${CARGO_TARGET_DIR:-target}
-# A folder of its own: the feature changes what everything else is built with.
-executable() {
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
-}
+built=${CARGO_TARGET_DIR:-target}/guest
 # What needs no device runs here.
-cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs --lib verbs::
-test=$(cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs \
-    --test verbs_pair --no-run --message-format=json | executable)
-tests/guest/base.sh "$built/guest/base"
+cargo test --locked --quiet --target-dir "$built" -p gradwire-fabric --features verbs --lib verbs::
+test=$(cargo test --locked --quiet --target-dir "$built" -p gradwire-fabric --features verbs \
+    --test verbs_pair --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+tests/guest/build.sh daemons rdma_train > /dev/null
+tests/guest/base.sh "$built/base"
 # Under one name, whatever its hash.
-mkdir -p "$built/guest/bin"
-cp "$test" "$built/guest/bin/verbs_pair"
-exec tests/guest/boot.sh -t 300 "$built/guest/base" tests/guest/fabric.sh "$built/guest/bin/verbs_pair"
+cp "$test" "$built/bin/verbs_pair"
+tests/guest/boot.sh -t 300 "$built/base" tests/guest/fabric.sh "$built/bin/verbs_pair"
+exec tests/guest/boot.sh -t 300 -m 3000 "$built/base" tests/guest/train.sh "$built"/bin/gradwire{-scheduler,-server,-worker} \
+    "$built/bin/rdma_train" "$(command -v setpriv)" examples/digits/digits.csv

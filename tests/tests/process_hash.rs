@@ -3,55 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
-use gradwire_tests::rigs::process::Process;
-
-/// A few steps over tensors of 0.2 to 6.6 chunks of 4 KiB and less than one of 256 KiB.
-const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "2", "--batch", "8", "--seed", "7"];
-/// Delays each gradient by up to this, differently in every rank.
-const JITTER: [&str; 2] = ["--jitter-us", "1500"];
-
-/// What the last line of rank 0 says.
-fn hash_in(text: &str) -> String {
-    let line = text.lines().rfind(|line| line.contains("weights_sha256=")).expect("a result line");
-    let hash = line.split("weights_sha256=").nth(1).and_then(|rest| rest.split(' ').next());
-    hash.expect("a hash").to_owned()
-}
-
-/// The oracle: all workers' gradients in one process, no cluster.
-fn reference(workers: u32) -> String {
-    let mut command = Place::default().command("gradwire-worker");
-    command.arg("train").args(TRAIN).args(["--reference", "--workers", &workers.to_string()]);
-    let mut process = Process::start("reference", &mut command);
-    assert_eq!(process.expect_end(PATIENCE), 0);
-    hash_in(&process.log().text())
-}
-
-/// What carries the data: the flags for it, and what the worker says then.
-#[derive(Clone, Copy)]
-struct Carrier(&'static [&'static str], &'static str);
-
-const SHM: Carrier = Carrier(&["--transport", "shm"], "transport=shm");
-/// What the tcp driver takes between processes of one host.
-const UNIX: Carrier = Carrier(&["--transport", "tcp"], "; over unix socket");
-const TCP: Carrier =
-    Carrier(&["--transport", "tcp", "--set", "node.unix_sockets=false"], "; over tcp socket");
-
-/// Trains on a cluster; everyone must end well.
-fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str]) -> String {
-    let Carrier(flags, words) = carrier;
-    let mut cluster = Cluster::new(servers, workers, scheduler);
-    cluster.add_servers(servers, flags);
-    let args = [&TRAIN[..], &JITTER, flags].concat();
-    cluster.add_trainers(workers, &args);
-    for process in cluster.everyone() {
-        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
-    }
-    cluster.assert_no_panic();
-    let text = cluster.workers[0].log().text();
-    assert!(text.contains(words), "{text}");
-    hash_in(&text)
-}
+use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, trained};
 
 #[test]
 fn the_reference_depends_on_seed_and_workers_and_on_nothing_else() {

@@ -31,6 +31,7 @@ pub(super) struct Channel {
     pub(super) id: ChannelId,
     pub(super) queue_pair: QueuePair,
     pub(super) socket: Socket,
+    /// Its lane has the channel: what is sent is heard.
     pub(super) is_peer_ready: bool,
     chain: Chain,
     cuts: Cuts,
@@ -53,18 +54,12 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(
-        id: ChannelId,
-        queue_pair: QueuePair,
-        socket: Socket,
-        is_peer_ready: bool,
-        depth: usize,
-    ) -> Self {
+    pub(super) fn new(id: ChannelId, queue_pair: QueuePair, socket: Socket, depth: usize) -> Self {
         Self {
             id,
             queue_pair,
             socket,
-            is_peer_ready,
+            is_peer_ready: false,
             chain: Chain::default(),
             cuts: Cuts::default(),
             depth,

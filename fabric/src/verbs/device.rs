@@ -36,8 +36,6 @@ pub(crate) struct VerbsSetup {
     pub(super) queue_pair: QueuePair,
     pub(super) socket: Socket,
     pub(super) owner: VerbsHandle,
-    /// The peer has said that it receives.
-    pub(super) is_peer_ready: bool,
 }
 
 impl VerbsDevice {
@@ -74,7 +72,10 @@ impl VerbsDevice {
         let domain = Domain::new(Arc::clone(&context))?;
         let registrar = Arc::new(Registrar::new(domain, config.registered_bytes_max));
         let tcp = TcpDevice::new(bind, advertise).with_unix(false);
-        Ok(Self { context, registrar, path, gid: gid.gid, tcp })
+        let device = Self { context, registrar, path, gid: gid.gid, tcp };
+        // The probe: without the right to pin memory, say, no queue can be made.
+        device.queue(1)?;
+        Ok(device)
     }
 
     /// A completion queue on this device. `send_depth`: unfinished requests one channel may have; what the device has no
@@ -181,8 +182,8 @@ impl PendingOffer for Pending {
         let mut setups = Vec::with_capacity(prepared.len());
         for (setup, (owner, queue_pair, ours)) in tcp.accept(deadline)?.into_iter().zip(prepared) {
             let socket = tcp_socket(setup)?;
-            endpoint::hear(&socket, deadline, |theirs| device.join(&queue_pair, &ours, theirs))?;
-            setups.push(setup_of(VerbsSetup { queue_pair, socket, owner, is_peer_ready: true }));
+            device.join(&queue_pair, &ours, &endpoint::hear(&socket, deadline)?)?;
+            setups.push(setup_of(VerbsSetup { queue_pair, socket, owner }));
         }
         Ok(setups)
     }
@@ -226,7 +227,7 @@ impl Device for VerbsDevice {
         self.join(&queue_pair, &ours, &theirs)?;
         let socket = tcp_socket(self.tcp.connect_channel(tcp_offer, index, deadline)?)?;
         endpoint::tell(&socket, &ours, deadline)?;
-        Ok(setup_of(VerbsSetup { queue_pair, socket, owner, is_peer_ready: false }))
+        Ok(setup_of(VerbsSetup { queue_pair, socket, owner }))
     }
 }
 

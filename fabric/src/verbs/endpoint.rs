@@ -1,5 +1,6 @@
 //! What two queue pairs have to know of each other. The one that invites says it in its offer; the one that connects
-//! says it over the channel's TCP connection, and sends nothing before the other's word that it is ready.
+//! says it over the channel's TCP connection. There, each says that it is ready once its lane has the channel, and sends
+//! nothing before it has heard the other's word: what comes for a queue pair that a lane does not know would be lost.
 
 use super::sys::Remote;
 use crate::error::FabricError;
@@ -73,20 +74,21 @@ pub(super) fn tell(socket: &Socket, ours: &Endpoint, deadline: Instant) -> Resul
     impatient(socket)
 }
 
-/// The side that invited hears that, prepares itself, and says that it is ready.
-pub(super) fn hear(
-    socket: &Socket,
-    deadline: Instant,
-    prepare: impl FnOnce(&Endpoint) -> Result<(), FabricError>,
-) -> Result<(), FabricError> {
+/// The side that invited hears that.
+pub(super) fn hear(socket: &Socket, deadline: Instant) -> Result<Endpoint, FabricError> {
     let started = Instant::now();
     patient(socket, deadline)?;
     let mut theirs = [0; BYTES];
     let mut stream = socket;
     said(stream.read_exact(&mut theirs), started)?;
-    prepare(&Endpoint::decode(&theirs)?)?;
-    said(stream.write_all(&[READY]), started)?;
-    impatient(socket)
+    impatient(socket)?;
+    Endpoint::decode(&theirs)
+}
+
+/// Each side, once its lane has the channel. Does not wait: nothing else was written since the endpoint.
+pub(super) fn say_ready(socket: &Socket) -> Result<(), FabricError> {
+    let mut stream = socket;
+    stream.write_all(&[READY]).map_err(|e| FabricError::os("telling the peer that a channel is ready", e))
 }
 
 fn impatient(socket: &Socket) -> Result<(), FabricError> {

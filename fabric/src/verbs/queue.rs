@@ -4,6 +4,7 @@
 
 use super::channel::{Channel, OWN_REQUESTS};
 use super::device::{VerbsHandle, VerbsSetup};
+use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Told};
 use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
@@ -377,7 +378,7 @@ impl CompletionQueue for VerbsQueue {
         let SetupKind::Verbs(setup) = setup.kind else {
             return Err(FabricError::Misuse("a channel of another driver was given to a verbs queue".into()));
         };
-        let VerbsSetup { queue_pair, socket, owner, is_peer_ready } = *setup;
+        let VerbsSetup { queue_pair, socket, owner } = *setup;
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
@@ -392,8 +393,9 @@ impl CompletionQueue for VerbsQueue {
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
+        say_ready(&socket)?;
         self.by_queue_pair.insert(queue_pair.number, id);
-        self.channels.push(Channel::new(id, queue_pair, socket, is_peer_ready, self.shared.depth));
+        self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth));
         Ok(id)
     }
 

@@ -13,9 +13,9 @@ use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::Settings;
 use proto_common::error::{Death, ExitCode};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
+use proto_common::limits::{INBOX_SLOTS_MIN, PROTOCOL_VERSION, RESULT_SLOT_BYTES, slot_bytes_for};
 use proto_common::message::{
-    FromScheduler, Member, MemberReport, RefusalReason, Register, ToScheduler, Welcome,
+    ClusterShape, FromScheduler, Member, MemberReport, RefusalReason, Register, ToScheduler, Welcome,
 };
 use proto_common::shard_map::{MapUpdate, ShardMap};
 use proto_common::transport::Driver;
@@ -148,6 +148,7 @@ fn start_lanes(
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
+    let inbox_slots = inbox_slots(settings, &shape, devices);
     for index in 0..shape.lanes {
         let queue = devices.lane(SEND_DEPTH)?;
         lanes.queues.push(queue.handle());
@@ -157,7 +158,7 @@ fn start_lanes(
             lane: Lane(index),
             workers: shape.workers,
             deterministic: shape.deterministic,
-            inbox_slots: settings.memory.inbox_slots,
+            inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: u32::try_from(settings.memory.spill_bytes / shape.chunk_bytes)
                 .unwrap_or(u32::MAX)
@@ -173,6 +174,24 @@ fn start_lanes(
         lanes.threads.push(thread);
     }
     Ok(lanes)
+}
+
+/// As many slots as are set, or as may be pinned for a RDMA device beside everything else.
+fn inbox_slots(settings: &Settings, shape: &ClusterShape, devices: &Devices) -> u32 {
+    let wanted = settings.memory.inbox_slots;
+    let Some(limit) = devices.verbs.as_ref().and_then(|_| fabric::memlock::limit_bytes()) else {
+        return wanted;
+    };
+    let slot_bytes = slot_bytes_for(shape.chunk_bytes) * u64::from(shape.lanes);
+    let slots = u32::try_from(limit / 2 / slot_bytes).unwrap_or(u32::MAX).clamp(INBOX_SLOTS_MIN, wanted);
+    if slots < wanted {
+        tracing::warn!(
+            "memory.inbox_slots is lowered from {wanted} to {slots}, because this process may pin {} KiB only; {}",
+            limit / 1024,
+            fabric::memlock::FIX
+        );
+    }
+    slots
 }
 
 fn serve_http(

@@ -16,3 +16,4 @@ pub mod process;
 pub mod programs;
 pub mod sim;
 pub mod status;
+pub mod training;

@@ -1,0 +1,100 @@
+//! Real daemons over a real RDMA device (in the guest of `tests/guest`, whose device is software): the same weights as
+//! over any other driver, deaths noticed, and what happens where there is no device or no right to pin memory.
+
+#![cfg(feature = "verbs")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::training::{Carrier, SHM, UNIX, VERBS, reference, trained};
+use proto_common::error::ExitCode;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+/// Longer than silence takes to tell; a closed connection tells at once.
+const BOUND: Duration = Duration::from_secs(8);
+const ENDLESS: [&str; 8] =
+    ["--layers", "64,128,10", "--epochs", "1000000", "--batch", "16", "--transport", "verbs"];
+
+#[test]
+fn the_same_weights_as_over_every_other_driver() {
+    let expected = reference(4);
+    assert_eq!(trained(SHM, 2, 4, &[]), expected, "shm");
+    assert_eq!(trained(UNIX, 2, 4, &[]), expected, "tcp");
+    for servers in 1..=2 {
+        assert_eq!(trained(VERBS, servers, 4, &[]), expected, "verbs, {servers} servers");
+    }
+}
+
+/// A lane is a completion queue with its thread, and a queue pair to each peer.
+#[test]
+fn several_queues_and_queue_pairs_and_small_chunks() {
+    let lanes = ["--set", "cluster.lanes=3", "--set", "cluster.chunk_bytes=4096"];
+    assert_eq!(trained(VERBS, 2, 4, &lanes), reference(4));
+}
+
+#[test]
+fn a_device_is_chosen_where_memory_cannot_be_shared_and_it_is_said_why() {
+    let no_shm = Carrier(&["--set", "transport.shm=off"], "no shm (off by the worker's setting)");
+    assert_eq!(trained(no_shm, 1, 2, &[]), reference(2));
+}
+
+#[test]
+fn whoever_is_killed_is_named_by_all_others() {
+    for victim in ["server 1", "worker 0"] {
+        let mut cluster = Cluster::new(2, 2, &[]);
+        cluster.add_servers(2, &["--transport", "verbs"]);
+        cluster.add_trainers(2, &ENDLESS);
+        cluster.workers[0].expect_line("epoch       2/", PATIENCE);
+        let struck = Instant::now();
+        cluster.everyone().filter(|p| p.name() == victim).for_each(|p| p.signal(Signal::KILL));
+        for process in cluster.everyone().filter(|p| p.name() != victim) {
+            let left = (struck + BOUND).saturating_duration_since(Instant::now());
+            assert_eq!(process.expect_end(left), ExitCode::MemberDied as i32, "{}", process.name());
+            let text = process.log().text();
+            assert!(text.contains(&format!("{victim} died")), "{}: {text}", process.name());
+        }
+        println!("fault: {victim} killed over verbs: all others had ended after {:?}", struck.elapsed());
+        cluster.assert_no_panic();
+    }
+}
+
+/// A server alone, with these settings, from this place; the scheduler waits for more.
+fn server(place: Place, args: &[&str]) -> (Cluster, Process) {
+    let mut cluster = Cluster::new(1, 1, &[]);
+    cluster.place = place;
+    let mut command = cluster.member("gradwire-server", &[], None, args);
+    let server = Process::start("server", &mut command);
+    (cluster, server)
+}
+
+#[test]
+fn without_a_device_others_are_used_and_what_is_required_ends_it_with_the_reason() {
+    let nowhere = ["--set", "verbs.device=nowhere"];
+    let (_cluster, server_of_any) = server(Place::default(), &nowhere);
+    let line = server_of_any.expect_line("no RDMA device: other transports are used", PATIENCE);
+    assert!(line.contains("nowhere"), "{line}");
+    let (_cluster, mut strict) =
+        server(Place::default(), &[&nowhere[..], &["--set", "transport.verbs=require"]].concat());
+    assert_eq!(strict.expect_end(PATIENCE), ExitCode::Transport as i32);
+    assert!(strict.log().text().contains("transport.verbs is required"), "{}", strict.log().text());
+}
+
+/// Without the right to pin memory, as an ordinary user has it who may pin `kib`.
+fn pinning(kib: u32) -> Place {
+    let limit = format!("ulimit -l {kib}; exec \"$@\"");
+    let words = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "sh", "-c", &limit, "sh"];
+    Place { programs: None, prefix: words.map(str::to_owned).to_vec() }
+}
+
+#[test]
+fn a_limit_of_pinned_memory_is_named_with_its_fix() {
+    let verbs = ["--set", "transport.verbs=require"];
+    let (_cluster, mut strict) = server(pinning(16), &verbs);
+    assert_eq!(strict.expect_end(PATIENCE), ExitCode::Transport as i32);
+    let text = strict.log().text();
+    assert!(text.contains("16 KiB") && text.contains("ulimit -l"), "{text}");
+    let (_cluster, small) = server(pinning(8192), &verbs);
+    let line = small.expect_line("memory.inbox_slots", PATIENCE);
+    assert!(line.contains("8192 KiB") && line.contains("ulimit -l"), "{line}");
+}

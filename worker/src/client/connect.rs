@@ -1,5 +1,6 @@
 //! Joining a cluster, step by step.
 
+use super::registrations::RegistrationCache;
 use super::status::{Late, WorkerMetrics};
 use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
@@ -9,7 +10,7 @@ use crate::runtime::{
     connect_server, spawn_lane,
 };
 use daemon::http::HttpState;
-use fabric::{CqHandle, LaneQueue, Pool, ShmDevice, TcpDevice};
+use fabric::{CqHandle, LaneQueue, Pages, Pool, ShmDevice, TcpDevice};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -38,7 +39,8 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     let missing = vec![(Driver::Verbs, "built without verbs".to_owned())];
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
-    let (late, dead) = (Arc::new(Late::default()), Arc::new(Mutex::new(None)));
+    let registrations = Arc::new(RegistrationCache::new(&settings.memory));
+    let (late, dead) = (Arc::new(Late::new(registrations.clone())), Arc::new(Mutex::new(None)));
     let (progress, steps) = channel();
     let start = control_start(&settings, incarnation, &offer, &late, &dead, progress.clone())?;
     let (mut control, roster) = Control::start(start)?;
@@ -55,6 +57,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 rank,
                 incarnation,
                 pool,
+                registrations,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
                 control: Mutex::new(Some(control)),
@@ -142,7 +145,8 @@ fn join(
     progress: (Sender<Step>, Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
-    let pool = Pool::new(settings.memory.pool_bytes, "gradwire-buffers")?;
+    let pages = if settings.memory.huge_pages { Pages::Huge } else { Pages::Normal };
+    let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
         let (handle, queue, thread) = start_lane(settings, incarnation, roster, Lane(lane), &pool)?;

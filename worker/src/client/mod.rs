@@ -4,23 +4,28 @@
 mod buffer;
 mod connect;
 mod handle;
+mod registrations;
+mod source;
 mod status;
 mod tensor;
 mod transfer;
 
 pub use buffer::TensorBuffer;
 pub use handle::{Ended, Handle};
+pub use registrations::RegistrationStats;
+pub use source::Source;
 pub use tensor::Tensor;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
-use fabric::Pool;
+use fabric::{Pool, UserBuffer};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::{Choice, Driver};
+use registrations::RegistrationCache;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -40,6 +45,7 @@ pub(crate) struct Inner {
     rank: Rank,
     incarnation: Incarnation,
     pool: Pool,
+    registrations: Arc<RegistrationCache>,
     lanes: Arc<[LaneHandle]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
@@ -188,6 +194,18 @@ impl Client {
         let reports =
             self.0.lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report));
         reports.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
+    }
+
+    /// What became of the trainer's own buffers that were sent.
+    #[must_use]
+    pub fn registrations(&self) -> RegistrationStats {
+        self.0.registrations.sweep()
+    }
+
+    /// The client keeps nothing of this buffer any more: its next push is copied again, and once operations with
+    /// it have ended, [`UserBuffer::into_vec`] gives its numbers back.
+    pub fn forget(&self, buffer: &UserBuffer) {
+        self.0.registrations.forget(buffer);
     }
 
     fn with_control<T>(

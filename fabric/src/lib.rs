@@ -32,7 +32,8 @@ pub use error::{FabricError, PostError};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
 pub use memory::{
-    Access, Blocks, Buffer, F32s, Handles, OutOfBounds, Pages, Pool, PoolError, Region, Span, UserBuffer,
+    Access, Blocks, Buffer, BufferId, F32s, Handles, OutOfBounds, Pages, Pool, PoolError, Region, Span,
+    UserBuffer,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{ShmDevice, View};

@@ -27,9 +27,9 @@ fn shared_memory_writes_from_it_and_refuses_to_hand_it_over() {
     let inbox = shm_rig::region(BYTES as usize);
     let remote = RemoteSpan { key: b.expose(&inbox), offset: 0 };
     for source in [UserBuffer::from(numbers()), UserBuffer::from(Arc::new(numbers()))] {
-        assert_eq!(a.queue.expose(a.channel, source.region()), Err(PostError::NotShareable));
+        assert_eq!(a.queue.expose(a.channel, &source.region()), Err(PostError::NotShareable));
         inbox.write(0, &vec![0xee; BYTES as usize]).unwrap();
-        a.write(&[source.span()], remote, Some(5), true).unwrap();
+        a.write(&[source.region().all()], remote, Some(5), true).unwrap();
         assert_eq!(b.next_immediate(), 5);
         assert_eq!(bytes_of(&inbox, 0, BYTES as usize), encoded(&source));
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 7 });
@@ -45,7 +45,7 @@ fn shared_memory_reads_land_in_it_where_it_may_be_written() {
     let remote = RemoteSpan { key: b.expose(&theirs), offset: 0 };
     let shared = UserBuffer::from(Arc::new(vec![1.0f32; COUNT]));
     let read = |id, local: &UserBuffer, queue: &mut fabric::LaneQueue, channel| {
-        queue.post_read(channel, &Read { id, local: &local.span(), remote })
+        queue.post_read(channel, &Read { id, local: &local.region().all(), remote })
     };
     assert_eq!(read(1, &shared, &mut a.queue, a.channel), Err(PostError::ReadOnly));
     let ours = UserBuffer::from(vec![1.0f32; COUNT]);
@@ -57,16 +57,19 @@ fn shared_memory_reads_land_in_it_where_it_may_be_written() {
 fn is_written_and_read_in_place(carrier: Carrier) {
     let (mut left, mut right) = pair(carrier, 16, None);
     let theirs = UserBuffer::from(vec![0.0f32; COUNT]);
-    let key = right.expose(theirs.region());
+    let key = right.expose(&theirs.region());
     let source = UserBuffer::from(Arc::new(numbers()));
-    left.write(1, &[source.span()], at(key, 0), Some(9)).unwrap();
+    left.write(1, &[source.region().all()], at(key, 0), Some(9)).unwrap();
     left.queue.flush();
     right.until_received(9);
     assert_eq!(*theirs, *source);
     // A peer reads what was adopted for reading.
-    let key = left.expose(source.region());
+    let key = left.expose(&source.region());
     let again = UserBuffer::from(vec![0.0f32; COUNT]);
-    right.queue.post_read(right.channel, &Read { id: 3, local: &again.span(), remote: at(key, 0) }).unwrap();
+    right
+        .queue
+        .post_read(right.channel, &Read { id: 3, local: &again.region().all(), remote: at(key, 0) })
+        .unwrap();
     right.queue.flush();
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| left.until_received(4));
@@ -81,11 +84,11 @@ fn is_written_and_read_in_place(carrier: Carrier) {
 fn what_was_adopted_for_reading_is_never_written(carrier: Carrier) {
     let (mut left, mut right) = pair(carrier, 16, None);
     let shared = UserBuffer::from(Arc::new(numbers()));
-    let local = Read { id: 1, local: &shared.span(), remote: at(fabric::RemoteKey(1), 0) };
+    let local = Read { id: 1, local: &shared.region().all(), remote: at(fabric::RemoteKey(1), 0) };
     assert_eq!(right.queue.post_read(right.channel, &local), Err(PostError::ReadOnly));
-    let key = right.expose(shared.region());
+    let key = right.expose(&shared.region());
     let poison = UserBuffer::from(vec![-1.0f32; COUNT]);
-    left.write(1, &[poison.span()], at(key, 0), Some(9)).unwrap();
+    left.write(1, &[poison.region().all()], at(key, 0), Some(9)).unwrap();
     left.queue.flush();
     match right.until_disconnected() {
         DisconnectReason::PeerMisbehaved(what) => assert!(what.contains("only for reading"), "{what}"),
@@ -100,8 +103,8 @@ over_both!(is_written_and_read_in_place, what_was_adopted_for_reading_is_never_w
 fn the_simulation_does_the_same() {
     let mut rig = sim_rig::Rig::new(1, fabric::sim::SimFaults::calm());
     let shared = UserBuffer::from(Arc::new(vec![1.0f32; 16]));
-    let key = rig.b.queue.expose(rig.b.channel, shared.region()).unwrap();
-    let local = Read { id: 1, local: &shared.span(), remote: at(rig.a.key, 0) };
+    let key = rig.b.queue.expose(rig.b.channel, &shared.region()).unwrap();
+    let local = Read { id: 1, local: &shared.region().all(), remote: at(rig.a.key, 0) };
     assert_eq!(rig.b.queue.post_read(rig.b.channel, &local), Err(PostError::ReadOnly));
     rig.a.write(key, 0, 64, 7).unwrap();
     rig.run();

@@ -45,13 +45,18 @@ macro_rules! over_each {
 over_each!(
     the_second_push_is_sent_from_where_it_lies,
     reused_memory_never_arrives_under_an_old_entry,
+    remapped_memory_never_arrives_under_an_old_entry,
     changes_between_pushes_arrive,
     two_threads_push_one_buffer,
 );
 
 /// Numbers whose every element tells which they are, and where it stands.
 fn pattern(which: usize) -> Vec<f32> {
-    (0..COUNT).map(|at| ((which % 4001) * 4096 + at % 4093) as f32).collect()
+    pattern_of(COUNT, which)
+}
+
+fn pattern_of(count: usize, which: usize) -> Vec<f32> {
+    (0..count).map(|at| ((which % 4001) * 4096 + at % 4093) as f32).collect()
 }
 
 /// With one worker the weights of a round are what was pushed.
@@ -59,8 +64,8 @@ fn assert_arrives(client: &Client, key: u64, gradient: &UserBuffer, weights: Ten
     let tensor = client.tensor(key).unwrap();
     let ended = client.push_pull(&tensor, gradient.clone(), weights, 0).unwrap().wait().unwrap();
     let landed = ended.target.unwrap();
-    let bits = |numbers: &[f32]| numbers.iter().map(|n| n.to_bits()).collect::<Vec<_>>();
-    assert!(bits(landed.as_f32()) == bits(gradient), "other bytes arrived than were pushed");
+    let same = landed.as_f32().iter().zip(gradient.iter()).all(|(a, b)| a.to_bits() == b.to_bits());
+    assert!(same && landed.as_f32().len() == gradient.len(), "other bytes arrived than were pushed");
     assert_eq!(ended.user.unwrap().as_ptr(), gradient.as_ptr(), "the owner comes back");
     assert!(ended.source.is_none(), "the copy does not");
     landed
@@ -108,6 +113,30 @@ fn reused_memory_never_arrives_under_an_old_entry(driver: Driver) {
     assert!(reused > OWNERS / 2, "only {reused} owners lay where another had lain: nothing was tested");
     assert_eq!((stats.hits, stats.copies), (OWNERS as u64, OWNERS as u64), "each was new, and then known");
     assert_eq!((stats.registered, stats.evictions), (0, 0), "what is dropped does not stay");
+    cluster.assert_no_panic();
+}
+
+/// So large that the system takes the pages back at once when it is freed, and maps others there for the next one.
+fn remapped_memory_never_arrives_under_an_old_entry(driver: Driver) {
+    const LARGE: u64 = 3;
+    const LARGE_COUNT: usize = (33 << 20) / 4;
+    let mut cluster = Cluster::new(1, 1, &["--set", "cluster.chunk_bytes=1048576"]);
+    cluster.add_servers(1, &[]);
+    let clients = join(&cluster, 1, |settings| settings.transport = only(driver));
+    declare(&clients, &[summed(LARGE, LARGE_COUNT as u64)]);
+    let client = &clients[0];
+    let mut weights = client.allocate(4 * LARGE_COUNT as u64).unwrap();
+    let (mut addresses, mut reused) = (HashSet::new(), 0);
+    for which in 0..8 {
+        let numbers = pattern_of(LARGE_COUNT, which);
+        reused += usize::from(!addresses.insert(numbers.as_ptr() as usize));
+        let owner = UserBuffer::from(numbers);
+        weights = assert_arrives(client, LARGE, &owner, weights);
+        weights = assert_arrives(client, LARGE, &owner, weights);
+    }
+    assert!(reused > 0, "no owner lay where another had lain: nothing was tested");
+    let stats = client.registrations();
+    assert_eq!((stats.hits, stats.copies, stats.registered), (8, 8, 0));
     cluster.assert_no_panic();
 }
 

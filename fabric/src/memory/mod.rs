@@ -11,4 +11,4 @@ pub use elements::F32s;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};
-pub use user::{Handles, UserBuffer};
+pub use user::{BufferId, Handles, UserBuffer};

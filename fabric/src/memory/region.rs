@@ -124,10 +124,8 @@ enum Backing {
     Memfd(OwnedFd),
     /// The library's own, of huge pages. Peers do not map these: nothing guarantees them that a page is there.
     HugePages { _memfd: OwnedFd },
-    /// Numbers that were handed over; nobody else has them.
-    Numbers(Vec<f32>),
     /// Somebody else's.
-    Owner { _owner: Box<dyn Any + Send + Sync>, access: Access },
+    Adopted { _owner: Box<dyn Any + Send + Sync>, access: Access },
 }
 
 /// What may be done to adopted memory.
@@ -232,7 +230,7 @@ impl Region {
     /// From `start` on, `bytes` bytes must be readable, and writable where `access` says so, at this address and
     /// from any thread, until `owner` is dropped. Until then nobody may change them through what the owner gives
     /// out while work from them is under way, and with [`Access::ReadWrite`] nobody may read or write them while a
-    /// peer may land there. They must not be part of another region.
+    /// peer may land there. Of several regions over them, work may write by one at a time and none reads meanwhile.
     #[must_use]
     pub unsafe fn adopt(
         start: NonNull<u8>,
@@ -241,30 +239,13 @@ impl Region {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
         let mapping = Mapping { base: start, bytes, is_ours: false };
-        Self::new(mapping, Backing::Owner { _owner: owner, access })
-    }
-
-    /// Makes a region of numbers that are handed over.
-    pub(super) fn of_numbers(mut numbers: Vec<f32>) -> Self {
-        let bytes = size_of_val(numbers.as_slice());
-        // A vector that moves leaves its elements where they are.
-        let base = NonNull::new(numbers.as_mut_ptr()).unwrap_or(NonNull::dangling()).cast();
-        Self::new(Mapping { base, bytes, is_ours: false }, Backing::Numbers(numbers))
-    }
-
-    /// The numbers that were handed over, where nobody else has the region.
-    pub(super) fn into_numbers(self) -> Result<Vec<f32>, Self> {
-        let inner = Arc::try_unwrap(self.0).map_err(Self)?;
-        match inner.backing {
-            Backing::Numbers(numbers) => Ok(numbers),
-            backing => Err(Self(Arc::new(Inner { backing, ..inner }))),
-        }
+        Self::new(mapping, Backing::Adopted { _owner: owner, access })
     }
 
     /// May its bytes be written? Not those of memory that was adopted for reading.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        !matches!(self.0.backing, Backing::Owner { access: Access::Read, .. })
+        !matches!(self.0.backing, Backing::Adopted { access: Access::Read, .. })
     }
 
     /// Unique id within this process; also the remote key on shm and tcp.
@@ -290,7 +271,7 @@ impl Region {
     pub(crate) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.backing {
             Backing::Memfd(memfd) => Some(memfd.as_fd()),
-            Backing::HugePages { .. } | Backing::Numbers(_) | Backing::Owner { .. } => None,
+            Backing::HugePages { .. } | Backing::Adopted { .. } => None,
         }
     }
 
@@ -305,7 +286,8 @@ impl Region {
     }
 
     /// All of it.
-    pub(super) fn all(&self) -> Span {
+    #[must_use]
+    pub fn all(&self) -> Span {
         Span { region: self.clone(), offset: 0, bytes: self.len() as u64 }
     }
 

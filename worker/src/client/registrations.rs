@@ -2,13 +2,13 @@
 //! is copied and the buffer noted; from the second on its region stays registered here, within two bounds, the least
 //! recently used giving way.
 //!
-//! A buffer is known by its region's id, never by its address: ids are not used twice, and a region here keeps its
-//! memory, so what was freed and mapped anew is never taken for it. An entry goes when the last clone of its buffer
+//! A buffer is known by its id, never by its address: ids are not used twice, and a region here keeps the memory, so
+//! what was freed and mapped anew is never taken for it. An entry goes when the last clone of its buffer
 //! is gone (seen with the next new buffer, after some more look-ups, and at every heartbeat), when it gives way to
 //! another, or by [`Client::forget`](super::Client::forget).
 
 use super::lock;
-use fabric::{Handles, Region, UserBuffer};
+use fabric::{BufferId, Handles, Region, Span, UserBuffer};
 use proto_common::config::MemorySettings;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -17,10 +17,10 @@ use std::sync::Mutex;
 const LOOK_UPS_PER_SWEEP: u64 = 64;
 
 /// How a buffer is to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Way {
     Copy,
-    InPlace,
+    InPlace(Span),
 }
 
 /// What the registration cache has done and holds.
@@ -49,7 +49,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct Entries {
-    by_id: HashMap<u64, Entry>,
+    by_id: HashMap<BufferId, Entry>,
     look_ups: u64,
     stats: RegistrationStats,
     /// Taken out, to be dropped without the lock: an owner's drop may do anything.
@@ -78,7 +78,7 @@ impl RegistrationCache {
         self.change(|entries| {
             let way = self.way(entries, buffer);
             match way {
-                Way::InPlace => entries.stats.hits += 1,
+                Way::InPlace(_) => entries.stats.hits += 1,
                 Way::Copy => entries.stats.copies += 1,
             }
             way
@@ -86,7 +86,7 @@ impl RegistrationCache {
     }
 
     pub(super) fn forget(&self, buffer: &UserBuffer) {
-        self.change(|entries| entries.remove(buffer.region().id()));
+        self.change(|entries| entries.remove(buffer.id()));
     }
 
     /// Lets go of buffers that nobody has any more, and tells what there is.
@@ -108,26 +108,21 @@ impl RegistrationCache {
 
     fn way(&self, entries: &mut Entries, buffer: &UserBuffer) -> Way {
         entries.look_ups += 1;
-        let (used, id) = (entries.look_ups, buffer.region().id());
+        let used = entries.look_ups;
         if used.is_multiple_of(LOOK_UPS_PER_SWEEP) {
             entries.sweep();
         }
-        let bytes = buffer.region().len() as u64;
-        if self.entries_max == 0 || bytes > self.bytes_max {
+        if self.entries_max == 0 || buffer.bytes() as u64 > self.bytes_max {
             return Way::Copy;
         }
-        match entries.by_id.get_mut(&id) {
-            Some(entry) => {
-                entry.used = used;
-                if entry.region.is_none() {
-                    self.register(entries, buffer.region());
-                }
-                Way::InPlace
-            }
-            None => {
-                self.note(entries, buffer);
-                Way::Copy
-            }
+        let Some(entry) = entries.by_id.get_mut(&buffer.id()) else {
+            self.note(entries, buffer);
+            return Way::Copy;
+        };
+        entry.used = used;
+        match &entry.region {
+            Some(region) => Way::InPlace(region.all()),
+            None => Way::InPlace(self.register(entries, buffer)),
         }
     }
 
@@ -136,26 +131,28 @@ impl RegistrationCache {
         entries.sweep();
         while entries.by_id.len() >= self.entries_max && entries.evict(|_| true) {}
         let entry = Entry { used: entries.look_ups, handles: buffer.handles(), region: None };
-        entries.by_id.insert(buffer.region().id(), entry);
+        entries.by_id.insert(buffer.id(), entry);
     }
 
-    /// Keeps the region of a buffer that was noted. It is within the bound by itself.
-    fn register(&self, entries: &mut Entries, region: &Region) {
-        let bytes = region.len() as u64;
+    /// Keeps a region over a buffer that was noted. It is within the bound by itself.
+    fn register(&self, entries: &mut Entries, buffer: &UserBuffer) -> Span {
+        let (region, bytes) = (buffer.region(), buffer.bytes() as u64);
         entries.sweep();
         while entries.stats.registered_bytes + bytes > self.bytes_max
             && entries.evict(|entry| entry.region.is_some())
         {}
-        if let Some(entry) = entries.by_id.get_mut(&region.id()) {
-            entry.region = Some(region.clone());
+        let span = region.all();
+        if let Some(entry) = entries.by_id.get_mut(&buffer.id()) {
+            entry.region = Some(region);
             entries.stats.registered += 1;
             entries.stats.registered_bytes += bytes;
         }
+        span
     }
 }
 
 impl Entries {
-    fn remove(&mut self, id: u64) {
+    fn remove(&mut self, id: BufferId) {
         if let Some(region) = self.by_id.remove(&id).and_then(|entry| entry.region) {
             self.stats.registered -= 1;
             self.stats.registered_bytes -= region.len() as u64;
@@ -206,17 +203,15 @@ mod tests {
         vec![1.0f32; 4].into()
     }
 
-    fn ways(cache: &RegistrationCache, buffers: &[&UserBuffer]) -> Vec<Way> {
-        buffers.iter().map(|buffer| cache.look_up(buffer)).collect()
+    /// Which of them were copied.
+    fn copied(cache: &RegistrationCache, buffers: &[&UserBuffer]) -> Vec<bool> {
+        buffers.iter().map(|buffer| matches!(cache.look_up(buffer), Way::Copy)).collect()
     }
 
     #[test]
     fn the_first_use_is_copied_and_the_next_are_not() {
         let (cache, a, b) = (cache(8, 1 << 20), buffer(), buffer());
-        assert_eq!(
-            ways(&cache, &[&a, &a.clone(), &b, &a]),
-            [Way::Copy, Way::InPlace, Way::Copy, Way::InPlace]
-        );
+        assert_eq!(copied(&cache, &[&a, &a.clone(), &b, &a]), [true, false, true, false]);
         let stats =
             RegistrationStats { hits: 2, copies: 2, evictions: 0, registered: 1, registered_bytes: 16 };
         assert_eq!(cache.sweep(), stats);
@@ -225,21 +220,21 @@ mod tests {
     #[test]
     fn as_many_entries_as_allowed_and_no_more() {
         let (cache, a, b, c) = (cache(2, 1 << 20), buffer(), buffer(), buffer());
-        ways(&cache, &[&a, &b, &a, &b]);
+        copied(&cache, &[&a, &b, &a, &b]);
         assert_eq!((cache.sweep().registered, cache.sweep().evictions), (2, 0));
-        ways(&cache, &[&a, &c]);
+        copied(&cache, &[&a, &c]);
         assert_eq!((cache.sweep().registered, cache.sweep().evictions), (1, 1));
-        assert_eq!(ways(&cache, &[&a, &b]), [Way::InPlace, Way::Copy], "b was the least recently used");
+        assert_eq!(copied(&cache, &[&a, &b]), [false, true], "b was the least recently used");
     }
 
     #[test]
     fn as_many_bytes_as_allowed_and_no_more() {
         let (cache, a, b, c) = (cache(8, 32), buffer(), buffer(), buffer());
-        ways(&cache, &[&a, &b, &a, &b]);
+        copied(&cache, &[&a, &b, &a, &b]);
         assert_eq!((cache.sweep().registered_bytes, cache.sweep().evictions), (32, 0));
-        assert_eq!(ways(&cache, &[&c, &c]), [Way::Copy, Way::InPlace]);
+        assert_eq!(copied(&cache, &[&c, &c]), [true, false]);
         assert_eq!((cache.sweep().registered_bytes, cache.sweep().evictions), (32, 1));
-        assert_eq!(ways(&cache, &[&b, &a]), [Way::InPlace, Way::Copy]);
+        assert_eq!(copied(&cache, &[&b, &a]), [false, true]);
     }
 
     #[test]
@@ -247,17 +242,14 @@ mod tests {
         let whole: UserBuffer = vec![1.0f32; 8].into();
         let over: UserBuffer = vec![1.0f32; 9].into();
         let cache = cache(8, 32);
-        assert_eq!(
-            ways(&cache, &[&over, &over, &whole, &whole]),
-            [Way::Copy, Way::Copy, Way::Copy, Way::InPlace]
-        );
+        assert_eq!(copied(&cache, &[&over, &over, &whole, &whole]), [true, true, true, false]);
     }
 
     #[test]
     fn none_allowed_is_off() {
         for cache in [cache(0, 1 << 20), cache(8, 0)] {
             let a = buffer();
-            assert_eq!(ways(&cache, &[&a, &a, &a]), [Way::Copy; 3]);
+            assert_eq!(copied(&cache, &[&a, &a, &a]), [true; 3]);
             assert_eq!(cache.sweep().registered, 0);
         }
     }
@@ -266,11 +258,11 @@ mod tests {
     fn what_nobody_has_any_more_goes_and_makes_room() {
         let (cache, dead, live) = (cache(2, 1 << 20), Arc::new(vec![1.0f32; 4]), buffer());
         let user = UserBuffer::from(dead.clone());
-        ways(&cache, &[&user, &user, &live, &live]);
+        copied(&cache, &[&user, &user, &live, &live]);
         drop(user);
         assert_eq!(Arc::strong_count(&dead), 2, "kept until it is noticed");
         let new = buffer();
-        ways(&cache, &[&new, &new, &live]);
+        copied(&cache, &[&new, &new, &live]);
         assert_eq!(Arc::strong_count(&dead), 1);
         let stats = cache.sweep();
         assert_eq!((stats.registered, stats.evictions), (2, 0));
@@ -280,19 +272,19 @@ mod tests {
     fn it_is_noticed_also_where_no_new_buffer_comes() {
         let (cache, dead, live) = (cache(8, 1 << 20), Arc::new(vec![1.0f32; 4]), buffer());
         let user = UserBuffer::from(dead.clone());
-        ways(&cache, &[&user, &user, &live, &live]);
+        copied(&cache, &[&user, &user, &live, &live]);
         drop(user);
-        ways(&cache, &[&live; LOOK_UPS_PER_SWEEP as usize]);
+        copied(&cache, &[&live; LOOK_UPS_PER_SWEEP as usize]);
         assert_eq!(Arc::strong_count(&dead), 1);
     }
 
     #[test]
     fn forgotten_is_as_if_never_seen() {
         let (cache, a) = (cache(8, 1 << 20), buffer());
-        ways(&cache, &[&a, &a]);
+        copied(&cache, &[&a, &a]);
         cache.forget(&a);
         assert_eq!(cache.sweep().registered_bytes, 0);
-        assert_eq!(ways(&cache, &[&a, &a]), [Way::Copy, Way::InPlace]);
+        assert_eq!(copied(&cache, &[&a, &a]), [true, false]);
         cache.forget(&buffer());
         cache.forget(&a);
         assert!(a.into_vec().is_ok(), "nothing else has it");
@@ -319,7 +311,7 @@ mod tests {
         let cache = Arc::new(cache(8, 1 << 20));
         assert!(place.set(cache.clone()).is_ok());
         let user = UserBuffer::from(Arc::new(Caller(vec![1.0], place)));
-        ways(&cache, &[&user, &user]);
+        copied(&cache, &[&user, &user]);
         drop(user);
         assert_eq!(cache.sweep().registered, 0);
     }

@@ -157,7 +157,7 @@ impl WorkerMetrics {
         ];
         let gauges: [(&str, &str, Read); 3] = [
             (
-                "gradwire_worker_registered_bytes",
+                "gradwire_worker_registration_cache_bytes",
                 "Bytes of trainers' own buffers that stay registered.",
                 |c| c.registrations.registered_bytes,
             ),
@@ -234,7 +234,7 @@ mod tests {
         };
         let names = ["hits_total", "copies_total", "evictions_total"];
         let counts = names.map(|name| value(&format!("gradwire_worker_registration_{name}")));
-        assert_eq!((counts, value("gradwire_worker_registered_bytes")), ([2.0, 2.0, 1.0], 8.0));
+        assert_eq!((counts, value("gradwire_worker_registration_cache_bytes")), ([2.0, 2.0, 1.0], 8.0));
         assert_eq!(late.status()["registered_bytes"], 8);
         drop(second);
         assert_eq!(late.status()["registered_buffers"], 0, "looking is what lets go");

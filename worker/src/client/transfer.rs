@@ -124,7 +124,7 @@ impl Client {
             Some(Source::User(user)) => {
                 let user = buffers.user.insert(user);
                 match self.0.registrations.look_up(user) {
-                    Way::InPlace => user.span(),
+                    Way::InPlace(span) => span,
                     Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
                 }
             }
@@ -133,7 +133,7 @@ impl Client {
     }
 
     fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
-        let mut copy = self.0.pool.allocate(user.region().len() as u64)?;
+        let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
         copy_in(&mut copy, user);
         Ok(copy)
     }

@@ -92,8 +92,7 @@ pub trait CompletionQueue: Send {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
 
     /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:
-    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it. What no
-    /// other process can map is [`PostError::NotShareable`] on shm; what was adopted for reading can be read only.
+    /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
 
     /// Posts a write. Writes of one channel arrive in the order they were posted.

@@ -48,9 +48,6 @@ pub enum PostError {
     /// The channel is closed or broken.
     #[error("the channel is closed")]
     Closed,
-    /// The peer has not granted this remote key, or the stretch is out of its bounds.
-    #[error("remote key or bounds refused")]
-    RemoteAccess,
     /// The region cannot be handed to another process.
     #[error(
         "no other process can map this memory, which is not the library's or has huge pages: grant it over tcp, or use a buffer of a pool with normal pages"
@@ -59,6 +56,9 @@ pub enum PostError {
     /// The region is only for reading, and this would write it.
     #[error("this memory was adopted for reading: land in a buffer of a pool, or in one that may be written")]
     ReadOnly,
+    /// The peer has not granted this remote key, or the stretch is out of its bounds.
+    #[error("remote key or bounds refused")]
+    RemoteAccess,
     /// More gather entries than the driver takes.
     #[error("too many gather entries")]
     TooManySpans,

@@ -166,6 +166,10 @@ pub struct MemorySettings {
     pub spill_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,
+    /// Operations a worker may have in flight on one lane; more wait in the caller.
+    pub operations: u32,
+    /// Microseconds a data thread spins before it sleeps.
+    pub spin_us: u64,
     /// A worker's pool is of huge pages, where so many are free. Peers on this host do not map those, so it needs
     /// `transport.shm = "off"`.
     pub huge_pages: bool,
@@ -174,10 +178,6 @@ pub struct MemorySettings {
     pub registration_cache: u32,
     /// Bytes of those that stay registered; what is larger by itself is copied always.
     pub registration_cache_bytes: u64,
-    /// Operations a worker may have in flight on one lane; more wait in the caller.
-    pub operations: u32,
-    /// Microseconds a data thread spins before it sleeps.
-    pub spin_us: u64,
 }
 
 impl Default for MemorySettings {
@@ -187,11 +187,11 @@ impl Default for MemorySettings {
             result_slots: 4,
             spill_bytes: 256 << 20,
             pool_bytes: 8 << 30,
+            operations: 65_536,
+            spin_us: 50,
             huge_pages: false,
             registration_cache: 1024,
             registration_cache_bytes: 8 << 30,
-            operations: 65_536,
-            spin_us: 50,
         }
     }
 }

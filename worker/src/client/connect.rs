@@ -10,7 +10,7 @@ use crate::runtime::{
     connect_server, spawn_lane,
 };
 use daemon::http::HttpState;
-use fabric::{CqHandle, LaneQueue, Pages, Pool, ShmDevice, TcpDevice};
+use fabric::{CqHandle, LaneQueue, Pool, ShmDevice, TcpDevice};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -57,7 +57,6 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 rank,
                 incarnation,
                 pool,
-                registrations,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
                 control: Mutex::new(Some(control)),
@@ -66,6 +65,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 links,
                 next_op: AtomicU64::new(1),
                 dead,
+                registrations,
             })))
         }
         Err(error) => {
@@ -145,7 +145,7 @@ fn join(
     progress: (Sender<Step>, Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
-    let pages = if settings.memory.huge_pages { Pages::Huge } else { Pages::Normal };
+    let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
     let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {

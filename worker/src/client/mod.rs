@@ -18,7 +18,7 @@ pub use tensor::Tensor;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
-use fabric::{Pool, UserBuffer};
+use fabric::Pool;
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
@@ -45,7 +45,6 @@ pub(crate) struct Inner {
     rank: Rank,
     incarnation: Incarnation,
     pool: Pool,
-    registrations: Arc<RegistrationCache>,
     lanes: Arc<[LaneHandle]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
@@ -54,6 +53,7 @@ pub(crate) struct Inner {
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
     dead: Arc<Mutex<Option<OpError>>>,
+    registrations: Arc<RegistrationCache>,
 }
 
 impl std::fmt::Debug for Client {
@@ -196,15 +196,15 @@ impl Client {
         reports.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
     }
 
-    /// What became of the trainer's own buffers that were sent.
+    /// What became of the trainer's own buffers that were sent. Asking lets go of those that nobody has any more.
     #[must_use]
     pub fn registrations(&self) -> RegistrationStats {
         self.0.registrations.sweep()
     }
 
     /// The client keeps nothing of this buffer any more: its next push is copied again, and once operations with
-    /// it have ended, [`UserBuffer::into_vec`] gives its numbers back.
-    pub fn forget(&self, buffer: &UserBuffer) {
+    /// it have ended, [`fabric::UserBuffer::into_vec`] gives its numbers back.
+    pub fn forget(&self, buffer: &fabric::UserBuffer) {
         self.0.registrations.forget(buffer);
     }
 

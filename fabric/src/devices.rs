@@ -64,6 +64,11 @@ impl Devices {
         self.verbs.iter().try_for_each(|device| device.prepare(span))
     }
 
+    /// Gives back registrations of regions that nobody else owns any more.
+    pub fn release_unused(&self) {
+        self.verbs.iter().for_each(VerbsDevice::release_unused);
+    }
+
     /// Bytes registered with the RDMA device.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {

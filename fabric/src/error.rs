@@ -48,6 +48,14 @@ pub enum PostError {
     /// The channel is closed or broken.
     #[error("the channel is closed")]
     Closed,
+    /// The region cannot be handed to another process.
+    #[error(
+        "no other process can map this memory, which is not the library's or has huge pages: grant it over tcp, or use a buffer of a pool with normal pages"
+    )]
+    NotShareable,
+    /// The region is only for reading, and this would write it.
+    #[error("this memory was adopted for reading: land in a buffer of a pool, or in one that may be written")]
+    ReadOnly,
     /// The peer has not granted this remote key, or the stretch is out of its bounds.
     #[error("remote key or bounds refused")]
     RemoteAccess,

@@ -4,7 +4,7 @@
 //! | paper | here |
 //! | --- | --- |
 //! | `CreateRdmaDevice(num_cqs, num_qps_per_peer, endpoint)` | a [`Device`], a [`LaneQueue`] per lane, one channel per lane and peer |
-//! | `AllocateMemRegion` | [`Region::allocate`], [`Pool`] |
+//! | `AllocateMemRegion` | [`Region::allocate`], [`Pool`]; [`Region::adopt`] and [`UserBuffer`] for memory of the caller's own |
 //! | `GetChannel(endpoint, qp_idx)` | [`Device::connect`] with the peer's offer and the channel's index |
 //! | `Memcpy(local, remote, size, direction, callback)` | [`CompletionQueue::post_write`], [`CompletionQueue::post_read`], completions by [`CompletionQueue::poll`] |
 //!
@@ -33,7 +33,10 @@ pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
-pub use memory::{Blocks, Buffer, F32s, OutOfBounds, Pool, PoolError, Region, Span};
+pub use memory::{
+    Access, Blocks, Buffer, BufferId, F32s, Handles, OutOfBounds, Pages, Pool, PoolError, Region, Span,
+    UserBuffer,
+};
 pub use rest::{Rest, Sleeper};
 pub use shm::{ShmDevice, View};
 pub use tcp::TcpDevice;

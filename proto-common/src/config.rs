@@ -213,6 +213,14 @@ pub struct MemorySettings {
     pub operations: u32,
     /// Microseconds a data thread spins before it sleeps.
     pub spin_us: u64,
+    /// A worker's pool is of huge pages, where so many are free. Peers on this host do not map those, so it needs
+    /// `transport.shm = "off"`.
+    pub huge_pages: bool,
+    /// Buffers of a trainer's own that its worker remembers, to send them from where they lie from their second
+    /// push on; 0 copies always.
+    pub registration_cache: u32,
+    /// Bytes of those that stay registered; what is larger by itself is copied always.
+    pub registration_cache_bytes: u64,
 }
 
 impl Default for MemorySettings {
@@ -225,6 +233,9 @@ impl Default for MemorySettings {
             registered_bytes: 1 << 40,
             operations: 65_536,
             spin_us: 50,
+            huge_pages: false,
+            registration_cache: 1024,
+            registration_cache_bytes: 8 << 30,
         }
     }
 }
@@ -298,6 +309,11 @@ impl Settings {
         let memory = &self.memory;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
         within("memory.result_slots", memory.result_slots, 1, 64)?;
+        within("memory.registration_cache", memory.registration_cache, 0, 1 << 16)?;
+        if memory.huge_pages && self.transport.of(Driver::Shm) != Policy::Off {
+            let fix = "set transport.shm = \"off\" with it: peers on one host do not map huge pages";
+            return wrong("memory.huge_pages", true, fix);
+        }
         within("memory.operations", memory.operations, 1, 1 << 20)?;
         within("memory.spin_us", memory.spin_us, 0, 1_000_000)?;
         if memory.spill_bytes < cluster.chunk_bytes {
@@ -423,6 +439,9 @@ mod tests {
         check(|s| s.cluster.chunk_bytes = CHUNK_BYTES_MIN - 1, Some("cluster.chunk_bytes"));
         check(|s| s.cluster.chunk_bytes = 5000, Some("cluster.chunk_bytes"));
         check(|s| s.memory.spill_bytes = s.cluster.chunk_bytes - 1, Some("memory.spill_bytes"));
+        check(|s| s.memory.registration_cache = 0, None);
+        check(|s| s.memory.registration_cache = 1 << 16, None);
+        check(|s| s.memory.registration_cache = (1 << 16) + 1, Some("memory.registration_cache"));
         check(|s| s.deadlines.silence_ms = 1_499, Some("deadlines.silence_ms"));
         check(|s| s.deadlines.silence_ms = 1_500, None);
         check(|s| s.verbs.retries = 6, None);
@@ -455,6 +474,15 @@ mod tests {
             let fix = settings.validate().err().map(|error| error.fix);
             assert_eq!(fix.is_some_and(|fix| fix.contains("host:port")), wrong, "{http:?}");
         }
+    }
+
+    #[test]
+    fn huge_pages_need_shared_memory_off() {
+        let mut settings = Settings::default();
+        settings.memory.huge_pages = true;
+        assert_eq!(settings.validate().err().map(|e| e.key), Some("memory.huge_pages"));
+        settings.transport.shm = Policy::Off;
+        assert_eq!(settings.validate(), Ok(()));
     }
 
     #[test]

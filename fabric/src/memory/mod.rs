@@ -4,9 +4,11 @@ mod blocks;
 mod elements;
 mod pool;
 mod region;
+mod user;
 
 pub use blocks::Blocks;
 pub use elements::F32s;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
-pub use region::{OutOfBounds, Region, Span};
+pub use region::{Access, OutOfBounds, Pages, Region, Span};
+pub use user::{BufferId, Handles, UserBuffer};

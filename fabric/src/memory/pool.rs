@@ -1,7 +1,7 @@
 //! A pool of buffers cut from one region, so that memory is registered once. A buffer is exclusive: it
 //! hands out references, and goes into an operation by value, which owns it until it completes.
 
-use super::region::{OutOfBounds, Region, Span};
+use super::region::{OutOfBounds, Pages, Region, Span};
 use crate::error::FabricError;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -50,11 +50,16 @@ pub struct Pool(Arc<Shared>);
 impl Pool {
     /// A pool of `bytes`, rounded up to whole pages; they are taken from the system at first touch.
     pub fn new(bytes: u64, name: &str) -> Result<Self, FabricError> {
+        Self::with_pages(Pages::Normal, bytes, name)
+    }
+
+    /// A pool in pages of this kind ([`Region::allocate_with`]).
+    pub fn with_pages(pages: Pages, bytes: u64, name: &str) -> Result<Self, FabricError> {
         let bytes = bytes.max(1).next_multiple_of(4096);
         let size =
             usize::try_from(bytes).map_err(|_| FabricError::Internal("pool larger than memory".into()))?;
-        let region = Region::allocate(size, name)?;
-        let free = Free { by_offset: BTreeMap::from([(0, bytes)]), used: 0 };
+        let region = Region::allocate_with(pages, size, name)?;
+        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), used: 0 };
         Ok(Self(Arc::new(Shared { region, free: Mutex::new(free) })))
     }
 

@@ -1,25 +1,30 @@
-//! A region: library-allocated memory (a sealed memfd, mapped shared) that drivers register and peers may
-//! be granted. Its bytes are reached by raw copies with a bounds check, never by a reference, because a
-//! peer may write them at any time; exclusive parts are handed out by the [pool](super::Pool).
+//! A region: memory that drivers register and peers may be granted, allocated by the library (a sealed memfd,
+//! mapped shared) or adopted from whoever owns it. Its bytes are reached by raw copies with a bounds check, never
+//! by a reference, because a peer may write them at any time; exclusive parts are handed out by the
+//! [pool](super::Pool), and adopted memory by the [user buffer](super::UserBuffer) over it.
 
-use crate::error::FabricError;
+use crate::error::{FabricError, PostError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// A stretch that is not inside its region: the caller's mistake, or a peer's lie.
+/// A stretch that is not inside its region: the caller's mistake, or a peer's lie. Of a region that is only for
+/// reading, no bytes can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{bytes} bytes at {offset} are not within the {region_bytes} bytes of the region")]
+#[error(
+    "{bytes} bytes at {offset} are not within the {region_bytes} bytes of the region that can be used so"
+)]
 pub struct OutOfBounds {
     /// Offset asked for.
     pub offset: u64,
     /// Bytes asked for.
     pub bytes: u64,
-    /// Bytes there are.
+    /// Bytes there are, to be used in this way.
     pub region_bytes: u64,
 }
 
@@ -34,15 +39,16 @@ impl OutOfBounds {
     }
 }
 
-/// A mapped stretch of shared memory; unmapped on drop.
+/// A stretch of memory: mapped by us and unmapped on drop, or adopted and valid for as long as its owner lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
+    is_ours: bool,
 }
 
 // SAFETY: a mapping is an address range that stays valid until drop, wherever it is used from; all access
-// through it is by raw copies or atomics. Needed because raw pointers are not Send.
+// through it is by raw copies or atomics. Whoever adopts promised the same. Needed because raw pointers are not Send.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; concurrent raw copies may tear bytes but touch nothing outside the range.
 unsafe impl Sync for Mapping {}
@@ -51,6 +57,15 @@ impl Mapping {
     /// Maps `bytes` of a memfd for reading, and writing where asked. The fd must be sealed against
     /// shrinking, or a peer could make every access a bus error.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> Result<Self, FabricError> {
+        Self::with_flags(fd, bytes, writable, MapFlags::NORESERVE)
+    }
+
+    fn with_flags(
+        fd: BorrowedFd<'_>,
+        bytes: usize,
+        writable: bool,
+        flags: MapFlags,
+    ) -> Result<Self, FabricError> {
         let seals =
             fcntl_get_seals(fd).map_err(|e| FabricError::os("reading the seals of shared memory", e))?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -63,7 +78,7 @@ impl Mapping {
             )));
         }
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let flags = MapFlags::SHARED | flags;
         // SAFETY: a fresh mapping at an address of the kernel's choice, of a file that cannot shrink below
         // it. Needed because mmap is the only way to share memory.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
@@ -73,7 +88,7 @@ impl Mapping {
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontFork) };
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
-        Ok(Self { base, bytes })
+        Ok(Self { base, bytes, is_ours: true })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -94,22 +109,60 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_fd` with these values and not used after; needed to give memory back.
+        if !self.is_ours {
+            return;
+        }
+        // SAFETY: mapped in `with_flags` with these values and not used after; needed to give memory back.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
     }
 }
 
-#[derive(Debug)]
+/// What a region's memory is made of, kept for as long as the region lives.
+enum Backing {
+    /// The library's own, which peers on this host may map.
+    Memfd(OwnedFd),
+    /// The library's own, of huge pages. Peers do not map these: nothing guarantees them that a page is there.
+    HugePages { _memfd: OwnedFd },
+    /// Somebody else's.
+    Adopted { _owner: Box<dyn Any + Send + Sync>, access: Access },
+}
+
+/// What may be done to adopted memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing is ever written to it, by anybody: it is the source of writes, or read by peers.
+    Read,
+    /// It may also be landed in.
+    ReadWrite,
+}
+
+/// Which pages library memory is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// The system's usual ones, taken at first touch.
+    #[default]
+    Normal,
+    /// Huge ones where as many are free, taken at once; else normal ones.
+    Huge,
+}
+
+// Field order matters: what is behind the mapping goes after it.
 struct Inner {
     mapping: Mapping,
-    memfd: OwnedFd,
+    backing: Backing,
     id: u64,
 }
 
 /// A region of registered memory. Clones share it; it lives until the last clone is dropped.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Region(Arc<Inner>);
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("id", &self.0.id).field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
 
 /// Region ids are unique within the process for its whole life: one that is gone is never honoured again.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -120,12 +173,79 @@ impl Region {
         let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
         let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| FabricError::os(what("memfd_create"), e))?;
-        ftruncate(&memfd, bytes as u64).map_err(|e| FabricError::os(what("ftruncate"), e))?;
-        fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, what)?;
+        Ok(Self::new(mapping, Backing::Memfd(memfd)))
+    }
+
+    /// As [`Region::allocate`], with huge pages where they are asked for and free; it is then rounded up to whole
+    /// ones, and cannot be granted over shared memory. A log line at debug says where normal pages have to do.
+    pub fn allocate_with(pages: Pages, bytes: usize, name: &str) -> Result<Self, FabricError> {
+        if pages == Pages::Huge {
+            match Self::allocate_huge(bytes, name) {
+                Ok(region) => return Ok(region),
+                Err(error) => tracing::debug!(%error, "no huge pages (vm.nr_hugepages); using normal ones"),
+            }
+        }
+        Self::allocate(bytes, name)
+    }
+
+    fn allocate_huge(bytes: usize, name: &str) -> Result<Self, FabricError> {
+        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let memfd =
+            memfd_create(name, flags).map_err(|e| FabricError::os(what("memfd_create for huge pages"), e))?;
+        let page = fstat(&memfd).map_err(|e| FabricError::os(what("fstat"), e))?.st_blksize;
+        let whole = bytes.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
+        // All are reserved now: a touch that found none would kill the process.
+        let mapping = Self::sealed_mapping(&memfd, whole, MapFlags::empty(), what)?;
+        Ok(Self::new(mapping, Backing::HugePages { _memfd: memfd }))
+    }
+
+    fn sealed_mapping(
+        memfd: &OwnedFd,
+        bytes: usize,
+        flags: MapFlags,
+        what: impl Fn(&str) -> String,
+    ) -> Result<Mapping, FabricError> {
+        ftruncate(memfd, bytes as u64).map_err(|e| FabricError::os(what("ftruncate"), e))?;
+        fcntl_add_seals(memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| FabricError::os(what("sealing"), e))?;
-        let mapping = Mapping::of_fd(memfd.as_fd(), bytes, true)?;
+        Mapping::with_flags(memfd.as_fd(), bytes, true, flags)
+    }
+
+    fn new(mapping: Mapping, backing: Backing) -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Ok(Self(Arc::new(Inner { mapping, memfd, id })))
+        Self(Arc::new(Inner { mapping, backing, id }))
+    }
+
+    /// Makes a region of memory that the library did not allocate, and keeps its owner for as long as the region
+    /// lives. Writes from it work with every driver; peers can be granted it over tcp and verbs, but not over shared
+    /// memory, where there is no file to hand over.
+    ///
+    /// Forked children do get this memory, other than the library's own: its pages may hold things that are none
+    /// of ours, and a child that lacked them would crash. Linux copies pages that a device uses at once when a
+    /// process forks (since 5.12), so that the parent keeps them.
+    ///
+    /// # Safety
+    /// From `start` on, `bytes` bytes must be readable, and writable where `access` says so, at this address and
+    /// from any thread, until `owner` is dropped. Until then nobody may change them through what the owner gives
+    /// out while work from them is under way, and with [`Access::ReadWrite`] nobody may read or write them while a
+    /// peer may land there. Of several regions over them, work may write by one at a time and none reads meanwhile.
+    #[must_use]
+    pub unsafe fn adopt(
+        start: NonNull<u8>,
+        bytes: usize,
+        access: Access,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        let mapping = Mapping { base: start, bytes, is_ours: false };
+        Self::new(mapping, Backing::Adopted { _owner: owner, access })
+    }
+
+    /// May its bytes be written? Not those of memory that was adopted for reading.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        !matches!(self.0.backing, Backing::Adopted { access: Access::Read, .. })
     }
 
     /// Unique id within this process; also the remote key on shm and tcp.
@@ -140,10 +260,10 @@ impl Region {
         self.0.mapping.len()
     }
 
-    /// Regions are never empty.
+    /// Has it no bytes? Only adopted memory can be so.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        false
+        self.len() == 0
     }
 
     /// How many own it, spans included.
@@ -152,9 +272,13 @@ impl Region {
         Arc::strong_count(&self.0)
     }
 
-    /// The file behind it, to hand to a peer on this host.
-    pub(crate) fn memfd(&self) -> BorrowedFd<'_> {
-        self.0.memfd.as_fd()
+    /// The file behind it, to hand to a peer on this host; there is none that a peer would map for adopted memory
+    /// and huge pages.
+    pub(crate) fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0.backing {
+            Backing::Memfd(memfd) => Some(memfd.as_fd()),
+            Backing::HugePages { .. } | Backing::Adopted { .. } => None,
+        }
     }
 
     pub(crate) fn mapping(&self) -> &Mapping {
@@ -165,6 +289,12 @@ impl Region {
     pub fn span(&self, offset: u64, bytes: u64) -> Result<Span, OutOfBounds> {
         self.mapping().check(offset, bytes)?;
         Ok(Span { region: self.clone(), offset, bytes })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn all(&self) -> Span {
+        Span { region: self.clone(), offset: 0, bytes: self.len() as u64 }
     }
 
     /// Copies bytes out. A peer writing at the same time can tear them: validate the copy.
@@ -179,6 +309,9 @@ impl Region {
 
     /// Copies bytes in.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+        if !self.is_writable() {
+            OutOfBounds::unless_within(offset, from.len() as u64, 0)?;
+        }
         let to = self.mapping().at(offset, from.len() as u64)?;
         // SAFETY: as in `read`, the other way.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
@@ -225,6 +358,11 @@ impl Span {
         Ok(Self { region: self.region.clone(), offset: self.offset + offset, bytes })
     }
 
+    /// May a read land in it?
+    pub(crate) fn writable(&self) -> Result<(), PostError> {
+        if self.region.is_writable() { Ok(()) } else { Err(PostError::ReadOnly) }
+    }
+
     /// Address for raw copies and system calls; valid as long as the span lives.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         // SAFETY: offset and length were checked against the region when the span was made.
@@ -263,6 +401,25 @@ mod tests {
         fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
         assert!(Mapping::of_fd(memfd.as_fd(), 4096, true).is_ok());
         assert!(matches!(Mapping::of_fd(memfd.as_fd(), 4097, true), Err(FabricError::Peer(_))));
+    }
+
+    /// Real ones where the machine has free ones (`vm.nr_hugepages`), which a test cannot assume.
+    #[test]
+    fn huge_pages_or_normal_ones_work_the_same() {
+        let region = Region::allocate_with(Pages::Huge, 5000, "huge").unwrap();
+        let is_huge = matches!(region.0.backing, Backing::HugePages { .. });
+        assert_eq!(region.memfd().is_none(), is_huge, "huge pages are never handed to a peer");
+        let bytes = region.len() as u64;
+        assert!(if is_huge { bytes.is_multiple_of(2 << 20) } else { bytes == 5000 }, "{bytes}");
+        region.write(bytes - 4, b"tail").unwrap();
+        assert!(region.write(bytes - 3, b"tail").is_err());
+        assert!(Region::allocate_with(Pages::Normal, 5000, "normal").unwrap().memfd().is_some());
+    }
+
+    #[test]
+    fn more_huge_pages_than_there_can_be_fall_back_to_normal_ones() {
+        let region = Region::allocate_with(Pages::Huge, 1 << 44, "huge").unwrap();
+        assert_eq!((region.len(), region.memfd().is_some()), (1 << 44, true));
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Bell {
     }
 
     /// What peers ring.
-    pub(super) fn memfd(&self) -> BorrowedFd<'_> {
+    pub(super) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.file.memfd()
     }
 

@@ -162,7 +162,8 @@ impl Channel {
         if self.exposed.len() == REGIONS_MAX {
             return Err(PostError::RemoteAccess);
         }
-        match link::send_region(self.link.as_fd(), key, region.len() as u64, region.memfd()) {
+        let memfd = region.memfd().ok_or(PostError::NotShareable)?;
+        match link::send_region(self.link.as_fd(), key, region.len() as u64, memfd) {
             Ok(()) => {}
             // The kernel also bounds the descriptors on their way.
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::NOMEM) => {
@@ -263,11 +264,12 @@ impl Channel {
     ) -> Result<(), PostError> {
         self.open()?;
         self.completion_space()?;
+        read.local.writable()?;
         let bytes = read.local.len();
         if bytes > 0 {
             let from = self.remote(read.remote, bytes)?;
             // SAFETY: the source is mapped by `self.regions` and in bounds (checked); the target is a checked
-            // span of a region of ours, another mapping and so other addresses. Both may be written by
+            // span of a writable region of ours, other memory and so other addresses. Both may be written by
             // others meanwhile, which tears bytes and nothing else. Needed: this is the one-sided read.
             unsafe { std::ptr::copy_nonoverlapping(from, read.local.as_ptr(), bytes as usize) };
         }

@@ -123,7 +123,10 @@ impl Half {
 
     fn greet(&self, link: BorrowedFd<'_>, index: u16, secret: Secret) -> Result<(), FabricError> {
         let greeting = Greeting { index, capacity: self.handle.ring_capacity, secret };
-        link::send_greeting(link, &greeting, self.handle.bell.memfd(), self.file.memfd())
+        let (Some(bell), Some(ring)) = (self.handle.bell.memfd(), self.file.memfd()) else {
+            return Err(FabricError::Internal("our own memory has no file".into()));
+        };
+        link::send_greeting(link, &greeting, bell, ring)
     }
 
     fn join(self, link: OwnedFd, peer: OtherHalf) -> ChannelSetup {

@@ -54,11 +54,17 @@ mod tests {
         let region = Region::allocate(4096, "test").unwrap();
         let mut regions = PeerRegions::default();
         for key in (0..REGIONS_MAX as u64).rev() {
-            regions.insert(key, 4096, region.memfd()).unwrap();
+            regions.insert(key, 4096, region.memfd().unwrap()).unwrap();
         }
         assert!(regions.find(0).is_some() && regions.find(1023).is_some() && regions.find(1024).is_none());
-        assert!(matches!(regions.insert(7, 4096, region.memfd()), Err(FabricError::Peer(_))), "twice");
-        assert!(matches!(regions.insert(1024, 4096, region.memfd()), Err(FabricError::Peer(_))), "too many");
+        assert!(
+            matches!(regions.insert(7, 4096, region.memfd().unwrap()), Err(FabricError::Peer(_))),
+            "twice"
+        );
+        assert!(
+            matches!(regions.insert(1024, 4096, region.memfd().unwrap()), Err(FabricError::Peer(_))),
+            "too many"
+        );
     }
 
     #[test]
@@ -66,10 +72,10 @@ mod tests {
         let huge = Region::allocate(1 << 44, "sparse").unwrap();
         let page = Region::allocate(4096, "page").unwrap();
         let mut regions = PeerRegions::default();
-        assert!(regions.insert(1, 4097, page.memfd()).is_err(), "larger than it is");
-        assert!(regions.insert(1, 0, page.memfd()).is_err());
-        assert!(regions.insert(1, u64::MAX, page.memfd()).is_err());
-        regions.insert(1, 1 << 44, huge.memfd()).unwrap();
-        assert!(regions.insert(2, 4096, page.memfd()).is_err(), "one page too much");
+        assert!(regions.insert(1, 4097, page.memfd().unwrap()).is_err(), "larger than it is");
+        assert!(regions.insert(1, 0, page.memfd().unwrap()).is_err());
+        assert!(regions.insert(1, u64::MAX, page.memfd().unwrap()).is_err());
+        regions.insert(1, 1 << 44, huge.memfd().unwrap()).unwrap();
+        assert!(regions.insert(2, 4096, page.memfd().unwrap()).is_err(), "one page too much");
     }
 }

@@ -37,7 +37,8 @@ pub(super) fn map_peer_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Map
 /// A fresh sealed stretch: mapped here, and the region whose file is to be handed over.
 fn own_memory(bytes: usize, name: &str) -> Result<(Mapping, Region), FabricError> {
     let region = Region::allocate(bytes, name)?;
-    Ok((Mapping::of_fd(region.memfd(), bytes, true)?, region))
+    let memfd = region.memfd().ok_or_else(|| FabricError::Internal("our own memory has no file".into()))?;
+    Ok((Mapping::of_fd(memfd, bytes, true)?, region))
 }
 
 fn word32(mapping: &Mapping, offset: u64) -> &AtomicU32 {
@@ -147,7 +148,7 @@ mod tests {
     fn both_ends_of_a_mapped_ring_meet() {
         let (ours, region) = MappedRing::create(2).unwrap();
         let mut consumer = Consumer::new(ours);
-        let mut producer = Producer::new(MappedRing::of_peer(region.memfd(), 2).unwrap());
+        let mut producer = Producer::new(MappedRing::of_peer(region.memfd().unwrap(), 2).unwrap());
         for round in 0..5 {
             producer.publish(round);
             assert_eq!(consumer.pop(), Ok(Some(round)));
@@ -164,7 +165,7 @@ mod tests {
             assert_eq!(MappedRing::create(capacity).is_ok(), good, "{capacity}");
         }
         let (_ring, region) = MappedRing::create(1).unwrap();
-        assert!(MappedRing::of_peer(region.memfd(), 1024).is_err(), "too small for what it claims");
+        assert!(MappedRing::of_peer(region.memfd().unwrap(), 1024).is_err(), "too small for what it claims");
     }
 
     #[test]

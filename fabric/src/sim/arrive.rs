@@ -108,12 +108,16 @@ impl World {
     fn resolve(&mut self, handle: Handle) -> Result<Option<Region>, String> {
         let Some(message) = self.messages.get(handle) else { return Ok(None) };
         let (peer, remote, bytes) = (message.channel ^ 1, message.remote, message.bytes);
+        let writes = message.kind == Kind::Write;
         if bytes == 0 {
             return Ok(None);
         }
         let Some(region) = self.ends[peer as usize].exposed.get(&remote.key.0) else {
             return Err(format!("access to {bytes} bytes at {} under an unknown key", remote.offset));
         };
+        if writes && !region.is_writable() {
+            return Err(format!("a write of {bytes} bytes to a region that is only for reading"));
+        }
         region.span(remote.offset, bytes).map_err(|e| e.to_string())?;
         Ok(Some(region.clone()))
     }

@@ -56,6 +56,7 @@ impl World {
     ) -> Result<(), PostError> {
         let channel = self.open_end(queue, from).ok_or(PostError::Closed)?;
         self.room(channel, false)?;
+        read.local.writable()?;
         let handle = self.messages.take(channel, Kind::Read);
         if let Some(message) = self.messages.get(handle) {
             message.id = read.id;

@@ -179,6 +179,7 @@ impl Channel {
 
     pub(super) fn post_read(&mut self, read: &Read<'_>) -> Result<(), PostError> {
         self.check_room()?;
+        read.local.writable()?;
         if self.reads.len() == READS_MAX {
             return Err(PostError::Full);
         }
@@ -283,7 +284,11 @@ impl Channel {
         let (span, on_landed) = match *frame {
             Frame::Write { key, offset, length, immediate } => {
                 let on_landed = immediate.map_or(OnLanded::Nothing, OnLanded::Received);
-                (self.exposed("write", key, offset, length)?, on_landed)
+                let span = self.exposed("write", key, offset, length)?;
+                if span.as_ref().is_some_and(|span| span.writable().is_err()) {
+                    return Err(misbehaved(format!("a write with key {key}, which is only for reading")));
+                }
+                (span, on_landed)
             }
             Frame::ReadRequest { key, offset, length, id } => return self.answer(key, offset, length, id),
             Frame::ReadResponse { length, id } => {

@@ -89,10 +89,16 @@ impl VerbsDevice {
         self.registrar.extents(span, |_| ())
     }
 
+    /// Gives back the registrations of regions that nobody else owns any more. It also happens by itself, with the
+    /// next registration.
+    pub fn release_unused(&self) {
+        self.registrar.release_unused();
+    }
+
     /// Bytes registered with the device.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {
-        self.registrar.release_unused();
+        self.release_unused();
         self.registrar.registered_bytes()
     }
 

@@ -402,7 +402,7 @@ impl CompletionQueue for VerbsQueue {
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
         let at = self.at(channel)?;
         // A large one is told as it is lent.
-        let whole = self.shared.registrar.index(region.len() as u64 - 1) == 0;
+        let whole = self.shared.registrar.index((region.len() as u64).saturating_sub(1)) == 0;
         if whole {
             self.tell(at, region, 0, region.len() as u64)?;
         }
@@ -429,6 +429,7 @@ impl CompletionQueue for VerbsQueue {
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         let at = self.at(channel)?;
+        read.local.writable()?;
         self.place_all(std::slice::from_ref(read.local))?;
         self.channels[at].read(read, &self.places, self.message_bytes_max)
     }

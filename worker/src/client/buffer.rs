@@ -52,7 +52,7 @@ impl DerefMut for TensorBuffer {
 }
 
 /// Copies plain floats into registered memory.
-pub(super) fn copy_in(buffer: &mut TensorBuffer, values: &[f32]) {
+pub(super) fn copy_in(buffer: &mut [u8], values: &[f32]) {
     let bytes = values.as_bytes();
     buffer[..bytes.len()].copy_from_slice(bytes);
 }

@@ -1,5 +1,6 @@
 //! Joining a cluster, step by step.
 
+use super::registrations::RegistrationCache;
 use super::status::{Late, WorkerMetrics};
 use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
@@ -35,9 +36,10 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     let incarnation =
         daemon::host::new_incarnation().map_err(|error| ClientError::Internal(error.to_string()))?;
     let (devices, missing) = daemon::devices::open(&settings)?;
+    let registrations = Arc::new(RegistrationCache::new(&settings.memory, Some(devices.clone())));
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
-    let (late, dead) = (Arc::new(Late::default()), Arc::new(Mutex::new(None)));
+    let (late, dead) = (Arc::new(Late::new(registrations.clone())), Arc::new(Mutex::new(None)));
     let (progress, steps) = channel();
     let start = control_start(&settings, incarnation, &offer, &late, &dead, progress.clone())?;
     let (mut control, roster) = Control::start(start)?;
@@ -63,6 +65,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 links,
                 next_op: AtomicU64::new(1),
                 dead,
+                registrations,
             })))
         }
         Err(error) => {
@@ -142,7 +145,8 @@ fn join(
     progress: (Sender<Step>, Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
-    let pool = Pool::new(settings.memory.pool_bytes, "gradwire-buffers")?;
+    let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
+    let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
         let (handle, queue, thread) = start_lane(settings, incarnation, roster, Lane(lane), &pool, &devices)?;

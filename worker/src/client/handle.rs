@@ -2,7 +2,8 @@
 
 use super::TensorBuffer;
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Blocked, LaneHandle, OpState, drive_until};
+use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, drive_until};
+use fabric::UserBuffer;
 use proto_common::ids::{Key, Rank, Version};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +13,10 @@ use std::time::{Duration, Instant};
 pub struct Ended {
     /// The version that was published, or landed.
     pub version: Version,
-    /// The gradient's buffer, where the operation had one.
+    /// The gradient's buffer, where it was one of the client's registered memory.
     pub source: Option<TensorBuffer>,
+    /// The gradient's buffer, where it was one of the trainer's own.
+    pub user: Option<UserBuffer>,
     /// The weights' buffer, where the operation had one.
     pub target: Option<TensorBuffer>,
 }
@@ -64,7 +67,7 @@ impl Handle {
 
     /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`); the
     /// error names who is waited for. After an error the buffers stay with the operation until nothing can
-    /// write them any more.
+    /// write them any more; a clone of a [`UserBuffer`] can be changed again from then on.
     pub fn wait(self) -> Result<Ended, ClientError> {
         let told = || self.state.poll().is_some();
         self.lanes().for_each(LaneHandle::visit);
@@ -76,9 +79,10 @@ impl Handle {
         drop(blocked);
         match result {
             Some(Ok(version)) => {
-                let buffers = self.state.take_buffers().unwrap_or_default();
-                let [source, target] = [buffers.source, buffers.target].map(|b| b.map(TensorBuffer::new));
-                Ok(Ended { version, source, target })
+                let OpBuffers { source, user, target } = self.state.take_buffers().unwrap_or_default();
+                // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
+                let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
+                Ok(Ended { version, source, user, target: target.map(TensorBuffer::new) })
             }
             Some(Err(error)) => Err(error.into()),
             None => {

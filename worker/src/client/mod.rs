@@ -4,23 +4,28 @@
 mod buffer;
 mod connect;
 mod handle;
+mod registrations;
+mod source;
 mod status;
 mod tensor;
 mod transfer;
 
 pub use buffer::TensorBuffer;
 pub use handle::{Ended, Handle};
+pub use registrations::RegistrationStats;
+pub use source::Source;
 pub use tensor::Tensor;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
-use fabric::{Devices, Pool};
+use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::{Choice, Driver};
+use registrations::RegistrationCache;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -49,6 +54,7 @@ pub(crate) struct Inner {
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
     dead: Arc<Mutex<Option<OpError>>>,
+    registrations: Arc<RegistrationCache>,
 }
 
 impl std::fmt::Debug for Client {
@@ -152,11 +158,14 @@ impl Client {
     /// the sender. Zeroed when new.
     pub fn allocate(&self, bytes: u64) -> Result<TensorBuffer, ClientError> {
         let buffer = self.0.pool.allocate(bytes)?;
-        // Only a peer behind a RDMA device needs it registered.
-        if self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs) {
-            self.0.devices.prepare(&buffer.span())?;
-        }
+        self.prepare(&buffer.span())?;
         Ok(TensorBuffer::new(buffer))
+    }
+
+    /// Registers memory with the RDMA device, if any link is over it, so that what stands against that is told here.
+    fn prepare(&self, span: &Span) -> Result<(), fabric::FabricError> {
+        let over_device = self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs);
+        if over_device { self.0.devices.prepare(span) } else { Ok(()) }
     }
 
     /// Waits until every member of the group has come to the barrier of this name, at most
@@ -194,6 +203,18 @@ impl Client {
         let reports =
             self.0.lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report));
         reports.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
+    }
+
+    /// What became of the trainer's own buffers that were sent. Asking lets go of those that nobody has any more.
+    #[must_use]
+    pub fn registrations(&self) -> RegistrationStats {
+        self.0.registrations.sweep()
+    }
+
+    /// The client keeps nothing of this buffer any more: its next push is copied again, and once operations with
+    /// it have ended, [`fabric::UserBuffer::into_vec`] gives its numbers back.
+    pub fn forget(&self, buffer: &fabric::UserBuffer) {
+        self.0.registrations.forget(buffer);
     }
 
     fn with_control<T>(

@@ -1,5 +1,6 @@
 //! What a worker tells about itself: `/metrics`, `/status`, and the report in its heartbeats.
 
+use super::registrations::{RegistrationCache, RegistrationStats};
 use crate::engine::{LaneStats, OldestOp};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport};
 use prometheus::core::{Collector, Desc};
@@ -16,8 +17,9 @@ use std::time::Duration;
 const REPORT_WITHIN: Duration = Duration::from_millis(20);
 
 /// What heartbeats, scrapes and events reach once it exists.
-#[derive(Default)]
 pub(super) struct Late {
+    /// Looking at it is also what lets go of buffers that nobody has any more.
+    registrations: Arc<RegistrationCache>,
     pub(super) lanes: OnceLock<Vec<LaneHandle>>,
     pub(super) links: OnceLock<Vec<(Rank, Choice)>>,
 }
@@ -28,11 +30,16 @@ struct Collected {
     stats: LaneStats,
     in_flight: u64,
     oldest: Option<OldestOp>,
+    registrations: RegistrationStats,
 }
 
 impl Late {
+    pub(super) fn new(registrations: Arc<RegistrationCache>) -> Self {
+        Self { registrations, lanes: OnceLock::new(), links: OnceLock::new() }
+    }
+
     fn collect(&self) -> Collected {
-        let mut all = Collected::default();
+        let mut all = Collected { registrations: self.registrations.sweep(), ..Collected::default() };
         for lane in self.lanes.get().into_iter().flatten() {
             let Some(report) = lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report) else { continue };
             all.stats = all.stats.plus(&report.stats);
@@ -83,6 +90,8 @@ impl Late {
             "retries": all.stats.retries,
             "credit_waits": all.stats.credit_waits,
             "duplicates": all.stats.duplicates,
+            "registered_buffers": all.registrations.registered,
+            "registered_bytes": all.registrations.registered_bytes,
         })
     }
 
@@ -114,7 +123,7 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 9] = [
+        let counters: [(&str, &str, Read); 12] = [
             ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
             ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
             ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
@@ -130,8 +139,28 @@ impl WorkerMetrics {
                 c.stats.credit_waits
             }),
             ("gradwire_worker_duplicates_total", "Repeated results ignored.", |c| c.stats.duplicates),
+            (
+                "gradwire_worker_registration_hits_total",
+                "Operations that sent a trainer's own buffer from where it lies.",
+                |c| c.registrations.hits,
+            ),
+            (
+                "gradwire_worker_registration_copies_total",
+                "Operations that copied a trainer's own buffer first.",
+                |c| c.registrations.copies,
+            ),
+            (
+                "gradwire_worker_registration_evictions_total",
+                "Own buffers that gave way to others in the registration cache.",
+                |c| c.registrations.evictions,
+            ),
         ];
-        let gauges: [(&str, &str, Read); 2] = [
+        let gauges: [(&str, &str, Read); 3] = [
+            (
+                "gradwire_worker_registration_cache_bytes",
+                "Bytes of trainers' own buffers that stay registered.",
+                |c| c.registrations.registered_bytes,
+            ),
             ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
             (
                 "gradwire_worker_oldest_wait_milliseconds",
@@ -177,5 +206,37 @@ impl Collector for WorkerMetrics {
         }
         families.extend(self.links.collect());
         families
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric::UserBuffer;
+    use proto_common::config::MemorySettings;
+
+    #[test]
+    fn a_scrape_tells_of_own_buffers() {
+        let cache = Arc::new(RegistrationCache::new(
+            &MemorySettings { registration_cache: 1, ..MemorySettings::default() },
+            None,
+        ));
+        let late = Arc::new(Late::new(cache.clone()));
+        let metrics = WorkerMetrics::new(late.clone()).unwrap();
+        let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
+        for buffer in [&first, &second, &second, &second] {
+            cache.look_up(buffer);
+        }
+        let families = metrics.collect();
+        let value = |name: &str| {
+            let metric = &families.iter().find(|family| family.name() == name).unwrap().get_metric()[0];
+            metric.get_counter().get_value() + metric.get_gauge().get_value()
+        };
+        let names = ["hits_total", "copies_total", "evictions_total"];
+        let counts = names.map(|name| value(&format!("gradwire_worker_registration_{name}")));
+        assert_eq!((counts, value("gradwire_worker_registration_cache_bytes")), ([2.0, 2.0, 1.0], 8.0));
+        assert_eq!(late.status()["registered_bytes"], 8);
+        drop(second);
+        assert_eq!(late.status()["registered_buffers"], 0, "looking is what lets go");
     }
 }

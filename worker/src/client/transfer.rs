@@ -1,10 +1,12 @@
-//! Moving tensors: push, pull, push_pull, init. Zero-copy with registered buffers; plain slices are copied
-//! once into registered memory.
+//! Moving tensors: push, pull, push_pull, init. Zero-copy with registered buffers, and with buffers of the trainer's
+//! own from their second use on; plain slices are copied once into registered memory.
 
 use super::buffer::copy_in;
-use super::{Client, Ended, Handle, Tensor, TensorBuffer};
+use super::registrations::Way;
+use super::{Client, Ended, Handle, Source, Tensor, TensorBuffer};
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, OpState, Submission};
+use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
@@ -12,9 +14,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Client {
-    /// Contributes a gradient to the tensor's next round. Ends when the round is published.
-    pub fn push(&self, tensor: &Tensor, gradient: TensorBuffer) -> Result<Handle, ClientError> {
-        self.start(tensor, OpKind::Push, Some(gradient), None, 0)
+    /// Contributes a gradient to the tensor's next round: registered memory, or a [`UserBuffer`]. Ends when the
+    /// round is published.
+    pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
+        self.start(tensor, OpKind::Push, Some(gradient.into()), None, 0)
     }
 
     /// Lands the weights of the last round this worker contributed to, or later, in `weights`.
@@ -27,18 +30,24 @@ impl Client {
     pub fn push_pull(
         &self,
         tensor: &Tensor,
-        gradient: TensorBuffer,
+        gradient: impl Into<Source>,
         weights: TensorBuffer,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.start(tensor, OpKind::PushPull, Some(gradient), Some(weights), priority)
+        self.start(tensor, OpKind::PushPull, Some(gradient.into()), Some(weights), priority)
     }
 
     /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
     /// before the first round. Ranks other than 0 send nothing.
     pub fn init(&self, tensor: &Tensor, values: &[f32]) -> Result<(), ClientError> {
-        let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?) } else { None };
+        let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
         self.start(tensor, OpKind::Init, source, None, 0)?.wait().map(drop)
+    }
+
+    /// As [`Client::init`] with a buffer, and does not wait. Ranks other than 0 let go of theirs at once.
+    pub fn init_from(&self, tensor: &Tensor, values: impl Into<Source>) -> Result<Handle, ClientError> {
+        let source = (self.0.rank == Rank(0)).then(|| values.into());
+        self.start(tensor, OpKind::Init, source, None, 0)
     }
 
     /// As [`Client::push`] with plain memory, and waits.
@@ -75,16 +84,25 @@ impl Client {
     }
 
     /// Are tensor and buffers this client's, and do they fit?
-    fn check<'b>(
+    fn check(
         &self,
         tensor: &Tensor,
-        buffers: impl Iterator<Item = &'b TensorBuffer>,
+        source: Option<&Source>,
+        target: Option<&TensorBuffer>,
     ) -> Result<(), ClientError> {
         let key = tensor.key();
         if !tensor.is_of(self.0.incarnation) {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
-        for buffer in buffers {
+        let source = match source {
+            Some(Source::User(buffer)) => {
+                check_slice(tensor, buffer.len())?;
+                None
+            }
+            Some(Source::Pool(buffer)) => Some(buffer),
+            None => None,
+        };
+        for buffer in source.into_iter().chain(target) {
             let (want, have, dtype) = (tensor.bytes(), buffer.len() as u64, tensor.spec().dtype);
             if want != have {
                 return Err(ClientError::WrongLength { key, dtype, want, have });
@@ -97,24 +115,45 @@ impl Client {
         Ok(())
     }
 
+    /// Where an operation's payload is sent from, and what it owns meanwhile.
+    fn gather(&self, source: Option<Source>) -> Result<(Option<Span>, OpBuffers), ClientError> {
+        let mut buffers = OpBuffers::default();
+        let span = match source {
+            None => return Ok((None, buffers)),
+            Some(Source::Pool(buffer)) => buffers.source.insert(buffer.into_inner()).span(),
+            Some(Source::User(user)) => {
+                let user = buffers.user.insert(user);
+                match self.0.registrations.look_up(user) {
+                    // What the device has no room for goes by a copy.
+                    Way::InPlace(span) if self.prepare(&span).is_ok() => span,
+                    Way::InPlace(_) | Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
+                }
+            }
+        };
+        Ok((Some(span), buffers))
+    }
+
+    fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
+        let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
+        copy_in(&mut copy, user);
+        Ok(copy)
+    }
+
     fn start(
         &self,
         tensor: &Tensor,
         kind: OpKind,
-        source: Option<TensorBuffer>,
+        source: Option<Source>,
         target: Option<TensorBuffer>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.check(tensor, source.iter().chain(&target))?;
+        self.check(tensor, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
         }
-        let buffers = OpBuffers {
-            source: source.map(TensorBuffer::into_inner),
-            target: target.map(TensorBuffer::into_inner),
-        };
-        let spans =
-            [&buffers.source, &buffers.target].map(|buffer| buffer.as_ref().map(fabric::Buffer::span));
+        let (source, mut buffers) = self.gather(source)?;
+        buffers.target = target.map(TensorBuffer::into_inner);
+        let target = buffers.target.as_ref().map(Buffer::span);
         let lanes = tensor.lanes().iter().filter(|parts| !parts.is_empty()).count() as u32;
         let state = OpState::with_buffers(lanes, buffers);
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
@@ -127,7 +166,6 @@ impl Client {
                 continue;
             }
             used |= 1 << index;
-            let [source, target] = spans.clone();
             let submission = Submission {
                 state: state.clone(),
                 op,
@@ -138,8 +176,8 @@ impl Client {
                 priority,
                 timeout_ms,
                 parts: parts.clone(),
-                source,
-                target,
+                source: source.clone(),
+                target: target.clone(),
             };
             open &= lane.submit(submission);
         }

@@ -2,7 +2,7 @@
 
 use crate::engine::PartSpec;
 use crate::error::OpError;
-use fabric::{Buffer, Span};
+use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
@@ -19,7 +19,10 @@ pub(crate) type Callback = Box<dyn FnOnce(Result<Version, OpError>) + Send>;
 /// The buffers that an operation owns until it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct OpBuffers {
+    /// The gradient, or the copy of one of the trainer's own.
     pub(crate) source: Option<Buffer>,
+    /// The trainer's own gradient; sent from there where there is no copy.
+    pub(crate) user: Option<UserBuffer>,
     pub(crate) target: Option<Buffer>,
 }
 

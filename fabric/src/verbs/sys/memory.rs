@@ -29,9 +29,11 @@ impl Registration {
         offset: u64,
         bytes: u64,
     ) -> Result<Self, FabricError> {
-        let flags = ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
-            | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
-            | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let mut flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        if region.is_writable() {
+            flags |= ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+            flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        }
         let start = region.mapping().at(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
         // SAFETY: the mapping lives as long as the region, which is kept here and dropped after the registration.
         let pointer =

@@ -126,8 +126,12 @@ impl Channel {
     ) -> Result<(), PostError> {
         let told = self.told.get(&read.remote.key.0).ok_or(PostError::RemoteAccess)?;
         let (mut address, key) = (told.at(read.remote.offset, read.local.len())?, told.key);
-        if self.under_way.len() + places.len() > depth {
+        if self.under_way.len() + places.len().max(1) > depth {
             return Err(PostError::Full);
+        }
+        if places.is_empty() {
+            // A read of nothing completes, too, and in its turn.
+            self.push(Request::Read { address, key }, &[], OnDone::ReadDone(read.id));
         }
         for (i, place) in places.iter().enumerate() {
             let is_last = i + 1 == places.len();

@@ -139,9 +139,9 @@ impl VerbsQueue {
             tracing::error!(%error, "a completion queue cannot be waited for");
             return;
         }
-        // What came before it was armed tells nobody.
-        self.take_work();
-        if self.ready.is_empty() {
+        // What came before it was armed tells nobody. A request of which nobody is told made room: whoever waits for
+        // that is not to sleep either.
+        if !self.take_work() && self.ready.is_empty() {
             self.look_at_sockets(timeout);
         }
     }
@@ -180,8 +180,9 @@ impl VerbsQueue {
         Ok(())
     }
 
-    /// Takes what the device has completed, in bounded pieces.
-    fn take_work(&mut self) {
+    /// Takes what the device has completed, in bounded pieces. Was there any?
+    fn take_work(&mut self) -> bool {
+        let mut any = false;
         for _ in 0..POLLS_MAX {
             let mut worked = std::mem::take(&mut self.worked);
             let polled = self.shared.completions.poll(|work| worked.push(work));
@@ -190,14 +191,15 @@ impl VerbsQueue {
             }
             self.worked = worked;
             match polled {
-                Ok(POLLED_MAX) => {}
-                Ok(_) => return,
+                Ok(POLLED_MAX) => any = true,
+                Ok(count) => return any || count > 0,
                 Err(error) => {
                     tracing::error!(%error, "a completion queue cannot be polled");
-                    return;
+                    return any;
                 }
             }
         }
+        any
     }
 
     fn handle_work(&mut self, work: &Work) {

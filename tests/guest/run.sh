@@ -11,10 +11,11 @@ executable() {
 }
 # What needs no device runs here.
 cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs --lib verbs::
-test=$(cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs \
-    --test verbs_pair --no-run --message-format=json | executable)
 tests/guest/base.sh "$built/guest/base"
 # Under one name, whatever its hash.
 mkdir -p "$built/guest/bin"
-cp "$test" "$built/guest/bin/verbs_pair"
-exec tests/guest/boot.sh -t 300 "$built/guest/base" tests/guest/fabric.sh "$built/guest/bin/verbs_pair"
+for test in drivers; do
+    cp "$(cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs \
+        --test "$test" --no-run --message-format=json | executable)" "$built/guest/bin/$test"
+done
+exec tests/guest/boot.sh -t 300 "$built/guest/base" tests/guest/fabric.sh "$built/guest/bin/drivers"

@@ -14,8 +14,13 @@ cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --fea
 tests/guest/base.sh "$built/guest/base"
 # Under one name, whatever its hash.
 mkdir -p "$built/guest/bin"
-for test in drivers; do
+programs=()
+for test in drivers verbs_faults; do
     cp "$(cargo test --locked --quiet --target-dir "$built/guest" -p gradwire-fabric --features verbs \
         --test "$test" --no-run --message-format=json | executable)" "$built/guest/bin/$test"
+    programs+=("$built/guest/bin/$test")
 done
-exec tests/guest/boot.sh -t 300 "$built/guest/base" tests/guest/fabric.sh "$built/guest/bin/drivers"
+# One device, then two with a wire between them.
+for script in fabric netem; do
+    tests/guest/boot.sh -t 300 "$built/guest/base" "tests/guest/$script.sh" "${programs[@]}"
+done

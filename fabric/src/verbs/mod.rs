@@ -8,10 +8,13 @@
 
 mod channel;
 mod endpoint;
+mod forge;
 mod queue;
 mod sys;
 mod told;
 
+#[doc(hidden)]
+pub use forge::Forged;
 pub use queue::VerbsQueue;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};

@@ -164,6 +164,12 @@ impl VerbsQueue {
         self.channels.binary_search_by_key(&id, |channel| channel.id).map_err(|_| PostError::Closed)
     }
 
+    /// What the peer of a channel said of its memory.
+    pub(super) fn told_on(&mut self, id: ChannelId) -> Result<&mut HashMap<u64, Told>, PostError> {
+        let at = self.at(id)?;
+        Ok(&mut self.channels[at].told)
+    }
+
     /// The places of spans, each no longer than a request may be.
     fn place_all(&mut self, spans: &[Span]) -> Result<(), PostError> {
         self.places.clear();

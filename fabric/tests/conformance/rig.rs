@@ -189,7 +189,7 @@ impl Rig for Verbs {
         // More than the 8 MiB of one request of the software device.
         long_bytes: 9 << 20,
         gather_refused: 257,
-        rounds: 1000,
+        rounds: 500,
         late: Duration::from_secs(3),
         ..LOCAL
     };

@@ -214,7 +214,9 @@ mod one_device {
 
 mod two_devices {
     use super::*;
+    use conformance::rig::{Limits, Place, Rig};
     use conformance::{data, flow, life};
+    use fabric::{Device, FabricError};
 
     /// The ends of the wire (`tests/guest/netem.sh`).
     const WIRE: [&str; 2] = ["v0", "v1"];
@@ -353,17 +355,41 @@ mod two_devices {
         pair::<Verbs>();
     }
 
+    /// The same devices, which try again for some four seconds instead of half a one.
+    #[derive(Clone, Copy, Debug)]
+    struct Patient;
+
+    impl Patient {
+        const TIMEOUT: Option<u8> = Some(17);
+    }
+
+    impl Rig for Patient {
+        type Queue = <Verbs as Rig>::Queue;
+        const NAME: &'static str = Verbs::NAME;
+        const CARRIER: &'static str = Verbs::CARRIER;
+        const LIMITS: Limits = Verbs::LIMITS;
+
+        fn device(place: Place) -> Box<dyn Device> {
+            Box::new(Verbs::open(place, Self::TIMEOUT))
+        }
+
+        fn queue(place: Place, send_depth: usize) -> Result<Self::Queue, FabricError> {
+            Verbs::open(place, Self::TIMEOUT).queue(send_depth)
+        }
+    }
+
     #[test]
-    fn a_wire_cut_for_less_than_its_patience_is_not_noticed() {
+    fn a_wire_cut_for_less_than_the_patience_is_not_noticed() {
         let lent = region(PAGE);
-        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let (mut a, mut b, key) = pair_with::<Patient>(&lent);
         let wire = Faulty::wire(&["loss", "100%"]);
         let cut = Instant::now();
         a.write(&[filled(1, PAGE).span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
-        std::thread::sleep(Duration::from_millis(150));
+        // Long enough for a patience of half a second to end.
+        std::thread::sleep(Duration::from_millis(700));
         drop(wire);
         assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 1 });
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 1 });
-        report("wire cut for 150 ms", "nothing, the write arrived", cut);
+        report("wire cut for 700 ms, a timeout of 17", "nothing, the write arrived", cut);
     }
 }

@@ -161,10 +161,12 @@ pub struct Verbs;
 
 #[cfg(feature = "verbs")]
 impl Verbs {
-    pub fn open(place: Place) -> fabric::VerbsDevice {
+    /// `timeout`: as in `VerbsConfig`, where it is not to be the usual one.
+    pub fn open(place: Place, timeout: Option<u8>) -> fabric::VerbsDevice {
         let names = fabric::VerbsDevice::names().unwrap();
         let name = if place == Place::Near { names.first() } else { names.last() };
-        let config = fabric::VerbsConfig { device: name.cloned(), ..fabric::VerbsConfig::default() };
+        let mut config = fabric::VerbsConfig { device: name.cloned(), ..fabric::VerbsConfig::default() };
+        config.timeout = timeout.unwrap_or(config.timeout);
         fabric::VerbsDevice::open(&config, LOCALHOST, LOCALHOST.to_string()).expect("an RDMA device")
     }
 }
@@ -195,11 +197,11 @@ impl Rig for Verbs {
     };
 
     fn device(place: Place) -> Box<dyn Device> {
-        Box::new(Self::open(place))
+        Box::new(Self::open(place, None))
     }
 
     fn queue(place: Place, send_depth: usize) -> Result<fabric::VerbsQueue, FabricError> {
-        Self::open(place).queue(send_depth)
+        Self::open(place, None).queue(send_depth)
     }
 }
 

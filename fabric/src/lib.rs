@@ -43,5 +43,9 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
+// For the driver's own tests only.
+#[cfg(feature = "verbs")]
+#[doc(hidden)]
+pub use verbs::Forged;
 pub use verbs::{VerbsConfig, VerbsDevice, VerbsQueue};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -1,4 +1,5 @@
-//! Writes and reads over real sockets of this host, of both kinds: order, places, sizes, back-pressure, fairness, waiting.
+//! What sockets have beyond what every driver promises (`conformance`), over both kinds: small buffers, offsets beyond
+//! 4 GiB, back-pressure, fairness, waiting.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod tcp_rig;
@@ -8,24 +9,18 @@ use fabric::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tcp_rig::{Carrier, End, at, bytes_of, over_both, pair, pairs, region, soon};
 
 over_both!(
-    gathered_writes_arrive_whole_and_in_order_between_threads,
     offsets_above_four_gigabytes_work_both_ways,
-    reads_go_both_ways_at_once_and_are_bounded,
     reads_of_large_answers_keep_their_bound,
     a_transfer_far_larger_than_the_socket_buffers_arrives,
     partial_writes_of_many_small_frames_keep_every_byte,
     a_peer_that_stops_reading_fills_the_queue_and_nothing_more,
-    completions_not_taken_keep_their_places,
-    gather_lists_are_bounded,
     one_busy_channel_does_not_starve_another,
     one_poll_is_bounded,
     waiting_ends_for_data_for_the_watched_descriptor_and_for_time,
-    many_channels_on_one_queue,
 );
 
 /// Bytes that tell their place.
@@ -39,56 +34,6 @@ fn filled(seed: u64, bytes: usize) -> Region {
     let region = region(bytes);
     region.write(0, &pattern(seed, bytes)).unwrap();
     region
-}
-
-fn gathered_writes_arrive_whole_and_in_order_between_threads(carrier: Carrier) {
-    const MESSAGES: u32 = 2000;
-    const WINDOW: u32 = 8;
-    const SLOT: u64 = 8192;
-    let (mut left, mut right) = pair(carrier, 64, None);
-    let inbox = region(WINDOW as usize * SLOT as usize);
-    let key = right.expose(&inbox);
-    let sizes = |n: u32| [u64::from(n % 7), u64::from(n * 13 % 3000), u64::from(n * 31 % 5000)];
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let source = filled(0, 1 << 20);
-            for n in 0..MESSAGES {
-                if n >= WINDOW {
-                    left.until_received(n - WINDOW);
-                }
-                let mut from = u64::from(n) * 17;
-                let gather: Vec<_> = sizes(n)
-                    .into_iter()
-                    .map(|bytes| {
-                        from += bytes + 5;
-                        source.span(from - bytes, bytes).unwrap()
-                    })
-                    .collect();
-                left.write(u64::from(n), &gather, at(key, u64::from(n % WINDOW) * SLOT), Some(n)).unwrap();
-                left.queue.flush();
-            }
-            left.until_received(MESSAGES - 1);
-        });
-        let expected = pattern(0, 1 << 20);
-        for n in 0..MESSAGES {
-            assert_eq!(right.until_received(n).into_iter().filter(is_received).count(), 1, "order");
-            let mut from = n as usize * 17;
-            let mut wanted = Vec::new();
-            for bytes in sizes(n) {
-                from += 5;
-                wanted.extend_from_slice(&expected[from..from + bytes as usize]);
-                from += bytes as usize;
-            }
-            assert_eq!(bytes_of(&inbox, u64::from(n % WINDOW) * SLOT, wanted.len()), wanted, "message {n}");
-            right.write(0, &[], at(RemoteKey(0), 0), Some(n)).unwrap();
-            right.queue.flush();
-        }
-        // The other side may close first; either is fine.
-    });
-}
-
-fn is_received(kind: &CompletionKind) -> bool {
-    matches!(kind, CompletionKind::Received { .. })
 }
 
 fn offsets_above_four_gigabytes_work_both_ways(carrier: Carrier) {
@@ -106,46 +51,6 @@ fn offsets_above_four_gigabytes_work_both_ways(carrier: Carrier) {
     left.queue.flush();
     left.until_read_from(&mut right, 9);
     assert_eq!(bytes_of(&back, 1, 2048), pattern(3, 2048));
-}
-
-fn reads_go_both_ways_at_once_and_are_bounded(carrier: Carrier) {
-    let (mut left, mut right) = pair(carrier, 256, None);
-    let (a, b) = (filled(1, 1 << 20), filled(2, 1 << 20));
-    let (key_a, key_b) = (left.expose(&a), right.expose(&b));
-    let into = [region(1 << 20), region(1 << 20)];
-    for (end, key, into) in [(&mut left, key_b, &into[0]), (&mut right, key_a, &into[1])] {
-        for n in 0..64u64 {
-            let local = into.span(n << 14, 1 << 14).unwrap();
-            end.queue
-                .post_read(end.channel, &Read { id: n, local: &local, remote: at(key, n << 14) })
-                .unwrap();
-        }
-        let local = into.span(0, 0).unwrap();
-        let read = Read { id: 64, local: &local, remote: at(key, 0) };
-        assert_eq!(end.queue.post_read(end.channel, &read), Err(PostError::Full));
-        end.queue.flush();
-    }
-    let unfinished = AtomicUsize::new(2);
-    std::thread::scope(|scope| {
-        for end in [&mut left, &mut right] {
-            scope.spawn(|| {
-                let all = end.until("the last read", |k| *k == CompletionKind::ReadDone { id: 63 });
-                assert_eq!(all, (0..64).map(|id| CompletionKind::ReadDone { id }).collect::<Vec<_>>());
-                unfinished.fetch_sub(1, Ordering::SeqCst);
-                while unfinished.load(Ordering::SeqCst) > 0 {
-                    end.queue.wait(Duration::from_millis(1));
-                    end.poll();
-                }
-            });
-        }
-    });
-    assert_eq!(bytes_of(&into[0], 0, 1 << 20), pattern(2, 1 << 20));
-    assert_eq!(bytes_of(&into[1], 0, 1 << 20), pattern(1, 1 << 20));
-    // A read of nothing still completes, and the places are free again.
-    let local = into[0].span(0, 0).unwrap();
-    left.queue.post_read(left.channel, &Read { id: 7, local: &local, remote: at(key_b, 0) }).unwrap();
-    left.queue.flush();
-    left.until_read_from(&mut right, 7);
 }
 
 fn reads_of_large_answers_keep_their_bound(carrier: Carrier) {
@@ -268,39 +173,6 @@ fn a_peer_that_stops_reading_fills_the_queue_and_nothing_more(carrier: Carrier) 
     assert!(left.write(0, &span, at(key, 0), None).is_ok());
 }
 
-fn completions_not_taken_keep_their_places(carrier: Carrier) {
-    let (mut left, mut right) = pair(carrier, 4, None);
-    let to = region(4096);
-    let key = right.expose(&to);
-    let span = [to.span(0, 8).unwrap()];
-    for n in 0..4 {
-        left.write(n, &span, at(key, 0), None).unwrap();
-        left.queue.flush();
-    }
-    assert_eq!(left.write(4, &span, at(key, 0), None), Err(PostError::Full));
-    left.poll();
-    assert_eq!(left.seen.len(), 4);
-    assert!(left.write(4, &span, at(key, 0), None).is_ok());
-    // Without a signal, a place is free as soon as the kernel has the bytes.
-    let silent = Write { id: 0, gather: &span, remote: at(key, 0), immediate: None, signaled: false };
-    for _ in 0..100 {
-        left.queue.flush();
-        left.queue.post_write(left.channel, &silent).unwrap();
-    }
-}
-
-fn gather_lists_are_bounded(carrier: Carrier) {
-    let (mut left, mut right) = pair(carrier, 4, None);
-    let to = region(4096);
-    let key = right.expose(&to);
-    let max = left.queue.caps().gather_max;
-    let spans: Vec<_> = (0..=max as u64).map(|i| to.span(i, 1).unwrap()).collect();
-    assert_eq!(left.write(0, &spans, at(key, 0), None), Err(PostError::TooManySpans));
-    left.write(0, &spans[..max], at(key, 1024), Some(3)).unwrap();
-    left.queue.flush();
-    right.until_received(3);
-}
-
 fn one_busy_channel_does_not_starve_another(carrier: Carrier) {
     let (mut left, mut right, ids) = pairs(carrier, 2, 64, None);
     let (from, to) = (region(1 << 20), region(1 << 20));
@@ -396,32 +268,6 @@ fn waiting_ends_for_data_for_the_watched_descriptor_and_for_time(carrier: Carrie
     assert!(right.queue.has_channels());
     right.queue.close(right.channel);
     assert!(!right.queue.has_channels());
-}
-
-fn many_channels_on_one_queue(carrier: Carrier) {
-    let (mut left, mut right, ids) = pairs(carrier, 20, 8, None);
-    let to = region(4096);
-    let from = filled(8, 4096);
-    for (n, (ours, theirs)) in ids.iter().enumerate() {
-        let key = right.expose(*theirs, &to).unwrap();
-        let span = [from.span(n as u64 * 100, 100).unwrap()];
-        let remote = RemoteSpan { key, offset: n as u64 * 100 };
-        let write = Write { id: 0, gather: &span, remote, immediate: Some(n as u32), signaled: false };
-        left.post_write(*ours, &write).unwrap();
-    }
-    left.flush();
-    let mut seen = Vec::new();
-    let deadline = soon();
-    while seen.len() < 20 {
-        assert!(Instant::now() < deadline);
-        right.wait(Duration::from_millis(100));
-        right.poll(&mut seen);
-    }
-    for completion in seen {
-        let CompletionKind::Received { immediate } = completion.kind else { panic!("{completion:?}") };
-        assert_eq!(completion.channel, ids[immediate as usize].1);
-    }
-    assert_eq!(bytes_of(&to, 0, 2000), pattern(8, 2000));
 }
 
 impl End {

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use tcp_rig::{Carrier, Opened, at, bytes_of, device, open_offer, over_both, region, soon};
 
 over_both!(
-    channels_are_told_apart_by_index,
     strangers_liars_and_duplicates_are_dropped,
     a_second_connection_for_an_index_is_dropped,
     two_hundred_half_open_connections_cost_no_time,
@@ -53,11 +52,6 @@ fn works(carrier: Carrier, pending: Box<dyn fabric::PendingOffer>, offer: &[u8],
         assert_eq!(bytes_of(&to, place, 1), [index as u8 + 1]);
         (theirs, ours) = (end.queue, other.queue);
     }
-}
-
-fn channels_are_told_apart_by_index(carrier: Carrier) {
-    let (offer, pending) = device(carrier, None).offer_channels(5).unwrap();
-    works(carrier, pending, &offer, 5);
 }
 
 fn is_dropped(mut socket: Socket) -> bool {

@@ -1,3 +1,4 @@
-# In the guest: the verbs driver's tests.
+# In the guest: the verbs driver, both ends on one device.
 . /bin/device.sh
-verbs_pair --test-threads=1 --nocapture
+drivers over_verbs:: --test-threads=1 --nocapture || exit
+verbs_faults one_device:: --test-threads=1 --nocapture

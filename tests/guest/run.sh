@@ -7,12 +7,11 @@ deploy/bootstrap.sh guest
 built=${CARGO_TARGET_DIR:-target}/guest
 # What needs no device runs here.
 cargo test --locked --quiet --target-dir "$built" -p gradwire-fabric --features verbs --lib verbs::
-test=$(cargo test --locked --quiet --target-dir "$built" -p gradwire-fabric --features verbs \
-    --test verbs_pair --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
-tests/guest/build.sh daemons rdma_train > /dev/null
 tests/guest/base.sh "$built/base"
-# Under one name, whatever its hash.
-cp "$test" "$built/bin/verbs_pair"
-tests/guest/boot.sh -t 300 "$built/base" tests/guest/fabric.sh "$built/bin/verbs_pair"
-exec tests/guest/boot.sh -t 300 -m 3000 "$built/base" tests/guest/train.sh "$built"/bin/gradwire{-scheduler,-server,-worker} \
-    "$built/bin/rdma_train" "$(command -v setpriv)" examples/digits/digits.csv
+tests/guest/build.sh daemons drivers verbs_faults rdma_train > /dev/null
+bin=$built/bin
+# One device, then two with a wire between them, then daemons.
+tests/guest/boot.sh -t 300 "$built/base" tests/guest/fabric.sh "$bin/drivers" "$bin/verbs_faults"
+tests/guest/boot.sh -t 300 "$built/base" tests/guest/netem.sh "$bin/verbs_faults"
+exec tests/guest/boot.sh -t 300 -m 3000 "$built/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
+    "$bin/rdma_train" "$(command -v setpriv)" examples/digits/digits.csv

@@ -21,6 +21,8 @@ mod device;
 #[cfg(feature = "verbs")]
 mod endpoint;
 #[cfg(feature = "verbs")]
+mod forge;
+#[cfg(feature = "verbs")]
 mod queue;
 #[cfg(feature = "verbs")]
 mod reach;
@@ -39,5 +41,8 @@ pub use absent::VerbsQueue;
 pub use config::VerbsConfig;
 pub use driver::VerbsDevice;
 pub(crate) use driver::{VerbsHandle, VerbsSetup};
+#[cfg(feature = "verbs")]
+#[doc(hidden)]
+pub use forge::Forged;
 #[cfg(feature = "verbs")]
 pub use queue::VerbsQueue;

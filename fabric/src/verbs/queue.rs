@@ -5,7 +5,7 @@
 use super::channel::{Channel, OWN_REQUESTS};
 use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
-use super::reach::{MESSAGE_BYTES, Told};
+use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
     Completions, Context, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind, failure_name,
@@ -170,9 +170,9 @@ impl VerbsQueue {
             }
             self.is_armed = true;
         }
-        // What came before it was armed tells nobody.
-        self.take_work();
-        self.ready.is_empty()
+        // What came before it was armed tells nobody. A request of which nobody is told made room: whoever waits for
+        // that is not to sleep either.
+        !self.take_work() && self.ready.is_empty()
     }
 
     /// After a sleep: takes what the sockets and the device have told.
@@ -208,6 +208,12 @@ impl VerbsQueue {
         self.channels.binary_search_by_key(&id, |channel| channel.id).map_err(|_| PostError::Closed)
     }
 
+    /// What the peer of a channel said of its memory.
+    pub(super) fn reach_of(&mut self, id: ChannelId) -> Result<&mut Reach, PostError> {
+        let at = self.at(id)?;
+        Ok(&mut self.channels[at].reach)
+    }
+
     /// The places of spans, each within one extent.
     fn place_all(&mut self, spans: &[Span]) -> Result<(), PostError> {
         self.places.clear();
@@ -225,24 +231,27 @@ impl VerbsQueue {
         Ok(())
     }
 
-    /// Takes what the device has completed, in bounded pieces.
-    fn take_work(&mut self) {
+    /// Takes what the device has completed, in bounded pieces. Was there any?
+    fn take_work(&mut self) -> bool {
+        let mut any = false;
         for _ in 0..POLLS_MAX {
             let mut worked = std::mem::take(&mut self.worked);
             let polled = self.shared.completions.poll(|work| worked.push(work));
+            any |= !worked.is_empty();
             for work in worked.drain(..) {
                 self.handle_work(&work);
             }
             self.worked = worked;
             match polled {
                 Ok(POLLED_MAX) => {}
-                Ok(_) => return,
+                Ok(_) => break,
                 Err(error) => {
                     tracing::error!(%error, "a completion queue cannot be polled");
-                    return;
+                    break;
                 }
             }
         }
+        any
     }
 
     fn handle_work(&mut self, work: &Work) {

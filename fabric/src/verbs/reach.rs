@@ -64,6 +64,11 @@ impl Reach {
         Ok(())
     }
 
+    /// What was told of a region's beginning.
+    pub(super) fn first(&self, name: u64) -> Option<Told> {
+        self.regions.get(&name)?.first().copied()
+    }
+
     /// Where a place of a region lies: its address and key, and the bytes from there to the end of its extent.
     pub(super) fn at(&self, name: u64, offset: u64) -> Result<(u64, u32, u64), PostError> {
         let extents = self.regions.get(&name).ok_or(PostError::RemoteAccess)?;

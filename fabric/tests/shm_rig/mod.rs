@@ -62,15 +62,6 @@ impl Side {
         self.write(&[], RemoteSpan { key: RemoteKey(0), offset: 0 }, Some(immediate), false)
     }
 
-    /// Posts a notice, sleeping while the ring is full.
-    pub fn notify_patiently(&mut self, immediate: u32) {
-        while let Err(error) = self.notify(immediate) {
-            assert_eq!(error, PostError::Full);
-            self.queue.poll(&mut self.inbox);
-            self.queue.wait(Duration::from_secs(10));
-        }
-    }
-
     pub fn write(
         &mut self,
         gather: &[Span],
@@ -87,8 +78,8 @@ impl Side {
 }
 
 /// Two connected lanes in this process.
-pub fn pair_of_depth(depth: usize) -> (Side, Side) {
-    let (mut left, mut right) = (LaneQueue::new(depth).unwrap(), LaneQueue::new(depth).unwrap());
+pub fn pair() -> (Side, Side) {
+    let (mut left, mut right) = (LaneQueue::new(DEPTH).unwrap(), LaneQueue::new(DEPTH).unwrap());
     let (offer, pending) = ShmDevice::new().offer(&[left.handle()]).unwrap();
     let handle = right.handle();
     let connecting =
@@ -97,10 +88,6 @@ pub fn pair_of_depth(depth: usize) -> (Side, Side) {
     let connected = connecting.join().unwrap();
     let (a, b) = (left.attach(accepted).unwrap(), right.attach(connected).unwrap());
     (Side::new(left, a), Side::new(right, b))
-}
-
-pub fn pair() -> (Side, Side) {
-    pair_of_depth(DEPTH)
 }
 
 pub fn region(bytes: usize) -> Region {

@@ -1,0 +1,395 @@
+//! Faults of peers, devices and links on a real RDMA device: what is reported, and after how long, each as one printed
+//! line. Runs where such devices are (`tests/guest`): `one_device` where both ends share one, `two_devices` where a wire
+//! lies between them. Faults that every driver may meet stand in `conformance`.
+
+#![cfg(feature = "verbs")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "test code: a panic is a failed test"
+)]
+
+mod conformance;
+
+use conformance::rig::{End, Verbs, at, bytes_of, filled, meet, pair, pair_with, region, report};
+use conformance::{child, over};
+use fabric::{CompletionKind, DisconnectReason};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+// The process that the tests below start.
+over!(over_verbs, crate::conformance::rig::Verbs;);
+
+/// Longest time until a device with the default patience gives up.
+const GIVES_UP_WITHIN: Duration = Duration::from_secs(5);
+const PAGE: usize = 4096;
+const UNTOUCHED: u8 = 0xEE;
+
+fn run(program: &str, args: &[&str]) {
+    let status = Command::new(program).args(args).status().unwrap();
+    assert!(status.success(), "{program} {args:?}: {status}");
+}
+
+/// The end of a channel by the device's word, which must be this one.
+fn assert_device_says(case: &str, end: &mut End<Verbs>, word: &str, since: Instant) {
+    let (reason, _) = end.ended();
+    report(case, &format!("{reason:?}"), since);
+    assert!(matches!(&reason, DisconnectReason::Failed(what) if what.contains(word)), "{reason:?}");
+    assert!(since.elapsed() < GIVES_UP_WITHIN, "{:?}", since.elapsed());
+}
+
+/// The end of a channel whose peer had the fault.
+fn assert_peer_closed(case: &str, end: &mut End<Verbs>, since: Instant) {
+    let (reason, _) = end.ended();
+    report(case, &format!("{reason:?}"), since);
+    assert_eq!(reason, DisconnectReason::PeerClosed);
+}
+
+mod one_device {
+    use super::*;
+    use conformance::child::Role;
+    use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect};
+    use fabric::{Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice};
+    use std::net::{IpAddr, Ipv4Addr};
+
+    fn open(config: &VerbsConfig) -> Result<VerbsDevice, FabricError> {
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        VerbsDevice::open(config, local, local.to_string())
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_named_beside_those_that_are() {
+        let elsewhere = VerbsConfig { device: Some("no-such-device".into()), ..VerbsConfig::default() };
+        let error = open(&elsewhere).unwrap_err().to_string();
+        assert!(error.contains("no-such-device") && error.contains("rxe0"), "{error}");
+        let queue = Verbs::queue(Place::Near, DEPTH).unwrap();
+        assert!(matches!(ShmDevice::new().offer(&[queue.handle()]), Err(FabricError::Misuse(_))));
+    }
+
+    /// A lie about a region of the peer, told to the device by a write and by a read.
+    fn assert_device_refuses(case: &str, lie: impl Fn(&mut Forged)) {
+        for reads in [false, true] {
+            let lent = region(PAGE);
+            lent.write(0, &[UNTOUCHED; PAGE]).unwrap();
+            let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+            let mut forged = a.queue.told(a.channel, key).unwrap();
+            lie(&mut forged);
+            a.queue.pretend(a.channel, key, forged).unwrap();
+            let ours = filled(1, 2 * PAGE);
+            let span = ours.span(0, forged.bytes).unwrap();
+            let started = Instant::now();
+            if reads {
+                a.read(&span, at(key, 0), 1).unwrap();
+            } else {
+                a.write(&[span], at(key, 0), Some(1), Some(1)).unwrap();
+            }
+            let what = if reads { "read" } else { "write" };
+            assert_device_says(&format!("{case}, {what}"), &mut a, "remote access refused", started);
+            assert_peer_closed(&format!("{case}, {what}, the victim"), &mut b, started);
+            assert_eq!(a.write(&[], NOWHERE, Some(1), None), Err(PostError::Closed));
+            assert!(bytes_of(&lent, 0, PAGE) == [UNTOUCHED; PAGE], "something landed");
+        }
+    }
+
+    #[test]
+    fn a_wrong_rkey_is_refused_by_the_peer_s_device() {
+        assert_device_refuses("wrong rkey", |forged| forged.rkey ^= 1);
+    }
+
+    #[test]
+    fn a_stretch_out_of_bounds_is_refused_by_the_peer_s_device() {
+        assert_device_refuses("out of bounds", |forged| forged.bytes += 1);
+        assert_device_refuses("before the region", |forged| forged.address -= 1);
+    }
+
+    #[test]
+    fn a_fault_ends_its_own_channel_and_no_other() {
+        let lent = region(PAGE);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let others: Vec<_> = (0..3).map(|_| connect::<Verbs>(&mut a.queue, &mut b.queue)).collect();
+        let forged = a.queue.told(a.channel, key).unwrap();
+        a.queue.pretend(a.channel, key, Forged { rkey: !forged.rkey, ..forged }).unwrap();
+        let started = Instant::now();
+        a.write(&[filled(1, 8).span(0, 8).unwrap()], at(key, 0), None, None).unwrap();
+        assert_device_says("wrong rkey beside others", &mut a, "remote access refused", started);
+        assert_peer_closed("wrong rkey beside others, the victim", &mut b, started);
+        for (near, far) in others {
+            (a.channel, b.channel) = (near, far);
+            meet(&mut a, &mut b);
+        }
+    }
+
+    /// By design it is no fault: a receiver that is slow to post receives is waited for without end.
+    #[test]
+    fn a_receiver_without_posted_receives_is_waited_for() {
+        const NOTICES: u32 = 1200;
+        let (mut a, mut b) = pair::<Verbs>();
+        let (mut posted, mut last) = (0, Instant::now());
+        while last.elapsed() < Duration::from_secs(1) {
+            while posted < NOTICES && a.write(&[], NOWHERE, Some(posted), None).is_ok() {
+                posted += 1;
+                last = Instant::now();
+            }
+            a.poll();
+        }
+        assert_eq!(a.seen, []);
+        assert!(posted > 1000 && posted < NOTICES, "{posted}");
+        report("no posted receive", &format!("nothing, {posted} of {NOTICES} notices posted"), last);
+        let polls = Instant::now();
+        for expected in 0..NOTICES {
+            if posted < NOTICES && a.write(&[], NOWHERE, Some(posted), None).is_ok() {
+                posted += 1;
+            }
+            assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: expected });
+        }
+        report("no posted receive, then polled", "all notices, in their order,", polls);
+        assert_eq!(a.seen, []);
+    }
+
+    #[test]
+    fn a_stopped_peer_is_not_noticed_by_its_device() {
+        use rustix::process::Signal;
+        let (mut end, peer) = child::spawn::<Verbs>(Role::Echoes);
+        let key = end.granted();
+        let source = filled(1, PAGE);
+        peer.signal(Signal::STOP);
+        let stopped = Instant::now();
+        for id in 0..100 {
+            end.write_patiently(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), None, Some(id));
+            assert_eq!(end.next(), CompletionKind::WriteDone { id });
+        }
+        end.notify(7);
+        while stopped.elapsed() < Duration::from_secs(1) {
+            end.poll();
+        }
+        assert_eq!(end.seen, [], "a heartbeat above has to find it");
+        report("peer stopped while idle", "writes complete, nothing else", stopped);
+        peer.signal(Signal::CONT);
+        let continued = Instant::now();
+        assert_eq!(end.next_notice(), 7);
+        report("stopped peer continued", "its answer", continued);
+    }
+
+    #[test]
+    fn a_peer_that_came_back_honours_no_grant_of_its_former_life() {
+        let (mut end, first) = child::spawn::<Verbs>(Role::Echoes);
+        let key = end.granted();
+        let old = end.queue.told(end.channel, key).unwrap();
+        first.kill();
+        assert_eq!(end.ended().0, DisconnectReason::PeerClosed);
+        let (mut end, _second) = child::connect_child::<Verbs>(end.queue, Role::Echoes);
+        let key = end.granted();
+        let new = end.queue.told(end.channel, key).unwrap();
+        assert_ne!(old.rkey, new.rkey);
+        end.queue.pretend(end.channel, key, old).unwrap();
+        let started = Instant::now();
+        end.write(&[filled(1, 8).span(0, 8).unwrap()], at(key, 0), Some(1), None).unwrap();
+        assert_device_says("old grant after a restart", &mut end, "remote access refused", started);
+    }
+
+    /// The network interface below the device.
+    fn netdev() -> String {
+        let name = VerbsDevice::names().unwrap().remove(0);
+        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/parent")).unwrap().trim().to_owned()
+    }
+
+    #[test]
+    fn a_link_that_goes_down_ends_what_is_under_way() {
+        let lent = region(PAGE);
+        let (mut a, _b, key) = pair_with::<Verbs>(&lent);
+        let source = filled(1, PAGE);
+        let netdev = netdev();
+        run("ip", &["link", "set", &netdev, "down"]);
+        let down = Instant::now();
+        a.write_patiently(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), None, Some(1));
+        let (reason, before) = a.ended();
+        report("link down", &format!("{before:?} {reason:?}"), down);
+        let refused = open(&VerbsConfig::default()).unwrap_err().to_string();
+        assert!(refused.contains("is down"), "{refused}");
+        run("ip", &["link", "set", &netdev, "up"]);
+        pair::<Verbs>();
+    }
+}
+
+mod two_devices {
+    use super::*;
+    use conformance::rig::{Limits, Place, Rig};
+    use conformance::{data, flow, life};
+    use fabric::{Device, FabricError};
+
+    /// The ends of the wire (`tests/guest/netem.sh`).
+    const WIRE: [&str; 2] = ["v0", "v1"];
+
+    /// Whatever is done to the wire is undone, however the test ends.
+    struct Faulty;
+
+    impl Faulty {
+        fn wire(how: &[&str]) -> Self {
+            let this = Self;
+            for end in WIRE {
+                run(
+                    "tc",
+                    &[&["qdisc", "replace", "dev", end, "root", "netem", "limit", "100000"], how].concat(),
+                );
+            }
+            this
+        }
+    }
+
+    impl Drop for Faulty {
+        fn drop(&mut self) {
+            for end in WIRE {
+                let _ = Command::new("tc").args(["qdisc", "del", "dev", end, "root"]).status();
+            }
+        }
+    }
+
+    fn sent_bytes() -> u64 {
+        let sent =
+            |end| std::fs::read_to_string(format!("/sys/class/net/{end}/statistics/tx_bytes")).unwrap();
+        WIRE.into_iter().map(|end| sent(end).trim().parse::<u64>().unwrap()).sum()
+    }
+
+    fn dropped_packets() -> u64 {
+        let told = Command::new("tc").args(["-s", "qdisc", "show", "dev", WIRE[0]]).output().unwrap().stdout;
+        let told = String::from_utf8(told).unwrap();
+        let after = told.split("(dropped ").nth(1).expect("tc's statistics");
+        after.split(',').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn bytes_go_over_the_wire() {
+        let before = sent_bytes();
+        data::a_read_sees_what_was_written_before_it::<Verbs>();
+        data::several_reads_are_under_way_at_once_and_complete_in_their_order::<Verbs>();
+        let sent = sent_bytes() - before;
+        assert!(sent > 6 << 20, "{sent} bytes: the devices do not use the wire");
+    }
+
+    fn assert_nothing_is_lost(percent: &str, checks: &[(&str, fn())]) {
+        let wire = Faulty::wire(&["loss", percent]);
+        for (name, check) in checks {
+            let before = dropped_packets();
+            let started = Instant::now();
+            check();
+            let lost = dropped_packets() - before;
+            let what = format!("nothing, all arrived though {lost} packets were lost one way,");
+            report(&format!("{percent} of packets lost, {name}"), &what, started);
+        }
+        assert!(dropped_packets() > 0);
+        drop(wire);
+    }
+
+    const ORDER: (&str, fn()) =
+        ("order over full queues", data::thousands_of_writes_keep_their_order_over_full_queues::<Verbs>);
+    const AT_ONCE: (&str, fn()) =
+        ("several queues", data::channels_of_several_queues_are_told_apart_and_work_at_once::<Verbs>);
+
+    #[test]
+    fn one_percent_loss_loses_nothing() {
+        const SIZES: (&str, fn()) =
+            ("writes of all sizes", data::writes_of_all_sizes_land_before_their_notice::<Verbs>);
+        assert_nothing_is_lost("1%", &[SIZES, ORDER, AT_ONCE]);
+    }
+
+    #[test]
+    fn five_percent_loss_loses_nothing() {
+        assert_nothing_is_lost("5%", &[ORDER, AT_ONCE]);
+    }
+
+    /// Only an acknowledgement renews a device's retries, and the software device asks for one in 64 packets: on a wire
+    /// as bad as this they may not last.
+    #[test]
+    fn a_long_write_over_a_bad_wire_arrives_whole_or_ends_its_channel() {
+        const LONG: usize = 4 << 20;
+        let lent = region(LONG);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let source = filled(1, LONG);
+        let wire = Faulty::wire(&["loss", "5%"]);
+        let started = Instant::now();
+        a.write(&[source.span(0, LONG as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
+        let case = "5% of packets lost, one write of 4 MiB";
+        match a.next() {
+            CompletionKind::WriteDone { id: 1 } => {
+                report(case, "nothing, it arrived", started);
+                assert_eq!(b.next(), CompletionKind::Received { immediate: 1 });
+                assert!(bytes_of(&lent, 0, LONG) == bytes_of(&source, 0, LONG));
+            }
+            CompletionKind::Disconnected(reason) => {
+                report(case, &format!("{reason:?}"), started);
+                assert!(matches!(&reason, DisconnectReason::Failed(what) if what.contains("no answer")));
+                assert_peer_closed(&format!("{case}, the other end"), &mut b, started);
+                life::assert_nothing_lands::<Verbs>(&lent);
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(wire);
+    }
+
+    #[test]
+    fn packets_out_of_order_and_twice_change_nothing() {
+        let wire = Faulty::wire(&["delay", "1ms", "reorder", "95%", "duplicate", "2%"]);
+        let started = Instant::now();
+        data::thousands_of_writes_keep_their_order_over_full_queues::<Verbs>();
+        flow::one_poll_brings_no_more_than_it_may::<Verbs>();
+        report("packets out of order and twice", "nothing, all arrived in order", started);
+        drop(wire);
+    }
+
+    /// The connection that a channel was set up over is elsewhere, so that only the device can tell.
+    #[test]
+    fn a_wire_that_is_cut_ends_what_is_under_way_and_only_that() {
+        let lent = region(PAGE);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let (mut c, mut d) = pair::<Verbs>();
+        let source = filled(1, PAGE);
+        let wire = Faulty::wire(&["loss", "100%"]);
+        let cut = Instant::now();
+        a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
+        assert_device_says("wire cut", &mut a, "no answer after all retries", cut);
+        assert_peer_closed("wire cut, the other end", &mut b, cut);
+        assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
+        drop(wire);
+        meet(&mut c, &mut d);
+        pair::<Verbs>();
+    }
+
+    /// The same devices, which try again for some four seconds instead of half a one.
+    #[derive(Clone, Copy, Debug)]
+    struct Patient;
+
+    impl Patient {
+        const TIMEOUT: Option<u8> = Some(17);
+    }
+
+    impl Rig for Patient {
+        type Queue = <Verbs as Rig>::Queue;
+        const NAME: &'static str = Verbs::NAME;
+        const CARRIER: &'static str = Verbs::CARRIER;
+        const LIMITS: Limits = Verbs::LIMITS;
+
+        fn device(place: Place) -> Box<dyn Device> {
+            Box::new(Verbs::open(place, Self::TIMEOUT))
+        }
+
+        fn queue(place: Place, send_depth: usize) -> Result<Self::Queue, FabricError> {
+            Verbs::open(place, Self::TIMEOUT).queue(send_depth)
+        }
+    }
+
+    #[test]
+    fn a_wire_cut_for_less_than_the_patience_is_not_noticed() {
+        let lent = region(PAGE);
+        let (mut a, mut b, key) = pair_with::<Patient>(&lent);
+        let wire = Faulty::wire(&["loss", "100%"]);
+        let cut = Instant::now();
+        a.write(&[filled(1, PAGE).span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
+        // Long enough for a patience of half a second to end.
+        std::thread::sleep(Duration::from_millis(700));
+        drop(wire);
+        assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 1 });
+        assert_eq!(a.next(), CompletionKind::WriteDone { id: 1 });
+        report("wire cut for 700 ms, a timeout of 17", "nothing, the write arrived", cut);
+    }
+}

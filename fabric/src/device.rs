@@ -92,7 +92,7 @@ pub trait CompletionQueue: Send {
 
     /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:
     /// an entry of the channel's table). Repeating it is cheap. Must come before a grant that names it, and before
-    /// [`CompletionQueue::lend`]. The region has to live as long as the peer may reach it.
+    /// [`CompletionQueue::lend`]. The region lives at least as long as the channel.
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError>;
 
     /// Makes a stretch ready for posts from it or into it, which else happens with the first of them: what stands against

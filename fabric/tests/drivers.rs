@@ -12,6 +12,8 @@ macro_rules! over_all {
         over!(over_unix, crate::conformance::rig::Unix; $($checks)*);
         #[cfg(feature = "verbs")]
         over!(over_verbs, crate::conformance::rig::Verbs; $($checks)*);
+        #[cfg(feature = "verbs")]
+        over!(over_verbs_lane, crate::conformance::rig::VerbsLane; $($checks)*);
     };
 }
 
@@ -26,6 +28,8 @@ over_all! {
         several_reads_are_under_way_at_once_and_complete_in_their_order,
         a_read_sees_what_was_written_before_it,
         a_region_exposed_late_can_be_used_as_soon_as_it_is_granted,
+        stretches_of_a_region_far_larger_than_memory_are_lent,
+        what_is_sent_before_the_peer_has_the_channel_waits_for_it,
         channels_of_several_queues_are_told_apart_and_work_at_once,
     }
     bounds::{

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Builds programs with the driver for RDMA devices, into a target folder of their own, as the feature changes what
-# everything else is built with. build.sh NAME...: "daemons", or an integration test of the crate `tests`. They lie in
-# FOLDER/bin then, under their names; prints FOLDER.
+# Builds what runs in the guest: all programs, and the integration tests that are named, with the driver for RDMA devices.
+# Optimised, because the guest's processor is emulated; in a target folder of their own, because the feature changes what
+# everything else is built with. build.sh [NAME...]: they lie in FOLDER/bin then, under their names; prints FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=${CARGO_TARGET_DIR:-target}/guest
 mkdir -p "$folder/bin"
-for name in "$@"; do
-    if [ "$name" = daemons ]; then
-        cargo build --quiet --release --locked --target-dir "$folder" --bins -p gradwire -p gradwire-scheduler \
-            -p gradwire-server -p gradwire-worker --features gradwire-server/verbs,gradwire-worker/verbs
-        cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/bin/"
-        continue
-    fi
-    file=$(cargo test --quiet --release --locked --target-dir "$folder" -p gradwire-tests --features verbs \
-        --test "$name" --no-run --message-format=json | grep "\"name\":\"$name\"" |
-        sed -n "s/.*\"executable\":\"\([^\"]*\)\".*/\1/p" | tail -n 1)
-    cp "$file" "$folder/bin/$name"
+# One choice of packages and features for all of it, or cargo would build some things twice.
+cargo=(--quiet --release --locked --target-dir "$folder" --features gradwire-tests/verbs,gradwire-fabric/verbs)
+for package in gradwire gradwire-scheduler gradwire-server gradwire-worker gradwire-fabric gradwire-tests; do
+    cargo+=(-p "$package")
 done
+cargo build --bins "${cargo[@]}"
+cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/bin/"
+if [ $# -gt 0 ]; then
+    built=$(cargo test --no-run --message-format=json "${cargo[@]}" "${@/#/--test=}")
+    for name in "$@"; do
+        file=$(grep "\"name\":\"$name\"" <<< "$built" | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+        cp "$file" "$folder/bin/$name"
+    done
+fi
 echo "$folder"

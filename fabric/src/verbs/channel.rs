@@ -5,10 +5,11 @@ use super::endpoint::READY;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
+use crate::memory::Region;
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, Write};
 use ibverbs_sys::ibv_sge;
 use socket2::Socket;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{ErrorKind, Read as _};
 use std::net::Shutdown;
 
@@ -50,6 +51,8 @@ pub(super) struct Channel {
     telling: Vec<Box<[u8; MESSAGE_BYTES]>>,
     /// Extents (region and index) that the peer knows the keys of, or will.
     pub(super) lent: HashSet<(u64, u64)>,
+    /// Exposed regions live as long as the peer may reach them.
+    pub(super) exposed: HashMap<u64, Region>,
     pub(super) reach: Reach,
 }
 
@@ -70,6 +73,7 @@ impl Channel {
             to_tell: VecDeque::new(),
             telling: Vec::new(),
             lent: HashSet::new(),
+            exposed: HashMap::new(),
             reach: Reach::default(),
         }
     }

@@ -30,6 +30,8 @@ const POST_SPANS_MAX: usize = 256;
 /// Unfinished requests one channel may have at most: each may become a completion, and there must be room for those of
 /// all channels.
 const SEND_DEPTH_MAX: usize = 256;
+/// More than this is no wish but a mistake.
+const SEND_DEPTH_ASKED_MAX: usize = 1 << 16;
 /// Channels of a lane at most.
 const CHANNELS_MAX: usize = 4096;
 /// Marks the ids of receives.
@@ -90,8 +92,10 @@ impl VerbsQueue {
         registrar: &Arc<Registrar>,
         send_depth: usize,
     ) -> Result<Self, FabricError> {
-        if send_depth == 0 {
-            return Err(FabricError::Misuse("a channel needs room for one request at least".into()));
+        if send_depth == 0 || send_depth > SEND_DEPTH_ASKED_MAX {
+            return Err(FabricError::Misuse(format!(
+                "send_depth must be 1 to {SEND_DEPTH_ASKED_MAX}, not {send_depth}"
+            )));
         }
         let limits = context.limits()?;
         let limit = |value: i32| usize::try_from(value).unwrap_or(0);
@@ -412,6 +416,7 @@ impl CompletionQueue for VerbsQueue {
         let at = self.at(channel)?;
         // A large one is told as it is lent.
         let whole = self.shared.registrar.index((region.len() as u64).saturating_sub(1)) == 0;
+        self.channels[at].exposed.entry(region.id()).or_insert_with(|| region.clone());
         if whole {
             self.tell(at, region, 0, region.len() as u64)?;
         }
@@ -424,6 +429,9 @@ impl CompletionQueue for VerbsQueue {
 
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         let at = self.at(channel)?;
+        if !self.channels[at].exposed.contains_key(&span.region().id()) {
+            return Err(PostError::RemoteAccess);
+        }
         self.tell(at, span.region(), span.offset(), span.len())
     }
 

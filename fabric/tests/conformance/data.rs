@@ -1,8 +1,8 @@
 //! Bytes: they land whole, where they should, before their notice, in the order of their posts; reads bring them.
 
 use super::rig::{
-    End, NOWHERE, Place, Queue, Rig, at, bytes_of, connect_all, filled, pair, pair_with, pattern, region,
-    soon,
+    End, NOWHERE, Place, Queue, Rig, at, bytes_of, connect_all, connect_only, filled, pair, pair_with,
+    pattern, region, soon,
 };
 use fabric::{CompletionKind, CompletionQueue, PostError, Read, Region, RemoteKey, Span, Write};
 use std::time::{Duration, Instant};
@@ -194,6 +194,78 @@ pub fn a_region_exposed_late_can_be_used_as_soon_as_it_is_granted<R: Rig>() {
         a.write(&[source.span(0, 4096).unwrap()], at(key, 0), Some(i), None).unwrap();
         assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: i });
         assert_eq!(bytes_of(&late, 0, 4096), pattern(9, 4096));
+    }
+}
+
+/// A region of which little is touched, as servers have one for all weights.
+pub fn stretches_of_a_region_far_larger_than_memory_are_lent<R: Rig>() {
+    const BYTES: u64 = 300_000;
+    let (mut a, mut b) = pair::<R>();
+    let huge = region(1 << 40);
+    let key = b.queue.expose(b.channel, &huge).unwrap();
+    let from = region(1 << 40);
+    // Borders of whatever a driver registers at once lie at powers of two.
+    for (i, middle) in [150_000u64, 1 << 24, 5 << 24, 1 << 30, (1 << 40) - BYTES / 2].into_iter().enumerate()
+    {
+        let start = middle - BYTES / 2;
+        let bytes = pattern(i as u64, BYTES as usize);
+        from.write(start, &bytes).unwrap();
+        b.queue.lend(b.channel, &huge.span(start, BYTES).unwrap()).unwrap();
+        b.notify(i as u32);
+        assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: i as u32 });
+        a.write(&[from.span(start, BYTES).unwrap()], at(key, start), Some(7), None).unwrap();
+        assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 7 });
+        assert!(bytes_of(&huge, start, BYTES as usize) == bytes, "around {middle}");
+        let back = region(BYTES as usize);
+        a.read(&back.span(0, BYTES).unwrap(), at(key, start), 9).unwrap();
+        assert_eq!(a.next_with(&mut b), CompletionKind::ReadDone { id: 9 });
+        assert!(bytes_of(&back, 0, BYTES as usize) == bytes, "read around {middle}");
+    }
+}
+
+/// One side's lane is busy with another channel when the new one's first messages come.
+pub fn what_is_sent_before_the_peer_has_the_channel_waits_for_it<R: Rig>() {
+    let (mut a, mut b) = pair::<R>();
+    for a_is_early in [true, false] {
+        let (near, far) = connect_only::<R>(&a.queue, &b.queue);
+        let (early, late) = if a_is_early { (&mut a, &mut b) } else { (&mut b, &mut a) };
+        let (first, second) = if a_is_early { (near, far) } else { (far, near) };
+        let first = early.queue.attach(first).unwrap();
+        let lent = region(4096);
+        let key = early.queue.expose(first, &lent).unwrap();
+        let notice = |immediate| Write {
+            id: 0,
+            gather: &[],
+            remote: NOWHERE,
+            immediate: Some(immediate),
+            signaled: false,
+        };
+        early.queue.post_write(first, &notice(3)).unwrap();
+        for i in 0..50 {
+            early.notify(i);
+            assert_eq!(late.next_with(early), CompletionKind::Received { immediate: i });
+        }
+        let second = late.queue.attach(second).unwrap();
+        let deadline = soon();
+        while late.seen.is_empty() {
+            assert!(Instant::now() < deadline, "{} lost it", R::NAME);
+            early.poll();
+            late.poll();
+        }
+        let received = late.seen.pop_front().unwrap();
+        assert_eq!((received.channel, received.kind), (second, CompletionKind::Received { immediate: 3 }));
+        let source = filled(1, 4096);
+        let gather = [source.span(0, 4096).unwrap()];
+        let write = Write { gather: &gather, remote: at(key, 0), ..notice(4) };
+        late.queue.post_write(second, &write).unwrap();
+        late.queue.flush();
+        while early.seen.is_empty() {
+            assert!(Instant::now() < deadline, "the key was lost");
+            early.poll();
+            late.poll();
+        }
+        early.seen.clear();
+        assert_eq!(bytes_of(&lent, 0, 4096), pattern(1, 4096));
     }
 }
 

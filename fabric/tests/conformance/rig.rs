@@ -2,8 +2,9 @@
 //! peers in processes of their own. Must not check anything of a driver itself, nor know one beyond its `Rig`.
 
 use fabric::{
-    ChannelId, Completion, CompletionKind, CompletionQueue, CqHandle, Device, DisconnectReason, FabricError,
-    LaneQueue, PostError, Read, Region, RemoteKey, RemoteSpan, ShmDevice, Span, TcpDevice, Write,
+    ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, CqHandle, Device, DisconnectReason,
+    FabricError, LaneQueue, PostError, Read, Region, RemoteKey, RemoteSpan, ShmDevice, Span, TcpDevice,
+    Write,
 };
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
@@ -205,6 +206,27 @@ impl Rig for Verbs {
     }
 }
 
+/// The same devices, behind the queue that lanes use for all drivers.
+#[cfg(feature = "verbs")]
+#[derive(Clone, Copy, Debug)]
+pub struct VerbsLane;
+
+#[cfg(feature = "verbs")]
+impl Rig for VerbsLane {
+    type Queue = LaneQueue;
+    const NAME: &'static str = "verbs_lane";
+    const CARRIER: &'static str = Verbs::CARRIER;
+    const LIMITS: Limits = Verbs::LIMITS;
+
+    fn device(place: Place) -> Box<dyn Device> {
+        Verbs::device(place)
+    }
+
+    fn queue(place: Place, send_depth: usize) -> Result<LaneQueue, FabricError> {
+        LaneQueue::new(send_depth)?.with_verbs(&Verbs::open(place, None))
+    }
+}
+
 pub fn region(bytes: usize) -> Region {
     Region::allocate(bytes, "conformance").unwrap()
 }
@@ -382,28 +404,38 @@ impl<R: Rig> End<R> {
     }
 }
 
-/// One channel for each pair of queues that the indices name, in that order; connected from the last to the first.
+/// Connected channels, not attached yet: of these queues' handles, connected from the last to the first.
+fn connect_handles<R: Rig>(near: &[CqHandle], far: &[CqHandle]) -> (Vec<ChannelSetup>, Vec<ChannelSetup>) {
+    let (offer, pending) = R::device(Place::Near).offer(near).unwrap();
+    let device = R::device(Place::Far);
+    let connect = |index: usize| device.connect(&offer, index as u16, &far[index], soon()).unwrap();
+    let (near, mut far) = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| (0..far.len()).rev().map(connect).collect::<Vec<_>>());
+        (pending.accept(soon()).unwrap(), connecting.join().unwrap())
+    });
+    far.reverse();
+    assert!(near.iter().chain(&far).all(|setup| setup.carrier() == R::CARRIER));
+    (near, far)
+}
+
+/// A connected channel between two queues, which have not attached it yet.
+pub fn connect_only<R: Rig>(near: &R::Queue, far: &R::Queue) -> (ChannelSetup, ChannelSetup) {
+    let (mut near, mut far) = connect_handles::<R>(&[near.handle()], &[far.handle()]);
+    (near.remove(0), far.remove(0))
+}
+
+/// One channel for each pair of queues that the indices name, in that order.
 pub fn connect_all<R: Rig>(
     near: &mut [R::Queue],
     far: &mut [R::Queue],
     pairs: &[(usize, usize)],
 ) -> Vec<(ChannelId, ChannelId)> {
-    let handles: Vec<_> = pairs.iter().map(|&(at, _)| near[at].handle()).collect();
-    let (offer, pending) = R::device(Place::Near).offer(&handles).unwrap();
-    let handles: Vec<_> = pairs.iter().map(|&(_, at)| far[at].handle()).collect();
-    let device = R::device(Place::Far);
-    let connect = |index: usize| device.connect(&offer, index as u16, &handles[index], soon()).unwrap();
-    let (accepted, mut connected) = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| (0..pairs.len()).rev().map(connect).collect::<Vec<_>>());
-        (pending.accept(soon()).unwrap(), connecting.join().unwrap())
-    });
-    connected.reverse();
-    let attach = |queue: &mut R::Queue, setup: fabric::ChannelSetup| {
-        assert_eq!(setup.carrier(), R::CARRIER);
-        queue.attach(setup).unwrap()
-    };
-    let both = pairs.iter().zip(accepted).zip(connected);
-    both.map(|((&(a, b), ours), theirs)| (attach(&mut near[a], ours), attach(&mut far[b], theirs))).collect()
+    let near_handles: Vec<_> = pairs.iter().map(|&(at, _)| near[at].handle()).collect();
+    let far_handles: Vec<_> = pairs.iter().map(|&(_, at)| far[at].handle()).collect();
+    let (ours, theirs) = connect_handles::<R>(&near_handles, &far_handles);
+    let both = pairs.iter().zip(ours).zip(theirs);
+    both.map(|((&(a, b), ours), theirs)| (near[a].attach(ours).unwrap(), far[b].attach(theirs).unwrap()))
+        .collect()
 }
 
 /// A new channel between two queues.

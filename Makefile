@@ -55,6 +55,7 @@ check:
 	@deploy/bootstrap.sh check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy -p gradwire-fabric --features verbs --all-targets --locked --target-dir $(BUILT)/guest -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 	cargo deny --locked check licenses bans sources
 	cargo test --quiet --locked -p gradwire-tests --no-default-features --test tidy

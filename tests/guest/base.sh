@@ -11,15 +11,29 @@ for program in busybox cpio depmod zstd rdma ip tc ibv_devinfo ib_write_bw ib_wr
     command -v "$program" >/dev/null || fail "$program is missing (deploy/bootstrap.sh guest installs it)"
 done
 # The -cloud kernel has no rdma_rxe, so the generic one, taken apart and not installed.
-package=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image-/ { print $2; exit }')
-[ -n "$package" ] || fail "apt knows no linux-image-amd64 (apt-get update?)"
+newest() {
+    apt-cache depends linux-image-amd64 2>/dev/null | awk '/Depends: linux-image-/ { print $2; exit }' || true
+}
+package=$(newest)
 version=${package#linux-image-}
-if [ -f "$out/base.cpio.gz" ] && [ "$(cat "$out/version" 2>/dev/null)" = "$version" ]; then
+# Made again for another kernel, and when these scripts change.
+stamp="$version $(cat "$(dirname "$0")"/{base,bring,init}.sh | cksum)"
+if [ -f "$out/base.cpio.gz" ] && [ "$(cat "$out/stamp" 2>/dev/null)" = "$stamp" ]; then
     exit 0
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-(cd "$work" && apt-get download -qq "$package" 2>/dev/null) || fail "apt cannot download $package"
+fetch() {
+    package=$(newest)
+    [ -n "$package" ] && (cd "$work" && apt-get download -qq "$package" >/dev/null 2>&1)
+}
+update() {
+    if [ "$(id -u)" -eq 0 ]; then apt-get update -q >&2; else sudo -n apt-get update -q >&2; fi
+}
+# The package lists of a fresh image are missing or old.
+fetch || { update && fetch; } || fail "apt cannot download a kernel (${package:-linux-image-amd64}); apt-get update?"
+version=${package#linux-image-}
+stamp="$version ${stamp#* }"
 dpkg-deb -x "$work"/"$package"_*.deb "$work/kernel"
 depmod -b "$work/kernel" "$version"
 
@@ -56,4 +70,4 @@ chmod +x "$root/init"
 (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1 > "$work/base.cpio.gz")
 cp "$work/kernel/boot/vmlinuz-$version" "$out/vmlinuz"
 mv "$work/base.cpio.gz" "$out/base.cpio.gz"
-echo "$version" > "$out/version"
+echo "$stamp" > "$out/stamp"

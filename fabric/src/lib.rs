@@ -40,5 +40,7 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
-pub use verbs::{VerbsConfig, VerbsDevice, VerbsQueue};
+pub use verbs::{
+    DeviceInfo, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

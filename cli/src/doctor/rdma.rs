@@ -142,6 +142,11 @@ fn of_device(device: &DeviceInfo, settings: &Settings, level: Level) -> (Vec<Che
         port.mtu_bytes, gid.index
     );
     checks.insert(0, Check::good(WHAT, seen));
+    if gid.is_link_local() {
+        let seen = format!("address {gid} is of one link only: hosts beyond a router cannot be reached");
+        let fix = "give its network interface an IP address (ip address add ADDRESS/LENGTH dev INTERFACE)";
+        checks.push(Check::warn(WHAT, seen, fix));
+    }
     (checks, is_usable)
 }
 
@@ -261,6 +266,12 @@ mod tests {
         assert!(judged(&without, |_| ()).0.contains("shows no RDMA device"));
         let (text, _) = judged(&without, |settings| settings.transport.verbs = Policy::Off);
         assert!(text.starts_with("ok") && text.contains("off"), "{text}");
+    }
+
+    #[test]
+    fn an_address_of_one_link_is_used_with_a_warning() {
+        let (text, is_usable) = judged(&seen(vec![device(true, 1024, vec![gid(0, LINK, true)])]), |_| ());
+        assert!(is_usable && text.contains("warn") && text.contains("of one link only"), "{text}");
     }
 
     #[test]

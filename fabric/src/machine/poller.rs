@@ -208,8 +208,8 @@ impl Polling {
             };
             match self.post(channel, job) {
                 None => {}
-                Some((job, PostError::Full | PostError::RemoteAccess)) => {
-                    // Bounds were checked: a key that is refused is on its way.
+                Some((job, PostError::Full | PostError::RemoteAccess | PostError::Closed)) => {
+                    // Bounds were checked: a key that is refused is on its way. Why a channel is closed is told next.
                     if let Some(flow) = self.flows.get_mut(&channel) {
                         flow.waiting.push_front(job);
                     }

@@ -156,8 +156,9 @@ impl VerbsQueue {
         self.epoll.as_fd()
     }
 
+    /// One whose end has not been told yet counts: a lane does not poll a queue without channels.
     pub(crate) fn has_channels(&self) -> bool {
-        !self.channels.is_empty()
+        !self.channels.is_empty() || !self.ready.is_empty()
     }
 
     /// Before a sleep: asks for an event with the next completion. False: there is something to do already.

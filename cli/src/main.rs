@@ -2,6 +2,7 @@
 //! turns its result into an exit code.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod env;
 mod find;
 mod launch;
@@ -25,6 +26,7 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
+    Doctor(doctor::DoctorArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
@@ -46,6 +48,7 @@ fn main() -> std::process::ExitCode {
     run_main_with_code("gradwire", || match cli.command {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
         Command::Env => env::run().map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),

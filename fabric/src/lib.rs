@@ -1,12 +1,10 @@
 //! Moves opaque bytes one-sided between registered regions of processes: the remote machine as a device
 //! (Xue et al., section 3.1 and table 1). One trait family, several drivers.
 //!
-//! | paper | here |
-//! | --- | --- |
-//! | `CreateRdmaDevice(num_cqs, num_qps_per_peer, endpoint)` | a [`Device`], a [`LaneQueue`] per lane, one channel per lane and peer |
-//! | `AllocateMemRegion` | [`Region::allocate`], [`Pool`]; [`Region::adopt`] and [`UserBuffer`] for memory of the caller's own |
-//! | `GetChannel(endpoint, qp_idx)` | [`Device::connect`] with the peer's offer and the channel's index |
-//! | `Memcpy(local, remote, size, direction, callback)` | [`CompletionQueue::post_write`], [`CompletionQueue::post_read`], completions by [`CompletionQueue::poll`] |
+//! [`machine`] is the paper's interface as it stands there: devices, regions, channels by endpoint and queue pair, and
+//! asynchronous copies, with threads of its own. The roles use what is below it, from threads of theirs: a [`Device`]
+//! connects channels, a [`LaneQueue`] per lane owns them, [`CompletionQueue::post_write`] and
+//! [`CompletionQueue::post_read`] start copies, and [`CompletionQueue::poll`] tells of their ends and of notices.
 //!
 //! This crate knows nothing of batches, keys or roles. It is the only crate with `unsafe` (bindings apart);
 //! each block says why it is sound and why it is needed.
@@ -15,7 +13,9 @@ pub mod copy;
 mod device;
 mod devices;
 mod error;
+mod host;
 mod lane;
+pub mod machine;
 mod mailbox;
 pub mod memlock;
 mod memory;
@@ -31,6 +31,7 @@ mod work;
 pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
 pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
+pub use host::host_identity;
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
 pub use memory::{
@@ -47,5 +48,7 @@ pub use tcp::{TcpQueue, frame as tcp_frame};
 #[cfg(feature = "verbs")]
 #[doc(hidden)]
 pub use verbs::Forged;
-pub use verbs::{VerbsConfig, VerbsDevice, VerbsQueue};
+pub use verbs::{
+    DeviceInfo, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+};
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

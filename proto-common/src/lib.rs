@@ -10,6 +10,7 @@ pub mod batch;
 pub mod config;
 pub mod element;
 pub mod error;
+pub mod footprint;
 pub mod ids;
 pub mod limits;
 pub mod message;

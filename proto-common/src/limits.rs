@@ -52,6 +52,10 @@ pub const RANKS_LISTED_MAX: usize = 16;
 
 /// Bytes of a slot of a worker's inbox: a full table and the ranks that a few results name.
 pub const RESULT_SLOT_BYTES: u64 = 16 << 10;
+/// Result batches of a server's lane that can be under way at once.
+pub const RESULTS_PER_LANE: u32 = 256;
+/// Batches of a worker's lane that can be under way at once.
+pub const PREFIXES_PER_LANE: u32 = 128;
 /// Operations of one worker on one lane that a server keeps unanswered; a worker with more is expelled.
 pub const OPERATIONS_PER_WORKER_MAX: usize = 1 << 17;
 

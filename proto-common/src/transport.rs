@@ -135,7 +135,9 @@ pub fn choose(a: &Offer, b: &Offer) -> Result<Choice, NoTransport> {
     Err(NoTransport { reasons: ruled_out.join("; ") })
 }
 
-fn obstacle(driver: Driver, a: &Offer, b: &Offer) -> Option<String> {
+/// Why a worker (`a`) and a server (`b`) cannot use a driver; none where they can.
+#[must_use]
+pub fn obstacle(driver: Driver, a: &Offer, b: &Offer) -> Option<String> {
     // A requirement explains more than an "off" that goes with it.
     for (side, offer) in [("worker", a), ("server", b)] {
         let required = Driver::ALL.iter().find(|d| offer.policies.of(**d) == Policy::Require);

@@ -2,6 +2,7 @@
 //! types have no values, so nothing here can run.
 
 use super::VerbsConfig;
+use super::info::DeviceInfo;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
@@ -9,6 +10,9 @@ use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
+
+/// Bytes that each lane's queue registers for itself.
+pub const VERBS_QUEUE_BYTES: u64 = 0;
 
 /// A RDMA device.
 #[derive(Clone, Debug)]
@@ -31,6 +35,11 @@ fn absent<T>() -> Result<T, FabricError> {
 impl VerbsDevice {
     /// The names of the devices here.
     pub fn names() -> Result<Vec<String>, FabricError> {
+        absent()
+    }
+
+    /// The devices here, as they look now.
+    pub fn describe() -> Result<Vec<DeviceInfo>, FabricError> {
         absent()
     }
 

@@ -2,9 +2,10 @@
 
 use super::VerbsConfig;
 use super::endpoint::{self, Endpoint};
-use super::queue::{Shared, VerbsQueue};
+use super::info::{DeviceInfo, Gid, PortInfo, choose};
+use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;
-use super::sys::{self, Context, Domain, GidEntry, Path, QueuePair, Remote};
+use super::sys::{self, Context, Domain, Path, QueuePair, Remote};
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use crate::memory::Span;
@@ -14,6 +15,9 @@ use socket2::Socket;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Bytes that each lane's queue registers for itself.
+pub const VERBS_QUEUE_BYTES: u64 = OWN_BYTES;
 
 /// A RDMA device.
 #[derive(Clone, Debug)]
@@ -44,6 +48,12 @@ impl VerbsDevice {
         sys::device_names()
     }
 
+    /// The devices here, as they look now. One that cannot be opened is told with the reason.
+    pub fn describe() -> Result<Vec<DeviceInfo>, FabricError> {
+        let describe = |name: String| DeviceInfo { ports: ports_of(&name), name };
+        Ok(sys::device_names()?.into_iter().map(describe).collect())
+    }
+
     /// Opens a device. `bind` and `advertise`: as for [`TcpDevice::new`].
     pub fn open(config: &VerbsConfig, bind: IpAddr, advertise: String) -> Result<Self, FabricError> {
         let context = Context::open(config.device.as_deref())?;
@@ -54,7 +64,8 @@ impl VerbsDevice {
                 "port {port} of RDMA device {name} is down (is its network interface up? `rdma link` tells)"
             )));
         }
-        let gid = choose(&context.gids()?, config).ok_or_else(|| {
+        let gids = gids_of(&context, config.port)?;
+        let gid = choose(&gids, config.gid_index).ok_or_else(|| {
             FabricError::Misuse(format!(
                 "RDMA device {} has no RoCEv2 address of a network device on port {} (has its interface an IP address?)",
                 context.name, config.port
@@ -123,17 +134,17 @@ impl VerbsDevice {
     }
 }
 
-/// A routable address before a link's own, and version 4 before 6: the order in which they work between hosts.
-fn choose(gids: &[GidEntry], config: &VerbsConfig) -> Option<GidEntry> {
-    let of_port = gids.iter().filter(|gid| gid.port == config.port);
-    if let Some(index) = config.gid_index {
-        return of_port.copied().find(|gid| gid.index == index);
-    }
-    let is_link_local = |gid: &GidEntry| gid.gid[..2] == [0xFE, 0x80];
-    of_port
-        .copied()
-        .filter(|gid| gid.is_roce_v2 && gid.has_netdev)
-        .min_by_key(|gid| (is_link_local(gid), !is_v4(&gid.gid), gid.index))
+fn gids_of(context: &Context, port: u8) -> Result<Vec<Gid>, FabricError> {
+    Ok(context.gids()?.into_iter().filter(|gid| gid.port == port).collect())
+}
+
+fn ports_of(name: &str) -> Result<Vec<PortInfo>, FabricError> {
+    let context = Context::open(Some(name))?;
+    let describe = |number| {
+        let (is_up, mtu) = context.port(number)?;
+        Ok(PortInfo { number, is_up, mtu_bytes: 128 << mtu, gids: gids_of(&context, number)? })
+    };
+    (1..=context.port_count()?).map(describe).collect()
 }
 
 fn is_v4(gid: &[u8; 16]) -> bool {
@@ -241,12 +252,6 @@ impl Device for VerbsDevice {
 mod tests {
     use super::*;
 
-    fn gid(index: u8, start: &[u8], is_roce_v2: bool, has_netdev: bool) -> GidEntry {
-        let mut gid = [1; 16];
-        gid[..start.len()].copy_from_slice(start);
-        GidEntry { gid, index, port: 1, is_roce_v2, has_netdev }
-    }
-
     #[test]
     fn a_largest_packet_is_the_port_s_at_most() {
         for (bytes, code) in [(256, 1), (1024, 3)] {
@@ -255,28 +260,5 @@ mod tests {
         for bytes in [0, 128, 1000, 2048, 8192] {
             assert!(mtu_code(bytes, 3, "x").is_err(), "{bytes}");
         }
-    }
-
-    #[test]
-    fn a_routable_v2_address_of_a_network_device_is_chosen() {
-        let v4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF];
-        let config = VerbsConfig::default();
-        let mut gids = vec![
-            gid(0, &[0xFE, 0x80], false, true),
-            gid(1, &[0xFE, 0x80], true, true),
-            gid(2, &[0x20, 0x01], true, true),
-            gid(3, &v4, false, true),
-            gid(4, &v4, true, false),
-            gid(5, &v4, true, true),
-        ];
-        assert_eq!(choose(&gids, &config).map(|g| g.index), Some(5));
-        gids.truncate(5);
-        assert_eq!(choose(&gids, &config).map(|g| g.index), Some(2));
-        gids.truncate(2);
-        assert_eq!(choose(&gids, &config).map(|g| g.index), Some(1));
-        gids.truncate(1);
-        assert_eq!(choose(&gids, &config), None);
-        let named = VerbsConfig { gid_index: Some(0), ..config };
-        assert_eq!(choose(&gids, &named).map(|g| g.index), Some(0));
     }
 }

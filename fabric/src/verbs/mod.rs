@@ -9,6 +9,7 @@
 //! without it, `absent` says so wherever a device is asked for.
 
 mod config;
+mod info;
 
 #[cfg(not(feature = "verbs"))]
 mod absent;
@@ -38,11 +39,12 @@ use device as driver;
 
 #[cfg(not(feature = "verbs"))]
 pub use absent::VerbsQueue;
-pub use config::VerbsConfig;
-pub use driver::VerbsDevice;
+pub use config::{HAS_VERBS, VerbsConfig};
+pub use driver::{VERBS_QUEUE_BYTES, VerbsDevice};
 pub(crate) use driver::{VerbsHandle, VerbsSetup};
 #[cfg(feature = "verbs")]
 #[doc(hidden)]
 pub use forge::Forged;
+pub use info::{DeviceInfo, Gid, PortInfo};
 #[cfg(feature = "verbs")]
 pub use queue::VerbsQueue;

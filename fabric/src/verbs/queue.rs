@@ -25,6 +25,8 @@ use std::time::Duration;
 
 /// Receives posted for all channels of a lane: notices and messages that may be under way to it.
 const RECEIVES: usize = 1024;
+/// Bytes that a queue registers for itself.
+pub(super) const OWN_BYTES: u64 = (RECEIVES * MESSAGE_BYTES) as u64;
 /// Spans of one post, which may become several requests.
 const POST_SPANS_MAX: usize = 256;
 /// Unfinished requests one channel may have at most: each may become a completion, and there must be room for those of
@@ -106,7 +108,7 @@ impl VerbsQueue {
         let entries = limit(limits.max_cqe).min(CHANNELS_MAX * per_channel + RECEIVES);
         let completions = Completions::new(context, entries as u32)?;
         let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
-        let messages = Region::allocate(RECEIVES * MESSAGE_BYTES, "gradwire-verbs-messages")?;
+        let messages = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
         let messages = Registration::new(registrar.domain(), &messages, 0, messages.len() as u64)
             .map_err(|error| explain(error, messages.len() as u64, registrar.registered_bytes()))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -159,8 +161,9 @@ impl VerbsQueue {
         self.epoll.as_fd()
     }
 
+    /// One whose end has not been told yet counts: a lane does not poll a queue without channels.
     pub(crate) fn has_channels(&self) -> bool {
-        !self.channels.is_empty()
+        !self.channels.is_empty() || !self.ready.is_empty()
     }
 
     /// Before a sleep: asks for an event with the next completion. False: there is something to do already.

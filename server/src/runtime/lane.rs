@@ -12,13 +12,13 @@ use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, SlotGrant, prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
-use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX, slot_bytes_for};
+use proto_common::limits::{
+    HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
+};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// Result batches that can be under way at once.
-const PREFIX_BLOCKS: u32 = 256;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
@@ -95,7 +95,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             links: (0..config.engine.workers).map(|_| None).collect(),
             ranks: HashMap::new(),
             epoch: Epoch::default(),
-            blocks: Blocks::new(PREFIX_BLOCKS, RESULT_SLOT_BYTES, "gradwire-results")?,
+            blocks: Blocks::new(RESULTS_PER_LANE, RESULT_SLOT_BYTES, "gradwire-results")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             reader: BatchReader::default(),
             commands: Commands::default(),

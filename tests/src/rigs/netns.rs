@@ -64,6 +64,11 @@ impl Net {
         self.ip(0, &["link", "set", &format!("to{host}"), "down"]);
     }
 
+    /// A host drops whatever it would send to this address, without a word: a firewall that drops.
+    pub fn swallow(&self, host: usize, address: &str) {
+        self.ip(host, &["route", "add", "blackhole", address]);
+    }
+
     fn ip(&self, host: usize, words: &[&str]) {
         ip(&[&["-n", self.names[host].as_str()], words].concat());
     }

@@ -13,14 +13,12 @@ use proto_common::batch::{
     prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
-use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
+use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Batches that can be under way at once, per lane.
-const PREFIX_BLOCKS: u32 = 128;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 /// A broken channel is reported by itself only after the scheduler had this long to name a death.
@@ -139,7 +137,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             servers: HashMap::new(),
             broken: Vec::new(),
             live: HashMap::new(),
-            blocks: Blocks::new(PREFIX_BLOCKS, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
+            blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             payload: vec![0; RESULT_SLOT_BYTES as usize].into_boxed_slice(),
             gather: Vec::new(),

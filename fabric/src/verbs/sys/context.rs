@@ -2,6 +2,7 @@
 
 use super::{done, made};
 use crate::error::FabricError;
+use crate::verbs::info::Gid;
 use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
@@ -52,16 +53,6 @@ fn with_devices<T>(
     looked
 }
 
-/// How frames are addressed on a RoCE port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::verbs) struct GidEntry {
-    pub(in crate::verbs) gid: [u8; 16],
-    pub(in crate::verbs) index: u8,
-    pub(in crate::verbs) port: u8,
-    pub(in crate::verbs) is_roce_v2: bool,
-    pub(in crate::verbs) has_netdev: bool,
-}
-
 const GID_TYPE_ROCE_V2: u32 = 2;
 const GID_ENTRIES_MAX: usize = 256;
 
@@ -92,6 +83,11 @@ impl Context {
         Ok(limits)
     }
 
+    /// How many ports it has; they are counted from 1.
+    pub(in crate::verbs) fn port_count(&self) -> Result<u8, FabricError> {
+        Ok(self.limits()?.phys_port_cnt)
+    }
+
     /// The longest request of port 1, at most 1 GiB, in whole pages.
     pub(in crate::verbs) fn message_bytes_max(&self) -> Result<u64, FabricError> {
         let (_, attributes) = self.port_attributes(1)?;
@@ -114,7 +110,7 @@ impl Context {
         Ok((attributes.state == ffi::ibv_port_state::IBV_PORT_ACTIVE, attributes))
     }
 
-    pub(in crate::verbs) fn gids(&self) -> Result<Vec<GidEntry>, FabricError> {
+    pub(in crate::verbs) fn gids(&self) -> Result<Vec<Gid>, FabricError> {
         let mut entries = vec![ffi::ibv_gid_entry::default(); GID_ENTRIES_MAX];
         // SAFETY: an open device and room for as many entries as are said.
         let count = unsafe {
@@ -132,7 +128,7 @@ impl Context {
                 io::Error::from_raw_os_error(-count as i32),
             ));
         };
-        let entry = |entry: &ffi::ibv_gid_entry| GidEntry {
+        let entry = |entry: &ffi::ibv_gid_entry| Gid {
             // SAFETY: every form of the union is 16 plain bytes.
             gid: unsafe { entry.gid.raw },
             index: entry.gid_index as u8,

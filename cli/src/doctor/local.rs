@@ -1,0 +1,294 @@
+//! What can be seen on this host alone: limits, memory to share, addresses to bind and to be reached by, the scheduler.
+//! Judging takes what was seen as arguments where that is more than one look.
+
+use super::check::{Check, bytes};
+use super::dial::{self, Dialled};
+use super::rdma;
+use daemon::devices::advertised;
+use daemon::settings::Loaded;
+use fabric::{Devices, LaneQueue, Region, VERBS_QUEUE_BYTES, memlock};
+use proto_common::config::Settings;
+use proto_common::error::ExitCode;
+use proto_common::footprint::{server_bytes, worker_bytes};
+use proto_common::transport::Driver;
+use rustix::process::{Resource, getrlimit};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Descriptors of a process that has no peers yet: logs, listeners, queues.
+const FILES_ALONE: u64 = 64;
+/// Descriptors of a channel: its socket, and on shared memory the ring's memory.
+const FILES_PER_CHANNEL: u64 = 2;
+/// Unfinished requests of a channel on the queue that is opened to see whether it can be.
+const DEPTH: usize = 64;
+
+/// All of them. `opened`: the devices of these settings, or why a required driver cannot be had.
+pub(super) async fn checks(
+    loaded: &Loaded,
+    opened: Result<&Devices, String>,
+    asks_scheduler: bool,
+    within: Duration,
+) -> Vec<Check> {
+    let settings = &loaded.settings;
+    let (rdma, is_usable) = rdma::judge(&rdma::look(), settings);
+    let mut checks = vec![sources(loaded)];
+    checks.extend(loaded.warnings.iter().map(|warning| Check::warn("settings", warning, "")));
+    checks.push(shared_memory());
+    checks.extend(rdma);
+    checks.extend(opening(opened, is_usable));
+    checks.push(pinned(memlock::limit_bytes(), settings, is_usable));
+    checks.push(open_files(getrlimit(Resource::Nofile).current, settings));
+    checks.push(binding(settings, within).await);
+    checks.push(advertising(settings, within).await);
+    if asks_scheduler {
+        checks.push(scheduler(settings, within).await);
+    }
+    checks
+}
+
+fn sources(loaded: &Loaded) -> Check {
+    let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
+    let seen = match files.is_empty() {
+        true => "no settings file; defaults, environment and flags".to_owned(),
+        false => format!("from {}, environment and flags", files.join(", ")),
+    };
+    Check::good("settings", seen)
+}
+
+fn shared_memory() -> Check {
+    let what = "shared memory";
+    let opened = Region::allocate(4096, "gradwire-doctor").and_then(|_| LaneQueue::new(DEPTH));
+    if let Err(error) = opened {
+        let fix = "allow memfd_create (a container's seccomp profile may forbid it) and raise `ulimit -n`";
+        return Check::fail(what, ExitCode::Transport, error.to_string(), fix);
+    }
+    match daemon::host::host_identity() {
+        Ok(host) => {
+            let user = rustix::process::geteuid().as_raw();
+            Check::good(what, format!("with processes of user {user} on this host, {host}"))
+        }
+        Err(error) => Check::fail(
+            what,
+            ExitCode::Transport,
+            format!("this host's identity cannot be read: {error}"),
+            "mount /proc, with sys/kernel/random/boot_id in it",
+        ),
+    }
+}
+
+/// What looks usable is used.
+fn opening(opened: Result<&Devices, String>, is_usable: bool) -> Option<Check> {
+    let devices = match opened {
+        Ok(devices) => devices,
+        // What is required and lacking was told above, unless only opening it shows it.
+        Err(reason) => {
+            return is_usable.then(|| Check::fail("verbs queue", ExitCode::Transport, reason, ""));
+        }
+    };
+    let device = devices.verbs.as_ref().filter(|_| is_usable)?;
+    Some(match device.queue(DEPTH) {
+        Ok(_) => Check::good("verbs queue", "a completion queue can be opened"),
+        Err(error) => Check::fail("verbs queue", ExitCode::Transport, error.to_string(), ""),
+    })
+}
+
+/// Memory that may be pinned, against what is registered with a RDMA device.
+fn pinned(limit: Option<u64>, settings: &Settings, is_usable: bool) -> Check {
+    let what = "memlock";
+    let Some(limit) = limit else { return Check::good(what, "no limit") };
+    let messages = u64::from(settings.cluster.lanes) * VERBS_QUEUE_BYTES;
+    let (server, worker) = (server_bytes(settings) + messages, worker_bytes(settings) + messages);
+    let most = server.max(worker).saturating_add(settings.memory.pool_bytes);
+    let need = format!(
+        "with verbs a server registers {} and a worker {} ({} lanes × (inbox slots × slot bytes + batches and \
+         messages under way)), and tensors as far as used (a worker's pool has {})",
+        bytes(server),
+        bytes(worker),
+        settings.cluster.lanes,
+        bytes(settings.memory.pool_bytes)
+    );
+    let seen = format!("{} may be pinned; {need}", bytes(limit));
+    if !is_usable {
+        return Check::good(what, format!("{} may be pinned, which matters for verbs only", bytes(limit)));
+    }
+    if limit < server.max(worker) {
+        return Check::fail(what, ExitCode::Transport, seen, memlock::FIX);
+    }
+    match limit < most {
+        true => Check::warn(what, seen, format!("if tensors need more than is left, {}", memlock::FIX)),
+        false => Check::good(what, seen),
+    }
+}
+
+/// Open files, against the channels of the largest cluster of these settings.
+fn open_files(limit: Option<u64>, settings: &Settings) -> Check {
+    let what = "open files";
+    let Some(limit) = limit else { return Check::good(what, "no limit") };
+    let cluster = &settings.cluster;
+    let peers = u64::from(cluster.workers.max(cluster.servers));
+    let need = FILES_ALONE + peers * (1 + u64::from(cluster.lanes) * FILES_PER_CHANNEL);
+    let seen = format!(
+        "{limit} allowed, about {need} needed for {} workers and {} servers with {} lanes",
+        cluster.workers, cluster.servers, cluster.lanes
+    );
+    if limit < need {
+        let fix = format!(
+            "raise `ulimit -n` to {need} (LimitNOFILE in a systemd unit, nofile in /etc/security/limits.conf)"
+        );
+        return Check::fail(what, ExitCode::Io, seen, fix);
+    }
+    Check::good(what, seen)
+}
+
+async fn binding(settings: &Settings, within: Duration) -> Check {
+    let what = "bind";
+    let (host, port) = (settings.node.bind.as_str(), settings.node.port);
+    let bound = tokio::time::timeout(within, TcpListener::bind((host, port))).await;
+    let error = match bound {
+        Ok(Ok(_)) => return Check::good(what, format!("{host} can be bound")),
+        Ok(Err(error)) => error,
+        Err(_) => ErrorKind::TimedOut.into(),
+    };
+    let fix = match error.kind() {
+        ErrorKind::AddrNotAvailable => "set node.bind to an address of this host (`ip address` lists them)",
+        ErrorKind::AddrInUse => {
+            "a process listens there already: stop it, or set node.port to 0 or a free port"
+        }
+        ErrorKind::PermissionDenied => "set node.port to 0 or a port from 1024",
+        _ => {
+            "set node.bind to an address of this host (`ip address` lists them), or a name that resolves to one"
+        }
+    };
+    Check::fail(what, ExitCode::Io, format!("cannot bind {host}:{port}: {error}"), fix)
+}
+
+async fn advertising(settings: &Settings, within: Duration) -> Check {
+    let what = "advertise";
+    let name = advertised(settings);
+    let found = match dial::resolve(&name, 0, within).await {
+        Ok(found) => found,
+        Err(error) => {
+            let fix = "set node.advertise to a name or address under which peers reach this host";
+            return Check::fail(what, ExitCode::Io, error.to_string(), fix);
+        }
+    };
+    judge_advertised(&name, &found, &settings.node.bind)
+}
+
+fn judge_advertised(name: &str, found: &[SocketAddr], bind: &str) -> Check {
+    let what = "advertise";
+    let listed = found.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>().join(", ");
+    let seen = match name.parse::<IpAddr>() {
+        Ok(_) => format!("peers are told {name}"),
+        Err(_) => format!("peers are told {name}, here {listed}"),
+    };
+    if found.iter().any(|address| address.ip().is_unspecified()) {
+        let fix = "set node.advertise (--advertise) to an address of this host that peers reach";
+        return Check::fail(what, ExitCode::Config, format!("{seen}, which is no address of anybody"), fix);
+    }
+    let listens_beyond = bind.parse::<IpAddr>().is_ok_and(|bind| !bind.is_loopback());
+    if listens_beyond && found.iter().all(|address| address.ip().is_loopback()) {
+        let fix =
+            "peers on other hosts would reach themselves: set node.advertise to an address of the network";
+        return Check::warn(what, format!("{seen}, a loopback address"), fix);
+    }
+    if !listens_beyond {
+        return Check::good(what, format!("{seen}; processes on this host only"));
+    }
+    Check::good(what, seen)
+}
+
+async fn scheduler(settings: &Settings, within: Duration) -> Check {
+    let what = "scheduler";
+    let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
+    match dial::dial(host, port, within).await {
+        Ok(Dialled { address, took, .. }) => {
+            let seen = format!("{host}:{port} ({address}) answers within {:.1} ms", took.as_secs_f64() * 1e3);
+            let is_alone = settings.node.bind.parse::<IpAddr>().is_ok_and(|bind| bind.is_loopback());
+            if is_alone
+                && !address.ip().is_loopback()
+                && settings.transport.of(Driver::Tcp) != proto_common::transport::Policy::Off
+            {
+                let fix = "set node.bind to an address that the other hosts reach";
+                return Check::warn(what, format!("{seen}; this process would listen on loopback only"), fix);
+            }
+            Check::good(what, seen)
+        }
+        Err(error) => Check::fail(
+            what,
+            ExitCode::SchedulerUnreachable,
+            error.to_string(),
+            error.fix("gradwire-scheduler"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::check::Level;
+
+    fn level(check: &Check) -> &'static str {
+        match check.level {
+            Level::Good => "ok",
+            Level::Warn => "warn",
+            Level::Fail(_) => "FAIL",
+        }
+    }
+
+    #[test]
+    fn memory_that_may_be_pinned_is_judged_at_each_bound() {
+        let settings = Settings::default();
+        let need = server_bytes(&settings).max(worker_bytes(&settings)) + VERBS_QUEUE_BYTES;
+        let most = need + settings.memory.pool_bytes;
+        let judged = |limit, is_usable| level(&pinned(limit, &settings, is_usable));
+        assert_eq!(judged(None, true), "ok");
+        assert_eq!(judged(Some(most), true), "ok");
+        assert_eq!(judged(Some(most - 1), true), "warn");
+        assert_eq!(judged(Some(need), true), "warn");
+        assert_eq!(judged(Some(need - 1), true), "FAIL");
+        assert_eq!(judged(Some(0), false), "ok", "nobody pins anything");
+        let told = pinned(Some(64 << 10), &settings, true).to_string();
+        assert!(told.contains("64.0 KiB") && told.contains("ulimit -l"), "{told}");
+    }
+
+    #[test]
+    fn open_files_are_judged_by_the_channels() {
+        let mut settings = Settings::default();
+        (settings.cluster.workers, settings.cluster.lanes) = (100, 4);
+        let need = 64 + 100 * 9;
+        assert_eq!(level(&open_files(Some(need), &settings)), "ok");
+        let short = open_files(Some(need - 1), &settings);
+        assert_eq!(level(&short), "FAIL");
+        assert!(short.to_string().contains("`ulimit -n` to 964"), "{short}");
+        assert_eq!(level(&open_files(None, &settings)), "ok");
+    }
+
+    #[test]
+    fn an_advertised_address_that_nobody_reaches_is_told() {
+        let judged = |address: &str, bind| {
+            let found = [SocketAddr::new(address.parse().unwrap(), 0)];
+            level(&judge_advertised("name", &found, bind))
+        };
+        assert_eq!(judged("0.0.0.0", "0.0.0.0"), "FAIL");
+        assert_eq!(judged("127.0.0.1", "10.0.0.1"), "warn");
+        assert_eq!(judged("127.0.0.1", "127.0.0.1"), "ok");
+        assert_eq!(judged("10.0.0.1", "0.0.0.0"), "ok");
+    }
+
+    #[tokio::test]
+    async fn an_address_of_nobody_and_a_taken_port_cannot_be_bound() {
+        let mut settings = Settings::default();
+        let within = Duration::from_secs(30);
+        assert_eq!(level(&binding(&settings, within).await), "ok");
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        settings.node.port = taken.local_addr().unwrap().port();
+        let told = binding(&settings, within).await.to_string();
+        assert!(told.starts_with("FAIL") && told.contains("listens there already"), "{told}");
+        settings.node.bind = "192.0.2.1".into();
+        let told = binding(&settings, within).await.to_string();
+        assert!(told.contains("address of this host"), "{told}");
+    }
+}

@@ -1,0 +1,164 @@
+//! `gradwire doctor`: looks at this host, and at its ways to others with real writes, and says what would keep a job
+//! from running, with the fix. It must not change anything.
+
+mod check;
+mod dial;
+mod local;
+mod pair;
+mod rdma;
+mod table;
+
+use check::code_of;
+use clap::Args;
+use daemon::exit::{Failure, WithCode as _};
+use daemon::settings::{CommonArgs, Loaded, Override};
+use proto_common::error::ExitCode;
+use proto_common::ids::Role;
+use serde_json::json;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+
+/// Where a listening doctor is unless said: next to the scheduler's port.
+const PORT: u16 = 9094;
+
+/// Looks for what would keep a job from running, on this host and between hosts, and says how to mend it.
+///
+/// Alone, it checks this host as a daemon with these settings would find it: memory that may be pinned, RDMA devices
+/// with their ports and addresses, shared memory, open files, the addresses to bind and to advertise, and, with
+/// --scheduler, whether the scheduler answers. Each check is one line: ok, warn (a job runs, not as well as it could)
+/// or FAIL (a job would fail), what was looked at, what was seen, and the fix.
+///
+/// Between hosts it writes: start `gradwire doctor --listen` on one and `gradwire doctor --peer HOST:PORT` on another.
+/// For every driver that both have a channel is opened, a pattern is written each way and compared, and round trips and
+/// throughput are measured; the table says which driver a job would use between them, and why.
+#[derive(Args, Debug)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct DoctorArgs {
+    /// Answer other hosts' --peer until SIGTERM. Without an address at node.bind, port 9094; port 0 lets the system
+    /// choose. Beyond loopback this needs --set security.mode=off for now, as daemons do: anybody who reaches the port
+    /// is answered.
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, conflicts_with_all = ["peer", "json"])]
+    listen: Option<Option<SocketAddr>>,
+    /// With --listen: end after the first visit.
+    #[arg(long, requires = "listen")]
+    once: bool,
+    /// Try the ways to a doctor that listens there. May be repeated.
+    #[arg(long, value_name = "HOST:PORT")]
+    peer: Vec<String>,
+    /// Print one JSON object: checks, peers and the exit code.
+    #[arg(long)]
+    json: bool,
+    /// Which daemon's system-wide settings file to read, /etc/gradwire/ROLE.toml: server or worker.
+    #[arg(long, value_name = "ROLE", default_value = "worker", value_parser = role)]
+    role: Role,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 when all that is needed works (warnings included), else that of the first FAIL: \
+69 the scheduler does not answer, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
+doctor of this release, 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
+required does not work, 78 bad settings. Deadlines: every step takes at most deadlines.handshake_ms.";
+
+fn role(name: &str) -> Result<Role, String> {
+    match name {
+        "server" => Ok(Role::Server),
+        "worker" => Ok(Role::Worker),
+        _ => Err("use server or worker".into()),
+    }
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<u8, anyhow::Error> {
+    let mut env = daemon::process::environment();
+    // The doctor has no role of its own that it could be checked against.
+    env.retain(|(name, _)| name != "DMLC_ROLE");
+    let address = args.listen.flatten();
+    let bind = address.map(|address| Override::new("--listen", "node.bind", address.ip().to_string()));
+    let loaded = args.common.load_with(args.role, &env, bind.as_slice())?;
+    if args.common.log.is_some() {
+        daemon::logging::init(args.role, &loaded.settings.log)?;
+    }
+    let code = daemon::process::run_to_end(examine(args, &loaded)).code(ExitCode::Io)?;
+    match code {
+        Err(error) if is_closed_pipe(&error) => Ok(0),
+        other => other.map(|code| code as u8),
+    }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().filter_map(|link| link.downcast_ref()).any(broken)
+}
+
+async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow::Error> {
+    let settings = &loaded.settings;
+    let opened = daemon::devices::open(settings);
+    let devices = opened.as_ref().map(|(devices, _)| devices).map_err(ToString::to_string);
+    let asks_scheduler = args.common.scheduler.is_some();
+    let checks = local::checks(loaded, devices, asks_scheduler, pair::step(settings)).await;
+    if !args.json {
+        print(checks.iter().map(|check| format!("{check}\n")).collect())?;
+    }
+    let failed = code_of(&checks);
+    if args.peer.is_empty() && args.listen.is_none() {
+        return finish(args, &checks, &[], failed.unwrap_or(ExitCode::Ok));
+    }
+    let (devices, missing) = match opened {
+        Ok(opened) => opened,
+        // A required driver that cannot be had: told above, and nothing to try without it.
+        Err(_) => return finish(args, &checks, &[], failed.unwrap_or(ExitCode::Transport)),
+    };
+    let offer = daemon::host::offer(settings.transport, missing).code(ExitCode::Io)?;
+    let host = pair::Host::new(settings, devices, offer);
+    if let Some(address) = args.listen {
+        pair::listen(
+            host,
+            listening(address, &settings.node.bind)?,
+            args.once,
+            daemon::shutdown::on_signals()?,
+        )
+        .await?;
+        return Ok(ExitCode::Ok);
+    }
+    let mut visits = Vec::new();
+    for peer in &args.peer {
+        let visit = pair::visit(&host, peer).await;
+        if !args.json {
+            print(format!("\n{}", table::render(&visit)))?;
+        }
+        visits.push(visit);
+    }
+    let of_visits = visits.iter().map(pair::Visit::code).find(|code| *code != ExitCode::Ok);
+    finish(args, &checks, &visits, failed.or(of_visits).unwrap_or(ExitCode::Ok))
+}
+
+fn listening(address: Option<SocketAddr>, bind: &str) -> Result<SocketAddr, Failure> {
+    if let Some(address) = address {
+        return Ok(address);
+    }
+    let ip = bind.parse().map_err(|_| {
+        let text = format!("node.bind = {bind} is a name; give --listen an address and a port");
+        Failure::message(ExitCode::Usage, text)
+    })?;
+    Ok(SocketAddr::new(ip, PORT))
+}
+
+fn finish(
+    args: &DoctorArgs,
+    checks: &[check::Check],
+    visits: &[pair::Visit],
+    code: ExitCode,
+) -> Result<ExitCode, anyhow::Error> {
+    if args.json {
+        let peers: Vec<_> = visits.iter().map(table::to_json).collect();
+        let whole = json!({ "checks": checks, "peers": peers, "code": code as u8 });
+        print(format!("{whole:#}\n"))?;
+    }
+    Ok(code)
+}
+
+fn print(text: String) -> Result<(), io::Error> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}

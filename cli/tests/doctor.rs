@@ -1,0 +1,205 @@
+//! `gradwire doctor` as a program: local checks, two of them against each other on loopback, and peers that refuse, are
+//! silent or hostile. Exit codes are what scripts rely on.
+#![allow(clippy::unwrap_used)]
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn doctor(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gradwire"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy().into_owned();
+        if text.starts_with("GRADWIRE_") || text.starts_with("DMLC_") {
+            command.env_remove(name);
+        }
+    }
+    command.arg("doctor").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(args: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } = doctor(args).output().unwrap();
+    let text = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
+    (status.code().unwrap_or(-1), text)
+}
+
+/// A listening doctor; killed when dropped.
+struct Listening {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    address: String,
+}
+
+impl Listening {
+    fn start(args: &[&str]) -> Self {
+        let mut child = doctor(&[&["--listen", "127.0.0.1:0"], args].concat()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with("listening on ") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+        }
+        let address = line.split(' ').nth(2).unwrap().trim_end_matches(';').to_owned();
+        Self { child, out, address }
+    }
+
+    /// The code it ends with, and what it said since it listens.
+    fn end(mut self) -> (i32, String) {
+        let mut text = String::new();
+        self.out.read_to_string(&mut text).unwrap();
+        (self.child.wait().unwrap().code().unwrap_or(-1), text)
+    }
+
+    fn terminate(self) -> (i32, String) {
+        let status = Command::new("kill").args(["-s", "TERM", &self.child.id().to_string()]).status();
+        assert!(status.unwrap().success());
+        self.end()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The trials of the only peer that work.
+fn working(page: &Value) -> Vec<&str> {
+    let trials = page["peers"][0]["trials"].as_array().unwrap();
+    let works = trials.iter().filter(|trial| trial["works"] == true);
+    works.map(|trial| trial["trial"].as_str().unwrap()).collect()
+}
+
+fn json_of(args: &[&str]) -> (i32, Value) {
+    let (code, text) = run(&[args, &["--json"]].concat());
+    (code, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+#[test]
+fn alone_it_checks_this_host() {
+    let (code, text) = run(&["--set", "transport.verbs=off"]);
+    assert_eq!(code, 0, "{text}");
+    for what in ["settings", "shared memory", "verbs", "memlock", "open files", "bind", "advertise"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("ok    {what}"))), "{what}: {text}");
+    }
+    let (code, page) = json_of(&["--set", "transport.verbs=off"]);
+    assert_eq!((code, &page["code"]), (0, &0.into()));
+    assert!(page["checks"].as_array().unwrap().iter().all(|check| check["level"] == "ok"), "{page}");
+}
+
+#[test]
+fn what_is_wrong_has_a_code_and_a_fix() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&["--scheduler", &closed], 69, "start gradwire-scheduler"),
+        (&["--peer", &closed], 74, "refuses connections"),
+        (&["--peer", "nonsense"], 2, "write HOST:PORT"),
+        (&["--advertise", "no-such-host.invalid"], 74, "node.advertise"),
+        (&["--set", "security.mode=off", "--bind", "0.0.0.0"], 78, "--advertise"),
+        (&["--set", "security.mode=off", "--bind", "192.0.2.1"], 74, "address of this host"),
+        (&["--transport", "verbs", "--set", "verbs.device=no-such-device"], 75, "FAIL  verbs"),
+    ];
+    for (args, expected, words) in cases {
+        let (code, text) = run(args);
+        assert_eq!(code, expected, "{args:?}: {text}");
+        assert!(text.contains(words), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn beyond_loopback_it_listens_with_the_explicit_word_only() {
+    let (code, text) = run(&["--listen", "0.0.0.0:0"]);
+    assert_eq!(code, 78, "{text}");
+    assert!(text.contains("security.mode = \"off\""), "{text}");
+}
+
+#[test]
+fn two_on_one_host_find_shared_memory_and_both_kinds_of_sockets() {
+    let listening = Listening::start(&["--once"]);
+    let (code, page) = json_of(&["--peer", &listening.address]);
+    assert_eq!(code, 0, "{page}");
+    assert_eq!(page["peers"][0]["chosen"], "shm");
+    assert_eq!(working(&page), ["shm", "tcp (unix)", "tcp"]);
+    for trial in page["peers"][0]["trials"].as_array().unwrap().iter().filter(|trial| trial["works"] == true)
+    {
+        assert!(trial["round_trip_us"].as_f64() > Some(0.0), "{trial}");
+        assert!(trial["megabytes_per_s"].as_f64() > Some(1.0), "{trial}");
+    }
+    let (code, said) = listening.end();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("shm works; tcp (unix) works; tcp works"), "{said}");
+}
+
+#[test]
+fn settings_decide_what_is_tried_and_a_requirement_that_is_not_met_fails() {
+    let listening = Listening::start(&["--transport", "tcp"]);
+    let (code, page) = json_of(&["--peer", &listening.address, "--set", "node.unix_sockets=false"]);
+    assert_eq!((code, working(&page)), (0, vec!["tcp"]), "{page}");
+    assert_eq!(page["peers"][0]["chosen"], "tcp");
+    let (code, text) = run(&["--peer", &listening.address, "--transport", "shm"]);
+    assert_eq!(code, 75, "{text}");
+    assert!(text.contains("no transport satisfies both sides"), "{text}");
+    let (code, said) = listening.terminate();
+    assert_eq!((code, said.lines().count()), (0, 2), "{said}");
+}
+
+#[test]
+fn a_unix_socket_that_is_not_offered_is_told_and_tcp_works() {
+    let listening = Listening::start(&["--set", "node.unix_sockets=false"]);
+    let (code, text) = run(&["--peer", &listening.address]);
+    assert_eq!(code, 0, "{text}");
+    let line = text.lines().find(|line| line.contains("tcp (unix)")).unwrap();
+    assert!(line.contains("node.unix_sockets"), "{line}");
+}
+
+#[test]
+fn a_silent_peer_ends_in_a_deadline() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let started = Instant::now();
+    let (code, text) = run(&["--peer", &address, "--set", "deadlines.handshake_ms=300"]);
+    assert_eq!(code, 72, "{text}");
+    assert!(text.contains("gradwire doctor --listen"), "{text}");
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn strangers_neither_end_nor_hold_up_a_listener() {
+    let listening = Listening::start(&["--once", "--set", "deadlines.handshake_ms=500"]);
+    let connect = || std::net::TcpStream::connect(&listening.address).unwrap();
+    // More than it takes at once; each says nothing, or nonsense.
+    let silent: Vec<_> = (0..12).map(|_| connect()).collect();
+    let mut garbage = connect();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut text = String::new();
+    assert!(matches!(garbage.read_to_string(&mut text), Ok(0) | Err(_)), "{text}");
+    let (code, text) = run(&["--peer", &listening.address, "--set", "deadlines.handshake_ms=10000"]);
+    assert_eq!(code, 0, "{text}");
+    drop(silent);
+    let (code, said) = listening.end();
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("dropped ") && said.contains("is it a Gradwire process?"), "{said}");
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, text) = run(&["--listen", &address]);
+    assert_eq!(code, 74, "{text}");
+    assert!(text.contains(&address) && text.contains("--listen"), "{text}");
+}
+
+#[test]
+fn help_documents_the_exit_codes() {
+    let (code, text) = run(&["--help"]);
+    assert_eq!(code, 0);
+    for words in ["a pattern is written each way", "72 a peer did not answer", "75 a transport"] {
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(words), "{words:?} is missing in {text}");
+    }
+}

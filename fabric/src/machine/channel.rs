@@ -1,0 +1,106 @@
+//! A channel to a peer, as its users hold it: hands copies to the polling thread.
+
+use super::CopyError;
+use super::copy::{Copying, Direction, Job, OnDone, RemoteRegion};
+use super::poller::{Attached, Order};
+use crate::error::FabricError;
+use crate::mailbox::Mailbox;
+use crate::memory::Span;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// A channel to a peer. Clones share it; it lasts until it breaks or the machine is closed.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    endpoint: SocketAddr,
+    orders: Mailbox<Order>,
+    attached: Attached,
+    within: Duration,
+}
+
+impl Channel {
+    pub(super) fn new(
+        endpoint: SocketAddr,
+        orders: Mailbox<Order>,
+        attached: Attached,
+        within: Duration,
+    ) -> Self {
+        Self { endpoint, orders, attached, within }
+    }
+
+    /// Whom it leads to.
+    #[must_use]
+    pub fn endpoint(&self) -> SocketAddr {
+        self.endpoint
+    }
+
+    /// Why it ended, once it has; the machine then gives a new one.
+    #[must_use]
+    pub fn ended(&self) -> Option<&str> {
+        self.attached.ended.get().map(String::as_str)
+    }
+
+    /// Copies `local` to or from the peer's region, at `offset` there, and calls `on_done` when that has ended: its
+    /// memory may then be used again. Copies of a channel happen in order; a copy back after one to the peer brings what
+    /// that one wrote. `on_done` runs on the polling thread, once in any case: it must not block.
+    pub fn copy(
+        &self,
+        local: &Span,
+        remote: &RemoteRegion,
+        offset: u64,
+        direction: Direction,
+        on_done: impl FnOnce(Result<(), CopyError>) + Send + 'static,
+    ) -> Result<(), FabricError> {
+        self.hand_over(local, remote, offset, direction, OnDone::new(on_done))
+    }
+
+    /// As [`Channel::copy`], to be waited for.
+    pub fn start_copy(
+        &self,
+        local: &Span,
+        remote: &RemoteRegion,
+        offset: u64,
+        direction: Direction,
+    ) -> Result<Copying, FabricError> {
+        let (copying, on_done) = Copying::new(self.within);
+        self.hand_over(local, remote, offset, direction, on_done)?;
+        Ok(copying)
+    }
+
+    fn hand_over(
+        &self,
+        local: &Span,
+        remote: &RemoteRegion,
+        offset: u64,
+        direction: Direction,
+        on_done: OnDone,
+    ) -> Result<(), FabricError> {
+        let refuse = |on_done: OnDone, text: String| {
+            on_done.forget();
+            Err(FabricError::Misuse(text))
+        };
+        if remote.endpoint() != self.endpoint {
+            let text = format!("a region of machine {} on a channel to {}", remote.endpoint(), self.endpoint);
+            return refuse(on_done, text);
+        }
+        if local.is_empty() {
+            return refuse(on_done, "a copy of nothing".into());
+        }
+        let stretch = match remote.stretch(offset, local.len()) {
+            Ok(stretch) => stretch,
+            Err(error) => return refuse(on_done, error.to_string()),
+        };
+        let begun = Instant::now();
+        let job = Job {
+            local: local.clone(),
+            remote: stretch,
+            direction,
+            begun,
+            deadline: begun + self.within,
+            on_done,
+        };
+        // Where the thread has ended the copy is dropped, and says so itself.
+        self.orders.send(Order::Copy(self.attached.id, job));
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! One asynchronous copy: what it is, how its end is told, and how it may fail.
+
+use super::words::NAME_BYTES_MAX;
+use crate::error::{FabricError, PostError};
+use crate::memory::{OutOfBounds, Span};
+use crate::work::{RemoteKey, RemoteSpan};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From our memory into the peer's.
+    LocalToRemote,
+    /// From the peer's memory into ours.
+    RemoteToLocal,
+}
+
+/// A copy that did not happen, or of which nobody knows.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CopyError {
+    /// Its channel ended: the peer died, closed it or misbehaved, or a copy before it was late.
+    #[error("the channel ended: {0}")]
+    Ended(String),
+    /// It did not end in time. Its channel is closed, so that its bytes do not move any more.
+    #[error("the copy has not ended within {waited_ms} ms; its channel is closed")]
+    Late {
+        /// How long it had.
+        waited_ms: u64,
+    },
+    /// The driver did not take it.
+    #[error(transparent)]
+    Refused(#[from] PostError),
+    /// This machine is closed.
+    #[error("this machine is closed")]
+    Closed,
+}
+
+/// A peer's region as its name was looked up: what may be copied from and to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    pub(super) endpoint: SocketAddr,
+    pub(super) key: RemoteKey,
+    pub(super) bytes: u64,
+}
+
+impl RemoteRegion {
+    /// Whose it is.
+    #[must_use]
+    pub fn endpoint(&self) -> SocketAddr {
+        self.endpoint
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Regions are never empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub(super) fn stretch(&self, offset: u64, bytes: u64) -> Result<RemoteSpan, OutOfBounds> {
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        Ok(RemoteSpan { key: self.key, offset })
+    }
+}
+
+type Callback = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
+
+/// Called once, by the polling thread, or where the copy is dropped because that thread has ended.
+pub(super) struct OnDone(Option<Callback>);
+
+impl OnDone {
+    pub(super) fn new(callback: impl FnOnce(Result<(), CopyError>) + Send + 'static) -> Self {
+        Self(Some(Box::new(callback)))
+    }
+
+    /// The copy never began: its caller knows.
+    pub(super) fn forget(mut self) {
+        self.0 = None;
+    }
+
+    pub(super) fn call(mut self, result: Result<(), CopyError>) {
+        if let Some(callback) = self.0.take() {
+            callback(result);
+        }
+    }
+}
+
+impl Drop for OnDone {
+    fn drop(&mut self) {
+        if let Some(callback) = self.0.take() {
+            callback(Err(CopyError::Closed));
+        }
+    }
+}
+
+/// A copy on its way to and through a polling thread. Owns its memory until it ends.
+pub(super) struct Job {
+    pub(super) local: Span,
+    pub(super) remote: RemoteSpan,
+    pub(super) direction: Direction,
+    pub(super) begun: Instant,
+    pub(super) deadline: Instant,
+    pub(super) on_done: OnDone,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("remote", &self.remote).field("direction", &self.direction).finish()
+    }
+}
+
+impl Job {
+    pub(super) fn late(&self) -> CopyError {
+        CopyError::Late { waited_ms: self.begun.elapsed().as_millis() as u64 }
+    }
+}
+
+/// A copy that can be waited for.
+#[derive(Debug)]
+pub struct Copying {
+    ended: Receiver<Result<(), CopyError>>,
+    within: Duration,
+}
+
+impl Copying {
+    /// The handle, and what the copy calls.
+    pub(super) fn new(within: Duration) -> (Self, OnDone) {
+        let (tell, ended) = sync_channel(1);
+        // Nobody may be waiting any more.
+        let on_done = OnDone::new(move |result| drop(tell.send(result)));
+        (Self { ended, within }, on_done)
+    }
+
+    /// Waits for its end, which comes within the copy's own deadline.
+    pub fn wait(self) -> Result<(), CopyError> {
+        // Twice: the polling thread keeps the deadline, and tells.
+        match self.ended.recv_timeout(2 * self.within) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(CopyError::Closed),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(CopyError::Late { waited_ms: 2 * self.within.as_millis() as u64 })
+            }
+        }
+    }
+
+    /// Its end, if it has come.
+    #[must_use]
+    pub fn poll(&self) -> Option<Result<(), CopyError>> {
+        self.ended.try_recv().ok()
+    }
+}
+
+/// A name that regions can be published and looked up under.
+pub(super) fn check_name(name: &str) -> Result<(), FabricError> {
+    match name.is_empty() || name.len() > NAME_BYTES_MAX {
+        true => Err(FabricError::Misuse(format!(
+            "a region's name has 1 to {NAME_BYTES_MAX} bytes, not {}",
+            name.len()
+        ))),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,318 @@
+//! The remote machine as a device: the interface of Xue et al., "Fast Distributed Deep Learning over RDMA", section 3.1
+//! and table 1, over every driver.
+//!
+//! | paper | here |
+//! | --- | --- |
+//! | `CreateRdmaDevice(num_cqs, num_qps_per_peer, endpoint)` | [`Machine::open`] with a [`MachineConfig`] |
+//! | `RdmaDevice::AllocateMemRegion(size_in_bytes)` | [`Machine::allocate_region`] |
+//! | `RdmaDevice::GetChannel(endpoint, qp_idx)` | [`Machine::channel`] |
+//! | `RdmaChannel::Memcpy(local, remote, size, direction, callback)` | [`Channel::copy`], or [`Channel::start_copy`] to wait |
+//! | addresses of memory, told by a vanilla RPC (section 3.2) | [`Machine::publish`], [`Machine::lookup`] |
+//!
+//! As there, a machine has several completion queues with a polling thread each (`poller`), and the queue pairs of its
+//! peers are spread over them round-robin. A polling thread spins briefly, then sleeps. The driver is the first of shared
+//! memory, verbs and tcp that both machines have, or the one that is asked for; [`Machine::choice`] says which and why.
+//!
+//! Who connects owns the channel: where both sides ask for one, each has its own. Set-up connections (`words`,
+//! `reception`, `peer`) are not authenticated: whoever reaches a machine's endpoint may look up what it has published,
+//! and write to it. Callbacks run on polling threads and must not block. Every wait has a deadline, and a copy that is
+//! late closes its channel, as nobody else could promise that its bytes do not move any more.
+//!
+//! The parameter server's own data path does not go this way: it posts from the thread that polls, with notices.
+//!
+//! ```
+//! # use fabric::machine::{Direction, Machine, MachineConfig};
+//! # use std::time::Duration;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let soon = Duration::from_secs(10);
+//! let (server, worker) = (
+//!     Machine::open(&MachineConfig::new("127.0.0.1:0".parse()?, 1, 1))?,
+//!     Machine::open(&MachineConfig::new("127.0.0.1:0".parse()?, 2, 4))?,
+//! );
+//! let weights = server.allocate_region(4096)?;
+//! server.publish("weights", &weights)?;
+//!
+//! let remote = worker.lookup(server.endpoint(), "weights", soon)?;
+//! let ours = worker.allocate_region(4096)?;
+//! ours.write(0, b"gradient")?;
+//! let channel = worker.channel(server.endpoint(), 0, soon)?;
+//! channel.start_copy(&ours.span(0, 8)?, &remote, 64, Direction::LocalToRemote)?.wait()?;
+//! channel.start_copy(&ours.span(8, 8)?, &remote, 64, Direction::RemoteToLocal)?.wait()?;
+//! let mut back = [0; 8];
+//! ours.read(8, &mut back)?;
+//! assert_eq!(&back, b"gradient");
+//! # Ok(())
+//! # }
+//! ```
+
+mod channel;
+mod choice;
+mod config;
+mod copy;
+mod peer;
+mod poller;
+mod published;
+mod reception;
+mod words;
+
+pub use channel::Channel;
+pub use choice::{Choice, Driver};
+pub use config::MachineConfig;
+pub use copy::{CopyError, Copying, Direction, RemoteRegion};
+
+use crate::device::Device;
+use crate::devices::Devices;
+use crate::error::FabricError;
+use crate::host::host_identity;
+use crate::memory::Region;
+use choice::Means;
+use copy::check_name;
+use peer::Peer;
+use poller::{Order, Poller};
+use published::Published;
+use std::collections::HashMap;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A lookup asks again after this long, so that it does not keep others from the peer.
+const LOOKUP_SLICE: Duration = Duration::from_millis(200);
+
+/// See the module. Closed when dropped: its channels end, and copies under way fail.
+#[derive(Debug)]
+pub struct Machine {
+    inner: Arc<Inner>,
+    listener: TcpListener,
+    reception: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    endpoint: SocketAddr,
+    num_qps_per_peer: u16,
+    step: Duration,
+    copy_within: Duration,
+    means: Means,
+    devices: Devices,
+    pollers: Vec<Poller>,
+    next_poller: AtomicUsize,
+    published: Published,
+    /// Set-up connections that peers have made, to be ended with the machine.
+    guests: Mutex<HashMap<u64, TcpStream>>,
+    next_guest: AtomicU64,
+    /// By endpoint. Each has a lock of its own: setting up takes time.
+    peers: Mutex<HashMap<SocketAddr, Arc<Mutex<Peer>>>>,
+    is_closing: AtomicBool,
+}
+
+impl Machine {
+    /// Opens a machine: its devices, its completion queues with their threads, and its endpoint.
+    pub fn open(config: &MachineConfig) -> Result<Self, FabricError> {
+        config.check()?;
+        let (devices, lacking) = Devices::open(&config.devices());
+        let no_verbs = match (&devices.verbs, lacking) {
+            (Some(_), _) => None,
+            (None, Some(error)) => Some(error.to_string()),
+            (None, None) => Some("not asked for".into()),
+        };
+        if let (Some(Driver::Verbs), Some(why)) = (config.driver, &no_verbs) {
+            return Err(FabricError::Misuse(format!("verbs is asked for and cannot be had: {why}")));
+        }
+        let host = host_identity().map_err(|e| FabricError::os("reading this host's identity", e))?;
+        let uid = rustix::process::geteuid().as_raw();
+        let means = Means { host, uid, required: config.driver, no_verbs };
+        let listener = TcpListener::bind(config.endpoint).map_err(|e| {
+            FabricError::os(format!("listening on {} (is it a free port of this host?)", config.endpoint), e)
+        })?;
+        let endpoint =
+            listener.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
+        let poller = |index| Poller::start(index, devices.lane(config.send_depth)?, config.spin);
+        let pollers = (0..usize::from(config.num_cqs)).map(poller).collect::<Result<_, _>>()?;
+        let inner = Arc::new(Inner {
+            endpoint,
+            num_qps_per_peer: config.num_qps_per_peer,
+            step: config.step,
+            copy_within: config.copy_within,
+            means,
+            devices,
+            pollers,
+            next_poller: AtomicUsize::new(0),
+            published: Published::default(),
+            guests: Mutex::default(),
+            next_guest: AtomicU64::new(0),
+            peers: Mutex::default(),
+            is_closing: AtomicBool::new(false),
+        });
+        let (shared, ours) = (Arc::clone(&inner), listener.try_clone());
+        let ours = ours.map_err(|e| FabricError::os("duplicating a listener", e))?;
+        let reception = std::thread::Builder::new()
+            .name("gradwire-endpoint".into())
+            .spawn(move || reception::serve(&shared, &ours))
+            .map_err(|e| FabricError::os("starting a machine's thread", e))?;
+        Ok(Self { inner, listener, reception: Some(reception) })
+    }
+
+    /// Where peers reach it.
+    #[must_use]
+    pub fn endpoint(&self) -> SocketAddr {
+        self.inner.endpoint
+    }
+
+    /// Allocates memory that copies can use, registered with the RDMA device where there is one.
+    pub fn allocate_region(&self, bytes: usize) -> Result<Region, FabricError> {
+        if bytes == 0 {
+            return Err(FabricError::Misuse("a region needs at least one byte".into()));
+        }
+        let region = Region::allocate(bytes, "gradwire-machine")?;
+        let whole = region.span(0, bytes as u64).map_err(|e| FabricError::Internal(e.to_string()))?;
+        self.inner.devices.prepare(&whole)?;
+        Ok(region)
+    }
+
+    /// Lets every peer find a region by this name, and copy from and to it, for as long as the machine lives.
+    pub fn publish(&self, name: &str, region: &Region) -> Result<(), FabricError> {
+        check_name(name)?;
+        self.inner.published.insert(name, region)
+    }
+
+    /// A peer's region by its name, waited for until it is published.
+    pub fn lookup(
+        &self,
+        endpoint: SocketAddr,
+        name: &str,
+        within: Duration,
+    ) -> Result<RemoteRegion, FabricError> {
+        check_name(name)?;
+        let started = Instant::now();
+        loop {
+            let left = within.saturating_sub(started.elapsed());
+            let deadline = Instant::now() + left.max(self.inner.step.min(within));
+            let found = self.with_peer(endpoint, |peer, inner| {
+                peer.look_up(inner, name, left.min(LOOKUP_SLICE), deadline)
+            })?;
+            match found {
+                Some(region) => return Ok(region),
+                None if left.is_zero() => {
+                    return Err(FabricError::Deadline {
+                        what: format!("machine {endpoint} to publish {name:?}"),
+                        waited_ms: started.elapsed().as_millis() as u64,
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The channel to a peer by the number of its queue pair, connected with the first use, and again after it ended.
+    pub fn channel(
+        &self,
+        endpoint: SocketAddr,
+        qp_index: u16,
+        within: Duration,
+    ) -> Result<Channel, FabricError> {
+        let most = self.inner.num_qps_per_peer;
+        if qp_index >= most {
+            return Err(FabricError::Misuse(format!(
+                "queue pair {qp_index}: this machine has {most} a peer"
+            )));
+        }
+        let deadline = Instant::now() + within;
+        let (at, attached) =
+            self.with_peer(endpoint, |peer, inner| peer.channel(inner, qp_index, deadline))?;
+        let orders = self.inner.pollers[at].orders.clone();
+        Ok(Channel::new(endpoint, orders, attached, self.inner.copy_within))
+    }
+
+    /// The driver to a peer, and why it is this one.
+    pub fn choice(&self, endpoint: SocketAddr, within: Duration) -> Result<Choice, FabricError> {
+        let deadline = Instant::now() + within;
+        self.with_peer(endpoint, |peer, inner| peer.choice(inner, deadline))
+    }
+
+    fn with_peer<T>(
+        &self,
+        endpoint: SocketAddr,
+        work: impl FnOnce(&mut Peer, &Inner) -> Result<T, FabricError>,
+    ) -> Result<T, FabricError> {
+        let peer = {
+            let mut peers = locked(&self.inner.peers);
+            Arc::clone(peers.entry(endpoint).or_insert_with(|| Arc::new(Mutex::new(Peer::new(endpoint)))))
+        };
+        work(&mut locked(&peer), &self.inner)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.inner.is_closing.store(true, Ordering::Release);
+        // Ends an accept that waits.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(reception) = self.reception.take() {
+            let _ = reception.join();
+        }
+        for guest in locked(&self.inner.guests).values() {
+            let _ = guest.shutdown(Shutdown::Both);
+        }
+        self.inner.pollers.iter().for_each(Poller::stop);
+        locked(&self.inner.peers).clear();
+    }
+}
+
+impl Inner {
+    fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    /// Whose turn it is to take a channel.
+    fn next_poller(&self) -> usize {
+        self.next_poller.fetch_add(1, Ordering::Relaxed) % self.pollers.len()
+    }
+
+    fn device(&self, driver: Driver) -> Result<&dyn Device, FabricError> {
+        match driver {
+            Driver::Shm => Ok(&self.devices.shm),
+            Driver::Tcp => Ok(&self.devices.tcp),
+            Driver::Verbs => self
+                .devices
+                .verbs()
+                .ok_or_else(|| FabricError::Misuse("there is no RDMA device in use here".into())),
+        }
+    }
+
+    /// Notes a connection, to be ended with the machine; none where there are too many.
+    fn enrol(&self, stream: &TcpStream) -> Option<(u64, TcpStream)> {
+        let guest = stream.try_clone().ok()?;
+        let noted = stream.try_clone().ok()?;
+        let mut guests = locked(&self.guests);
+        if guests.len() >= reception::PEERS_MAX {
+            tracing::warn!(most = reception::PEERS_MAX, "a machine has too many peers; one is sent away");
+            return None;
+        }
+        let number = self.next_guest.fetch_add(1, Ordering::Relaxed);
+        guests.insert(number, noted);
+        Some((number, guest))
+    }
+
+    fn dismiss(&self, number: u64) {
+        locked(&self.guests).remove(&number);
+    }
+}
+
+/// Asks a polling thread, which answers at once unless it has ended.
+fn ask_poller<R>(
+    poller: &Poller,
+    within: Duration,
+    order: impl FnOnce(SyncSender<R>) -> Order,
+) -> Result<R, FabricError> {
+    let ended =
+        || FabricError::Misuse("the machine is closed, or a callback blocks its polling thread".into());
+    poller.orders.ask(within, order).ok_or_else(ended)
+}
+
+/// A panic while one of these is held leaves nothing half done that matters.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -122,7 +122,7 @@ impl Scene {
 /// Fields of header and block that must not say this, with a checksum that is right for the lie.
 const LIES: [(&str, Field, u64); 21] = [
     ("magic", forge::MAGIC, 0),
-    ("version", forge::VERSION, 2),
+    ("version", forge::VERSION, 1),
     ("a result, not a request", forge::KIND, 2),
     ("unknown kind", forge::KIND, 9),
     ("unknown flag", forge::FLAGS, 0x80),

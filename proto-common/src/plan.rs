@@ -1,18 +1,18 @@
-//! Placement: how a tensor travels. The words are fixed here; what chooses between them comes with the
-//! placements themselves.
+//! How a tensor's contributions travel: the words for it.
 
 use serde::{Deserialize, Serialize};
 
-/// How a tensor's bytes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// How a tensor's contributions travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Batched through the receiver's circular inbox.
+    /// In batches, through the slots of the server's inbox.
+    #[default]
     Slot,
-    /// Straight into a key buffer at its final address.
+    /// Straight into a key buffer that the server keeps for this worker and chunk.
     Static,
-    /// Metadata first, then the receiver reads the body.
+    /// Announced by a reference; the server reads it out of the worker's memory.
     RendezvousRead,
-    /// Metadata first, then the sender writes the body.
+    /// Announced; the server grants a buffer for one landing, and the worker writes it.
     RendezvousWrite,
 }

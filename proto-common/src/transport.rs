@@ -55,7 +55,8 @@ pub struct Policies {
     pub tcp: Policy,
     /// Workers put a checksum (CRC32C) over the payload of what they send by another driver than shared memory;
     /// servers check it before any of it is reduced, and what changed on the way is sent again. Costs a pass over
-    /// the bytes at each end; header and table have their checksum in any case. Workers' setting only.
+    /// the bytes at each end; header and table have their checksum in any case. Such payloads travel in slots only,
+    /// whatever their tensors' placement: no checksum covers what is read or written one-sided. Workers' setting only.
     pub payload_checksum: bool,
 }
 

@@ -18,6 +18,10 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status>
     if block.dtype != spec.dtype || block.bytes != payload || landing != wanted {
         return Err(Status::WrongShape);
     }
+    // What has no payload has it nowhere.
+    if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
+        return Err(Status::Refused);
+    }
     if block.codec != 0 || block.status != Status::None || block.operation.0 == 0 {
         return Err(Status::Refused);
     }
@@ -52,7 +56,7 @@ pub(super) fn late(chunk: &Chunk, waiter: &Waiter, workers: u32) -> (Status, Vec
         return (Status::DeadlineReading, reading);
     }
     let round = chunk.round();
-    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.holds(*rank, round);
+    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.has(*rank, round);
     let missing = (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
     (Status::DeadlineWaiting, missing)
 }

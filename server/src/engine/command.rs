@@ -65,6 +65,19 @@ pub enum Command {
         /// The spill block.
         to: u32,
     },
+    /// Read a contribution one-sided out of the worker's memory. Answered by `LaneEngine::fetched`.
+    Fetch {
+        /// The worker.
+        peer: Rank,
+        /// Chunk index, for the length.
+        chunk: u32,
+        /// Remote key of the worker's region.
+        region: u64,
+        /// Bytes from the region's start.
+        offset: u64,
+        /// The spill block.
+        to: u32,
+    },
     /// Write weights one-sided to where the operation granted. Answered by `LaneEngine::landed`.
     Land {
         /// The worker.
@@ -108,7 +121,8 @@ pub enum Command {
 /// A result block with the few bytes it may carry (ranks waited for).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultBlock {
-    /// The table entry.
+    /// The table entry. The region of a granted landing is filled in by the runtime, which knows the channel; its
+    /// offset is the number of a spill block.
     pub block: Block,
     /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
     /// first, with `Status::Retry`.

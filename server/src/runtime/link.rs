@@ -24,6 +24,8 @@ pub(super) enum Post {
     Land { chunk: u32, buffer: u8, landing: Landing },
     /// A result batch, encoded in a prefix block.
     Results { slot: SlotGrant, block: u32, bytes: u64 },
+    /// A contribution, read out of its memory into a spill block.
+    Fetch { chunk: u32, block: u32, from: RemoteSpan },
     /// A bare notice.
     Notice(u32),
 }
@@ -56,15 +58,20 @@ impl Posted {
 pub(super) struct Link {
     pub(super) channel: ChannelId,
     pub(super) inbox: WorkerInbox,
+    /// Remote key under which the worker writes into our spill blocks.
+    pub(super) spill_key: u64,
     /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
     pub(super) posted: VecDeque<Posted>,
+    /// Chunk and spill block of the reads posted and not completed, in order.
+    pub(super) fetches: VecDeque<(u32, u32)>,
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
-        Self { channel, inbox, backlog: VecDeque::new(), posted: VecDeque::new() }
+    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox, spill_key: u64) -> Self {
+        let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { channel, inbox, spill_key, backlog, posted, fetches }
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

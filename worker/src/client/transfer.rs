@@ -8,6 +8,7 @@ use crate::runtime::{OpBuffers, OpState, Submission};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
+use proto_common::plan::Placement;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -133,6 +134,7 @@ impl Client {
                 op,
                 kind,
                 dtype: tensor.spec().dtype,
+                placement: Placement::Slot,
                 operation,
                 round,
                 priority,

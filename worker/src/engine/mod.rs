@@ -7,6 +7,7 @@ mod flow;
 mod lane;
 mod link;
 mod part;
+mod placement;
 
 pub use command::{Command, Commands, PartBlock};
 pub use lane::{EngineConfig, LaneEngine, LaneStats, OldestOp, ResultContext};

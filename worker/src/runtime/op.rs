@@ -6,6 +6,7 @@ use fabric::{Buffer, Span};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
+use proto_common::plan::Placement;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -178,6 +179,8 @@ pub struct Submission {
     pub kind: OpKind,
     /// Element type.
     pub dtype: Dtype,
+    /// How its payload travels.
+    pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
     /// The round it contributes to, or the least version wanted.

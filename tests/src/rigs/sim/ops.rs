@@ -100,6 +100,8 @@ impl Cluster {
             .map(|(span, server)| PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes })
             .collect();
         let (now_ms, priority) = (self.net.now_us() / 1_000, self.rng.below(4) as i32);
+        let placements = &self.shape.placements;
+        let placement = placements[self.rng.below(placements.len() as u64) as usize];
         let w = &mut self.workers[worker as usize];
         let allocate = || w.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
         let source = source.map(|values| {
@@ -123,6 +125,7 @@ impl Cluster {
             op: self.next_op,
             kind: kind.wire(),
             dtype: Dtype::F32,
+            placement,
             operation,
             round,
             priority,

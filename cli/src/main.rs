@@ -5,6 +5,7 @@
 mod env;
 mod find;
 mod launch;
+mod plan;
 mod status;
 
 use clap::{Parser, Subcommand};
@@ -25,6 +26,7 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
+    Plan(plan::PlanArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
@@ -46,6 +48,7 @@ fn main() -> std::process::ExitCode {
     run_main_with_code("gradwire", || match cli.command {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
+        Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
         Command::Env => env::run().map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),

@@ -4,6 +4,7 @@
 mod buffer;
 mod connect;
 mod handle;
+mod placing;
 mod status;
 mod tensor;
 mod transfer;
@@ -22,7 +23,7 @@ use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::{Choice, Driver};
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -45,6 +46,8 @@ pub(crate) struct Inner {
     control: Mutex<Option<Control>>,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
+    /// Is the first iteration over, so that it can be planned with?
+    traced: AtomicBool,
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
     dead: Arc<Mutex<Option<OpError>>>,
@@ -130,6 +133,7 @@ impl Client {
                     .or_insert_with(|| Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
             }
         }
+        self.place_tensors();
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
 

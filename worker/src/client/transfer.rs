@@ -8,7 +8,6 @@ use crate::runtime::{OpBuffers, OpState, Submission};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
-use proto_common::plan::Placement;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -134,7 +133,7 @@ impl Client {
                 op,
                 kind,
                 dtype: tensor.spec().dtype,
-                placement: Placement::Slot,
+                placement: tensor.placement(),
                 operation,
                 round,
                 priority,
@@ -147,6 +146,9 @@ impl Client {
         }
         // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
         drop(numbers);
+        if kind.contributes() {
+            self.look_at_round(round);
+        }
         for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
             open &= lane.kick();
         }

@@ -151,6 +151,19 @@ fn nothing_lands_after_a_close() {
 }
 
 #[test]
+fn nothing_is_read_after_a_close() {
+    let (mut a, mut b) = pair();
+    let (theirs, local) = (region(4096), region(4096));
+    let key = b.expose(&theirs);
+    let span = local.span(0, 16).unwrap();
+    let read = Read { id: 1, local: &span, remote: at(key, 0) };
+    assert_eq!(a.queue.post_read(a.channel, &read), Ok(()));
+    b.queue.close(b.channel);
+    // Whoever closed may write something else there by now: the reader, who has not heard of it yet, gets nothing.
+    assert_eq!(a.queue.post_read(a.channel, &read), Err(PostError::Closed));
+}
+
+#[test]
 fn a_dropped_lane_ends_its_channels() {
     let (a, mut b) = pair();
     drop(a);

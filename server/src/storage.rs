@@ -207,16 +207,10 @@ impl Storage {
 
     /// Copies a contribution into a spill block.
     pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, scratch, .. } = self;
-        let mut left = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.bytes;
-        let ((region, mut at), mut to) = (find(inbox, spill, from), spill.start(to));
-        while left > 0 {
-            let part_bytes = scratch.len().min(left);
-            let part = &mut scratch[..part_bytes];
-            region.read(at, part)?;
-            spill.region.write(to, part)?;
-            (at, to, left) = (at + part_bytes as u64, to + part_bytes as u64, left - part_bytes);
-        }
+        let Self { chunks, inbox, spill, .. } = self;
+        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.bytes;
+        let (region, at) = find(inbox, spill, from);
+        spill.region.copy(spill.start(to), region, at, bytes as u64)?;
         Ok(())
     }
 

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), anyhow::Error> {
 }
 
 fn wrong(path: &Path, error: &str) -> Failure {
-    Failure::message(ExitCode::Usage, format!("{}: {error}", path.display()))
+    Failure::message(ExitCode::BadData, format!("{}: {error}", path.display()))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

@@ -12,10 +12,10 @@ impl LaneEngine {
     /// Why a block that says that its payload is placed is a lie, if it is one: such a worker writes where it may
     /// not.
     pub(super) fn misplaced(&self, index: u32, peer: Rank, block: &Block) -> Option<String> {
-        let chunk = &self.chunks[index as usize];
         if block.data != BlockData::Placed {
             return None;
         }
+        let chunk = &self.chunks[index as usize];
         match chunk.buffer_of(peer) {
             KeyBuffer::None => Some("it placed a payload without a grant".into()),
             KeyBuffer::Full { .. } => Some("it placed a payload over one that was not reduced yet".into()),

@@ -179,15 +179,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(place) = self.links.get_mut(rank.0 as usize) else {
             return refuse(&mut self.queue, "its rank is out of range".into());
         };
-        let spill = self.storage.spill_cells().region();
-        let keys = self.queue.expose(channel, self.inbox.region());
-        let keys = keys.and_then(|inbox| Ok((inbox.0, self.queue.expose(channel, spill)?.0)));
-        let (region, spill_key) = match keys {
-            Ok(keys) => keys,
+        let region = match self.queue.expose(channel, self.inbox.region()) {
+            Ok(key) => key.0,
             Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants);
-        *place = Some(Link::new(channel, inbox, spill_key));
+        *place = Some(Link::new(channel, inbox));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
@@ -388,11 +385,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         };
         let header = self.header(peer, sequence);
-        let key = self.links.get(peer.0 as usize).and_then(Option::as_ref).map_or(0, |link| link.spill_key);
+        let grants_buffers = results.iter().any(|result| result.block.landing.is_some());
+        let key = if grants_buffers { self.spill_key(peer) } else { None };
         let spill = self.storage.spill_cells();
-        // As for what workers grant: the engine names a block, and here it gets its place.
-        let place =
-            |landing: Landing| Landing { region: key, offset: spill.start(landing.offset as u32), ..landing };
+        // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
+        // buffer to be had now; the engine's grant stands, for when the worker asks again.
+        let place = |landing: Landing| {
+            let offset = spill.start(landing.offset as u32);
+            Some(Landing { region: key?, offset, ..landing })
+        };
         let bytes = encode_results(&mut self.prefix, header, results, grants, place);
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
@@ -401,6 +402,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             end += 4;
         }
         self.post(peer, Post::Results { slot, block, bytes: end })
+    }
+
+    /// The key under which a worker writes into spill blocks; none while its channel cannot tell it.
+    fn spill_key(&mut self, peer: Rank) -> Option<u64> {
+        let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
+        if link.spill_key.is_none() {
+            let spill = self.storage.spill_cells().region();
+            link.spill_key = self.queue.expose(link.channel, spill).ok().map(|key| key.0);
+        }
+        link.spill_key
     }
 
     fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
@@ -505,13 +516,13 @@ fn encode_results(
     header: BatchHeader,
     results: &[crate::engine::ResultBlock],
     grants: &[SlotGrant],
-    place: impl Fn(Landing) -> Landing,
+    place: impl Fn(Landing) -> Option<Landing>,
 ) -> usize {
     // The engine packed with the same room; the writer cannot refuse what fitted there.
     let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
     for result in results {
         let bytes = 4 * result.missing.len() as u64;
-        let landing = result.block.landing.map(&place);
+        let landing = result.block.landing.and_then(&place);
         let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
         let fitted = writer.push(block);
         debug_assert!(fitted, "packed with the same room");

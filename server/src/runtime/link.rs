@@ -59,7 +59,8 @@ pub(super) struct Link {
     pub(super) channel: ChannelId,
     pub(super) inbox: WorkerInbox,
     /// Remote key under which the worker writes into our spill blocks.
-    pub(super) spill_key: u64,
+    /// It is told only with the first grant: most workers never write there.
+    pub(super) spill_key: Option<u64>,
     /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
@@ -69,9 +70,9 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox, spill_key: u64) -> Self {
+    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Self { channel, inbox, spill_key, backlog, posted, fetches }
+        Self { channel, inbox, spill_key: None, backlog, posted, fetches }
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

@@ -26,10 +26,16 @@ fuzz_target!(|data: &[u8]| {
     rig.finish();
 });
 
-fn specs() -> [ChunkSpec; 2] {
-    let spec =
-        |key, bytes, dtype| ChunkSpec { id: ChunkId::new(key, 0), bytes, dtype, optimizer: Optimizer::sum() };
-    [spec(1, 16, Dtype::F32), spec(2, 24, Dtype::I64)]
+fn specs() -> [ChunkSpec; 3] {
+    let spec = |key, bytes, dtype| ChunkSpec {
+        id: ChunkId::new(key, 0),
+        bytes,
+        dynamic: false,
+        dtype,
+        optimizer: Optimizer::sum(),
+    };
+    let dynamic = ChunkSpec { dynamic: true, ..spec(3, 32, Dtype::F32) };
+    [spec(1, 16, Dtype::F32), spec(2, 24, Dtype::I64), dynamic]
 }
 
 /// A worker, as far as its side of the protocol goes.
@@ -42,10 +48,10 @@ struct Worker {
     guessed: Vec<SlotGrant>,
     /// Slots of its inbox: the grant in force, and whether results lie there.
     inbox: Vec<(SlotGrant, bool)>,
-    operations: [u64; 2],
-    rounds: [u64; 2],
+    operations: [u64; 3],
+    rounds: [u64; 3],
     /// Chunks whose contributions it may write into a buffer: it was told so, and has not done it since.
-    granted: [bool; 2],
+    granted: [bool; 3],
     last: Option<(SlotGrant, BatchHeader, Vec<Block>)>,
 }
 
@@ -77,7 +83,7 @@ struct Rig {
     engine: LaneEngine,
     config: EngineConfig,
     workers: Vec<Worker>,
-    chunks: [Bytes; 2],
+    chunks: [Bytes; 3],
     landings: Vec<(Rank, u32, u8)>,
     /// Spill blocks that hold something, key buffers apart.
     spills: Vec<bool>,
@@ -110,7 +116,7 @@ impl Rig {
             engine,
             config,
             workers,
-            chunks: [Bytes::default(); 2],
+            chunks: [Bytes::default(); 3],
             landings: Vec::new(),
             spills,
             reads: Vec::new(),
@@ -171,7 +177,7 @@ impl Rig {
             *peer != rank
         });
         let worker = &mut self.workers[rank.0 as usize];
-        worker.granted = [false; 2];
+        worker.granted = [false; 3];
         (worker.life, worker.last) = (None, None);
         worker.credits.clear();
         worker.guessed.clear();
@@ -184,7 +190,7 @@ impl Rig {
         let (Some(life), Some(slot)) = (worker.life, worker.credits.first().copied()) else { return };
         let mut blocks = Vec::new();
         for place in 0..u64::from(count) {
-            let at = program.below(2) as usize;
+            let at = program.below(3) as usize;
             let op = program.pick(&[OpKind::Push, OpKind::PushPull, OpKind::Pull, OpKind::Init]);
             if program.one_in(8) {
                 worker.step_back(at, program.number(), program.number());
@@ -192,6 +198,9 @@ impl Rig {
             worker.operations[at] += 1;
             worker.rounds[at] += u64::from(op.contributes());
             let mut made = block(rank, at, op, worker.operations[at], worker.rounds[at], place * 64);
+            if specs()[at].dynamic && made.bytes > 0 {
+                made.bytes = 4 * u64::from(program.below(9));
+            }
             if made.bytes > 0 {
                 made.data = travel(made.data, &mut worker.granted[at], program);
             }
@@ -210,7 +219,7 @@ impl Rig {
         let slot = if program.one_in(4) { program.slot() } else { credit.unwrap_or_else(|| program.slot()) };
         let mut blocks: Vec<Block> = Vec::new();
         for _ in 0..program.below(4) {
-            let at = program.below(2) as usize;
+            let at = program.below(3) as usize;
             let mut made = if program.byte() & 1 == 0 {
                 program.block(PAYLOAD_BYTES)
             } else {
@@ -389,6 +398,10 @@ impl Rig {
                     for result in &out.results[results.clone()] {
                         self.answered(*peer, &result.block);
                     }
+                }
+                Command::Size { chunk, bytes } => {
+                    let spec = specs()[*chunk as usize];
+                    assert!(spec.dynamic && *bytes <= spec.bytes && bytes.is_multiple_of(4));
                 }
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),

@@ -289,7 +289,9 @@ impl Rig {
                     returned.for_each(|grant| self.returned(*server, *grant));
                 }
                 Command::Place { server, part, remote } => {
-                    assert!(self.servers[server.0 as usize].life.is_some() && self.ops.contains_key(&part.op));
+                    assert!(
+                        self.servers[server.0 as usize].life.is_some() && self.ops.contains_key(&part.op)
+                    );
                     assert_eq!(part.block.data, BlockData::Placed);
                     assert!(part.block.bytes <= remote.bytes, "written past the grant");
                 }
@@ -303,6 +305,7 @@ impl Rig {
                     assert!(!std::mem::replace(failed, true), "fails once");
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
+                Command::Landed { op, .. } => assert!(self.ops.contains_key(op), "told before its end"),
                 Command::Close { server, .. } => closed.push(*server),
             }
         }

@@ -99,10 +99,12 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A declared tensor: all lengths are fixed.
+    /// A declared tensor.
     #[must_use]
     pub fn of(spec: &TensorSpec, trace: Option<Trace>) -> Self {
-        let (dims, element_bytes) = (vec![Dim::Fixed(spec.elements)], spec.dtype.bytes() as u64);
+        let max = Some(spec.elements);
+        let dim = if spec.dynamic { Dim::Dynamic { max } } else { Dim::Fixed(spec.elements) };
+        let (dims, element_bytes) = (vec![dim], spec.dtype.bytes() as u64);
         Self { key: spec.key, dims, element_bytes, trace }
     }
 

@@ -38,6 +38,8 @@ pub enum StorageError {
 #[derive(Debug)]
 struct Stored {
     bytes: usize,
+    /// How many of them count for now; less only in dynamic chunks.
+    now: usize,
     optimizer: Optimizer,
     sum: Vec<f32>,
     momentum: Vec<f32>,
@@ -123,6 +125,7 @@ impl Storage {
         let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
         self.chunks.push(Stored {
             bytes,
+            now: bytes,
             optimizer: spec.optimizer,
             sum: vec![0.0; bytes / 4],
             momentum,
@@ -141,6 +144,23 @@ impl Storage {
     #[must_use]
     pub fn weights_region(&self) -> &Region {
         self.pool.region()
+    }
+
+    /// The commands that follow are about the first so many bytes of a chunk.
+    pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
+        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let region_bytes = stored.bytes as u64;
+        if bytes > region_bytes {
+            return Err(OutOfBounds { offset: 0, bytes, region_bytes }.into());
+        }
+        stored.now = bytes as usize;
+        Ok(())
+    }
+
+    /// Bytes of a chunk that commands are about.
+    pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
+        let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        Ok(stored.now as u64)
     }
 
     /// A weight buffer, to be sent.
@@ -171,11 +191,12 @@ impl Storage {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let (region, at) = find(inbox, spill, from);
+        let sum = &mut stored.sum[..stored.now / 4];
         if first {
-            region.read(at, stored.sum.as_mut_bytes())?;
+            region.read(at, sum.as_mut_bytes())?;
         } else {
-            let contribution = region.f32s(at, stored.sum.len())?;
-            kernel::add(&mut stored.sum, contribution);
+            let contribution = region.f32s(at, sum.len())?;
+            kernel::add(sum, contribution);
         }
         Ok(())
     }
@@ -184,9 +205,9 @@ impl Storage {
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let Stored { optimizer, sum, momentum, weights, .. } = stored;
-        let weights = weights_of(weights, round)?;
-        let sum = sum.as_slice();
+        let Stored { optimizer, now, sum, momentum, weights, .. } = stored;
+        let weights = weights_of(weights, round, *now)?;
+        let sum = &sum[..*now / 4];
         let Some(from) = round.last else {
             kernel::update(optimizer, round.contributors, sum, weights, momentum);
             return Ok(());
@@ -208,16 +229,15 @@ impl Storage {
     /// Copies a contribution into a spill block.
     pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
-        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.bytes;
+        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
         let (region, at) = find(inbox, spill, from);
         spill.region.copy(spill.start(to), region, at, bytes as u64)?;
         Ok(())
     }
 
-    /// Where a payload of this chunk is read to.
-    pub fn spill_span(&self, chunk: u32, block: u32) -> Result<Span, StorageError> {
-        let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        Ok(self.spill.region.span(self.spill.start(block), stored.bytes as u64)?)
+    /// Where a payload is read to.
+    pub fn spill_span(&self, block: u32, bytes: u64) -> Result<Span, StorageError> {
+        Ok(self.spill.region.span(self.spill.start(block), bytes)?)
     }
 
     /// The memory that workers write contributions into, where they have a grant.
@@ -252,10 +272,15 @@ fn finish(
     }
 }
 
-/// The weights of a chunk that a round changes.
-fn weights_of<'a>(buffers: &'a mut [Buffer; 2], round: &Round) -> Result<Weights<'a>, StorageError> {
-    let elements =
-        |buffer: &'a mut Buffer| <[f32]>::mut_from_bytes(buffer).map_err(|_| StorageError::Elements);
+/// The weights of a chunk that a round changes: so many bytes of them.
+fn weights_of<'a>(
+    buffers: &'a mut [Buffer; 2],
+    round: &Round,
+    bytes: usize,
+) -> Result<Weights<'a>, StorageError> {
+    let elements = |buffer: &'a mut Buffer| {
+        <[f32]>::mut_from_bytes(&mut buffer[..bytes]).map_err(|_| StorageError::Elements)
+    };
     let [a, b] = buffers;
     let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
     if round.into == round.old {

@@ -7,6 +7,7 @@ use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::{job, status};
 use gradwire_worker::Client;
 use proto_common::plan::{Placement, PlacementPolicy};
+use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
 
 const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "1", "--batch", "8", "--seed", "7"];
@@ -87,6 +88,53 @@ fn each_placement_is_used_where_it_is_asked_for() {
             assert_eq!(clients[0].tensor(KEY).unwrap().placement(), wanted, "auto means slot without RDMA");
         }
     }
+}
+
+/// A tensor of another length in each round, from one element to two chunks and a bit: what is pulled is as long as
+/// what was pushed, by whatever placement.
+#[test]
+fn a_dynamic_tensor_has_the_length_of_its_round() {
+    let most = 2 * CHUNK + 9;
+    for driver in [Driver::Shm, Driver::Tcp] {
+        for policy in [PlacementPolicy::Auto, PlacementPolicy::Slot, PlacementPolicy::Static] {
+            let mut cluster = Cluster::new(2, 2, &[&CHUNKS[..], &["--set", "cluster.lanes=2"]].concat());
+            cluster.add_servers(2, &[]);
+            let clients = clients(&cluster, driver, policy);
+            job::declare(&clients, &[TensorSpec::dynamic_f32(9, most)]);
+            for length in [5, most, CHUNK, 1, CHUNK + 1] {
+                std::thread::scope(|scope| {
+                    for (rank, client) in clients.iter().enumerate() {
+                        scope.spawn(move || dynamic_round(client, rank, length));
+                    }
+                });
+            }
+            let tensor = clients[0].tensor(9).unwrap();
+            let expected = if policy == PlacementPolicy::Auto {
+                Placement::RendezvousRead
+            } else {
+                policy.fixed().unwrap()
+            };
+            assert_eq!(tensor.placement(), expected);
+            let whole = clients[0].allocate(tensor.bytes()).unwrap();
+            let weights = clients[0].allocate(tensor.bytes()).unwrap();
+            let error = clients[0].push_pull(&tensor, whole, weights, 0).unwrap_err().to_string();
+            assert!(error.contains("use push and pull"), "{error}");
+            let long = clients[0].allocate(tensor.bytes() + 4).unwrap();
+            assert!(clients[0].push(&tensor, long).is_err());
+        }
+    }
+}
+
+fn dynamic_round(client: &Client, rank: usize, length: u64) {
+    let tensor = client.tensor(9).unwrap();
+    let mut gradient = client.allocate(4 * length).unwrap();
+    gradient.as_f32_mut().fill(rank as f32 + 1.0);
+    client.push(&tensor, gradient).unwrap().wait().unwrap();
+    let weights = client.allocate(tensor.bytes()).unwrap();
+    let ended = client.pull(&tensor, weights).unwrap().wait().unwrap();
+    assert_eq!(ended.landed_bytes, 4 * length);
+    let target = ended.target.unwrap();
+    assert!(target.as_f32()[..length as usize].iter().all(|value| *value == 3.0), "{length}");
 }
 
 #[test]

@@ -124,6 +124,7 @@ impl Pair {
         let spec = |(index, (_, bytes)): (usize, &(u64, u64))| ChunkSpec {
             id: ChunkId::new(1, index as u32),
             bytes: *bytes,
+            dynamic: false,
             dtype: Dtype::F32,
             optimizer: Optimizer::assign(),
         };

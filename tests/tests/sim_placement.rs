@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use fabric::sim::{Action, SimFaults};
-use gradwire_tests::rigs::sim::{Cluster, PLACEMENTS, Shape, Style, bits_hash, seeds};
+use gradwire_tests::rigs::sim::{Cluster, PLACEMENTS, Shape, Style, bits_hash, seeds, tensors};
 use proto_common::plan::Placement;
+use proto_common::tensor::TensorSpec;
 
 const FILE: &str = "sim_placement";
 const ROUNDS: u64 = 4;
@@ -12,6 +13,13 @@ const ROUNDS: u64 = 4;
 fn all_placements() -> Vec<Vec<Placement>> {
     let mut all: Vec<_> = PLACEMENTS.iter().map(|one| vec![*one]).collect();
     all.push(PLACEMENTS.to_vec());
+    all
+}
+
+/// The usual tensors, and one of up to two chunks and a bit whose length is another one in each round.
+fn with_a_dynamic_one() -> Vec<TensorSpec> {
+    let mut all = tensors();
+    all.push(TensorSpec::dynamic_f32(11, 2_100));
     all
 }
 
@@ -35,11 +43,13 @@ fn bits(cluster: &Cluster) -> Vec<u64> {
 
 #[test]
 fn the_same_bits_with_every_placement() {
-    seeds::for_each(FILE, "the_same_bits_with_every_placement", 40, |seed| {
+    seeds::for_each(FILE, "the_same_bits_with_every_placement", 20, |seed| {
         let mut all = Vec::new();
         for placements in all_placements() {
             let faults = if seed % 2 == 0 { SimFaults::hostile() } else { SimFaults::rough() };
-            let shape = Shape { workers: 4, faults, placements: placements.clone(), ..Shape::default() };
+            let (placements, tensors) = (placements.clone(), with_a_dynamic_one());
+            let shape =
+                Shape { workers: 4, faults, tensors, placements: placements.clone(), ..Shape::default() };
             let mut cluster = Cluster::new(seed, shape);
             cluster.run_until_connected();
             cluster.train(if seed % 3 == 0 { Style::Waited } else { Style::Pipelined }, ROUNDS);
@@ -55,10 +65,10 @@ fn the_same_bits_with_every_placement() {
 #[test]
 fn channels_that_break_in_mid_transfer_are_replayed() {
     for (at, placements) in all_placements().into_iter().enumerate() {
-        seeds::for_each(FILE, "channels_that_break_in_mid_transfer_are_replayed", 30, |seed| {
+        seeds::for_each(FILE, "channels_that_break_in_mid_transfer_are_replayed", 12, |seed| {
             let faults = SimFaults { spurious_full_per_10k: 2_000, ..SimFaults::rough() };
-            let placements = placements.clone();
-            let mut cluster = Cluster::new(seed, Shape { faults, placements, ..Shape::drawn(seed) });
+            let (placements, tensors) = (placements.clone(), with_a_dynamic_one());
+            let mut cluster = Cluster::new(seed, Shape { faults, placements, tensors, ..Shape::drawn(seed) });
             cluster.run_until_connected();
             cluster.train(Style::Pipelined, 30);
             for nth in 0..40 {

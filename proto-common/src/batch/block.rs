@@ -170,7 +170,8 @@ pub struct Block {
     pub bytes: u64,
     /// Where the payload is.
     pub data: BlockData,
-    /// Request: where weights are to land. Result: where the payload is to be written.
+    /// Request: where weights are to land. Result: where the payload is to be written; of a dynamic tensor's pull, how
+    /// many bytes landed.
     pub landing: Option<Landing>,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
     pub timeout_ms: u32,

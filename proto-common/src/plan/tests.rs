@@ -149,7 +149,9 @@ fn bytes_beyond_counting_fit_no_budget() {
 }
 
 #[test]
-fn a_declared_tensor_has_one_fixed_length() {
+fn declared_tensors_are_of_one_length_or_dynamic() {
     let subject = Subject::of(&TensorSpec::f32(7, 100, Optimizer::sum()), None);
     assert_eq!((subject.key, subject.bytes_max(), subject.is_dynamic()), (Key(7), Some(400), false));
+    let subject = Subject::of(&TensorSpec::dynamic_f32(7, 100), None);
+    assert_eq!((subject.bytes_max(), subject.is_dynamic()), (Some(400), true));
 }

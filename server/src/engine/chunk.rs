@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
@@ -12,8 +13,10 @@ use proto_common::optimizer::Optimizer;
 pub struct ChunkSpec {
     /// Which chunk.
     pub id: ChunkId,
-    /// Its bytes.
+    /// Its bytes; at most, where it is dynamic.
     pub bytes: u64,
+    /// Each round has its own length.
+    pub dynamic: bool,
     /// Its element type.
     pub dtype: Dtype,
     /// Its update rule.
@@ -27,6 +30,7 @@ pub(super) struct Held {
     /// The round it is for; 0 is the initial value.
     pub(super) round: u64,
     pub(super) operation: Operation,
+    pub(super) bytes: u64,
     pub(super) spill: u32,
     /// Is it all there? Not while it is being read out of the worker's memory.
     pub(super) arrived: bool,
@@ -81,6 +85,7 @@ pub(super) struct Chunk {
     /// All have contributed, but both buffers are being read.
     pub(super) complete: bool,
     pub(super) held: Vec<Held>,
+    pub(super) lengths: Lengths,
     /// By worker rank; empty until the first one is granted.
     buffers: Vec<KeyBuffer>,
     pub(super) waiters: Vec<Waiter>,
@@ -99,6 +104,7 @@ impl Chunk {
             contributed: RankSet::new(workers),
             complete: false,
             held: Vec::new(),
+            lengths: Lengths::new(&spec),
             buffers: Vec::new(),
             waiters: Vec::new(),
             operations: vec![0; workers as usize],

@@ -22,6 +22,13 @@ pub enum Source {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// The commands that follow are about the first so many bytes of a dynamic chunk.
+    Size {
+        /// Chunk index.
+        chunk: u32,
+        /// Its length for now.
+        bytes: u64,
+    },
     /// accumulator = source (first) or accumulator += source.
     Reduce {
         /// Chunk index within the lane.

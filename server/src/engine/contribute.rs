@@ -119,14 +119,22 @@ impl LaneEngine {
         from: Payload,
         out: &mut Commands,
     ) -> Result<(), Status> {
-        match (self.turn(index, peer, block.round)?, from) {
+        let turn = self.turn(index, peer, block.round)?;
+        let chunk = &mut self.chunks[index as usize];
+        if turn != Turn::Repeated {
+            if !chunk.agrees(block.round, block.bytes) {
+                return Err(Status::WrongShape);
+            }
+            chunk.size(index, block.bytes, out);
+        }
+        match (turn, from) {
             (Turn::Repeated, _) => {
                 self.stats.duplicates += 1;
                 self.pass_over(index, peer, from);
             }
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
-                self.reduce(index, peer, source, out);
+                self.reduce(index, peer, source, block.bytes, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
                 let spill = self.spills.pop().ok_or(Status::Retry)?;
@@ -162,7 +170,8 @@ impl LaneEngine {
 
     fn hold(&mut self, index: u32, rank: Rank, block: &Block, spill: u32, arrived: bool) {
         let round = if block.op == OpKind::Init { 0 } else { block.round };
-        let held = Held { rank, round, operation: block.operation, spill, arrived };
+        let (operation, bytes) = (block.operation, block.bytes);
+        let held = Held { rank, round, operation, bytes, spill, arrived };
         self.chunks[index as usize].held.push(held);
     }
 
@@ -185,12 +194,14 @@ impl LaneEngine {
     }
 
     /// Reduces one contribution; the last of a round is fused with the update.
-    fn reduce(&mut self, index: u32, rank: Rank, from: Source, out: &mut Commands) {
+    fn reduce(&mut self, index: u32, rank: Rank, from: Source, bytes: u64, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
+        chunk.collect(bytes);
+        chunk.size(index, bytes, out);
         let first = chunk.contributed.len() == 0;
         chunk.contributed.insert(rank);
         self.stats.contributions += 1;
-        self.stats.contribution_bytes += chunk.spec.bytes;
+        self.stats.contribution_bytes += bytes;
         let last = chunk.contributed.len() == self.config.workers;
         match chunk.writable() {
             Some(into) if last => self.finish(index, Some(from), first, into, out),
@@ -213,6 +224,8 @@ impl LaneEngine {
     ) {
         let chunk = &mut self.chunks[index as usize];
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
+        chunk.size(index, chunk.round_bytes(), out);
+        chunk.publish();
         out.push(Command::Finish { chunk: index, last, only, old, into, contributors });
         chunk.version += 1;
         chunk.buffer = into;
@@ -226,7 +239,7 @@ impl LaneEngine {
         loop {
             self.answer(index, out);
             let Some(held) = self.chunks[index as usize].take_held(self.config.deterministic) else { break };
-            self.reduce(index, held.rank, Source::Spill(held.spill), out);
+            self.reduce(index, held.rank, Source::Spill(held.spill), held.bytes, out);
         }
     }
 }

@@ -6,7 +6,7 @@ use super::command::{Command, Commands, ResultBlock};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
 use super::peer::{Peer, ResultSlots};
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, OpKind, SlotGrant, Status};
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
@@ -384,11 +384,16 @@ impl LaneEngine {
                 continue;
             }
             chunk.waiters.remove(at);
-            if let Some(landing) = waiter.landing {
+            // Nothing to write where the version in force is empty.
+            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0) {
+                chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            let mut block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            if chunk.spec.dynamic && waiter.op.lands() {
+                block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
+            }
             self.stats.answers += 1;
             push_result(
                 &mut self.peers,

@@ -9,6 +9,7 @@ mod contribute;
 mod credits;
 mod flow;
 mod lane;
+mod lengths;
 mod peer;
 mod placed;
 

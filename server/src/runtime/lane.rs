@@ -9,7 +9,7 @@ use fabric::{
     PostError, Read, RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Landing, Notice, SlotGrant,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Landing, Notice, SlotGrant, Status,
     prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
@@ -349,6 +349,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
         match command {
+            Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
             Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
             Command::Finish { chunk, last, only, old, into, contributors } => {
                 self.storage.finish(chunk, &Round { last, only, old, into, contributors })?;
@@ -357,10 +358,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
             Command::Fetch { peer, chunk, region, offset, to } => {
                 let from = RemoteSpan { key: RemoteKey(region), offset };
-                self.post(peer, Post::Fetch { chunk, block: to, from })?;
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Fetch { chunk, block: to, bytes, from })?;
             }
             Command::Land { peer, chunk, buffer, landing } => {
-                self.post(peer, Post::Land { chunk, buffer, landing })?;
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
             }
             Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
             Command::Expel { peer, reason } => self.expel(peer, &reason),
@@ -385,7 +388,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         };
         let header = self.header(peer, sequence);
-        let grants_buffers = results.iter().any(|result| result.block.landing.is_some());
+        let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
         let key = if grants_buffers { self.spill_key(peer) } else { None };
         let spill = self.storage.spill_cells();
         // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
@@ -483,8 +486,8 @@ fn start<Q: CompletionQueue>(
 ) -> Result<Result<(), PostError>, LaneError> {
     let gather;
     let (spans, remote, immediate, posted) = match post {
-        Post::Land { chunk, buffer, landing } => {
-            gather = [storage.weights(chunk, buffer)?];
+        Post::Land { chunk, buffer, bytes, landing } => {
+            gather = [storage.weights(chunk, buffer)?.slice(0, bytes)?];
             let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
             (&gather[..], remote, None, Some(Posted::Land { chunk, buffer }))
         }
@@ -493,8 +496,8 @@ fn start<Q: CompletionQueue>(
             (&gather[..], link.slot(slot), Some(Notice::Batch(slot).to_wire()), Some(Posted::Block(block)))
         }
         Post::Notice(immediate) => (&[][..], link.nowhere(), Some(immediate), None),
-        Post::Fetch { chunk, block, from } => {
-            let local = storage.spill_span(chunk, block)?;
+        Post::Fetch { chunk, block, bytes, from } => {
+            let local = storage.spill_span(block, bytes)?;
             let read = Read { id: u64::from(block), local: &local, remote: from };
             let result = queue.post_read(link.channel, &read);
             if result.is_ok() {
@@ -522,7 +525,8 @@ fn encode_results(
     let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
     for result in results {
         let bytes = 4 * result.missing.len() as u64;
-        let landing = result.block.landing.and_then(&place);
+        let granted = result.block.status == Status::Granted;
+        let landing = if granted { result.block.landing.and_then(&place) } else { result.block.landing };
         let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
         let fitted = writer.push(block);
         debug_assert!(fitted, "packed with the same room");

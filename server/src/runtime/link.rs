@@ -21,11 +21,11 @@ pub struct WorkerInbox {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
     /// Weights to where the operation granted.
-    Land { chunk: u32, buffer: u8, landing: Landing },
+    Land { chunk: u32, buffer: u8, bytes: u64, landing: Landing },
     /// A result batch, encoded in a prefix block.
     Results { slot: SlotGrant, block: u32, bytes: u64 },
     /// A contribution, read out of its memory into a spill block.
-    Fetch { chunk: u32, block: u32, from: RemoteSpan },
+    Fetch { chunk: u32, block: u32, bytes: u64, from: RemoteSpan },
     /// A bare notice.
     Notice(u32),
 }

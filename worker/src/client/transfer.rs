@@ -3,21 +3,26 @@
 
 use super::buffer::copy_in;
 use super::{Client, Ended, Handle, Tensor, TensorBuffer};
+use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, OpState, Submission};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Client {
-    /// Contributes a gradient to the tensor's next round. Ends when the round is published.
+    /// Contributes a gradient to the tensor's next round. Ends when the round is published. A dynamic tensor takes a
+    /// buffer of any number of elements up to its most; all contributions to a round agree on it.
     pub fn push(&self, tensor: &Tensor, gradient: TensorBuffer) -> Result<Handle, ClientError> {
         self.start(tensor, OpKind::Push, Some(gradient), None, 0)
     }
 
-    /// Lands the weights of the last round this worker contributed to, or later, in `weights`.
+    /// Lands the weights of the last round this worker contributed to, or later, in `weights`. Of a dynamic tensor
+    /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
+    /// after a channel broke, parts of it could otherwise be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: TensorBuffer) -> Result<Handle, ClientError> {
         self.start(tensor, OpKind::Pull, None, Some(weights), 0)
     }
@@ -78,15 +83,21 @@ impl Client {
     fn check<'b>(
         &self,
         tensor: &Tensor,
+        kind: OpKind,
         buffers: impl Iterator<Item = &'b TensorBuffer>,
     ) -> Result<(), ClientError> {
         let key = tensor.key();
+        if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull) {
+            return Err(ClientError::Dynamic { key });
+        }
         if !tensor.is_of(self.0.incarnation) {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
         for buffer in buffers {
             let (want, have, dtype) = (tensor.bytes(), buffer.len() as u64, tensor.spec().dtype);
-            if want != have {
+            let shorter = kind == OpKind::Push && tensor.spec().dynamic;
+            let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);
+            if want != have && !fits {
                 return Err(ClientError::WrongLength { key, dtype, want, have });
             }
             // Weights land by offset into our own region: another's would be overwritten memory.
@@ -105,7 +116,7 @@ impl Client {
         target: Option<TensorBuffer>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.check(tensor, source.iter().chain(&target))?;
+        self.check(tensor, kind, source.iter().chain(&target))?;
         if let Some(error) = self.dead() {
             return Err(error.into());
         }
@@ -138,7 +149,10 @@ impl Client {
                 round,
                 priority,
                 timeout_ms,
-                parts: parts.clone(),
+                parts: match &source {
+                    Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
+                    _ => parts.clone(),
+                },
                 source,
                 target,
             };
@@ -159,10 +173,17 @@ impl Client {
             state,
             self.0.lanes.clone(),
             used,
-            tensor.key(),
+            (tensor.key(), tensor.spec().dynamic),
             Duration::from_millis(u64::from(timeout_ms)),
         ))
     }
+}
+
+/// The chunks of a contribution that has so many bytes; those behind its end are told that they are empty.
+fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
+    let part =
+        |part: &PartSpec| PartSpec { bytes: bytes.saturating_sub(part.offset).min(part.bytes), ..*part };
+    parts.iter().map(part).collect()
 }
 
 fn check_slice(tensor: &Tensor, elements: usize) -> Result<(), ClientError> {

@@ -46,6 +46,15 @@ pub enum Command {
         /// Why.
         error: OpError,
     },
+    /// A pull of a dynamic tensor brought so many bytes on this lane; its end follows.
+    Landed {
+        /// The operation.
+        op: u64,
+        /// Bytes that landed.
+        bytes: u64,
+        /// Newest version among its parts.
+        newest: u64,
+    },
     /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
     Done {
         /// The operation.

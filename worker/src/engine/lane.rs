@@ -4,6 +4,7 @@
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
+use super::stats::LaneStats;
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
@@ -62,52 +63,6 @@ pub struct ResultContext<'a> {
     pub grants: &'a [SlotGrant],
     /// Its payload, copied: ranks that are waited for.
     pub payload: &'a [u8],
-}
-
-/// Counts for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneStats {
-    /// Batches sent.
-    pub batches: u64,
-    /// Parts sent, repeats included.
-    pub parts: u64,
-    /// Payload bytes sent.
-    pub sent_bytes: u64,
-    /// Parts whose payload was written straight into a key buffer of a server.
-    pub placed: u64,
-    /// Parts whose payload a server was to read.
-    pub referenced: u64,
-    /// Payload bytes that landed.
-    pub landed_bytes: u64,
-    /// Operations done.
-    pub done: u64,
-    /// Operations failed.
-    pub failed: u64,
-    /// Parts sent again because the server could not take them.
-    pub retries: u64,
-    /// Times a batch had to wait for a credit.
-    pub credit_waits: u64,
-    /// Stale or repeated results ignored.
-    pub duplicates: u64,
-}
-
-impl LaneStats {
-    /// Both lanes' counts together.
-    #[must_use]
-    pub fn plus(mut self, other: &Self) -> Self {
-        self.batches += other.batches;
-        self.parts += other.parts;
-        self.sent_bytes += other.sent_bytes;
-        self.placed += other.placed;
-        self.referenced += other.referenced;
-        self.landed_bytes += other.landed_bytes;
-        self.done += other.done;
-        self.failed += other.failed;
-        self.retries += other.retries;
-        self.credit_waits += other.credit_waits;
-        self.duplicates += other.duplicates;
-        self
-    }
 }
 
 /// The operation that waits longest, for `status`.
@@ -282,6 +237,7 @@ impl LaneEngine {
             since_ms: now_ms,
             remaining: submit.parts.len() as u32,
             version: u64::MAX,
+            landed: None,
             failed: false,
             told: None,
         });
@@ -397,6 +353,11 @@ impl LaneEngine {
             return;
         }
         let failure = self.failure(server, &part, block, payload);
+        if let (Some(landing), Some(op)) = (block.landing, self.ops.get_mut(part.op)) {
+            let (bytes, newest) = op.landed.unwrap_or_default();
+            let landed = landing.bytes.min(part.spec.bytes);
+            op.landed = Some((bytes.saturating_add(landed), newest.max(block.round)));
+        }
         self.end_part(index, part.spec, block.round, failure, out);
     }
 
@@ -495,6 +456,9 @@ impl LaneEngine {
             && let Some(op) = self.ops.remove(part.op)
         {
             self.stats.done += u64::from(!op.failed);
+            if let Some((bytes, newest)) = op.landed {
+                out.list.push(Command::Landed { op: op.id, bytes, newest });
+            }
             out.list.push(Command::Done { op: op.id, version: op.version });
         }
     }

@@ -59,6 +59,8 @@ pub(super) struct Op {
     pub(super) since_ms: u64,
     pub(super) remaining: u32,
     pub(super) version: u64,
+    /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
+    pub(super) landed: Option<(u64, u64)>,
     pub(super) failed: bool,
     /// Whom a server waits for before it can take a part; most operations never hear of it.
     pub(super) told: Option<Box<Told>>,

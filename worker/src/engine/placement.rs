@@ -33,7 +33,7 @@ impl LaneEngine {
     pub(super) fn way(&self, op: &Op, spec: &PartSpec) -> BlockData {
         let slot = BlockData::Inline { offset: 0 };
         let Some(link) = self.links.get(spec.server.0 as usize) else { return slot };
-        if !op.payload || op.placement == Placement::Slot || link.slots_only {
+        if !op.payload || spec.bytes == 0 || op.placement == Placement::Slot || link.slots_only {
             return slot;
         }
         let keep = match (op.placement, link.buffers.get(&spec.id)) {

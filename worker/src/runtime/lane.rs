@@ -359,6 +359,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                             live.state.fail(error);
                         }
                     }
+                    Command::Landed { op, bytes, newest } => {
+                        if let Some(live) = self.live.get(&op) {
+                            live.state.landed(bytes, newest);
+                        }
+                    }
                     Command::Done { op, version } => {
                         if let Some(live) = self.live.remove(&op) {
                             // Spans go first: they keep the buffers' region, not the buffers, alive.

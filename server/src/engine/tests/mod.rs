@@ -3,6 +3,7 @@
 
 mod credits;
 mod deadlines;
+mod dynamic;
 mod hostile;
 mod model;
 mod placed;
@@ -48,7 +49,13 @@ fn life(rank: u32) -> Incarnation {
 
 /// Chunk 0 of a key.
 fn spec(key: u64) -> ChunkSpec {
-    ChunkSpec { id: ChunkId::new(key, 0), bytes: BYTES, dtype: Dtype::F32, optimizer: Optimizer::sum() }
+    ChunkSpec {
+        id: ChunkId::new(key, 0),
+        bytes: BYTES,
+        dynamic: false,
+        dtype: Dtype::F32,
+        optimizer: Optimizer::sum(),
+    }
 }
 
 fn landing() -> Landing {

@@ -92,7 +92,7 @@ impl Observer {
                 assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
                 view.buffer = into;
             }
-            Command::Results { .. } | Command::Notice { .. } => {}
+            Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }
     }

@@ -83,7 +83,7 @@ impl Shape {
 /// Three tensors that matter: one of a few elements, one of several chunks with a short last one, one with
 /// momentum, whose state would show a contribution applied twice for ever after.
 #[must_use]
-fn tensors() -> Vec<TensorSpec> {
+pub fn tensors() -> Vec<TensorSpec> {
     vec![
         TensorSpec::f32(3, 5, Optimizer::sgd(0.25, 0.0, 0.0)),
         TensorSpec::f32(u64::MAX - 1, 2 * CHUNK + 7, Optimizer::sgd(0.1, 0.0, 0.0)),

@@ -198,6 +198,7 @@ proptest! {
                     Command::Send { parts, .. } => prop_assert!(!parts.is_empty()),
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
+                    Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
                 }
             }
             prop_assert_eq!(rig.engine.in_flight() + ended.len(), rig.next_op as usize);

@@ -148,6 +148,8 @@ pub struct Facts {
     pub servers: u32,
     /// Bytes that each server may spend on key buffers.
     pub budget_bytes: u64,
+    /// What of it tensors have that were placed before.
+    pub spent_bytes: u64,
     /// Drivers in use between this worker and the servers.
     pub drivers: Vec<Driver>,
     /// Payloads carry checksums.
@@ -170,7 +172,7 @@ pub struct Planned {
 /// Chooses a placement for every tensor, in the order given.
 #[must_use]
 pub fn plan(subjects: &[Subject], facts: &Facts) -> Vec<Planned> {
-    let mut left_bytes = facts.budget_bytes;
+    let mut left_bytes = facts.budget_bytes.saturating_sub(facts.spent_bytes);
     // The budget goes first to what is moved most often, then to the small ones, where it saves most per byte.
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     let use_of = |at: &usize| subjects[*at].trace.map_or(0, |trace| trace.contributions);

@@ -106,6 +106,7 @@ fn facts(args: &PlanArgs) -> Result<Facts, anyhow::Error> {
         workers: args.workers,
         servers: args.servers,
         budget_bytes: args.budget.unwrap_or(lent_bytes),
+        spent_bytes: 0,
         drivers: vec![args.driver.driver()],
         checksums: false,
         policy,

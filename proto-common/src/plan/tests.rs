@@ -11,6 +11,7 @@ fn facts() -> Facts {
         workers: 2,
         servers: 1,
         budget_bytes: 8 * MIB,
+        spent_bytes: 0,
         drivers: vec![Driver::Verbs],
         checksums: false,
         policy: PlacementPolicy::Auto,
@@ -67,6 +68,8 @@ fn the_budget_bounds_key_buffers() {
     let beyond = one(&fixed(1, 4 * MIB + 4), &facts());
     assert_eq!(beyond.placement, Placement::RendezvousRead);
     assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
+    let spent = one(&fixed(1, 4 * MIB), &Facts { spent_bytes: 1, ..facts() });
+    assert_eq!(spent.placement, Placement::RendezvousRead, "others were placed before");
     let shared = one(&fixed(1, 8 * MIB), &Facts { servers: 2, ..facts() });
     assert_eq!(shared.placement, Placement::Static, "two servers have half each");
 }

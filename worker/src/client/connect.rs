@@ -61,6 +61,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 map: RwLock::new(map),
                 tensors: RwLock::new(BTreeMap::new()),
                 traced: AtomicBool::new(false),
+                planned_bytes: AtomicU64::new(0),
                 links,
                 next_op: AtomicU64::new(1),
                 dead,

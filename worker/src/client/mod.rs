@@ -46,8 +46,10 @@ pub(crate) struct Inner {
     control: Mutex<Option<Control>>,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
-    /// Is the first iteration over, so that it can be planned with?
+    /// Is the first iteration over, and has been planned with?
     traced: AtomicBool,
+    /// Bytes of key buffers that the plan has given to tensors, at each server.
+    planned_bytes: AtomicU64,
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
     dead: Arc<Mutex<Option<OpError>>>,
@@ -127,13 +129,15 @@ impl Client {
                 lane.send(LaneMessage::Epoch(map.epoch()));
             }
             let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+            let mut new = Vec::new();
             for spec in &update.tensors {
-                tensors
-                    .entry(spec.key)
-                    .or_insert_with(|| Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
+                tensors.entry(spec.key).or_insert_with(|| {
+                    new.push(Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
+                    new[new.len() - 1].clone()
+                });
             }
+            self.place(&new, false);
         }
-        self.place_tensors();
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
 

@@ -2,7 +2,7 @@
 //! shown what is contributed. It must not choose by itself: the plan is `proto_common::plan`'s.
 
 use super::{Client, Tensor};
-use proto_common::plan::{Facts, Placement, Subject, Trace, plan};
+use proto_common::plan::{Facts, Subject, Trace, plan};
 use proto_common::transport::Driver;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -11,37 +11,29 @@ use std::sync::atomic::Ordering;
 const SECOND_ROUND: u64 = 2;
 
 impl Client {
-    /// A contribution to this round was started: the first of a second round ends the first iteration.
+    /// A contribution to this round was started: the first of a second round ends the first iteration, and then all
+    /// tensors are placed anew.
     pub(super) fn look_at_round(&self, round: u64) {
         if round == SECOND_ROUND && !self.0.traced.swap(true, Ordering::Relaxed) {
-            self.place_tensors();
+            self.0.planned_bytes.store(0, Ordering::Relaxed);
+            let tensors = self.0.tensors.read().unwrap_or_else(PoisonError::into_inner);
+            self.place(&tensors.values().cloned().collect::<Vec<_>>(), true);
         }
     }
 
-    /// Gives every declared tensor its placement. Operations that are under way keep theirs.
-    pub(super) fn place_tensors(&self) {
-        let tensors = self.0.tensors.read().unwrap_or_else(PoisonError::into_inner);
-        let traced = self.0.traced.load(Ordering::Relaxed);
+    /// Gives tensors their placement, within what others have left of the budget; `traced`: they have been through the
+    /// first iteration. Operations that are under way keep theirs.
+    pub(super) fn place(&self, tensors: &[Tensor], traced: bool) {
         let subject = |tensor: &Tensor| Subject::of(tensor.spec(), traced.then(|| self.trace(tensor)));
-        let subjects: Vec<Subject> = tensors.values().map(subject).collect();
-        let mut counts = [0usize; Placement::ALL.len()];
-        for (tensor, planned) in tensors.values().zip(plan(&subjects, &self.facts())) {
+        let subjects: Vec<Subject> = tensors.iter().map(subject).collect();
+        for (tensor, planned) in tensors.iter().zip(plan(&subjects, &self.facts())) {
             if tensor.placement() != planned.placement {
                 let (key, placement) = (tensor.key(), planned.placement);
-                tracing::debug!(%key, %placement, why = planned.why, "a tensor's placement");
+                tracing::info!(%key, %placement, why = planned.why, "a tensor's placement");
             }
             tensor.set_placement(planned.placement);
-            counts[planned.placement as usize] += 1;
+            self.0.planned_bytes.fetch_add(planned.buffer_bytes, Ordering::Relaxed);
         }
-        let [slot, kept, read, write] = counts;
-        tracing::info!(
-            slot,
-            r#static = kept,
-            rendezvous_read = read,
-            rendezvous_write = write,
-            traced,
-            "tensors placed"
-        );
     }
 
     fn trace(&self, tensor: &Tensor) -> Trace {
@@ -62,6 +54,7 @@ impl Client {
             workers: shape.workers,
             servers: shape.servers,
             budget_bytes,
+            spent_bytes: self.0.planned_bytes.load(Ordering::Relaxed),
             checksums: settings.transport.payload_checksum && drivers.iter().any(|d| *d != Driver::Shm),
             drivers,
             policy: settings.transport.placement,

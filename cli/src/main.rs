@@ -6,6 +6,7 @@ mod doctor;
 mod env;
 mod find;
 mod launch;
+mod plan;
 mod status;
 
 use clap::{Parser, Subcommand};
@@ -27,6 +28,7 @@ enum Command {
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
     Doctor(doctor::DoctorArgs),
+    Plan(plan::PlanArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
@@ -49,6 +51,7 @@ fn main() -> std::process::ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
         Command::Env => env::run().map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),

@@ -121,15 +121,15 @@ fn signal(child: &Child, name: &str) {
 #[test]
 fn everyone_gets_its_role_and_worker_0_has_stdout() {
     let bed = Bed::new();
-    let script = r#"echo "$DMLC_ROLE $GRADWIRE_NODE__RANK of $DMLC_NUM_WORKER at $DMLC_PS_ROOT_URI:$DMLC_PS_ROOT_PORT $GRADWIRE_TRANSPORT__TCP"
+    let script = r#"echo "$DMLC_ROLE $GRADWIRE_NODE__RANK of $DMLC_NUM_WORKER at $DMLC_PS_ROOT_URI:$DMLC_PS_ROOT_PORT $GRADWIRE_TRANSPORT__TCP $GRADWIRE_TRANSPORT__PLACEMENT"
 echo oops >&2; printf last"#;
-    let flags = ["--workers", "2", "--servers", "2", "--transport", "tcp"];
+    let flags = ["--workers", "2", "--servers", "2", "--transport", "tcp", "--placement", "static"];
     let (output, _) = bed.run(&flags, &["sh", "-c", script]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{err}");
-    assert_eq!(out, "worker 0 of 2 at 127.0.0.1:1 require\nlast\n");
+    assert_eq!(out, "worker 0 of 2 at 127.0.0.1:1 require static\nlast\n");
     for line in
-        ["[worker 1] worker 1 of 2 at 127.0.0.1:1 require\n", "[worker 1] last\n", "[worker 0] oops\n"]
+        ["[worker 1] worker 1 of 2 at 127.0.0.1:1 require static\n", "[worker 1] last\n", "[worker 0] oops\n"]
     {
         assert!(err.contains(line), "{line:?} is missing in {err}");
     }

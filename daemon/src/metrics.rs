@@ -36,7 +36,8 @@ mod tests {
     #[test]
     fn every_daemon_says_what_it_is() {
         let text = String::from_utf8(render(&registry(Role::Server).unwrap()).unwrap()).unwrap();
-        assert!(text.contains("gradwire_build_info{protocol=\"1\",role=\"server\""), "{text}");
+        let wanted = format!("gradwire_build_info{{protocol=\"{PROTOCOL_VERSION}\",role=\"server\"");
+        assert!(text.contains(&wanted), "{text}");
         assert!(text.contains("process_resident_memory_bytes"), "{text}");
     }
 }

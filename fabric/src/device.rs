@@ -124,7 +124,8 @@ pub trait CompletionQueue: Send {
         false
     }
 
-    /// Ends a channel: nothing of the peer's lands after this returns. Its unfinished requests are dropped.
+    /// Ends a channel: nothing of the peer's lands after this returns, and no read of the peer's begins that would
+    /// complete. Its unfinished requests are dropped.
     fn close(&mut self, channel: ChannelId);
 
     /// What channels of this queue can do; the least of all drivers where several are behind it.

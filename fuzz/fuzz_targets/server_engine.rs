@@ -26,10 +26,16 @@ fuzz_target!(|data: &[u8]| {
     rig.finish();
 });
 
-fn specs() -> [ChunkSpec; 2] {
-    let spec =
-        |key, bytes, dtype| ChunkSpec { id: ChunkId::new(key, 0), bytes, dtype, optimizer: Optimizer::sum() };
-    [spec(1, 16, Dtype::F32), spec(2, 24, Dtype::I64)]
+fn specs() -> [ChunkSpec; 3] {
+    let spec = |key, bytes, dtype| ChunkSpec {
+        id: ChunkId::new(key, 0),
+        bytes,
+        dynamic: false,
+        dtype,
+        optimizer: Optimizer::sum(),
+    };
+    let dynamic = ChunkSpec { dynamic: true, ..spec(3, 32, Dtype::F32) };
+    [spec(1, 16, Dtype::F32), spec(2, 24, Dtype::I64), dynamic]
 }
 
 /// A worker, as far as its side of the protocol goes.
@@ -42,8 +48,10 @@ struct Worker {
     guessed: Vec<SlotGrant>,
     /// Slots of its inbox: the grant in force, and whether results lie there.
     inbox: Vec<(SlotGrant, bool)>,
-    operations: [u64; 2],
-    rounds: [u64; 2],
+    operations: [u64; 3],
+    rounds: [u64; 3],
+    /// Chunks whose contributions it may write into a buffer: it was told so, and has not done it since.
+    granted: [bool; 3],
     last: Option<(SlotGrant, BatchHeader, Vec<Block>)>,
 }
 
@@ -75,9 +83,14 @@ struct Rig {
     engine: LaneEngine,
     config: EngineConfig,
     workers: Vec<Worker>,
-    chunks: [Bytes; 2],
+    chunks: [Bytes; 3],
     landings: Vec<(Rank, u32, u8)>,
+    /// Spill blocks that hold something, key buffers apart.
     spills: Vec<bool>,
+    /// Reads under way: worker, chunk, spill block.
+    reads: Vec<(Rank, u32, u32)>,
+    /// Contributions folded out of key buffers.
+    placed: u64,
     lives: u64,
     now_ms: u64,
 }
@@ -103,9 +116,11 @@ impl Rig {
             engine,
             config,
             workers,
-            chunks: [Bytes::default(); 2],
+            chunks: [Bytes::default(); 3],
             landings: Vec::new(),
             spills,
+            reads: Vec::new(),
+            placed: 0,
             lives: 0,
             now_ms: 0,
         };
@@ -127,7 +142,8 @@ impl Rig {
                 self.engine.tick(self.now_ms);
                 let _ = self.engine.oldest(self.now_ms);
             }
-            14 => self.give_back(rank),
+            14 if program.byte() & 1 == 0 => self.give_back(rank),
+            14 => self.fetched(program),
             _ if self.workers[rank.0 as usize].life.is_some() => self.disconnect(rank),
             _ => self.connect(rank),
         }
@@ -155,7 +171,13 @@ impl Rig {
             self.landed(at);
         }
         self.engine.peer_down(rank);
+        let Self { reads, spills, .. } = self;
+        reads.retain(|(peer, _, block)| {
+            spills[*block as usize] &= *peer != rank;
+            *peer != rank
+        });
         let worker = &mut self.workers[rank.0 as usize];
+        worker.granted = [false; 3];
         (worker.life, worker.last) = (None, None);
         worker.credits.clear();
         worker.guessed.clear();
@@ -168,14 +190,21 @@ impl Rig {
         let (Some(life), Some(slot)) = (worker.life, worker.credits.first().copied()) else { return };
         let mut blocks = Vec::new();
         for place in 0..u64::from(count) {
-            let at = program.below(2) as usize;
+            let at = program.below(3) as usize;
             let op = program.pick(&[OpKind::Push, OpKind::PushPull, OpKind::Pull, OpKind::Init]);
             if program.one_in(8) {
                 worker.step_back(at, program.number(), program.number());
             }
             worker.operations[at] += 1;
             worker.rounds[at] += u64::from(op.contributes());
-            blocks.push(block(rank, at, op, worker.operations[at], worker.rounds[at], place * 64));
+            let mut made = block(rank, at, op, worker.operations[at], worker.rounds[at], place * 64);
+            if specs()[at].dynamic && made.bytes > 0 {
+                made.bytes = 4 * u64::from(program.below(9));
+            }
+            if made.bytes > 0 {
+                made.data = travel(made.data, &mut worker.granted[at], program);
+            }
+            blocks.push(made);
         }
         let mut header = header(BatchKind::Request, rank, life);
         header.wanted = program.number() as u16;
@@ -190,7 +219,7 @@ impl Rig {
         let slot = if program.one_in(4) { program.slot() } else { credit.unwrap_or_else(|| program.slot()) };
         let mut blocks: Vec<Block> = Vec::new();
         for _ in 0..program.below(4) {
-            let at = program.below(2) as usize;
+            let at = program.below(3) as usize;
             let mut made = if program.byte() & 1 == 0 {
                 program.block(PAYLOAD_BYTES)
             } else {
@@ -298,6 +327,16 @@ impl Rig {
         }
     }
 
+    fn fetched(&mut self, program: &mut Program<'_>) {
+        if !self.reads.is_empty() {
+            let at = program.below(self.reads.len() as u32) as usize;
+            let (peer, chunk, block) = self.reads.swap_remove(at);
+            let mut out = Commands::default();
+            self.engine.fetched(peer, chunk, block, &mut out);
+            self.execute(&out, None);
+        }
+    }
+
     fn landed(&mut self, at: usize) {
         let (peer, chunk, buffer) = self.landings.swap_remove(at);
         let mut out = Commands::default();
@@ -343,6 +382,10 @@ impl Rig {
                     self.read(*from, slot);
                     assert!(!std::mem::replace(&mut self.spills[*to as usize], true), "spilled over another");
                 }
+                Command::Fetch { peer, chunk, to, .. } => {
+                    assert!(!std::mem::replace(&mut self.spills[*to as usize], true), "read over another");
+                    self.reads.push((*peer, *chunk, *to));
+                }
                 Command::Land { peer, chunk, buffer, .. } => {
                     assert_eq!(
                         *buffer, self.chunks[*chunk as usize].buffer,
@@ -352,9 +395,13 @@ impl Rig {
                 }
                 Command::Results { peer, slot, results, grants, .. } => {
                     self.told(*peer, *slot, &out.grants[grants.clone()]);
-                    let sent_back = out.results[results.clone()].iter();
-                    let sent_back = sent_back.filter(|result| result.block.status == Status::Retry);
-                    sent_back.for_each(|result| self.workers[peer.0 as usize].sent_back(&result.block));
+                    for result in &out.results[results.clone()] {
+                        self.answered(*peer, &result.block);
+                    }
+                }
+                Command::Size { chunk, bytes } => {
+                    let spec = specs()[*chunk as usize];
+                    assert!(spec.dynamic && *bytes <= spec.bytes && bytes.is_multiple_of(4));
                 }
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
@@ -363,18 +410,37 @@ impl Rig {
         for (chunk, spec) in self.chunks.iter().zip(specs()) {
             assert_eq!(self.engine.version(spec.id).map(|version| version.0), Some(chunk.version));
         }
-        assert_eq!(self.engine.spills().0, self.spills.iter().filter(|used| **used).count());
+        // Key buffers of those who left count as spilt, until their contributions are folded.
+        assert!(self.spills.iter().filter(|used| **used).count() <= self.engine.spills().0);
+        assert!(2 * self.engine.key_buffers() <= self.config.spill_blocks, "the budget of key buffers");
+        assert!(self.placed <= self.engine.stats().placed, "folded what nobody placed");
         expelled.into_iter().for_each(|peer| self.disconnect(peer));
     }
 
-    /// A source is the slot of the batch at hand, or a spill block, which is free then.
+    fn answered(&mut self, peer: Rank, block: &Block) {
+        let worker = &mut self.workers[peer.0 as usize];
+        if block.status == Status::Retry || block.status == Status::Granted {
+            worker.sent_back(block);
+        }
+        if block.status == Status::Granted
+            && let Some(at) = specs().iter().position(|spec| spec.id == block.id)
+        {
+            worker.granted[at] |= block.landing.is_some();
+        }
+    }
+
+    /// A source is the slot of the batch at hand, a spill block, which is free then, or a key buffer.
     fn read(&mut self, from: Source, slot: Option<u32>) {
         match from {
             Source::Slot { slot: at, offset } => {
                 assert_eq!(Some(at), slot);
                 assert!((PAYLOAD_OFFSET..=PAYLOAD_OFFSET + PAYLOAD_BYTES).contains(&offset));
             }
-            Source::Spill(block) => assert!(std::mem::replace(&mut self.spills[block as usize], false)),
+            Source::Spill(block) => {
+                assert!(self.reads.iter().all(|(.., reading)| *reading != block), "used before it was there");
+                let spilt = std::mem::replace(&mut self.spills[block as usize], false);
+                self.placed += u64::from(!spilt);
+            }
         }
     }
 
@@ -413,7 +479,19 @@ impl Rig {
         (0..self.config.workers).for_each(|rank| self.disconnect(Rank(rank)));
         let (free, total) = self.engine.credits();
         assert_eq!(free, total, "credits come back");
+        assert_eq!(self.engine.key_buffers(), 0, "grants end with their channels");
+        assert!(self.reads.is_empty());
         assert!(self.landings.is_empty() && self.engine.oldest(self.now_ms).is_none());
+    }
+}
+
+/// Where an honest worker says that a payload is.
+fn travel(inline: BlockData, granted: &mut bool, program: &mut Program<'_>) -> BlockData {
+    match program.below(6) {
+        0 if std::mem::take(granted) => BlockData::Placed,
+        0 | 1 => BlockData::Announced { keep: program.byte() & 1 == 1 },
+        2 => BlockData::ByReference { region: 1, offset: program.number() },
+        _ => inline,
     }
 }
 

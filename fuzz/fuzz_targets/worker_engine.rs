@@ -7,9 +7,12 @@ use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, Program, header};
 use gradwire_worker::OpError;
 use gradwire_worker::engine::{Command, Commands, EngineConfig, LaneEngine, PartSpec, ResultContext, Submit};
 use libfuzzer_sys::fuzz_target;
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, SlotGrant, Status};
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Lane, Operation, Rank};
+use proto_common::plan::Placement;
 use std::collections::BTreeMap;
 
 /// Slots of our inbox that each server may write.
@@ -149,6 +152,12 @@ impl Rig {
             kind,
             dtype: Dtype::F32,
             payload: kind.contributes(),
+            placement: program.pick(&[
+                Placement::Slot,
+                Placement::Static,
+                Placement::RendezvousRead,
+                Placement::RendezvousWrite,
+            ]),
             operation: Operation(number),
             round: number,
             priority: program.below(5) as i32 - 2,
@@ -177,7 +186,13 @@ impl Rig {
             let at = program.below(state.taken.len() as u32) as usize;
             let statuses =
                 [Status::Done, Status::Done, Status::Retry, Status::DeadlineWaiting, Status::Refused];
-            blocks.push(reply(&state.taken.swap_remove(at), program.pick(&statuses)));
+            let taken = state.taken.swap_remove(at);
+            blocks.push(match taken.data {
+                BlockData::Announced { .. } | BlockData::ByReference { .. } if program.byte() & 1 == 1 => {
+                    grant(&taken, program)
+                }
+                _ => reply(&taken, program.pick(&statuses)),
+            });
         }
         self.tell(server, &blocks);
     }
@@ -273,6 +288,13 @@ impl Rig {
                     let returned = out.grants[grants.clone()].iter();
                     returned.for_each(|grant| self.returned(*server, *grant));
                 }
+                Command::Place { server, part, remote } => {
+                    assert!(
+                        self.servers[server.0 as usize].life.is_some() && self.ops.contains_key(&part.op)
+                    );
+                    assert_eq!(part.block.data, BlockData::Placed);
+                    assert!(part.block.bytes <= remote.bytes, "written past the grant");
+                }
                 Command::Notice { server, notice } => match notice {
                     Notice::Returned(grant) => self.returned(*server, *grant),
                     Notice::GivenBack(grant) => drop(self.spend(*server, *grant)),
@@ -283,6 +305,7 @@ impl Rig {
                     assert!(!std::mem::replace(failed, true), "fails once");
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
+                Command::Landed { op, .. } => assert!(self.ops.contains_key(op), "told before its end"),
                 Command::Close { server, .. } => closed.push(*server),
             }
         }
@@ -328,6 +351,14 @@ impl Rig {
         }
         panic!("not ended: {:?}", self.engine.oldest(self.now_ms));
     }
+}
+
+/// A buffer, where one was asked for; or none.
+fn grant(block: &Block, program: &mut Program<'_>) -> Block {
+    let announced = matches!(block.data, BlockData::Announced { .. });
+    let landing = Landing { region: 1, offset: program.number(), bytes: block.bytes };
+    let landing = (announced && !program.one_in(3)).then_some(landing);
+    Block { landing, ..reply(block, Status::Granted) }
 }
 
 fn reply(block: &Block, status: Status) -> Block {

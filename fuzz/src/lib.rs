@@ -77,10 +77,11 @@ impl<'a> Program<'a> {
     /// A block that the decoder may pass: known ids, everything else free.
     pub fn block(&mut self, payload_bytes: u64) -> Block {
         let bytes = self.number().min(payload_bytes);
-        let data = if self.one_in(4) {
-            BlockData::ByReference { region: self.number(), offset: self.number() }
-        } else {
-            BlockData::Inline { offset: self.number().min(payload_bytes - bytes) }
+        let data = match self.below(8) {
+            0 => BlockData::ByReference { region: self.number(), offset: self.number() },
+            1 => BlockData::Announced { keep: self.byte() & 1 == 1 },
+            2 => BlockData::Placed,
+            _ => BlockData::Inline { offset: self.number().min(payload_bytes - bytes) },
         };
         let lands = self.byte() & 1 == 1;
         Block {
@@ -88,7 +89,7 @@ impl<'a> Program<'a> {
             op: self.pick(&[OpKind::Push, OpKind::Pull, OpKind::PushPull, OpKind::Init]),
             dtype: self.pick(&Dtype::ALL),
             codec: u8::from(self.one_in(8)),
-            status: Status::from_wire(self.byte() % 9).unwrap_or(Status::None),
+            status: Status::from_wire(self.byte() % 12).unwrap_or(Status::None),
             operation: Operation(self.number()),
             round: self.number(),
             bytes,

@@ -203,7 +203,9 @@ pub struct MemorySettings {
     pub inbox_slots: u32,
     /// Slots of a worker's inbox for results, per lane and server.
     pub result_slots: u32,
-    /// Bytes a server may use, per lane, to keep contributions that came before their turn.
+    /// Bytes a server may use, per lane, to keep contributions that came before their turn or that it reads out of
+    /// workers' memory; half of it at most for key buffers that workers write into. Taken as it is used; an RDMA device
+    /// pins it.
     pub spill_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,

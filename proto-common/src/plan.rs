@@ -1,18 +1,265 @@
-//! Placement: how a tensor travels. The words are fixed here; what chooses between them comes with the
-//! placements themselves.
+//! Placement: how a tensor's contributions travel, and the pure choice of it from what was declared and, later, from
+//! what the first iteration has shown. It must not know how a placement is done.
 
+use crate::ids::Key;
+use crate::tensor::TensorSpec;
+use crate::transport::Driver;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::fmt;
 
-/// How a tensor's bytes travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Tensors below this share batches: one write for many costs less than a buffer each.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// How a tensor's contributions travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Batched through the receiver's circular inbox.
+    /// In batches, through the slots of the server's inbox.
+    #[default]
     Slot,
-    /// Straight into a key buffer at its final address.
+    /// Straight into a key buffer that the server keeps for this worker and chunk.
     Static,
-    /// Metadata first, then the receiver reads the body.
+    /// Announced by a reference; the server reads it out of the worker's memory.
     RendezvousRead,
-    /// Metadata first, then the sender writes the body.
+    /// Announced; the server grants a buffer for one landing, and the worker writes it.
     RendezvousWrite,
 }
+
+impl Placement {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Slot, Self::Static, Self::RendezvousRead, Self::RendezvousWrite];
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Slot => "slot",
+            Self::Static => "static",
+            Self::RendezvousRead => "rendezvous-read",
+            Self::RendezvousWrite => "rendezvous-write",
+        })
+    }
+}
+
+/// Who chooses: the setting `transport.placement`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementPolicy {
+    /// The plan, for each tensor by itself.
+    #[default]
+    Auto,
+    /// `slot` for all.
+    Slot,
+    /// `static` for all, as far as servers have room.
+    Static,
+    /// `rendezvous-read` for all.
+    RendezvousRead,
+    /// `rendezvous-write` for all.
+    RendezvousWrite,
+}
+
+impl PlacementPolicy {
+    /// The placement that all tensors are to have, if one was set.
+    #[must_use]
+    pub fn fixed(self) -> Option<Placement> {
+        Some(match self {
+            Self::Auto => return None,
+            Self::Slot => Placement::Slot,
+            Self::Static => Placement::Static,
+            Self::RendezvousRead => Placement::RendezvousRead,
+            Self::RendezvousWrite => Placement::RendezvousWrite,
+        })
+    }
+}
+
+/// One dimension of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// Always this many.
+    Fixed(u64),
+    /// Another length each time, at most `max` where that is known.
+    Dynamic {
+        /// The largest.
+        max: Option<u64>,
+    },
+}
+
+/// A tensor to be placed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// Its key.
+    pub key: Key,
+    /// Its shape.
+    pub dims: Vec<Dim>,
+    /// Bytes of an element.
+    pub element_bytes: u64,
+    /// What the first iteration has shown, once it is over.
+    pub trace: Option<Trace>,
+}
+
+impl Subject {
+    /// A declared tensor.
+    #[must_use]
+    pub fn of(spec: &TensorSpec, trace: Option<Trace>) -> Self {
+        let max = Some(spec.elements);
+        let dim = if spec.dynamic { Dim::Dynamic { max } } else { Dim::Fixed(spec.elements) };
+        let (dims, element_bytes) = (vec![dim], spec.dtype.bytes() as u64);
+        Self { key: spec.key, dims, element_bytes, trace }
+    }
+
+    /// Has it a dimension that may change?
+    #[must_use]
+    pub fn is_dynamic(&self) -> bool {
+        self.dims.iter().any(|dim| matches!(dim, Dim::Dynamic { .. }))
+    }
+
+    /// Its bytes, or the most it can have; `None` where there is no bound.
+    #[must_use]
+    pub fn bytes_max(&self) -> Option<u64> {
+        self.dims.iter().try_fold(self.element_bytes, |bytes, dim| match dim {
+            Dim::Fixed(length) | Dim::Dynamic { max: Some(length) } => bytes.checked_mul(*length),
+            Dim::Dynamic { max: None } => None,
+        })
+    }
+}
+
+/// A tensor's first iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Contributions to it.
+    pub contributions: u64,
+    /// Bytes of the shortest one.
+    pub bytes_min: u64,
+    /// Bytes of the longest one.
+    pub bytes_max: u64,
+    /// One worker only contributes to it.
+    pub single_writer: bool,
+}
+
+/// What the choice depends on besides the tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Workers of the cluster.
+    pub workers: u32,
+    /// Servers of the cluster.
+    pub servers: u32,
+    /// Bytes that each server may spend on key buffers.
+    pub budget_bytes: u64,
+    /// What of it tensors have that were placed before.
+    pub spent_bytes: u64,
+    /// Drivers in use between this worker and the servers.
+    pub drivers: Vec<Driver>,
+    /// Payloads carry checksums.
+    pub checksums: bool,
+    /// What was set.
+    pub policy: PlacementPolicy,
+}
+
+/// A tensor's placement, and why it has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Planned {
+    /// The placement.
+    pub placement: Placement,
+    /// The reason, for people.
+    pub why: String,
+    /// Bytes of key buffers that it takes at each server.
+    pub buffer_bytes: u64,
+}
+
+/// Chooses a placement for every tensor, in the order given.
+#[must_use]
+pub fn plan(subjects: &[Subject], facts: &Facts) -> Vec<Planned> {
+    let mut left_bytes = facts.budget_bytes.saturating_sub(facts.spent_bytes);
+    // The budget goes first to what is moved most often, then to the small ones, where it saves most per byte.
+    let mut order: Vec<usize> = (0..subjects.len()).collect();
+    let use_of = |at: &usize| subjects[*at].trace.map_or(0, |trace| trace.contributions);
+    order.sort_by_key(|at| (Reverse(use_of(at)), subjects[*at].bytes_max(), subjects[*at].key));
+    let mut planned: Vec<Option<Planned>> = vec![None; subjects.len()];
+    for at in order {
+        let choice = choose(&subjects[at], facts, left_bytes);
+        left_bytes = left_bytes.saturating_sub(choice.buffer_bytes);
+        planned[at] = Some(choice);
+    }
+    planned.into_iter().flatten().collect()
+}
+
+fn planned(placement: Placement, why: impl Into<String>) -> Planned {
+    Planned { placement, why: why.into(), buffer_bytes: 0 }
+}
+
+fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
+    if facts.checksums {
+        return planned(Placement::Slot, "payloads carry checksums, which cover slots only");
+    }
+    if let Some(fixed) = facts.policy.fixed() {
+        let buffer_bytes = if fixed == Placement::Static { buffer_bytes(subject, facts) } else { 0 };
+        return Planned { buffer_bytes, ..planned(fixed, format!("set: transport.placement = {fixed}")) };
+    }
+    if subject.is_dynamic() {
+        return planned(Placement::RendezvousRead, "its length may change between operations");
+    }
+    if !facts.drivers.contains(&Driver::Verbs) {
+        let shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
+        let why =
+            if shm { "over shm a slot write is one copy already" } else { "over tcp batches are fastest" };
+        return planned(Placement::Slot, why);
+    }
+    remote(subject, facts, left_bytes)
+}
+
+/// The choice where an RDMA device moves the bytes.
+fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
+    let bytes = subject.bytes_max().unwrap_or(u64::MAX);
+    if bytes < SMALL_BYTES {
+        return planned(Placement::Slot, format!("small ({}): shares batches", size(bytes)));
+    }
+    match subject.trace {
+        Some(trace) if trace.contributions == 0 => {
+            return planned(Placement::Slot, "nothing was contributed to it in the first iteration");
+        }
+        Some(trace) if trace.bytes_min != trace.bytes_max => {
+            return planned(Placement::RendezvousRead, "the length changed between operations");
+        }
+        _ => {}
+    }
+    let (writers, buffer_bytes) = (writers(subject, facts), buffer_bytes(subject, facts));
+    let noun = if writers == 1 { "worker" } else { "workers" };
+    let what = format!("{} x {writers} {noun}", size(bytes));
+    let (left, budget) = (size(left_bytes), size(facts.budget_bytes));
+    if buffer_bytes > left_bytes {
+        let why = format!("{what} do not fit what is left ({left}) of the budget of {budget} a server");
+        return planned(Placement::RendezvousRead, why);
+    }
+    let why = format!("{what} fit the budget of {budget} a server");
+    Planned { buffer_bytes, ..planned(Placement::Static, why) }
+}
+
+fn writers(subject: &Subject, facts: &Facts) -> u32 {
+    if subject.trace.is_some_and(|trace| trace.single_writer) { 1 } else { facts.workers }
+}
+
+/// What its key buffers take at the server that holds most of it: whole chunks, one for each writer.
+fn buffer_bytes(subject: &Subject, facts: &Facts) -> u64 {
+    let chunks = subject.bytes_max().unwrap_or(u64::MAX).div_ceil(facts.chunk_bytes.max(1));
+    let chunks = chunks.div_ceil(u64::from(facts.servers.max(1)));
+    chunks.saturating_mul(facts.chunk_bytes).saturating_mul(u64::from(writers(subject, facts)))
+}
+
+/// Bytes for people.
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests;

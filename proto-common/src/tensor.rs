@@ -4,7 +4,7 @@
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
 use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
-use crate::optimizer::{Optimizer, OptimizerError};
+use crate::optimizer::{Optimizer, OptimizerError, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -30,8 +30,11 @@ pub struct TensorSpec {
     pub name: String,
     /// Type of its elements.
     pub dtype: Dtype,
-    /// How many elements.
+    /// How many elements; at most, where it is dynamic.
     pub elements: u64,
+    /// Operations carry their own length: a push as many elements as it has, a pull brings those of the last round.
+    #[serde(default)]
+    pub dynamic: bool,
     /// The server-side update.
     pub optimizer: Optimizer,
     /// How rounds work.
@@ -89,7 +92,14 @@ impl TensorSpec {
     #[must_use]
     pub fn f32(key: u64, elements: u64, optimizer: Optimizer) -> Self {
         let (name, dtype, mode) = (String::new(), Dtype::F32, Mode::Sync);
-        Self { key: Key(key), name, dtype, elements, optimizer, mode }
+        Self { key: Key(key), name, dtype, elements, dynamic: false, optimizer, mode }
+    }
+
+    /// A synchronous f32 tensor whose length may be another one in each round, at most `elements_max`: its value is
+    /// the sum of a round's contributions, which agree on the length.
+    #[must_use]
+    pub fn dynamic_f32(key: u64, elements_max: u64) -> Self {
+        Self { dynamic: true, ..Self::f32(key, elements_max, Optimizer::assign()) }
     }
 
     /// Bytes of the whole tensor. Validated tensors cannot overflow; others saturate.
@@ -138,6 +148,9 @@ impl TensorSpec {
         if self.mode != Mode::Sync {
             return unsupported(format!("mode {:?} is not served yet; use sync", self.mode));
         }
+        if self.dynamic && self.optimizer.kind != OptimizerKind::Assign {
+            return unsupported("a dynamic tensor has nothing to update; use the rule assign".into());
+        }
         self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))
     }
 }
@@ -176,6 +189,10 @@ mod tests {
         assert!(named.validate(4096).is_ok());
         named.name.push('x');
         assert!(matches!(named.validate(4096), Err(TensorError::NameTooLong { .. })));
+        let dynamic = TensorSpec::dynamic_f32(1, 5);
+        assert!(dynamic.validate(4096).is_ok());
+        let summed = TensorSpec { optimizer: Optimizer::sum(), ..dynamic };
+        assert!(matches!(summed.validate(4096), Err(TensorError::Unsupported { .. })));
         let mut f16 = spec(1);
         f16.dtype = Dtype::F16;
         assert!(matches!(f16.validate(4096), Err(TensorError::Unsupported { .. })));

@@ -1,5 +1,6 @@
 //! Which driver two peers use: a pure choice from both sides' policies and offers, with the reason.
 
+use crate::plan::PlacementPolicy;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
@@ -55,13 +56,22 @@ pub struct Policies {
     pub tcp: Policy,
     /// Workers put a checksum (CRC32C) over the payload of what they send by another driver than shared memory;
     /// servers check it before any of it is reduced, and what changed on the way is sent again. Costs a pass over
-    /// the bytes at each end; header and table have their checksum in any case. Workers' setting only.
+    /// the bytes at each end; header and table have their checksum in any case. Such payloads travel in slots only,
+    /// whatever their tensors' placement: no checksum covers what is read or written one-sided. Workers' setting only.
     pub payload_checksum: bool,
+    /// How contributions travel: `auto` chooses for each tensor, the others are for all. Workers' setting only.
+    pub placement: PlacementPolicy,
 }
 
 impl Default for Policies {
     fn default() -> Self {
-        Self { shm: Policy::Prefer, verbs: Policy::Prefer, tcp: Policy::Prefer, payload_checksum: false }
+        Self {
+            shm: Policy::Prefer,
+            verbs: Policy::Prefer,
+            tcp: Policy::Prefer,
+            payload_checksum: false,
+            placement: PlacementPolicy::Auto,
+        }
     }
 }
 

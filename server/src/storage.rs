@@ -4,7 +4,7 @@
 
 use crate::engine::{ChunkSpec, Source};
 use crate::kernel::{self, Both, Operand, Weights};
-use fabric::{Buffer, F32s, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
+use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use proto_common::batch::payload_checksum;
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
@@ -38,6 +38,8 @@ pub enum StorageError {
 #[derive(Debug)]
 struct Stored {
     bytes: usize,
+    /// How many of them count for now; less only in dynamic chunks.
+    now: usize,
     optimizer: Optimizer,
     sum: Vec<f32>,
     momentum: Vec<f32>,
@@ -64,18 +66,50 @@ pub struct Round {
 pub struct Storage {
     pool: Pool,
     chunks: Vec<Stored>,
-    inbox: Region,
-    slot_bytes: u64,
-    spill: Vec<Vec<f32>>,
+    inbox: Cells,
+    spill: Cells,
     scratch: Box<[u8]>,
 }
 
+/// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
+#[derive(Clone, Debug)]
+pub struct Cells {
+    region: Region,
+    cell_bytes: u64,
+}
+
+impl Cells {
+    /// `count` cells; memory is taken from the system at first touch.
+    pub fn allocate(count: u32, cell_bytes: u64, name: &str) -> Result<Self, FabricError> {
+        let bytes = usize::try_from(u64::from(count).saturating_mul(cell_bytes)).unwrap_or(usize::MAX);
+        Ok(Self { region: Region::allocate(bytes, name)?, cell_bytes })
+    }
+
+    /// The memory behind all of them.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where a cell starts.
+    #[must_use]
+    pub fn start(&self, cell: u32) -> u64 {
+        u64::from(cell) * self.cell_bytes
+    }
+
+    /// Bytes of a cell.
+    #[must_use]
+    pub fn cell_bytes(&self) -> u64 {
+        self.cell_bytes
+    }
+}
+
 impl Storage {
-    /// Storage whose contributions come from `inbox`, slots of `slot_bytes`.
-    pub fn new(inbox: Region, slot_bytes: u64) -> Result<Self, StorageError> {
+    /// Storage whose contributions come in the slots of `inbox`, or lie in the blocks of `spill`.
+    pub fn new(inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
         let pool = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
-        Ok(Self { pool, chunks: Vec::new(), inbox, slot_bytes, spill: Vec::new(), scratch })
+        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch })
     }
 
     /// Adds a chunk of zeros under the next index. Returns where its weights lie.
@@ -92,6 +126,7 @@ impl Storage {
         let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
         self.chunks.push(Stored {
             bytes,
+            now: bytes,
             optimizer: spec.optimizer,
             sum: vec![0.0; bytes / 4],
             momentum,
@@ -112,6 +147,23 @@ impl Storage {
         self.pool.region()
     }
 
+    /// The commands that follow are about the first so many bytes of a chunk.
+    pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
+        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let region_bytes = stored.bytes as u64;
+        if bytes > region_bytes {
+            return Err(OutOfBounds { offset: 0, bytes, region_bytes }.into());
+        }
+        stored.now = bytes as usize;
+        Ok(())
+    }
+
+    /// Bytes of a chunk that commands are about.
+    pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
+        let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        Ok(stored.now as u64)
+    }
+
     /// A weight buffer, to be sent.
     pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, StorageError> {
         let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
@@ -120,14 +172,14 @@ impl Storage {
 
     /// The checksum of a payload in a slot, read in blocks by raw copies.
     pub fn checksum(&mut self, slot: u32, offset: u64, bytes: u64) -> Result<u32, StorageError> {
-        let Self { inbox, slot_bytes, scratch, .. } = self;
-        let (mut sum, mut at) = (0, u64::from(slot) * *slot_bytes + offset);
+        let Self { inbox, scratch, .. } = self;
+        let (mut sum, mut at) = (0, inbox.start(slot) + offset);
         // A payload lies within its slot, whose bytes fit the address space.
         let mut left = bytes as usize;
         while left > 0 {
             let part_bytes = scratch.len().min(left);
             let part = &mut scratch[..part_bytes];
-            inbox.read(at, part)?;
+            inbox.region.read(at, part)?;
             sum = payload_checksum(sum, part);
             at += part_bytes as u64;
             left -= part_bytes;
@@ -137,59 +189,70 @@ impl Storage {
 
     /// sum = contribution, or sum += contribution.
     pub fn reduce(&mut self, chunk: u32, from: Source, first: bool) -> Result<(), StorageError> {
-        let Self { chunks, inbox, slot_bytes, spill, .. } = self;
+        let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
+        let (region, at) = find(inbox, spill, from);
+        let sum = &mut stored.sum[..stored.now / 4];
         if first {
-            return contributions.copy(from, stored.sum.as_mut_bytes());
-        }
-        match contributions.find(from, stored.sum.len())? {
-            Contribution::Slot(slot) => kernel::add(&mut stored.sum, slot),
-            Contribution::Spill(block) => kernel::add(&mut stored.sum, block),
+            region.read(at, sum.as_mut_bytes())?;
+        } else {
+            let contribution = region.f32s(at, sum.len())?;
+            kernel::add(sum, contribution);
         }
         Ok(())
     }
 
     /// Applies the update rule; a last contribution is added in the same pass.
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
-        let Self { chunks, inbox, slot_bytes, spill, .. } = self;
+        let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let Stored { optimizer, sum, momentum, weights, .. } = stored;
-        let weights = weights_of(weights, round)?;
-        let sum = sum.as_slice();
+        let Stored { optimizer, now, sum, momentum, weights, .. } = stored;
+        let weights = weights_of(weights, round, *now)?;
+        let sum = &sum[..*now / 4];
         let Some(from) = round.last else {
             kernel::update(optimizer, round.contributors, sum, weights, momentum);
             return Ok(());
         };
-        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
-        match contributions.find(from, sum.len())? {
-            Contribution::Slot(last) => finish(optimizer, round, last, sum, weights, momentum),
-            Contribution::Spill(last) => finish(optimizer, round, last, sum, weights, momentum),
-        }
+        let (region, at) = find(inbox, spill, from);
+        finish(optimizer, round, region.f32s(at, sum.len())?, sum, weights, momentum);
         Ok(())
     }
 
     /// Sets the value of a chunk.
     pub fn init(&mut self, chunk: u32, from: Source, into: u8) -> Result<(), StorageError> {
-        let Self { chunks, inbox, slot_bytes, spill, .. } = self;
+        let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
-        contributions.copy(from, &mut stored.weights[usize::from(into & 1)])
+        let (region, at) = find(inbox, spill, from);
+        region.read(at, &mut stored.weights[usize::from(into & 1)])?;
+        Ok(())
     }
 
     /// Copies a contribution into a spill block.
     pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
-        let bytes = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.bytes;
-        if self.spill.len() <= to as usize {
-            self.spill.resize_with(to as usize + 1, Vec::new);
-        }
-        let mut block = std::mem::take(&mut self.spill[to as usize]);
-        block.resize(bytes / 4, 0.0);
-        let Self { inbox, slot_bytes, spill, .. } = self;
-        let contributions = Contributions { inbox, slot_bytes: *slot_bytes, spill };
-        let read = contributions.copy(from, block.as_mut_bytes());
-        self.spill[to as usize] = block;
-        read
+        let Self { chunks, inbox, spill, .. } = self;
+        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
+        let (region, at) = find(inbox, spill, from);
+        spill.region.copy(spill.start(to), region, at, bytes as u64)?;
+        Ok(())
+    }
+
+    /// Where a payload is read to.
+    pub fn spill_span(&self, block: u32, bytes: u64) -> Result<Span, StorageError> {
+        Ok(self.spill.region.span(self.spill.start(block), bytes)?)
+    }
+
+    /// The memory that workers write contributions into, where they have a grant.
+    #[must_use]
+    pub fn spill_cells(&self) -> &Cells {
+        &self.spill
+    }
+}
+
+/// Where a contribution lies.
+fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> (&'a Region, u64) {
+    match from {
+        Source::Slot { slot, offset } => (&inbox.region, inbox.start(slot) + offset),
+        Source::Spill(block) => (&spill.region, spill.start(block)),
     }
 }
 
@@ -210,54 +273,19 @@ fn finish(
     }
 }
 
-/// The weights of a chunk that a round changes.
-fn weights_of<'a>(buffers: &'a mut [Buffer; 2], round: &Round) -> Result<Weights<'a>, StorageError> {
-    let elements =
-        |buffer: &'a mut Buffer| <[f32]>::mut_from_bytes(buffer).map_err(|_| StorageError::Elements);
+/// The weights of a chunk that a round changes: so many bytes of them.
+fn weights_of<'a>(
+    buffers: &'a mut [Buffer; 2],
+    round: &Round,
+    bytes: usize,
+) -> Result<Weights<'a>, StorageError> {
+    let elements = |buffer: &'a mut Buffer| {
+        <[f32]>::mut_from_bytes(&mut buffer[..bytes]).map_err(|_| StorageError::Elements)
+    };
     let [a, b] = buffers;
     let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
     if round.into == round.old {
         return Ok(Weights::InPlace(elements(into)?));
     }
     Ok(Weights::OutOfPlace { old: elements(other)?, new: elements(into)? })
-}
-
-/// Where contributions lie.
-struct Contributions<'a> {
-    inbox: &'a Region,
-    slot_bytes: u64,
-    spill: &'a [Vec<f32>],
-}
-
-enum Contribution<'a> {
-    Slot(F32s<'a>),
-    Spill(&'a [f32]),
-}
-
-impl<'a> Contributions<'a> {
-    /// The first `count` elements of one.
-    fn find(&self, from: Source, count: usize) -> Result<Contribution<'a>, StorageError> {
-        Ok(match from {
-            Source::Slot { slot, offset } => {
-                Contribution::Slot(self.inbox.f32s(u64::from(slot) * self.slot_bytes + offset, count)?)
-            }
-            Source::Spill(block) => Contribution::Spill(self.block(block, count)?),
-        })
-    }
-
-    fn copy(&self, from: Source, into: &mut [u8]) -> Result<(), StorageError> {
-        match from {
-            Source::Slot { slot, offset } => {
-                self.inbox.read(u64::from(slot) * self.slot_bytes + offset, into)?;
-            }
-            Source::Spill(block) => into.copy_from_slice(self.block(block, into.len() / 4)?.as_bytes()),
-        }
-        Ok(())
-    }
-
-    fn block(&self, block: u32, count: usize) -> Result<&'a [f32], OutOfBounds> {
-        let held = self.spill.get(block as usize).map_or(&[][..], Vec::as_slice);
-        let (bytes, region_bytes) = (count as u64 * 4, held.len() as u64 * 4);
-        held.get(..count).ok_or(OutOfBounds { offset: 0, bytes, region_bytes })
-    }
 }

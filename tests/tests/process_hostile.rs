@@ -11,8 +11,9 @@ use gradwire_tests::rigs::forge::{self, Field, set};
 use gradwire_tests::rigs::hostile::{Channel, DeafChannel, Rogue, operation};
 use gradwire_tests::rigs::{gauge, job, status};
 use gradwire_worker::{Client, ClientError, OpError};
-use proto_common::batch::{BlockData, Landing, Notice, OpKind, SlotGrant, Status};
+use proto_common::batch::{Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status};
 use proto_common::element::Dtype;
+use proto_common::ids::ChunkId;
 use proto_common::message::{FromServer, Hello, ToServer};
 use proto_common::transport::Driver;
 use std::time::Duration;
@@ -99,7 +100,7 @@ impl Scene {
     }
 
     /// The operation is refused with this status, and the same channel goes on.
-    fn expect_status(&mut self, wanted: Status, edit: impl FnOnce(&mut proto_common::batch::Block)) {
+    fn expect_status(&mut self, wanted: Status, edit: impl FnOnce(&mut Block)) {
         let mut channel = self.open();
         self.operations += 1;
         let mut block = operation(OpKind::Push, ATTACKED, self.operations, 1, BYTES);
@@ -122,7 +123,7 @@ impl Scene {
 /// Fields of header and block that must not say this, with a checksum that is right for the lie.
 const LIES: [(&str, Field, u64); 21] = [
     ("magic", forge::MAGIC, 0),
-    ("version", forge::VERSION, 2),
+    ("version", forge::VERSION, 1),
     ("a result, not a request", forge::KIND, 2),
     ("unknown kind", forge::KIND, 9),
     ("unknown flag", forge::FLAGS, 0x80),
@@ -266,7 +267,8 @@ fn operations_that_cannot_be_served() {
         });
         scene.expect_status(Status::Refused, |block| block.codec = 3);
         scene.expect_status(Status::Refused, |block| {
-            block.data = BlockData::ByReference { region: 1, offset: 0 };
+            (block.op, block.bytes) = (OpKind::Init, 0);
+            block.data = BlockData::Announced { keep: true };
         });
         scene.expect_status(Status::Refused, |block| block.op = OpKind::Init);
         scene.expect_status(Status::UnknownChunk, |block| block.id.key.0 = 77);
@@ -297,6 +299,43 @@ fn landings_outside_our_own_memory() {
                 let batch = channel.batch(&[pull], 0.0);
                 let slot = channel.credit();
                 channel.post(slot, &batch);
+            });
+        }
+        scene.finish();
+    }
+}
+
+fn post(channel: &mut Channel, blocks: &[Block]) {
+    let batch = channel.batch(blocks, 1.0);
+    let slot = channel.credit();
+    channel.post(slot, &batch);
+}
+
+/// The server reads only what the sender let it read, and believes in no payload that it granted no buffer for. What
+/// it could not read counts as never sent: the same operation number is right for the next attempt.
+#[test]
+fn payloads_that_are_not_where_they_are_said_to_be() {
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let mut scene = scene(driver, &[]);
+        for (name, region, offset) in [
+            ("a reference past the region", None, 1 << 40),
+            ("a reference whose offset wraps", None, u64::MAX - 3),
+            ("a reference to no region", Some(12_345), 0),
+        ] {
+            scene.expect_closed(name, |_, channel| {
+                let mut push = operation(OpKind::Push, ATTACKED, 1, 1, BYTES);
+                let region = region.unwrap_or(channel.landing);
+                push.data = BlockData::ByReference { region, offset };
+                post(channel, &[push]);
+            });
+        }
+        for data in [BlockData::Placed, BlockData::Announced { keep: true }] {
+            scene.expect_closed("a payload that was placed without a grant", |_, channel| {
+                let push = operation(OpKind::Push, ATTACKED, 1, 1, BYTES);
+                let placed = Block { data: BlockData::Placed, ..push };
+                // Granted for one chunk, placed for another one.
+                let asked = Block { data, id: ChunkId::new(HONEST, 0), ..push };
+                post(channel, &[asked, placed]);
             });
         }
         scene.finish();

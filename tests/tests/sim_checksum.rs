@@ -18,6 +18,7 @@ use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Ran
 use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::InboxGrant;
 use proto_common::optimizer::Optimizer;
+use proto_common::plan::Placement;
 
 const CHUNK_BYTES: u64 = 64 << 10;
 /// Two whole chunks and a short one: more than one scratch block each, and a last one that is not whole.
@@ -123,6 +124,7 @@ impl Pair {
         let spec = |(index, (_, bytes)): (usize, &(u64, u64))| ChunkSpec {
             id: ChunkId::new(1, index as u32),
             bytes: *bytes,
+            dynamic: false,
             dtype: Dtype::F32,
             optimizer: Optimizer::assign(),
         };
@@ -169,6 +171,8 @@ impl Pair {
             op: self.operations,
             kind: OpKind::PushPull,
             dtype: Dtype::F32,
+            // Which sums do not cover: payloads with a checksum travel in slots all the same.
+            placement: Placement::Static,
             operation: Operation(self.operations),
             round: self.operations,
             priority: 0,

@@ -3,7 +3,7 @@
 use proto_common::batch::Status;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
-use proto_common::ids::{ChunkId, Key, MemberId, Rank};
+use proto_common::ids::{ChunkId, Key, MemberId, Rank, Version};
 use proto_common::message::{DeclareError, WaitError};
 use thiserror::Error;
 
@@ -141,6 +141,26 @@ pub enum ClientError {
         /// The buffer's type.
         have: proto_common::element::Dtype,
     },
+    /// What contributes and lands at once, or sets an initial value, knows one length only.
+    #[error(
+        "tensor {key} is dynamic, so what is pushed and what is pulled may differ in length: use push and pull"
+    )]
+    Dynamic {
+        /// The tensor.
+        key: Key,
+    },
+    /// Parts of a dynamic tensor came from rounds of different lengths.
+    #[error(
+        "what was pulled of dynamic tensor {key} is of rounds {oldest} to {newest}, so it has no one length: wait for a pull before the next push"
+    )]
+    Torn {
+        /// The tensor.
+        key: Key,
+        /// The oldest round.
+        oldest: Version,
+        /// The newest round.
+        newest: Version,
+    },
     /// The key was never declared here.
     #[error("key {0} is not declared; call declare with it first, on every worker")]
     Undeclared(Key),
@@ -189,9 +209,12 @@ impl ClientError {
     pub fn blame(&self) -> Blame {
         match self {
             Self::Declare(DeclareError::Deadline { .. }) => Blame::Membership,
-            Self::Setting(_) | Self::Declare(_) | Self::WrongLength { .. } | Self::WrongDtype { .. } => {
-                Blame::Caller
-            }
+            Self::Setting(_)
+            | Self::Declare(_)
+            | Self::WrongLength { .. }
+            | Self::WrongDtype { .. }
+            | Self::Dynamic { .. }
+            | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,
             Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {

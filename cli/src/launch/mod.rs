@@ -13,7 +13,7 @@ pub(crate) use supervise::{SuperviseArgs, supervise_child};
 
 use clap::Args;
 use daemon::exit::{Failure, WithCode as _};
-use daemon::settings::Transport;
+use daemon::settings::{PLACEMENTS, Transport};
 use plan::Plan;
 use proto_common::error::ExitCode;
 use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
@@ -36,6 +36,9 @@ pub(crate) struct LaunchArgs {
     /// Require this transport and turn the others off. Without it the best one is used.
     #[arg(long, value_name = "NAME")]
     transport: Option<Transport>,
+    /// How workers' contributions travel; auto lets a plan choose for each tensor (see gradwire plan).
+    #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
+    placement: Option<String>,
     /// A setting for all processes, by its dotted name, such as cluster.lanes=2. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,

@@ -124,6 +124,9 @@ fn common_env(args: &LaunchArgs, env: &[(String, String)]) -> Result<Vec<(String
     for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
         common.push((variable_of(&key), value));
     }
+    if let Some(placement) = &args.placement {
+        common.push((variable_of("transport.placement"), placement.clone()));
+    }
     for pair in &args.set {
         let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
         if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {

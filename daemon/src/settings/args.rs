@@ -37,6 +37,9 @@ impl Transport {
     }
 }
 
+/// Words of --placement.
+pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", "rendezvous-write"];
+
 /// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
 /// which overrides ./gradwire.toml, which overrides /etc/gradwire/ROLE.toml.
 #[derive(Args, Clone, Debug, Default)]
@@ -54,6 +57,9 @@ pub struct CommonArgs {
     /// Require this transport and turn the others off. Without it the best one that both sides have is used.
     #[arg(long, value_name = "NAME")]
     pub transport: Option<Transport>,
+    /// How workers' contributions travel: auto lets a plan choose for each tensor (see gradwire plan).
+    #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
+    pub placement: Option<String>,
     /// Address to bind for peers. Beyond loopback this needs --set security.mode=off for now.
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
@@ -112,6 +118,7 @@ impl CommonArgs {
         let http = self.http.as_ref().map(|http| if http == "off" { String::new() } else { http.clone() });
         let plain = [
             ("--job", "job", self.job.map(|job| job.to_string())),
+            ("--placement", "transport.placement", self.placement.clone()),
             ("--bind", "node.bind", self.bind.clone()),
             ("--advertise", "node.advertise", self.advertise.clone()),
             ("--rank", "node.rank", self.rank.map(|rank| rank.to_string())),

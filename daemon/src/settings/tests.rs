@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::Parser;
+use proto_common::plan::PlacementPolicy;
 use proto_common::transport::Policy;
 
 fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -138,7 +139,12 @@ fn by_flags(flags: &[&str]) -> Result<Settings, SettingsError> {
 #[test]
 fn flags_set_what_they_say() {
     let flags = ["--scheduler", "[::1]:7", "--transport", "tcp", "--http", "off", "--job", "9", "--log-json"];
-    let settings = by_flags(&flags).unwrap();
+    let settings = by_flags(&[&flags[..], &["--placement", "rendezvous-read"]].concat()).unwrap();
+    assert_eq!(settings.transport.placement, PlacementPolicy::RendezvousRead);
+    for word in PLACEMENTS {
+        assert!(by_flags(&["--placement", word]).is_ok(), "{word}");
+    }
+    assert!(by_flags(&["--set", "transport.placement=everywhere"]).is_err());
     assert_eq!((settings.scheduler.host.as_str(), settings.scheduler.port), ("::1", 7));
     let transport = settings.transport;
     assert_eq!((transport.tcp, transport.shm, transport.verbs), (Policy::Require, Policy::Off, Policy::Off));

@@ -268,10 +268,15 @@ impl Channel {
         let bytes = read.local.len();
         if bytes > 0 {
             let from = self.remote(read.remote, bytes)?;
+            // As for a write: whoever closes waits for us, and may use its memory otherwise afterwards.
+            if !self.send.enter() {
+                return Err(PostError::Closed);
+            }
             // SAFETY: the source is mapped by `self.regions` and in bounds (checked); the target is a checked
             // span of a writable region of ours, other memory and so other addresses. Both may be written by
             // others meanwhile, which tears bytes and nothing else. Needed: this is the one-sided read.
             unsafe { std::ptr::copy_nonoverlapping(from, read.local.as_ptr(), bytes as usize) };
+            self.send.leave();
         }
         self.complete(CompletionKind::ReadDone { id: read.id }, completions);
         Ok(())
@@ -282,7 +287,8 @@ impl Channel {
         completions.push(Completion { channel: self.id, kind });
     }
 
-    /// Ends the channel for good: when this returns, an honest peer writes nothing into our memory any more.
+    /// Ends the channel for good: when this returns, an honest peer writes nothing into our memory any more, and reads
+    /// nothing out of it (views apart).
     /// The caller has taken the link out of its epoll.
     pub(super) fn retire(mut self) {
         self.receive.close();

@@ -75,6 +75,9 @@ pub enum Status {
     /// The batch's payload is not what its checksum says: it changed on the way. Nothing of it was taken; send it
     /// again, but not for ever.
     Corrupt = 10,
+    /// To an announcement: `landing` is the buffer to write the payload into, for one landing or, where that was asked
+    /// for, until the channel ends. Without a landing, also to a reference: none is to be had, send it in a slot.
+    Granted = 11,
 }
 
 impl Status {
@@ -93,6 +96,7 @@ impl Status {
             8 => Self::BadValue,
             9 => Self::DeadlineReading,
             10 => Self::Corrupt,
+            11 => Self::Granted,
             _ => return None,
         })
     }
@@ -113,12 +117,31 @@ pub enum BlockData {
         /// Bytes from the region's start.
         offset: u64,
     },
+    /// Not sent yet: the sender asks for a buffer to write it into.
+    Announced {
+        /// For all contributions to the chunk while the channel lives, not for one only.
+        keep: bool,
+    },
+    /// In the buffer that the receiver granted for this chunk, written there before this batch.
+    Placed,
 }
 
-/// A grant to write `bytes` of weights at their final address, for one landing.
+impl BlockData {
+    /// How many of the block's bytes travel in the batch.
+    #[must_use]
+    pub const fn inline_bytes(&self, bytes: u64) -> u64 {
+        match self {
+            Self::Inline { .. } => bytes,
+            Self::ByReference { .. } | Self::Announced { .. } | Self::Placed => 0,
+        }
+    }
+}
+
+/// A grant to write `bytes`: in requests of weights at their final address, for one landing; in results see
+/// [`Status::Granted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Landing {
-    /// Remote key of the worker's region.
+    /// Remote key of the granter's region.
     pub region: u64,
     /// Bytes from the region's start.
     pub offset: u64,
@@ -147,7 +170,8 @@ pub struct Block {
     pub bytes: u64,
     /// Where the payload is.
     pub data: BlockData,
-    /// Where weights are to land.
+    /// Request: where weights are to land. Result: where the payload is to be written; of a dynamic tensor's pull, how
+    /// many bytes landed.
     pub landing: Option<Landing>,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
     pub timeout_ms: u32,
@@ -183,12 +207,18 @@ const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
 
 const FLAG_BY_REFERENCE: u8 = 1;
 const FLAG_LANDING: u8 = 2;
+const FLAG_ANNOUNCED: u8 = 4;
+const FLAG_KEEP: u8 = 8;
+const FLAG_PLACED: u8 = 16;
 
 impl Block {
     pub(super) fn to_raw(self) -> RawBlock {
-        let (by_reference, source_region, offset) = match self.data {
+        let (data_flags, source_region, offset) = match self.data {
             BlockData::Inline { offset } => (0, 0, offset),
             BlockData::ByReference { region, offset } => (FLAG_BY_REFERENCE, region, offset),
+            BlockData::Announced { keep: false } => (FLAG_ANNOUNCED, 0, 0),
+            BlockData::Announced { keep: true } => (FLAG_ANNOUNCED | FLAG_KEEP, 0, 0),
+            BlockData::Placed => (FLAG_PLACED, 0, 0),
         };
         let landing = self.landing.unwrap_or(Landing { region: 0, offset: 0, bytes: 0 });
         RawBlock {
@@ -197,7 +227,7 @@ impl Block {
             op: self.op as u8,
             dtype: self.dtype as u8,
             codec: self.codec,
-            flags: by_reference | if self.landing.is_some() { FLAG_LANDING } else { 0 },
+            flags: data_flags | if self.landing.is_some() { FLAG_LANDING } else { 0 },
             operation: U64::new(self.operation.0),
             round: U64::new(self.round),
             bytes: U64::new(self.bytes),
@@ -216,18 +246,10 @@ impl Block {
 
     /// The typed form; `None` when an id or flag is unknown, or an unused field is not zero.
     pub(super) fn from_raw(raw: &RawBlock) -> Option<Self> {
-        let known = raw.flags & !(FLAG_BY_REFERENCE | FLAG_LANDING) == 0;
-        if !known || raw.reserved0 != 0 || raw.reserved1.get() != 0 {
+        if raw.reserved0 != 0 || raw.reserved1.get() != 0 {
             return None;
         }
-        let offset = raw.offset.get();
-        let data = if raw.flags & FLAG_BY_REFERENCE != 0 {
-            BlockData::ByReference { region: raw.source_region.get(), offset }
-        } else if raw.source_region.get() == 0 {
-            BlockData::Inline { offset }
-        } else {
-            return None;
-        };
+        let data = data_from_raw(raw)?;
         let landing = Landing {
             region: raw.landing_region.get(),
             offset: raw.landing_offset.get(),
@@ -255,4 +277,18 @@ impl Block {
             token: raw.token.get(),
         })
     }
+}
+
+/// Where the bytes are: one way at a time, and no field that this way has no use for.
+fn data_from_raw(raw: &RawBlock) -> Option<BlockData> {
+    const KEPT: u8 = FLAG_ANNOUNCED | FLAG_KEEP;
+    let place = (raw.source_region.get(), raw.offset.get());
+    Some(match (raw.flags & !FLAG_LANDING, place) {
+        (0, (0, offset)) => BlockData::Inline { offset },
+        (FLAG_BY_REFERENCE, (region, offset)) => BlockData::ByReference { region, offset },
+        (FLAG_ANNOUNCED, (0, 0)) => BlockData::Announced { keep: false },
+        (KEPT, (0, 0)) => BlockData::Announced { keep: true },
+        (FLAG_PLACED, (0, 0)) => BlockData::Placed,
+        _ => return None,
+    })
 }

@@ -88,13 +88,10 @@ impl<'a> BatchWriter<'a> {
     #[must_use]
     pub fn push(&mut self, mut block: Block) -> bool {
         let (index, payload_bytes) = (self.room.blocks, self.room.payload_bytes);
-        let inline_bytes = match &mut block.data {
-            BlockData::Inline { offset } => {
-                *offset = payload_bytes;
-                block.bytes
-            }
-            BlockData::ByReference { .. } => 0,
-        };
+        let inline_bytes = block.data.inline_bytes(block.bytes);
+        if let BlockData::Inline { offset } = &mut block.data {
+            *offset = payload_bytes;
+        }
         if !self.room.take(inline_bytes) {
             return false;
         }

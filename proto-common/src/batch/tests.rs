@@ -58,8 +58,77 @@ fn encode(blocks: &[Block], grants: &[SlotGrant]) -> Vec<u8> {
 fn frozen_bytes() {
     let bytes = encode(&[block(16)], &[SlotGrant { slot: 1, generation: 2 }]);
     let expected = include_str!("golden.hex").split_whitespace().collect::<String>();
-    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, expected, "the wire format changed: raise BATCH_VERSION and this file together");
+    assert_eq!(hex(&bytes), expected, "the wire format changed: raise BATCH_VERSION and this file together");
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+const FLAGS_AT: usize = HEADER_BYTES + 15;
+const OFFSET_AT: usize = HEADER_BYTES + 40;
+const REGION_AT: usize = HEADER_BYTES + 48;
+
+/// The flags of every placement, and what a block of it says of where its bytes are.
+#[test]
+fn frozen_placements() {
+    let found = [
+        BlockData::Inline { offset: 0 },
+        BlockData::ByReference { region: 0x0102, offset: 0x0304 },
+        BlockData::Announced { keep: false },
+        BlockData::Announced { keep: true },
+        BlockData::Placed,
+    ]
+    .map(|data| {
+        let bytes = encode(&[Block { data, ..block(16) }], &[]);
+        (bytes[FLAGS_AT], hex(&bytes[OFFSET_AT..REGION_AT + 8]))
+    });
+    let none = "0".repeat(32);
+    let expected = [
+        (2, none.clone()),
+        (3, "04030000000000000201000000000000".to_owned()),
+        (6, none.clone()),
+        (14, none.clone()),
+        (18, none),
+    ];
+    assert_eq!(found, expected, "the wire format changed: raise BATCH_VERSION and this test together");
+}
+
+#[test]
+fn a_block_travels_one_way_only() {
+    let good = encode(&[block(16)], &[]);
+    let read = |flags: u8, offset: u8, region: u8| {
+        let mut bytes = good.clone();
+        (bytes[FLAGS_AT], bytes[OFFSET_AT], bytes[REGION_AT]) = (flags, offset, region);
+        bytes[8..12].fill(0);
+        let sum = crc32c::crc32c(&bytes[..HEADER_BYTES + BLOCK_BYTES]);
+        bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+        BatchReader::default().read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).err()
+    };
+    for (flags, offset, region) in [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0)] {
+        assert_eq!(read(flags, offset, region), None, "{flags} {offset} {region}");
+    }
+    let lies = [
+        (2, 0, 1),
+        (6, 1, 0),
+        (6, 0, 1),
+        (14, 1, 0),
+        (18, 1, 0),
+        (18, 0, 1),
+        (7, 0, 0),
+        (10, 0, 0),
+        (19, 0, 0),
+        (22, 0, 0),
+        (26, 0, 0),
+        (34, 0, 0),
+    ];
+    for (flags, offset, region) in lies {
+        assert_eq!(
+            read(flags, offset, region),
+            Some(BatchError::BadBlock { index: 0 }),
+            "{flags} {offset} {region}"
+        );
+    }
 }
 
 #[test]
@@ -107,10 +176,16 @@ fn each_lie_gets_its_own_refusal() {
 }
 
 fn any_block() -> impl Strategy<Value = Block> {
-    let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..9);
+    let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..12);
     let numbers = (any::<u64>(), any::<u64>(), 0u64..2000, any::<u32>(), any::<u64>());
-    let places = (any::<Option<(u64, u64)>>(), any::<Option<(u64, u64, u64)>>());
-    (ids, numbers, places).prop_map(|((key, chunk, op, dtype, codec, status), numbers, (by_ref, landing))| {
+    let data = prop_oneof![
+        Just(BlockData::Inline { offset: 0 }),
+        any::<(u64, u64)>().prop_map(|(region, offset)| BlockData::ByReference { region, offset }),
+        any::<bool>().prop_map(|keep| BlockData::Announced { keep }),
+        Just(BlockData::Placed),
+    ];
+    let places = (data, any::<Option<(u64, u64, u64)>>());
+    (ids, numbers, places).prop_map(|((key, chunk, op, dtype, codec, status), numbers, (data, landing))| {
         Block {
             id: ChunkId::new(key, chunk),
             op: OpKind::from_wire(op).unwrap(),
@@ -120,10 +195,7 @@ fn any_block() -> impl Strategy<Value = Block> {
             operation: Operation(numbers.0),
             round: numbers.1,
             bytes: numbers.2,
-            data: match by_ref {
-                Some((region, offset)) => BlockData::ByReference { region, offset },
-                None => BlockData::Inline { offset: 0 },
-            },
+            data,
             landing: landing.map(|(region, offset, bytes)| Landing { region, offset, bytes }),
             timeout_ms: numbers.3,
             token: numbers.4,

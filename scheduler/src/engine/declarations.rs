@@ -296,5 +296,6 @@ impl Declarations {
 
 fn describe(spec: &TensorSpec) -> String {
     let TensorSpec { name, dtype, elements, optimizer, mode, .. } = spec;
-    format!("{name:?} with {elements} elements of {dtype:?}, {optimizer:?}, {mode:?}")
+    let most = if spec.dynamic { "at most " } else { "" };
+    format!("{name:?} with {most}{elements} elements of {dtype:?}, {optimizer:?}, {mode:?}")
 }

@@ -13,15 +13,35 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status>
     } else {
         spec.bytes
     };
+    let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
     let wanted = block.op.lands().then_some(spec.bytes);
     if block.dtype != spec.dtype || block.bytes != payload || landing != wanted {
         return Err(Status::WrongShape);
     }
+    // What has no payload has it nowhere.
+    if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
+        return Err(Status::Refused);
+    }
     if block.codec != 0 || block.status != Status::None || block.operation.0 == 0 {
         return Err(Status::Refused);
     }
     Ok(())
+}
+
+/// Bytes of an operation on a dynamic chunk: a contribution has as many as it says. It has no initial value, and
+/// nobody contributes and lands at once, because the two may differ in length.
+fn dynamic_payload(spec: &ChunkSpec, block: &Block) -> Result<u64, Status> {
+    match block.op {
+        OpKind::Push
+            if block.bytes > spec.bytes || !block.bytes.is_multiple_of(spec.dtype.bytes() as u64) =>
+        {
+            Err(Status::WrongShape)
+        }
+        OpKind::Push => Ok(block.bytes),
+        OpKind::Pull => Ok(0),
+        OpKind::PushPull | OpKind::Init => Err(Status::Refused),
+    }
 }
 
 pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, version: u64) -> Block {
@@ -52,7 +72,7 @@ pub(super) fn late(chunk: &Chunk, waiter: &Waiter, workers: u32) -> (Status, Vec
         return (Status::DeadlineReading, reading);
     }
     let round = chunk.round();
-    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.holds(*rank, round);
+    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.has(*rank, round);
     let missing = (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
     (Status::DeadlineWaiting, missing)
 }

@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
@@ -12,20 +13,38 @@ use proto_common::optimizer::Optimizer;
 pub struct ChunkSpec {
     /// Which chunk.
     pub id: ChunkId,
-    /// Its bytes.
+    /// Its bytes; at most, where it is dynamic.
     pub bytes: u64,
+    /// Each round has its own length.
+    pub dynamic: bool,
     /// Its element type.
     pub dtype: Dtype,
     /// Its update rule.
     pub optimizer: Optimizer,
 }
 
-/// A contribution that came before its turn, kept in a spill block.
+/// A contribution that cannot be reduced yet, kept in a spill block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) rank: Rank,
+    /// The round it is for; 0 is the initial value.
     pub(super) round: u64,
+    pub(super) operation: Operation,
+    pub(super) bytes: u64,
     pub(super) spill: u32,
+    /// Is it all there? Not while it is being read out of the worker's memory.
+    pub(super) arrived: bool,
+}
+
+/// The spill block that a worker may write its contributions to a chunk into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum KeyBuffer {
+    #[default]
+    None,
+    /// The worker may write it: once, or (`keep`) again and again.
+    Granted { spill: u32, keep: bool },
+    /// It holds a contribution until that is reduced.
+    Full { spill: u32, keep: bool },
 }
 
 /// An operation to be answered.
@@ -66,6 +85,9 @@ pub(super) struct Chunk {
     /// All have contributed, but both buffers are being read.
     pub(super) complete: bool,
     pub(super) held: Vec<Held>,
+    pub(super) lengths: Lengths,
+    /// By worker rank; empty until the first one is granted.
+    buffers: Vec<KeyBuffer>,
     pub(super) waiters: Vec<Waiter>,
     /// Last operation taken, per worker rank.
     pub(super) operations: Vec<u64>,
@@ -82,6 +104,8 @@ impl Chunk {
             contributed: RankSet::new(workers),
             complete: false,
             held: Vec::new(),
+            lengths: Lengths::new(&spec),
+            buffers: Vec::new(),
             waiters: Vec::new(),
             operations: vec![0; workers as usize],
         }
@@ -119,14 +143,40 @@ impl Chunk {
         self.held.iter().any(|held| held.rank == rank && held.round == round)
     }
 
+    /// Has this contribution to a round to come come? One that is still being read has not.
+    pub(super) fn has(&self, rank: Rank, round: u64) -> bool {
+        self.held.iter().any(|held| held.rank == rank && held.round == round && held.arrived)
+    }
+
+    /// Is this operation's payload still being read out of the worker's memory?
+    pub(super) fn is_fetching(&self, rank: Rank, operation: Operation) -> bool {
+        self.held.iter().any(|held| held.rank == rank && held.operation == operation && !held.arrived)
+    }
+
+    /// Is the initial value being read? Nothing is folded, and nothing told, before it is there.
+    pub(super) fn initialising(&self) -> bool {
+        self.held.iter().any(|held| held.round == 0)
+    }
+
+    pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
+        self.buffers.get(rank.0 as usize).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set_buffer(&mut self, rank: Rank, buffer: KeyBuffer) {
+        if self.buffers.is_empty() {
+            self.buffers.resize(self.operations.len(), KeyBuffer::None);
+        }
+        if let Some(place) = self.buffers.get_mut(rank.0 as usize) {
+            *place = buffer;
+        }
+    }
+
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
     /// has to be tried again waits for these. None while it is readers that hold the round up.
     pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
         let round = self.round();
         let absent = |rank: &Rank| {
-            self.is_turn(*rank, deterministic)
-                && !self.contributed.contains(*rank)
-                && !self.holds(*rank, round)
+            self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
         };
         (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
     }
@@ -135,7 +185,9 @@ impl Chunk {
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
         let round = self.round();
         let mut held = self.held.iter();
-        let at = held.position(|held| held.round == round && self.is_turn(held.rank, deterministic))?;
+        let is_next =
+            |held: &Held| held.arrived && held.round == round && self.is_turn(held.rank, deterministic);
+        let at = held.position(is_next)?;
         Some(self.held.swap_remove(at))
     }
 
@@ -144,7 +196,9 @@ impl Chunk {
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let count = self.contributed.len();
         let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        !self.complete && (!deterministic || rank.0 == next || (count == 0 && rank.0 == 1))
+        !self.complete
+            && !self.initialising()
+            && (!deterministic || rank.0 == next || (count == 0 && rank.0 == 1))
     }
 }
 

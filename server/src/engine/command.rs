@@ -22,6 +22,13 @@ pub enum Source {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// The commands that follow are about the first so many bytes of a dynamic chunk.
+    Size {
+        /// Chunk index.
+        chunk: u32,
+        /// Its length for now.
+        bytes: u64,
+    },
     /// accumulator = source (first) or accumulator += source.
     Reduce {
         /// Chunk index within the lane.
@@ -62,6 +69,19 @@ pub enum Command {
         chunk: u32,
         /// Where it is.
         from: Source,
+        /// The spill block.
+        to: u32,
+    },
+    /// Read a contribution one-sided out of the worker's memory. Answered by `LaneEngine::fetched`.
+    Fetch {
+        /// The worker.
+        peer: Rank,
+        /// Chunk index, for the length.
+        chunk: u32,
+        /// Remote key of the worker's region.
+        region: u64,
+        /// Bytes from the region's start.
+        offset: u64,
         /// The spill block.
         to: u32,
     },
@@ -108,7 +128,8 @@ pub enum Command {
 /// A result block with the few bytes it may carry (ranks waited for).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultBlock {
-    /// The table entry.
+    /// The table entry. The region of a granted landing is filled in by the runtime, which knows the channel; its
+    /// offset is the number of a spill block.
     pub block: Block,
     /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
     /// first, with `Status::Retry`.

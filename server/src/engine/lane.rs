@@ -1,17 +1,16 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
-use super::answers::{answer_block, check_shape, late, push_result};
-use super::chunk::{Chunk, ChunkSpec, Held, Turn, Waiter};
-use super::command::{Command, Commands, ResultBlock, Source};
+use super::answers::{answer_block, late, push_result};
+use super::chunk::{Chunk, ChunkSpec, Waiter};
+use super::command::{Command, Commands, ResultBlock};
+use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
 use super::peer::{Peer, ResultSlots};
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, OpKind, SlotGrant, Status};
+use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
-/// Rounds ahead of the one being collected that a worker's contributions are kept for.
-const ROUNDS_AHEAD_MAX: u64 = 4;
 /// Credits a worker gets when it connects, where there are enough.
 const FIRST_CREDITS: usize = 4;
 
@@ -68,6 +67,10 @@ pub struct LaneStats {
     pub duplicates: u64,
     /// Contributions that came before their turn and were copied.
     pub spills: u64,
+    /// Contributions read out of workers' memory.
+    pub fetches: u64,
+    /// Contributions that workers wrote into key buffers.
+    pub placed: u64,
     /// Operations sent back to be tried again.
     pub retries: u64,
     /// Operations refused.
@@ -98,13 +101,15 @@ pub struct Waiting {
 pub struct LaneEngine {
     pub(super) config: EngineConfig,
     epoch: Epoch,
-    chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<Chunk>,
     index: HashMap<ChunkId, u32>,
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) ledger: Ledger,
     pub(super) wanting: VecDeque<Rank>,
     pub(super) dirty: Vec<Rank>,
-    spills: Vec<u32>,
+    pub(super) spills: Vec<u32>,
+    /// Spill blocks that are key buffers.
+    pub(super) key_buffers: u32,
     pub(super) stats: LaneStats,
 }
 
@@ -121,6 +126,7 @@ impl LaneEngine {
             wanting: VecDeque::new(),
             dirty: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
+            key_buffers: 0,
             stats: LaneStats::default(),
             config,
         }
@@ -138,11 +144,17 @@ impl LaneEngine {
         (self.ledger.free(), self.ledger.total())
     }
 
-    /// Spill blocks in use, and all there are.
+    /// Spill blocks in use, and all there are. Key buffers are counted apart.
     #[must_use]
     pub fn spills(&self) -> (usize, usize) {
-        let total = self.config.spill_blocks as usize;
-        (total - self.spills.len(), total)
+        let (total, key_buffers) = (self.config.spill_blocks as usize, self.key_buffers as usize);
+        (total - key_buffers - self.spills.len(), total)
+    }
+
+    /// Spill blocks that workers may write their contributions into, or have written.
+    #[must_use]
+    pub fn key_buffers(&self) -> u32 {
+        self.key_buffers
     }
 
     /// Published version of a chunk.
@@ -195,6 +207,7 @@ impl LaneEngine {
         for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
         }
+        self.take_back(rank);
     }
 
     /// A batch lies in a slot.
@@ -203,7 +216,9 @@ impl LaneEngine {
             return;
         }
         for block in batch.blocks {
-            self.block(batch, block, now_ms, out);
+            if !self.block(batch, block, now_ms, out) {
+                return;
+            }
         }
     }
 
@@ -269,60 +284,55 @@ impl LaneEngine {
         Ok(())
     }
 
-    fn block(&mut self, batch: &BatchContext<'_>, block: &Block, now_ms: u64, out: &mut Commands) {
+    /// False when the worker is to be expelled for it: nothing more of the batch counts.
+    fn block(&mut self, batch: &BatchContext<'_>, block: &Block, now_ms: u64, out: &mut Commands) -> bool {
         let peer = batch.peer;
         if !self.count_operation(peer, out) {
-            return;
+            return false;
         }
         let Some(index) = self.index.get(&block.id).copied() else {
-            return self.refuse(peer, block, Status::UnknownChunk);
+            self.refuse(peer, block, Status::UnknownChunk);
+            return true;
         };
+        if let Some(reason) = self.misplaced(index, peer, block) {
+            out.push(Command::Expel { peer, reason });
+            return false;
+        }
         let last = self.chunks[index as usize].operations[peer.0 as usize];
         if block.operation.0 > last + 1 {
-            return self.retry(peer, block, Vec::new());
+            self.retry(peer, block, Vec::new());
+            return true;
         }
         let fresh = block.operation.0 == last + 1;
         if !fresh {
             self.stats.duplicates += 1;
         }
-        let taken = self.take(index, batch, block, fresh, out);
-        if taken == Err(Status::Retry) {
-            let awaited = self.chunks[index as usize].awaited(self.config.workers, self.config.deterministic);
-            return self.retry(peer, block, awaited);
-        }
-        // Also where it is refused: what follows it on the key is no gap.
-        self.chunks[index as usize].operations[peer.0 as usize] = last.max(block.operation.0);
-        match taken {
-            Ok(version) => {
+        match self.take(index, batch, block, fresh, out) {
+            Ok(Taken::Answered) => return true,
+            Ok(Taken::Waits { version }) => {
+                self.mark_taken(index, peer, block);
                 self.wait_for(index, peer, block, version, now_ms);
                 self.settle(index, out);
             }
-            Err(status) => self.refuse(peer, block, status),
+            // Not taken: it is to come in a slot.
+            Err(Status::Granted) => self.send_back(peer, block, Status::Granted, Vec::new()),
+            Err(Status::Retry) => {
+                let chunk = &self.chunks[index as usize];
+                let awaited = chunk.awaited(self.config.workers, self.config.deterministic);
+                self.retry(peer, block, awaited);
+            }
+            Err(status) => {
+                // What follows it on the key is no gap.
+                self.mark_taken(index, peer, block);
+                self.refuse(peer, block, status);
+            }
         }
+        true
     }
 
-    /// Does what an operation asks for at once; the version that will answer it, or why not.
-    fn take(
-        &mut self,
-        index: u32,
-        batch: &BatchContext<'_>,
-        block: &Block,
-        fresh: bool,
-        out: &mut Commands,
-    ) -> Result<u64, Status> {
-        let peer = batch.peer;
-        check_shape(&self.chunks[index as usize].spec, block)?;
-        // No placement of this version sends references.
-        let BlockData::Inline { offset } = block.data else { return Err(Status::Refused) };
-        let from = Source::Slot { slot: batch.slot.slot, offset: batch.header.payload_offset + offset };
-        match block.op {
-            OpKind::Init => self.init(index, peer, block, from, out).map(|()| 0),
-            OpKind::Pull => Ok(block.round),
-            OpKind::Push | OpKind::PushPull if fresh && !self.contribute(index, peer, block, from, out) => {
-                Err(Status::Retry)
-            }
-            OpKind::Push | OpKind::PushPull => Ok(block.round),
-        }
+    fn mark_taken(&mut self, index: u32, peer: Rank, block: &Block) {
+        let last = &mut self.chunks[index as usize].operations[peer.0 as usize];
+        *last = (*last).max(block.operation.0);
     }
 
     /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.
@@ -337,106 +347,6 @@ impl LaneEngine {
             out.push(Command::Expel { peer, reason });
         }
         counts
-    }
-
-    /// Sets the initial value, once, from worker rank 0.
-    fn init(
-        &mut self,
-        index: u32,
-        peer: Rank,
-        block: &Block,
-        from: Source,
-        out: &mut Commands,
-    ) -> Result<(), Status> {
-        let chunk = &mut self.chunks[index as usize];
-        let setter = peer == Rank(0);
-        if setter != (block.bytes > 0) {
-            return Err(Status::Refused);
-        }
-        if !setter || chunk.initialised {
-            return Ok(());
-        }
-        if chunk.version > 0 {
-            return Err(Status::Refused);
-        }
-        chunk.initialised = true;
-        // Out of place: the zeros may be on their way to a worker.
-        let into = 1 - chunk.buffer;
-        chunk.buffer = into;
-        out.push(Command::Init { chunk: index, from, into });
-        Ok(())
-    }
-
-    /// Takes a contribution: reduces it, keeps it for its turn, or (false) cannot take it now.
-    fn contribute(
-        &mut self,
-        index: u32,
-        peer: Rank,
-        block: &Block,
-        from: Source,
-        out: &mut Commands,
-    ) -> bool {
-        let chunk = &mut self.chunks[index as usize];
-        let round = chunk.round();
-        let turn = match block.round.cmp(&round) {
-            std::cmp::Ordering::Less => Turn::Repeated,
-            std::cmp::Ordering::Equal => chunk.turn(peer, self.config.deterministic),
-            std::cmp::Ordering::Greater if block.round > round + ROUNDS_AHEAD_MAX => return false,
-            std::cmp::Ordering::Greater if chunk.holds(peer, block.round) => Turn::Repeated,
-            std::cmp::Ordering::Greater => Turn::Later,
-        };
-        match turn {
-            Turn::Repeated => self.stats.duplicates += 1,
-            Turn::Now => self.reduce(index, peer, from, out),
-            Turn::Later => {
-                let Some(spill) = self.spills.pop() else { return false };
-                chunk.held.push(Held { rank: peer, round: block.round, spill });
-                self.stats.spills += 1;
-                out.push(Command::Spill { chunk: index, from, to: spill });
-            }
-        }
-        true
-    }
-
-    /// Reduces one contribution; the last of a round is fused with the update.
-    fn reduce(&mut self, index: u32, rank: Rank, from: Source, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        let first = chunk.contributed.len() == 0;
-        chunk.contributed.insert(rank);
-        self.stats.contributions += 1;
-        self.stats.contribution_bytes += chunk.spec.bytes;
-        let last = chunk.contributed.len() == self.config.workers;
-        match chunk.writable() {
-            Some(into) if last => self.finish(index, Some(from), first, into, out),
-            _ => {
-                chunk.complete = last;
-                out.push(Command::Reduce { chunk: index, from, first });
-            }
-        }
-        if let Source::Spill(spill) = from {
-            self.spills.push(spill);
-        }
-    }
-
-    /// The round is complete and its weights have a place.
-    fn finish(&mut self, index: u32, last: Option<Source>, only: bool, into: u8, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        let (old, contributors) = (chunk.buffer, chunk.contributed.len());
-        out.push(Command::Finish { chunk: index, last, only, old, into, contributors });
-        chunk.version += 1;
-        chunk.buffer = into;
-        chunk.complete = false;
-        chunk.contributed.clear();
-        self.stats.rounds += 1;
-    }
-
-    /// Reduces held contributions whose turn has come, and answers whoever can be answered.
-    fn settle(&mut self, index: u32, out: &mut Commands) {
-        loop {
-            self.answer(index, out);
-            let Some(held) = self.chunks[index as usize].take_held(self.config.deterministic) else { break };
-            self.reduce(index, held.rank, Source::Spill(held.spill), out);
-        }
     }
 
     fn wait_for(&mut self, index: u32, peer: Rank, block: &Block, version: u64, now_ms: u64) {
@@ -460,8 +370,11 @@ impl LaneEngine {
         });
     }
 
-    fn answer(&mut self, index: u32, out: &mut Commands) {
+    pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
+        if chunk.initialising() {
+            return;
+        }
         let mut at = 0;
         while at < chunk.waiters.len() {
             let waiter = chunk.waiters[at];
@@ -471,11 +384,16 @@ impl LaneEngine {
                 continue;
             }
             chunk.waiters.remove(at);
-            if let Some(landing) = waiter.landing {
+            // Nothing to write where the version in force is empty.
+            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0) {
+                chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            let mut block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            if chunk.spec.dynamic && waiter.op.lands() {
+                block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
+            }
             self.stats.answers += 1;
             push_result(
                 &mut self.peers,
@@ -524,7 +442,8 @@ impl LaneEngine {
             let mut at = 0;
             while at < chunk.waiters.len() {
                 let waiter = chunk.waiters[at];
-                if waiter.deadline_ms > now_ms {
+                // The worker's memory is being read: it must stay the operation's.
+                if waiter.deadline_ms > now_ms || chunk.is_fetching(waiter.rank, waiter.operation) {
                     at += 1;
                     continue;
                 }

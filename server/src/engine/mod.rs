@@ -5,10 +5,13 @@
 mod answers;
 mod chunk;
 mod command;
+mod contribute;
 mod credits;
 mod flow;
 mod lane;
+mod lengths;
 mod peer;
+mod placed;
 
 pub use chunk::ChunkSpec;
 pub use command::{Command, Commands, ResultBlock, Source};

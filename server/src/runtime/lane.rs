@@ -3,13 +3,14 @@
 
 use super::link::{Link, Post, Posted, WorkerInbox};
 use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine};
-use crate::storage::{Round, Storage, StorageError};
+use crate::storage::{Cells, Round, Storage, StorageError};
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
-    PostError, Region, RemoteKey, RemoteSpan, Span, Write,
+    PostError, Read, RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, SlotGrant, prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Landing, Notice, SlotGrant, Status,
+    prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{
@@ -65,8 +66,7 @@ pub struct DataLane<Q> {
     config: LaneConfig,
     engine: LaneEngine,
     storage: Storage,
-    inbox: Region,
-    slot_bytes: u64,
+    inbox: Cells,
     links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
     epoch: Epoch,
@@ -83,15 +83,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// A lane over `queue`, its inbox allocated and touched.
     pub fn new(queue: Q, config: LaneConfig) -> Result<Self, LaneError> {
         let slot_bytes = slot_bytes_for(config.chunk_bytes);
-        let inbox_bytes = slot_bytes * u64::from(config.engine.inbox_slots);
-        let inbox = Region::allocate(inbox_bytes as usize, "gradwire-inbox")?;
+        let inbox = Cells::allocate(config.engine.inbox_slots, slot_bytes, "gradwire-inbox")?;
+        let spill = Cells::allocate(config.engine.spill_blocks, config.chunk_bytes, "gradwire-spill")?;
         let engine = LaneEngine::new(EngineConfig { result_slot_bytes: RESULT_SLOT_BYTES, ..config.engine });
         Ok(Self {
             queue,
             engine,
-            storage: Storage::new(inbox.clone(), slot_bytes)?,
+            storage: Storage::new(inbox.clone(), spill)?,
             inbox,
-            slot_bytes,
             links: (0..config.engine.workers).map(|_| None).collect(),
             ranks: HashMap::new(),
             epoch: Epoch::default(),
@@ -194,12 +193,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.links[place] = Some(Link::new(channel, inbox));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
-        Ok(InboxGrant { region, offset: 0, slot_bytes: self.slot_bytes, grants })
+        Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
     }
 
     fn lend_inbox(&mut self, channel: ChannelId) -> Result<RemoteKey, LaneError> {
-        let key = self.queue.expose(channel, &self.inbox)?;
-        self.queue.lend(channel, &self.inbox.span(0, self.inbox.len() as u64)?)?;
+        let inbox = self.inbox.region();
+        let key = self.queue.expose(channel, inbox)?;
+        self.queue.lend(channel, &inbox.all())?;
         Ok(key)
     }
 
@@ -212,13 +212,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.completed(rank, posted);
         }
         for post in link.backlog {
-            match post {
-                Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
-                Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
-                Post::Notice(_) => {}
-            }
+            self.dropped(rank, post);
         }
+        // This also ends the reads that were under way.
         self.engine.peer_down(rank);
+    }
+
+    /// What a post held is free, because its channel is gone.
+    fn dropped(&mut self, rank: Rank, post: Post) {
+        match post {
+            Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
+            Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
+            Post::Notice(_) | Post::Fetch { .. } => {}
+        }
     }
 
     fn completed(&mut self, rank: Rank, posted: Posted) {
@@ -263,7 +269,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 }
                 self.completed(rank, Posted::from_id(id));
             }
-            CompletionKind::ReadDone { .. } => {}
+            CompletionKind::ReadDone { .. } => {
+                let link = self.links[rank.0 as usize].as_mut();
+                if let Some((chunk, block)) = link.and_then(|link| link.fetches.pop_front()) {
+                    self.engine.fetched(rank, chunk, block, &mut self.commands);
+                }
+            }
             CompletionKind::Disconnected(reason) => {
                 tracing::info!(worker = rank.0, ?reason, "data channel of a worker ended");
                 self.detach(rank);
@@ -291,13 +302,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if !self.engine.notified(rank, slot, &mut self.commands) {
             return Ok(());
         }
-        let start = u64::from(slot.slot) * self.slot_bytes;
-        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let (start, inbox) = (self.inbox.start(slot.slot), self.inbox.region());
+        inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
         let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
             // Bounded by the prefix's largest size, which every slot holds.
-            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
+            let copied = inbox.read(start, &mut self.prefix[..bytes]);
             debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
-            self.reader.read(&self.prefix[..bytes], self.slot_bytes)
+            self.reader.read(&self.prefix[..bytes], self.inbox.cell_bytes())
         });
         match header {
             Ok(header) => {
@@ -351,14 +362,21 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
         match command {
+            Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
             Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
             Command::Finish { chunk, last, only, old, into, contributors } => {
                 self.storage.finish(chunk, &Round { last, only, old, into, contributors })?;
             }
             Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
             Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
+            Command::Fetch { peer, chunk, region, offset, to } => {
+                let from = RemoteSpan { key: RemoteKey(region), offset };
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Fetch { chunk, block: to, bytes, from })?;
+            }
             Command::Land { peer, chunk, buffer, landing } => {
-                self.post(peer, Post::Land { chunk, buffer, landing })?;
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
             }
             Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
             Command::Expel { peer, reason } => self.expel(peer, &reason),
@@ -383,7 +401,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         };
         let header = self.header(peer, sequence);
-        let bytes = encode_results(&mut self.prefix, header, results, grants);
+        let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
+        let key = if grants_buffers { self.lend_spill(peer, results) } else { None };
+        let spill = self.storage.spill_cells();
+        // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
+        // buffer to be had now; the engine's grant stands, for when the worker asks again.
+        let place = |landing: Landing| {
+            let offset = spill.start(landing.offset as u32);
+            Some(Landing { region: key?, offset, ..landing })
+        };
+        let bytes = encode_results(&mut self.prefix, header, results, grants, place);
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
         for rank in results.iter().flat_map(|result| &result.missing) {
@@ -391,6 +418,22 @@ impl<Q: CompletionQueue> DataLane<Q> {
             end += 4;
         }
         self.post(peer, Post::Results { slot, block, bytes: end })
+    }
+
+    /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot
+    /// tell it.
+    fn lend_spill(&mut self, peer: Rank, results: &[crate::engine::ResultBlock]) -> Option<u64> {
+        let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
+        let spill = self.storage.spill_cells();
+        if link.spill_key.is_none() {
+            link.spill_key = self.queue.expose(link.channel, spill.region()).ok().map(|key| key.0);
+        }
+        let granted = results.iter().filter(|result| result.block.status == Status::Granted);
+        for landing in granted.filter_map(|result| result.block.landing) {
+            let block = spill.region().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
+            self.queue.lend(link.channel, &block).ok()?;
+        }
+        link.spill_key
     }
 
     fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
@@ -414,12 +457,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Posts, or queues behind what is queued already.
     fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
         let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
-            // The channel is gone: what the post held is free.
-            match post {
-                Post::Land { chunk, buffer, .. } => self.completed(peer, Posted::Land { chunk, buffer }),
-                Post::Results { block, .. } => self.completed(peer, Posted::Block(block)),
-                Post::Notice(_) => {}
-            }
+            self.dropped(peer, post);
             return Ok(());
         };
         link.backlog.push_back(post);
@@ -439,50 +477,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Self { queue, links, storage, blocks, .. } = self;
         let Some(Some(link)) = links.get_mut(peer.0 as usize) else { return Ok(()) };
         let mut failure = None;
-        while let Some(post) = link.backlog.front() {
-            let (posted, result) = match *post {
-                Post::Land { chunk, buffer, landing } => {
-                    let gather = [storage.weights(chunk, buffer)?];
-                    let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
-                    let posted = Posted::Land { chunk, buffer };
-                    let write = Write {
-                        id: posted.to_id(),
-                        gather: &gather,
-                        remote,
-                        immediate: None,
-                        signaled: true,
-                    };
-                    (Some(posted), queue.post_write(link.channel, &write))
-                }
-                Post::Results { slot, block, bytes } => {
-                    let gather = [blocks.span(block, bytes)?];
-                    let immediate = Some(Notice::Batch(slot).to_wire());
-                    let posted = Posted::Block(block);
-                    let write = Write {
-                        id: posted.to_id(),
-                        gather: &gather,
-                        remote: link.slot(slot),
-                        immediate,
-                        signaled: true,
-                    };
-                    (Some(posted), queue.post_write(link.channel, &write))
-                }
-                Post::Notice(immediate) => {
-                    let write = Write {
-                        id: 0,
-                        gather: &[],
-                        remote: link.nowhere(),
-                        immediate: Some(immediate),
-                        signaled: false,
-                    };
-                    (None, queue.post_write(link.channel, &write))
-                }
-            };
-            match result {
-                Ok(()) => {
-                    link.backlog.pop_front();
-                    link.posted.extend(posted);
-                }
+        while let Some(post) = link.backlog.front().copied() {
+            match start(queue, link, storage, blocks, post)? {
+                Ok(()) => drop(link.backlog.pop_front()),
                 // A closed channel reports itself with the next completions: no offence of the worker's.
                 Err(PostError::Full | PostError::Closed) => break,
                 Err(error) => {
@@ -492,10 +489,48 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         }
         if let Some(error) = failure {
-            self.expel(peer, &format!("writing to it failed: {error}"));
+            self.expel(peer, &format!("a place that it granted cannot be reached: {error}"));
         }
         Ok(())
     }
+}
+
+/// Posts one thing, and notes what its completion will be of. The outer error is ours, the inner one the channel's.
+fn start<Q: CompletionQueue>(
+    queue: &mut Q,
+    link: &mut Link,
+    storage: &Storage,
+    blocks: &Blocks,
+    post: Post,
+) -> Result<Result<(), PostError>, LaneError> {
+    let gather;
+    let (spans, remote, immediate, posted) = match post {
+        Post::Land { chunk, buffer, bytes, landing } => {
+            gather = [storage.weights(chunk, buffer)?.slice(0, bytes)?];
+            let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+            (&gather[..], remote, None, Some(Posted::Land { chunk, buffer }))
+        }
+        Post::Results { slot, block, bytes } => {
+            gather = [blocks.span(block, bytes)?];
+            (&gather[..], link.slot(slot), Some(Notice::Batch(slot).to_wire()), Some(Posted::Block(block)))
+        }
+        Post::Notice(immediate) => (&[][..], link.nowhere(), Some(immediate), None),
+        Post::Fetch { chunk, block, bytes, from } => {
+            let local = storage.spill_span(block, bytes)?;
+            let read = Read { id: u64::from(block), local: &local, remote: from };
+            let result = queue.post_read(link.channel, &read);
+            if result.is_ok() {
+                link.fetches.push_back((chunk, block));
+            }
+            return Ok(result);
+        }
+    };
+    let (id, signaled) = (posted.map_or(0, Posted::to_id), posted.is_some());
+    let result = queue.post_write(link.channel, &Write { id, gather: spans, remote, immediate, signaled });
+    if result.is_ok() {
+        link.posted.extend(posted);
+    }
+    Ok(result)
 }
 
 fn encode_results(
@@ -503,12 +538,15 @@ fn encode_results(
     header: BatchHeader,
     results: &[crate::engine::ResultBlock],
     grants: &[SlotGrant],
+    place: impl Fn(Landing) -> Option<Landing>,
 ) -> usize {
     // The engine packed with the same room; the writer cannot refuse what fitted there.
     let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
     for result in results {
         let bytes = 4 * result.missing.len() as u64;
-        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, ..result.block };
+        let granted = result.block.status == Status::Granted;
+        let landing = if granted { result.block.landing.and_then(&place) } else { result.block.landing };
+        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
         let fitted = writer.push(block);
         debug_assert!(fitted, "packed with the same room");
     }

@@ -21,9 +21,11 @@ pub struct WorkerInbox {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
     /// Weights to where the operation granted.
-    Land { chunk: u32, buffer: u8, landing: Landing },
+    Land { chunk: u32, buffer: u8, bytes: u64, landing: Landing },
     /// A result batch, encoded in a prefix block.
     Results { slot: SlotGrant, block: u32, bytes: u64 },
+    /// A contribution, read out of its memory into a spill block.
+    Fetch { chunk: u32, block: u32, bytes: u64, from: RemoteSpan },
     /// A bare notice.
     Notice(u32),
 }
@@ -56,15 +58,21 @@ impl Posted {
 pub(super) struct Link {
     pub(super) channel: ChannelId,
     pub(super) inbox: WorkerInbox,
+    /// Remote key under which the worker writes into our spill blocks.
+    /// It is told only with the first grant: most workers never write there.
+    pub(super) spill_key: Option<u64>,
     /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
     pub(super) posted: VecDeque<Posted>,
+    /// Chunk and spill block of the reads posted and not completed, in order.
+    pub(super) fetches: VecDeque<(u32, u32)>,
 }
 
 impl Link {
     pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
-        Self { channel, inbox, backlog: VecDeque::new(), posted: VecDeque::new() }
+        let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Self { channel, inbox, spill_key: None, backlog, posted, fetches }
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

@@ -351,6 +351,7 @@ impl Serving<'_> {
                 let chunk = ChunkSpec {
                     id: span.id,
                     bytes: span.bytes,
+                    dynamic: spec.dynamic,
                     dtype: spec.dtype,
                     optimizer: spec.optimizer,
                 };

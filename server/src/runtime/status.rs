@@ -24,6 +24,8 @@ pub(super) struct ServerStatus {
     pub(super) answers: u64,
     pub(super) duplicates: u64,
     pub(super) spills: u64,
+    pub(super) fetches: u64,
+    pub(super) placed: u64,
     pub(super) retries: u64,
     pub(super) refusals: u64,
     pub(super) deadlines: u64,
@@ -33,6 +35,7 @@ pub(super) struct ServerStatus {
     pub(super) credits_total: usize,
     pub(super) spill_blocks_used: usize,
     pub(super) spill_blocks_total: usize,
+    pub(super) key_buffers: u64,
     pub(super) stored_bytes: u64,
     pub(super) oldest: Option<String>,
     pub(super) oldest_ms: u64,
@@ -50,6 +53,8 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.answers += stats.answers;
         status.duplicates += stats.duplicates;
         status.spills += stats.spills;
+        status.fetches += stats.fetches;
+        status.placed += stats.placed;
         status.retries += stats.retries;
         status.refusals += stats.refusals;
         status.deadlines += stats.deadlines;
@@ -59,6 +64,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.credits_total += report.credits.1;
         status.spill_blocks_used += report.spills.0;
         status.spill_blocks_total += report.spills.1;
+        status.key_buffers += u64::from(report.key_buffers);
         status.stored_bytes += report.stored_bytes;
         if let Some(waiting) = report.oldest
             && (status.oldest.is_none() || waiting.waited_ms > status.oldest_ms)
@@ -89,7 +95,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 12] = [
+const COUNTERS: [(&str, &str, Read); 14] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -99,6 +105,8 @@ const COUNTERS: [(&str, &str, Read); 12] = [
     ("gradwire_server_spills_total", "Contributions copied because they came before their turn.", |s| {
         s.spills
     }),
+    ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.fetches),
+    ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
     ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
@@ -108,11 +116,14 @@ const COUNTERS: [(&str, &str, Read); 12] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 6] = [
+const GAUGES: [(&str, &str, Read); 7] = [
     ("gradwire_server_credits_free", "Inbox slots granted to nobody.", |s| s.credits_free as u64),
     ("gradwire_server_credits", "Inbox slots.", |s| s.credits_total as u64),
     ("gradwire_server_spill_blocks_used", "Spill blocks in use.", |s| s.spill_blocks_used as u64),
     ("gradwire_server_spill_blocks", "Spill blocks.", |s| s.spill_blocks_total as u64),
+    ("gradwire_server_key_buffers", "Spill blocks that workers may write contributions into.", |s| {
+        s.key_buffers
+    }),
     ("gradwire_server_stored_bytes", "Bytes of weights, accumulators and optimizer state.", |s| {
         s.stored_bytes
     }),

@@ -40,6 +40,7 @@ pub(super) struct LaneReport {
     pub(super) oldest: Option<Waiting>,
     pub(super) credits: (usize, usize),
     pub(super) spills: (usize, usize),
+    pub(super) key_buffers: u32,
     pub(super) stored_bytes: u64,
     pub(super) expelled: u64,
 }
@@ -134,6 +135,7 @@ impl Loop {
             oldest: engine.oldest(self.now_ms()),
             credits: engine.credits(),
             spills: engine.spills(),
+            key_buffers: engine.key_buffers(),
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
         }

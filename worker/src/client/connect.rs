@@ -19,7 +19,7 @@ use proto_common::message::Register;
 use proto_common::shard_map::ShardMap;
 use proto_common::transport::{Choice, Offer};
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -62,6 +62,8 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 control: Mutex::new(Some(control)),
                 map: RwLock::new(map),
                 tensors: RwLock::new(BTreeMap::new()),
+                traced: AtomicBool::new(false),
+                planned_bytes: AtomicU64::new(0),
                 links,
                 next_op: AtomicU64::new(1),
                 dead,

@@ -19,6 +19,8 @@ pub struct Ended {
     pub user: Option<UserBuffer>,
     /// The weights' buffer, where the operation had one.
     pub target: Option<TensorBuffer>,
+    /// Bytes at the start of `target` that landed: all of them, or of a dynamic tensor those of the last round.
+    pub landed_bytes: u64,
 }
 
 /// An operation in flight. Dropping it does not cancel the operation; its buffers go back to the pool when
@@ -30,6 +32,7 @@ pub struct Handle {
     /// Which of the lanes work on it, by their number as a bit.
     used: u64,
     key: Key,
+    dynamic: bool,
     started: Instant,
     /// Past it the wait ends by itself, even if the data thread were stuck.
     deadline: Instant,
@@ -40,12 +43,20 @@ impl Handle {
         state: Arc<OpState>,
         lanes: Arc<[LaneHandle]>,
         used: u64,
-        key: Key,
+        (key, dynamic): (Key, bool),
         timeout: Duration,
     ) -> Self {
         let started = Instant::now();
         // The lane answers at the deadline plus its grace; this is the net under it.
-        Self { state, lanes, used, key, started, deadline: started + timeout + Duration::from_secs(3) }
+        Self {
+            state,
+            lanes,
+            used,
+            key,
+            dynamic,
+            started,
+            deadline: started + timeout + Duration::from_secs(3),
+        }
     }
 
     fn lanes(&self) -> impl Iterator<Item = &LaneHandle> {
@@ -78,11 +89,18 @@ impl Handle {
         let result = self.state.wait(self.deadline);
         drop(blocked);
         match result {
+            Some(Ok(version)) if self.dynamic && self.state.newest() > version => {
+                Err(ClientError::Torn { key: self.key, oldest: version, newest: self.state.newest() })
+            }
             Some(Ok(version)) => {
                 let OpBuffers { source, user, target } = self.state.take_buffers().unwrap_or_default();
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
                 let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
-                Ok(Ended { version, source, user, target: target.map(TensorBuffer::new) })
+                let target = target.map(TensorBuffer::new);
+                let whole_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
+                let landed_bytes =
+                    if self.dynamic { self.state.landed_bytes().min(whole_bytes) } else { whole_bytes };
+                Ok(Ended { version, source, user, target, landed_bytes })
             }
             Some(Err(error)) => Err(error.into()),
             None => {

@@ -4,6 +4,7 @@
 mod buffer;
 mod connect;
 mod handle;
+mod placing;
 mod registrations;
 mod source;
 mod status;
@@ -27,7 +28,7 @@ use proto_common::tensor::TensorSpec;
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -51,6 +52,10 @@ pub(crate) struct Inner {
     control: Mutex<Option<Control>>,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
+    /// Is the first iteration over, and has been planned with?
+    traced: AtomicBool,
+    /// Bytes of key buffers that the plan has given to tensors, at each server.
+    planned_bytes: AtomicU64,
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
     dead: Arc<Mutex<Option<OpError>>>,
@@ -131,11 +136,14 @@ impl Client {
                 lane.send(LaneMessage::Epoch(map.epoch()));
             }
             let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+            let mut new = Vec::new();
             for spec in &update.tensors {
-                tensors
-                    .entry(spec.key)
-                    .or_insert_with(|| Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
+                tensors.entry(spec.key).or_insert_with(|| {
+                    new.push(Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
+                    new[new.len() - 1].clone()
+                });
             }
+            self.place(&new, false);
         }
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }

@@ -123,10 +123,14 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 12] = [
+        let counters: [(&str, &str, Read); 14] = [
             ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
             ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
             ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
+            ("gradwire_worker_placed_total", "Chunks written straight into servers' key buffers.", |c| {
+                c.stats.placed
+            }),
+            ("gradwire_worker_referenced_total", "Chunks that servers were to read.", |c| c.stats.referenced),
             ("gradwire_worker_landed_bytes_total", "Payload bytes that landed.", |c| c.stats.landed_bytes),
             ("gradwire_worker_operations_total", "Operations done.", |c| c.stats.done),
             ("gradwire_worker_failures_total", "Operations failed.", |c| c.stats.failed),

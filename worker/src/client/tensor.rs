@@ -3,8 +3,10 @@
 use crate::engine::PartSpec;
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation};
+use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A declared tensor. Clones share it.
@@ -18,6 +20,8 @@ struct Declared {
     owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
     numbers: Mutex<Numbers>,
+    /// A place in [`Placement::ALL`].
+    placement: AtomicU8,
 }
 
 /// Counts of one worker's operations on one key.
@@ -28,6 +32,11 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
+    /// Contributions so far.
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
     /// Number and round of the next operation. A pull wants what this worker contributed to last.
     pub(super) fn next(&mut self, kind: OpKind) -> (Operation, u64) {
         self.operations += 1;
@@ -45,7 +54,8 @@ impl Tensor {
             parts[lane].push(PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes });
         }
         let lanes = parts.into_iter().map(Into::into).collect();
-        Self(Arc::new(Declared { spec: spec.clone(), owner, lanes, numbers: Mutex::default() }))
+        let (spec, numbers, placement) = (spec.clone(), Mutex::default(), AtomicU8::default());
+        Self(Arc::new(Declared { spec, owner, lanes, numbers, placement }))
     }
 
     /// What was declared.
@@ -64,6 +74,17 @@ impl Tensor {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.spec.bytes()
+    }
+
+    /// How contributions to it travel.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        let number = usize::from(self.0.placement.load(Ordering::Relaxed));
+        Placement::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set_placement(&self, placement: Placement) {
+        self.0.placement.store(placement as u8, Ordering::Relaxed);
     }
 
     pub(super) fn is_of(&self, client: Incarnation) -> bool {

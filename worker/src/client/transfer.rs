@@ -4,23 +4,29 @@
 use super::buffer::copy_in;
 use super::registrations::Way;
 use super::{Client, Ended, Handle, Source, Tensor, TensorBuffer};
+use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, OpState, Submission};
 use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
+use proto_common::plan::Placement;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Client {
     /// Contributes a gradient to the tensor's next round: registered memory, or a [`UserBuffer`]. Ends when the
-    /// round is published.
+    /// round is published. A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
+    /// to a round agree on it.
     pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
         self.start(tensor, OpKind::Push, Some(gradient.into()), None, 0)
     }
 
-    /// Lands the weights of the last round this worker contributed to, or later, in `weights`.
+    /// Lands the weights of the last round this worker contributed to, or later, in `weights`. Of a dynamic tensor
+    /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
+    /// after a channel broke, parts of it could otherwise be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: TensorBuffer) -> Result<Handle, ClientError> {
         self.start(tensor, OpKind::Pull, None, Some(weights), 0)
     }
@@ -87,32 +93,37 @@ impl Client {
     fn check(
         &self,
         tensor: &Tensor,
+        kind: OpKind,
         source: Option<&Source>,
         target: Option<&TensorBuffer>,
     ) -> Result<(), ClientError> {
         let key = tensor.key();
+        if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull) {
+            return Err(ClientError::Dynamic { key });
+        }
         if !tensor.is_of(self.0.incarnation) {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
-        let source = match source {
-            Some(Source::User(buffer)) => {
-                check_slice(tensor, buffer.len())?;
-                None
-            }
-            Some(Source::Pool(buffer)) => Some(buffer),
-            None => None,
-        };
-        for buffer in source.into_iter().chain(target) {
-            let (want, have, dtype) = (tensor.bytes(), buffer.len() as u64, tensor.spec().dtype);
-            if want != have {
-                return Err(ClientError::WrongLength { key, dtype, want, have });
-            }
+        let pool = |buffer: &TensorBuffer| {
             // Weights land by offset into our own region: another's would be overwritten memory.
-            if !buffer.is_of(self.0.pool.region()) {
-                return Err(ClientError::Foreign { key, what: "buffer", source_of: "`allocate`" });
+            match buffer.is_of(self.0.pool.region()) {
+                true => Ok(()),
+                false => Err(ClientError::Foreign { key, what: "buffer", source_of: "`allocate`" }),
             }
+        };
+        let shorter = kind == OpKind::Push && tensor.spec().dynamic;
+        match source {
+            Some(Source::User(buffer)) => check_f32(tensor, buffer.bytes() as u64, shorter)?,
+            Some(Source::Pool(buffer)) => {
+                check_length(tensor, buffer.len() as u64, shorter)?;
+                pool(buffer)?;
+            }
+            None => {}
         }
-        Ok(())
+        match target {
+            Some(buffer) => check_length(tensor, buffer.len() as u64, false).and_then(|()| pool(buffer)),
+            None => Ok(()),
+        }
     }
 
     /// Where an operation's payload is sent from, and what it owns meanwhile.
@@ -133,6 +144,15 @@ impl Client {
         Ok((Some(span), buffers))
     }
 
+    /// Servers read from the pool only: what lies elsewhere they are sent.
+    fn placement_of(&self, tensor: &Tensor, source: Option<&Span>) -> Placement {
+        let elsewhere = source.is_some_and(|source| source.region().id() != self.0.pool.region().id());
+        match tensor.placement() {
+            Placement::RendezvousRead if elsewhere => Placement::Slot,
+            placement => placement,
+        }
+    }
+
     fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
         let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
         copy_in(&mut copy, user);
@@ -147,7 +167,7 @@ impl Client {
         target: Option<TensorBuffer>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.check(tensor, source.as_ref(), target.as_ref())?;
+        self.check(tensor, kind, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
         }
@@ -171,11 +191,15 @@ impl Client {
                 op,
                 kind,
                 dtype: tensor.spec().dtype,
+                placement: self.placement_of(tensor, source.as_ref()),
                 operation,
                 round,
                 priority,
                 timeout_ms,
-                parts: parts.clone(),
+                parts: match &source {
+                    Some(source) if tensor.spec().dynamic => shortened(parts, source.len()),
+                    _ => parts.clone(),
+                },
                 source: source.clone(),
                 target: target.clone(),
             };
@@ -183,6 +207,9 @@ impl Client {
         }
         // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
         drop(numbers);
+        if kind.contributes() {
+            self.look_at_round(round);
+        }
         for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
             open &= lane.kick();
         }
@@ -193,22 +220,40 @@ impl Client {
             state,
             self.0.lanes.clone(),
             used,
-            tensor.key(),
+            (tensor.key(), tensor.spec().dynamic),
             Duration::from_millis(u64::from(timeout_ms)),
         ))
     }
 }
 
-fn check_slice(tensor: &Tensor, elements: usize) -> Result<(), ClientError> {
-    let spec = tensor.spec();
-    if spec.dtype != Dtype::F32 {
-        return Err(ClientError::WrongDtype { key: spec.key, want: spec.dtype, have: Dtype::F32 });
-    }
-    let (want, have) = (tensor.bytes(), elements as u64 * 4);
-    if want != have {
-        return Err(ClientError::WrongLength { key: spec.key, dtype: spec.dtype, want, have });
+/// The chunks of a contribution that has so many bytes; those behind its end are told that they are empty.
+fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
+    let part =
+        |part: &PartSpec| PartSpec { bytes: bytes.saturating_sub(part.offset).min(part.bytes), ..*part };
+    parts.iter().map(part).collect()
+}
+
+/// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
+fn check_length(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), ClientError> {
+    let (want, key, dtype) = (tensor.bytes(), tensor.key(), tensor.spec().dtype);
+    let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);
+    if want != have && !fits {
+        return Err(ClientError::WrongLength { key, dtype, want, have });
     }
     Ok(())
+}
+
+/// As [`check_length`], of memory that holds f32 numbers.
+fn check_f32(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), ClientError> {
+    let (key, want) = (tensor.key(), tensor.spec().dtype);
+    if want != Dtype::F32 {
+        return Err(ClientError::WrongDtype { key, want, have: Dtype::F32 });
+    }
+    check_length(tensor, have, shorter)
+}
+
+fn check_slice(tensor: &Tensor, elements: usize) -> Result<(), ClientError> {
+    check_f32(tensor, elements as u64 * 4, false)
 }
 
 fn copy_out(ended: Ended, weights: &mut [f32]) -> Version {

@@ -1,7 +1,7 @@
 //! What the engine wants done, in order. Commands carry ids, never senders or pointers.
 
 use crate::error::OpError;
-use proto_common::batch::{Block, Notice, SlotGrant};
+use proto_common::batch::{Block, Landing, Notice, SlotGrant};
 use proto_common::ids::Rank;
 use std::ops::Range;
 
@@ -23,6 +23,15 @@ pub enum Command {
         /// Count of batches on the channel.
         sequence: u64,
     },
+    /// Write a part's payload into the buffer that the server granted, before anything that is sent after.
+    Place {
+        /// The server.
+        server: Rank,
+        /// The part.
+        part: PartBlock,
+        /// The buffer.
+        remote: Landing,
+    },
     /// Write a notice without a batch.
     Notice {
         /// The server.
@@ -36,6 +45,15 @@ pub enum Command {
         op: u64,
         /// Why.
         error: OpError,
+    },
+    /// A pull of a dynamic tensor brought so many bytes on this lane; its end follows.
+    Landed {
+        /// The operation.
+        op: u64,
+        /// Bytes that landed.
+        bytes: u64,
+        /// Newest version among its parts.
+        newest: u64,
     },
     /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
     Done {
@@ -53,8 +71,8 @@ pub enum Command {
     },
 }
 
-/// A block to be sent, and whose it is. The landing's region is filled in by the runtime, which knows the
-/// channel; its offset is the tensor's.
+/// A block to be sent, and whose it is. The regions of its landing and of a reference are filled in by the runtime,
+/// which knows the channel; their offsets are the tensor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartBlock {
     /// The operation.
@@ -63,6 +81,14 @@ pub struct PartBlock {
     pub offset: u64,
     /// The table entry.
     pub block: Block,
+}
+
+impl PartBlock {
+    /// Bytes that travel in the batch.
+    #[must_use]
+    pub fn inline_bytes(&self) -> u64 {
+        self.block.data.inline_bytes(self.block.bytes)
+    }
 }
 
 /// A reused list of commands with what they refer to.

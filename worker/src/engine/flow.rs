@@ -62,13 +62,18 @@ impl LaneEngine {
                 self.enqueue_next(place.part);
                 continue;
             };
-            if !room.take(block.block.bytes) {
+            let data = block.block.data;
+            if !room.take(data.inline_bytes(block.block.bytes)) {
                 break;
             }
             self.links[server.0 as usize].queue.pop();
             out.parts.push(block);
-            self.stats.sent_bytes += block.block.bytes;
-            self.mark_sent(place.part);
+            if data == BlockData::Placed
+                && let Some(remote) = self.occupy(block.block.id, server)
+            {
+                out.list.push(Command::Place { server, part: block, remote });
+            }
+            self.mark_sent(place.part, data);
         }
         if out.parts.len() == first {
             return false;
@@ -104,7 +109,7 @@ impl LaneEngine {
             operation: op.operation,
             round: op.round,
             bytes: if op.payload { spec.bytes } else { 0 },
-            data: BlockData::Inline { offset: 0 },
+            data: self.way(op, &spec),
             landing,
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
@@ -115,7 +120,7 @@ impl LaneEngine {
     /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
     fn is_next(&self, index: u32) -> bool {
         let chunk = self.parts.get(index).and_then(|part| self.chunks.get(&part.spec.id));
-        chunk.is_some_and(|chunk| !chunk.held && chunk.waiting.front() == Some(&index))
+        chunk.is_some_and(|chunk| !chunk.held && !chunk.asked && chunk.waiting.front() == Some(&index))
     }
 
     fn enqueue_next(&mut self, index: u32) {
@@ -126,15 +131,21 @@ impl LaneEngine {
         self.enqueue(id);
     }
 
-    fn mark_sent(&mut self, index: u32) {
+    fn mark_sent(&mut self, index: u32, data: BlockData) {
         let Some(part) = self.parts.get_mut(index) else { return };
         let spec = part.spec;
-        part.state = State::Sent;
+        part.state = State::Sent(data);
+        let asked = matches!(data, BlockData::Announced { .. });
+        let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.payload);
         self.stats.parts += 1;
+        self.stats.sent_bytes += if carries { spec.bytes } else { 0 };
+        self.stats.placed += u64::from(data == BlockData::Placed);
+        self.stats.referenced += u64::from(matches!(data, BlockData::ByReference { .. }));
         self.links[spec.server.0 as usize].sent_parts += 1;
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
             chunk.waiting.pop_front();
             chunk.queued = false;
+            chunk.asked = asked;
             chunk.sent += 1;
         }
         self.enqueue(spec.id);

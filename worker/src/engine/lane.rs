@@ -4,6 +4,7 @@
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
+use super::stats::LaneStats;
 use crate::error::OpError;
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
@@ -64,46 +65,6 @@ pub struct ResultContext<'a> {
     pub payload: &'a [u8],
 }
 
-/// Counts for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneStats {
-    /// Batches sent.
-    pub batches: u64,
-    /// Parts sent, repeats included.
-    pub parts: u64,
-    /// Payload bytes sent.
-    pub sent_bytes: u64,
-    /// Payload bytes that landed.
-    pub landed_bytes: u64,
-    /// Operations done.
-    pub done: u64,
-    /// Operations failed.
-    pub failed: u64,
-    /// Parts sent again because the server could not take them.
-    pub retries: u64,
-    /// Times a batch had to wait for a credit.
-    pub credit_waits: u64,
-    /// Stale or repeated results ignored.
-    pub duplicates: u64,
-}
-
-impl LaneStats {
-    /// Both lanes' counts together.
-    #[must_use]
-    pub fn plus(mut self, other: &Self) -> Self {
-        self.batches += other.batches;
-        self.parts += other.parts;
-        self.sent_bytes += other.sent_bytes;
-        self.landed_bytes += other.landed_bytes;
-        self.done += other.done;
-        self.failed += other.failed;
-        self.retries += other.retries;
-        self.credit_waits += other.credit_waits;
-        self.duplicates += other.duplicates;
-        self
-    }
-}
-
 /// The operation that waits longest, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OldestOp {
@@ -125,6 +86,8 @@ pub(super) struct ChunkQueue {
     pub(super) sent: u32,
     /// The server could not take a part: nothing goes out until that can be tried again.
     pub(super) held: bool,
+    /// A part is announced: what follows waits for the answer.
+    pub(super) asked: bool,
     /// How often in a row.
     tries: u32,
 }
@@ -266,6 +229,7 @@ impl LaneEngine {
             kind: submit.kind,
             dtype: submit.dtype,
             payload: submit.payload,
+            placement: submit.placement,
             operation: submit.operation,
             round: submit.round,
             priority: submit.priority,
@@ -273,6 +237,7 @@ impl LaneEngine {
             since_ms: now_ms,
             remaining: submit.parts.len() as u32,
             version: u64::MAX,
+            landed: None,
             failed: false,
             told: None,
         });
@@ -294,7 +259,7 @@ impl LaneEngine {
     /// Puts a chunk's next part into its server's queue, if it may go.
     pub(super) fn enqueue(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get_mut(&id) else { return };
-        if chunk.queued || chunk.held || chunk.sent >= SENT_PER_CHUNK_MAX {
+        if chunk.queued || chunk.held || chunk.asked || chunk.sent >= SENT_PER_CHUNK_MAX {
             return;
         }
         let Some(index) = chunk.waiting.front().copied() else { return };
@@ -355,12 +320,24 @@ impl LaneEngine {
     fn answered(&mut self, server: Rank, block: &Block, payload: &[u8], out: &mut Commands) {
         let index = self.parts.by_token(block.token);
         let part = index.and_then(|index| Some((index, *self.parts.get(index)?)));
-        let asked =
-            |part: &Part| part.state == State::Sent && part.spec.id == block.id && part.spec.server == server;
-        let Some((index, part)) = part.filter(|(_, part)| asked(part)) else {
+        let asked = |part: &Part| part.spec.id == block.id && part.spec.server == server;
+        let part = part.filter(|(_, part)| asked(part));
+        let Some((index, part, State::Sent(data))) = part.map(|(index, part)| (index, part, part.state))
+        else {
             self.stats.duplicates += 1;
             return;
         };
+        self.settle_buffer(&part, data, block.status);
+        if block.status == Status::Granted {
+            match self.granted(&part, data, block.landing) {
+                Ok(()) => {
+                    self.requeue(index, part);
+                    self.enqueue(part.spec.id);
+                }
+                Err(reason) => out.list.push(Command::Close { server, reason: reason.into() }),
+            }
+            return;
+        }
         if block.status == Status::Retry {
             self.stats.retries += 1;
             self.put_back(index, part);
@@ -376,6 +353,11 @@ impl LaneEngine {
             return;
         }
         let failure = self.failure(server, &part, block, payload);
+        if let (Some(landing), Some(op)) = (block.landing, self.ops.get_mut(part.op)) {
+            let (bytes, newest) = op.landed.unwrap_or_default();
+            let landed = landing.bytes.min(part.spec.bytes);
+            op.landed = Some((bytes.saturating_add(landed), newest.max(block.round)));
+        }
         self.end_part(index, part.spec, block.round, failure, out);
     }
 
@@ -383,24 +365,31 @@ impl LaneEngine {
     /// in another order would only make them come back again. It is not in flight any more, or enough of
     /// them would keep each other from going out.
     fn put_back(&mut self, index: u32, part: Part) {
-        if let Some(part) = self.parts.get_mut(index) {
-            part.state = State::Queued;
-        }
-        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
-            link.sent_parts = link.sent_parts.saturating_sub(1);
-        }
-        let Self { chunks, parts, retries, .. } = self;
+        self.requeue(index, part);
+        let Self { chunks, retries, .. } = self;
         let chunk = chunks.entry(part.spec.id).or_default();
-        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
-        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
-        chunk.waiting.insert(at, index);
-        chunk.sent = chunk.sent.saturating_sub(1);
         if !chunk.held {
             chunk.held = true;
             let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
             chunk.tries = chunk.tries.saturating_add(1);
             retries.insert((self.now_ms + wait_ms, part.spec.id));
         }
+    }
+
+    /// A part that was sent waits again, in its place.
+    fn requeue(&mut self, index: u32, part: Part) {
+        if let Some(part) = self.parts.get_mut(index) {
+            part.state = State::Queued;
+        }
+        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
+            link.sent_parts = link.sent_parts.saturating_sub(1);
+        }
+        let Self { chunks, parts, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
+        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
+        chunk.waiting.insert(at, index);
+        chunk.sent = chunk.sent.saturating_sub(1);
     }
 
     /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.
@@ -467,6 +456,9 @@ impl LaneEngine {
             && let Some(op) = self.ops.remove(part.op)
         {
             self.stats.done += u64::from(!op.failed);
+            if let Some((bytes, newest)) = op.landed {
+                out.list.push(Command::Landed { op: op.id, bytes, newest });
+            }
             out.list.push(Command::Done { op: op.id, version: op.version });
         }
     }

@@ -2,9 +2,10 @@
 //! of parts for it.
 
 use super::part::Place;
+use super::placement::KeyBuffer;
 use proto_common::batch::SlotGrant;
-use proto_common::ids::Incarnation;
-use std::collections::BinaryHeap;
+use proto_common::ids::{ChunkId, Incarnation};
+use std::collections::{BinaryHeap, HashMap};
 
 /// What the server did with a slot of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,10 @@ pub(super) struct Link {
     /// Credits asked for and not granted yet.
     pub(super) asked: u16,
     pub(super) queue: BinaryHeap<Place>,
+    /// What the server gave for chunks whose payloads it was asked to take outside its slots.
+    pub(super) buffers: HashMap<ChunkId, KeyBuffer>,
+    /// All payloads travel in slots: only those have a checksum.
+    pub(super) slots_only: bool,
     /// Generation each slot of our inbox is granted with; `None` while the server may not write it.
     pub(super) inbox: Vec<SlotGrant>,
     /// Slots read and granted again that the server was not told of yet.

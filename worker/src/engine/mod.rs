@@ -7,10 +7,13 @@ mod flow;
 mod lane;
 mod link;
 mod part;
+mod placement;
+mod stats;
 
 pub use command::{Command, Commands, PartBlock};
-pub use lane::{EngineConfig, LaneEngine, LaneStats, OldestOp, ResultContext};
+pub use lane::{EngineConfig, LaneEngine, OldestOp, ResultContext};
 pub use part::{PartSpec, Submit};
+pub use stats::LaneStats;
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,9 @@
 //! Operations and their parts: one part is one chunk's share of one operation.
 
-use proto_common::batch::OpKind;
+use proto_common::batch::{BlockData, OpKind};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::plan::Placement;
 use std::cmp::Reverse;
 
 /// One chunk of an operation, and who holds it.
@@ -29,6 +30,8 @@ pub struct Submit<'a> {
     pub dtype: Dtype,
     /// Does it carry a payload? (Init from ranks other than 0 does not.)
     pub payload: bool,
+    /// How its payload travels, where that can be had.
+    pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
     /// The round it contributes to, or the least version wanted.
@@ -48,6 +51,7 @@ pub(super) struct Op {
     pub(super) kind: OpKind,
     pub(super) dtype: Dtype,
     pub(super) payload: bool,
+    pub(super) placement: Placement,
     pub(super) operation: Operation,
     pub(super) round: u64,
     pub(super) priority: i32,
@@ -55,6 +59,8 @@ pub(super) struct Op {
     pub(super) since_ms: u64,
     pub(super) remaining: u32,
     pub(super) version: u64,
+    /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
+    pub(super) landed: Option<(u64, u64)>,
     pub(super) failed: bool,
     /// Whom a server waits for before it can take a part; most operations never hear of it.
     pub(super) told: Option<Box<Told>>,
@@ -72,8 +78,8 @@ pub(super) struct Told {
 pub(super) enum State {
     /// Waits for its turn, for a credit, or until it can be tried again.
     Queued,
-    /// Sent, not answered.
-    Sent,
+    /// Sent, not answered; where its payload was said to be.
+    Sent(BlockData),
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Connects the data plane to one server: hello, choice of driver, channels, inboxes and first credits,
 //! and a probe write each way before the server counts as ready. Design, section 5.
 
-use super::lane::ServerInbox;
+use super::link::ServerInbox;
 use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::error::ClientError;

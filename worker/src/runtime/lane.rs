@@ -1,12 +1,13 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. No
 //! clock and no thread of its own, so that the simulation runs the very same code.
 
+use super::link::{Link, ServerInbox, Waiting, lend, post_one};
 use super::op::{OpState, Submission};
 use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, ResultContext, Submit};
 use crate::error::OpError;
 use fabric::{
     Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, PostError,
-    Region, RemoteKey, RemoteSpan, Span, Write,
+    Region, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, payload_checksum,
@@ -15,7 +16,7 @@ use proto_common::batch::{
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -52,47 +53,12 @@ pub struct LaneConfig {
     pub result_slots: u32,
 }
 
-/// A server's inbox on this lane, from its bootstrap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerInbox {
-    /// Remote key of its region.
-    pub region: u64,
-    /// Bytes from the region's start to slot 0.
-    pub offset: u64,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
-    /// First credits.
-    pub grants: Vec<SlotGrant>,
-}
-
-/// A write that the channel did not take yet.
+/// An operation in progress, with what it moves.
 #[derive(Debug)]
-struct Waiting {
-    id: u64,
-    gather: Vec<Span>,
-    remote: RemoteSpan,
-    immediate: u32,
-    block: Option<u32>,
-}
-
-#[derive(Debug)]
-struct Link {
-    channel: ChannelId,
-    /// Remote key under which the server addresses our key buffers.
-    landing_key: u64,
-    inbox: Option<ServerInbox>,
-    probed: bool,
-    /// Requests carry a checksum of their payload.
-    sums: bool,
-    posted: VecDeque<u32>,
-    backlog: VecDeque<Waiting>,
-}
-
-#[derive(Debug)]
-struct Live {
+pub(super) struct Live {
     state: Arc<OpState>,
-    source: Option<Span>,
-    target: Option<Span>,
+    pub(super) source: Option<Span>,
+    pub(super) target: Option<Span>,
 }
 
 /// See the module.
@@ -182,12 +148,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         let region = self.queue.expose(channel, &self.inbox)?.0;
-        self.queue.lend(channel, &self.inbox.span(0, self.inbox.len() as u64)?)?;
+        self.queue.lend(channel, &self.inbox.all())?;
         let landing_key = self.queue.expose(channel, &self.landing)?.0;
         let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
-        let (posted, backlog) = (VecDeque::new(), VecDeque::new());
-        *place =
-            Some(Link { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog });
+        *place = Some(Link::new(channel, landing_key));
         self.servers.insert(channel, server);
         let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
@@ -216,10 +180,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         Ok(())
     }
 
-    /// From now on requests to this server carry a checksum of their payload, as long as its channel lives.
+    /// From now on requests to this server carry a checksum of their payload, as long as its channel lives. All
+    /// payloads travel in slots then: no checksum covers what is read or written one-sided.
     pub fn sum_payloads(&mut self, server: Rank) {
         if let Some(Some(link)) = self.links.get_mut(server.0 as usize) {
             link.sums = true;
+            self.engine.use_slots_only(server);
         }
     }
 
@@ -259,6 +225,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             kind: submission.kind,
             dtype: submission.dtype,
             payload: submission.source.is_some(),
+            placement: submission.placement,
             operation: submission.operation,
             round: submission.round,
             priority: submission.priority,
@@ -384,10 +351,16 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                         let (parts, grants) = (&commands.parts[parts], &commands.grants[grants]);
                         self.send(server, slot, parts, grants, wanted, sequence)?;
                     }
+                    Command::Place { server, part, remote } => self.place(server, &part, remote)?,
                     Command::Notice { server, notice } => self.notice(server, notice)?,
                     Command::Failed { op, error } => {
                         if let Some(live) = self.live.get(&op) {
                             live.state.fail(error);
+                        }
+                    }
+                    Command::Landed { op, bytes, newest } => {
+                        if let Some(live) = self.live.get(&op) {
+                            live.state.landed(bytes, newest);
                         }
                     }
                     Command::Done { op, version } => {
@@ -430,11 +403,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let bytes = {
             let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
             for part in parts {
-                let landing = landing(part, self.live.get(&part.op), link.landing_key);
-                if let Some(landing) = landing {
-                    self.queue.lend(link.channel, &self.landing.span(landing.offset, landing.bytes)?)?;
-                }
-                let fitted = writer.push(proto_common::batch::Block { landing, ..part.block });
+                let block = link.addressed(part, self.live.get(&part.op));
+                lend(&mut self.queue, link.channel, &self.landing, &block)?;
+                let fitted = writer.push(block);
                 debug_assert!(fitted, "the engine packed with the same room");
             }
             for grant in grants {
@@ -445,7 +416,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         };
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         self.gather.push(self.blocks.span(block, bytes as u64)?);
-        for part in parts.iter().filter(|part| part.block.bytes > 0) {
+        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
             if let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) {
                 self.gather.push(source.slice(part.offset, part.block.bytes)?);
             }
@@ -453,9 +424,23 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let offset = inbox.offset + u64::from(slot.slot) * inbox.slot_bytes;
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
         let gather = std::mem::take(&mut self.gather);
-        let immediate = Notice::Batch(slot).to_wire();
+        let immediate = Some(Notice::Batch(slot).to_wire());
         self.gather = self
             .post_to(server, Waiting { id: u64::from(block), gather, remote, immediate, block: Some(block) });
+        Ok(())
+    }
+
+    /// Writes a payload where the server granted. The batch that says so comes after it, on the same channel; it needs
+    /// no completion of its own, because the operation keeps its buffers until it is answered.
+    fn place(&mut self, server: Rank, part: &PartBlock, landing: Landing) -> Result<(), LaneError> {
+        let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) else {
+            return Ok(());
+        };
+        let mut gather = std::mem::take(&mut self.gather);
+        gather.clear();
+        gather.push(source.slice(part.offset, part.block.bytes)?);
+        let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+        self.gather = self.post_to(server, Waiting { id: 0, gather, remote, immediate: None, block: None });
         Ok(())
     }
 
@@ -463,7 +448,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     fn payload_sum(&mut self, parts: &[PartBlock]) -> Result<Option<u32>, LaneError> {
         let Self { live, payload: scratch, .. } = self;
         let mut sum = None;
-        for part in parts.iter().filter(|part| part.block.bytes > 0) {
+        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
             let Some(source) = live.get(&part.op).and_then(|live| live.source.as_ref()) else { continue };
             let span = source.slice(part.offset, part.block.bytes)?;
             let (mut at, end) = (span.offset(), span.offset() + span.len());
@@ -499,7 +484,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let Some(inbox) = &link.inbox else { return Ok(()) };
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset: inbox.offset };
-        let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate: notice.to_wire(), block: None };
+        let immediate = Some(notice.to_wire());
+        let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate, block: None };
         self.post_to(server, waiting);
         Ok(())
     }
@@ -537,24 +523,4 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
         Ok(())
     }
-}
-
-fn post_one<Q: CompletionQueue>(queue: &mut Q, link: &mut Link, waiting: &Waiting) -> Result<(), PostError> {
-    let write = Write {
-        id: waiting.id,
-        gather: &waiting.gather,
-        remote: waiting.remote,
-        immediate: Some(waiting.immediate),
-        signaled: waiting.block.is_some(),
-    };
-    queue.post_write(link.channel, &write)?;
-    link.posted.extend(waiting.block);
-    Ok(())
-}
-
-/// The landing as the server needs it: region key and offset of the operation's own buffer.
-fn landing(part: &PartBlock, live: Option<&Live>, key: u64) -> Option<Landing> {
-    let landing = part.block.landing?;
-    let target = live?.target.as_ref()?;
-    Some(Landing { region: key, offset: target.offset() + landing.offset, bytes: landing.bytes })
 }

@@ -5,13 +5,15 @@
 mod bootstrap;
 mod control;
 mod lane;
+mod link;
 mod op;
 mod seat;
 mod thread;
 
 pub(crate) use bootstrap::{Connector, connect_server};
 pub(crate) use control::{Control, ControlEvent, ControlStart, Roster};
-pub use lane::{LaneConfig, LaneDriver, LaneError, ServerInbox};
+pub use lane::{LaneConfig, LaneDriver, LaneError};
+pub use link::ServerInbox;
 pub(crate) use op::OpBuffers;
 pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};

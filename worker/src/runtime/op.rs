@@ -6,7 +6,8 @@ use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use proto_common::plan::Placement;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,10 @@ pub struct OpState {
     lanes_left: AtomicU32,
     /// The caller can be told: ended, or failed.
     told: AtomicBool,
+    /// Bytes that landed, as servers say it of dynamic tensors.
+    landed_bytes: AtomicU64,
+    /// The newest version among those.
+    newest: AtomicU64,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -69,6 +74,8 @@ impl OpState {
         Arc::new(Self {
             lanes_left: AtomicU32::new(lanes),
             told,
+            landed_bytes: AtomicU64::new(0),
+            newest: AtomicU64::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
         })
@@ -97,6 +104,23 @@ impl OpState {
         if let Some(callback) = callback {
             callback(Err(told));
         }
+    }
+
+    /// A lane tells how much of a dynamic tensor landed, before it ends its part.
+    pub(crate) fn landed(&self, bytes: u64, newest: u64) {
+        self.newest.fetch_max(newest, Ordering::AcqRel);
+        self.landed_bytes.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Bytes that landed on all lanes, of a dynamic tensor; to be asked once the operation has ended.
+    #[must_use]
+    pub fn landed_bytes(&self) -> u64 {
+        self.landed_bytes.load(Ordering::Acquire)
+    }
+
+    /// The newest version among what landed of a dynamic tensor: all of it is of one round if that is its version.
+    pub(crate) fn newest(&self) -> Version {
+        Version(self.newest.load(Ordering::Acquire))
     }
 
     /// A lane has ended its part.
@@ -181,6 +205,8 @@ pub struct Submission {
     pub kind: OpKind,
     /// Element type.
     pub dtype: Dtype,
+    /// How its payload travels.
+    pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
     /// The round it contributes to, or the least version wanted.
@@ -215,6 +241,19 @@ mod tests {
         state.lane_done(5);
         assert_eq!(state.poll(), Some(Ok(Version(5))));
         assert!(state.take_buffers().is_some());
+    }
+
+    #[test]
+    fn what_landed_adds_up_over_lanes() {
+        let state = OpState::new(2);
+        for (bytes, version) in [(8, 3), (4, 4)] {
+            state.landed(bytes, version);
+            state.lane_done(version);
+        }
+        assert_eq!(
+            (state.landed_bytes(), state.newest(), state.poll()),
+            (12, Version(4), Some(Ok(Version(3))))
+        );
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event. It leaves the
 //! driving to callers while they do it (see `seat`); messages other than submissions are always its own.
 
-use super::lane::{LaneDriver, ServerInbox};
+use super::lane::LaneDriver;
+use super::link::ServerInbox;
 use super::op::Submission;
 use super::seat::{Core, LaneHandle, Seat};
 use crate::engine::{LaneStats, OldestOp};

@@ -3,8 +3,10 @@
 
 mod credits;
 mod deadlines;
+mod dynamic;
 mod hostile;
 mod model;
+mod placed;
 mod properties;
 mod refusals;
 mod replays;
@@ -24,6 +26,8 @@ use std::collections::VecDeque;
 const BYTES: u64 = 16;
 /// Where payloads start.
 const PAYLOAD: u64 = 256;
+/// Remote key of the region where workers' gradients lie.
+const REGION: u64 = 5;
 const SERVER: Incarnation = Incarnation(100);
 
 fn config(workers: u32) -> EngineConfig {
@@ -45,7 +49,13 @@ fn life(rank: u32) -> Incarnation {
 
 /// Chunk 0 of a key.
 fn spec(key: u64) -> ChunkSpec {
-    ChunkSpec { id: ChunkId::new(key, 0), bytes: BYTES, dtype: Dtype::F32, optimizer: Optimizer::sum() }
+    ChunkSpec {
+        id: ChunkId::new(key, 0),
+        bytes: BYTES,
+        dynamic: false,
+        dtype: Dtype::F32,
+        optimizer: Optimizer::sum(),
+    }
 }
 
 fn landing() -> Landing {
@@ -199,6 +209,12 @@ impl Rig {
     /// The place of the last batch's payload.
     fn at(&self) -> Source {
         Source::Slot { slot: self.slot, offset: PAYLOAD }
+    }
+
+    fn fetched(&mut self, rank: u32, spill: u32) -> Vec<Command> {
+        let mut out = Commands::default();
+        self.engine.fetched(Rank(rank), 0, spill, &mut out);
+        out.list
     }
 
     fn landed(&mut self, rank: u32, buffer: u8) -> Vec<Command> {

@@ -29,6 +29,11 @@ pub(super) struct Observer {
     /// What lies where in the slots of the batch that is being decided.
     pub(super) slots: BTreeMap<(u32, u64), Gift>,
     spills: BTreeMap<u32, Gift>,
+    /// What lies in a worker's memory, by rank and remote offset.
+    pub(super) referenced: BTreeMap<(u32, u64), Gift>,
+    /// Reads under way: peer, chunk, spill block.
+    pub(super) fetches: Vec<(u32, u32, u32)>,
+    reading: Vec<Gift>,
     /// Landings under way: peer, chunk, buffer.
     pub(super) landings: Vec<(u32, u32, u8)>,
     /// Every contribution that went into some round: at most once each.
@@ -43,6 +48,9 @@ impl Observer {
             chunks: (0..chunks).map(|_| ChunkView::default()).collect(),
             slots: BTreeMap::new(),
             spills: BTreeMap::new(),
+            referenced: BTreeMap::new(),
+            fetches: Vec::new(),
+            reading: Vec::new(),
             landings: Vec::new(),
             applied: BTreeSet::new(),
         }
@@ -70,6 +78,9 @@ impl Observer {
                 let before = self.spills.insert(to, gift);
                 assert!(before.is_none(), "spill block {to} holds {before:?}");
             }
+            Command::Fetch { peer, chunk, region, offset, to } => {
+                self.fetch(peer.0, chunk, (region, offset), to);
+            }
             Command::Land { peer, chunk, buffer, .. } => {
                 let view = &mut self.chunks[chunk as usize];
                 assert_eq!(buffer, view.buffer, "only the version in force lands");
@@ -81,7 +92,7 @@ impl Observer {
                 assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
                 view.buffer = into;
             }
-            Command::Results { .. } | Command::Notice { .. } => {}
+            Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }
     }
@@ -91,6 +102,52 @@ impl Observer {
             Source::Slot { slot, offset } => self.slots[&(slot, offset)],
             Source::Spill(block) => self.spills.remove(&block).expect("a spill block that holds something"),
         }
+    }
+
+    pub(super) fn is_reading(&self, gift: Gift) -> bool {
+        self.reading.contains(&gift)
+    }
+
+    fn fetch(&mut self, rank: u32, chunk: u32, (region, offset): (u64, u64), to: u32) {
+        let gift = self.referenced[&(rank, offset)];
+        assert_eq!((gift.rank, gift.chunk, region), (rank, chunk, REGION));
+        assert!(self.fetches.iter().all(|(.., block)| *block != to), "two reads into one block");
+        assert!(!self.spills.contains_key(&to), "spill block {to} is in use");
+        self.fetches.push((rank, chunk, to));
+        self.reading.push(gift);
+    }
+
+    /// A read is done: only now its block holds something.
+    pub(super) fn fetched(&mut self, at: usize) -> (u32, u32, u32) {
+        let (read, gift) = (self.fetches.remove(at), self.reading.remove(at));
+        let before = self.spills.insert(read.2, gift);
+        assert!(before.is_none(), "spill block {} holds {before:?}", read.2);
+        read
+    }
+
+    /// The worker writes a contribution into the block that it was granted.
+    /// Not if it came before: then it must not be folded from there.
+    pub(super) fn place(&mut self, block: u32, gift: Gift) {
+        if self.applied.contains(&gift) || self.spills.iter().any(|(at, held)| *at != block && *held == gift)
+        {
+            return;
+        }
+        let before = self.spills.insert(block, gift);
+        assert!(before.is_none_or(|before| before == gift), "written over {before:?}, which was not folded");
+    }
+
+    /// What was written into a block is not taken: something else may be written there.
+    pub(super) fn untaken(&mut self, block: u32) {
+        self.spills.remove(&block);
+    }
+
+    /// The worker's channel is gone, with what was being read over it and what was written and not taken.
+    pub(super) fn gone(&mut self, rank: u32, untaken: &[u32]) {
+        while let Some(at) = self.fetches.iter().position(|(peer, ..)| *peer == rank) {
+            self.fetches.remove(at);
+            self.reading.remove(at);
+        }
+        untaken.iter().for_each(|block| self.untaken(*block));
     }
 
     fn fold(&mut self, chunk: u32, from: Source, first: bool) {

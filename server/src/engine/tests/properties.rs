@@ -1,4 +1,5 @@
-//! Random interleavings of several workers that keep the protocol, over channels that duplicate and break:
+//! Random interleavings of several workers that keep the protocol, over channels that duplicate and break, with
+//! payloads that travel in every way:
 //! at most one contribution per (rank, round, chunk), rounds published exactly when all have contributed,
 //! versions that only grow, no credit lost, and in the end everything answered.
 
@@ -11,23 +12,46 @@ const KEYS: [u64; 2] = [1, 2];
 
 #[derive(Clone, Debug)]
 enum Action {
-    Submit { rank: u32, chunk: u32, kind: u8 },
+    Submit { rank: u32, chunk: u32, kind: u8, way: Way },
     Send { rank: u32, most: usize },
     Again { rank: u32 },
     Break { rank: u32 },
     Landed { at: prop::sample::Index },
+    Fetched { at: prop::sample::Index },
     Idle { rank: u32 },
     Pass { ms: u64 },
+}
+
+/// How a contribution travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Slot,
+    Reference,
+    Write { keep: bool },
+}
+
+fn way() -> impl Strategy<Value = Way> {
+    let ways = [Way::Slot, Way::Reference, Way::Write { keep: false }, Way::Write { keep: true }];
+    prop::sample::select(ways.to_vec())
+}
+
+/// A worker's right to a block, as far as it knows.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    block: u32,
+    keep: bool,
 }
 
 fn actions(workers: u32) -> impl Strategy<Value = Vec<Action>> {
     let rank = 0..workers;
     let action = prop_oneof![
-        8 => (rank.clone(), 0u32..2, 0u8..4).prop_map(|(rank, chunk, kind)| Action::Submit { rank, chunk, kind }),
+        8 => (rank.clone(), 0u32..2, 0u8..4, way())
+            .prop_map(|(rank, chunk, kind, way)| Action::Submit { rank, chunk, kind, way }),
         10 => (rank.clone(), 1usize..5).prop_map(|(rank, most)| Action::Send { rank, most }),
         2 => rank.clone().prop_map(|rank| Action::Again { rank }),
         1 => rank.clone().prop_map(|rank| Action::Break { rank }),
         4 => any::<prop::sample::Index>().prop_map(|at| Action::Landed { at }),
+        4 => any::<prop::sample::Index>().prop_map(|at| Action::Fetched { at }),
         1 => rank.prop_map(|rank| Action::Idle { rank }),
         1 => (0u64..400).prop_map(|ms| Action::Pass { ms }),
     ];
@@ -43,10 +67,29 @@ struct Trainer {
     sent: BTreeMap<(u64, u32), Block>,
     operations: [u64; 2],
     rounds: [u64; 2],
+    /// By order of the operation.
+    ways: BTreeMap<u64, Way>,
+    /// By chunk: an announcement that is not answered, so that nothing of the chunk is sent.
+    asked: [Option<u64>; 2],
+    /// By chunk: a block that may be written.
+    grants: [Option<Grant>; 2],
+    /// Operations whose payload lies in a block, and which.
+    placed: BTreeMap<u64, Grant>,
     last: Option<(SlotGrant, BatchHeader, Vec<Block>)>,
 }
 
 impl Trainer {
+    /// The first operation that may be sent.
+    fn next(&self) -> Option<(u64, u32)> {
+        self.unsent.keys().find(|(_, chunk)| self.asked[*chunk as usize].is_none()).copied()
+    }
+
+    /// The channel is gone, with all grants.
+    fn forget_grants(&mut self) -> Vec<u32> {
+        (self.asked, self.placed) = ([None; 2], BTreeMap::new());
+        std::mem::take(&mut self.grants).into_iter().flatten().map(|grant| grant.block).collect()
+    }
+
     fn idle(&self) -> bool {
         self.unsent.is_empty() && self.back.is_empty() && self.sent.is_empty()
     }
@@ -71,7 +114,7 @@ impl World {
         Self { rig, observer: Observer::new(workers, deterministic, 2), trainers, order: 0, versions: [0; 2] }
     }
 
-    fn submit(&mut self, rank: u32, chunk: u32, kind: u8) {
+    fn submit(&mut self, rank: u32, chunk: u32, kind: u8, way: Way) {
         let trainer = &mut self.trainers[rank as usize];
         let at = chunk as usize;
         let op = [OpKind::Push, OpKind::PushPull, OpKind::PushPull, OpKind::Pull][usize::from(kind)];
@@ -89,6 +132,7 @@ impl World {
         trainer.operations[at] += 1;
         trainer.rounds[at] += u64::from(op.contributes());
         self.order += 1;
+        trainer.ways.insert(self.order, way);
         let id = ChunkId::new(KEYS[at], 0);
         let made = Block { id, token: self.order, ..block(op, trainer.operations[at], trainer.rounds[at]) };
         trainer.unsent.insert((self.order, chunk), made);
@@ -96,7 +140,7 @@ impl World {
 
     fn send(&mut self, rank: u32, most: usize) {
         let trainer = &mut self.trainers[rank as usize];
-        if trainer.unsent.is_empty() {
+        if trainer.next().is_none() {
             return;
         }
         let Some(slot) = self.rig.workers[rank as usize].credits.pop_front() else {
@@ -104,14 +148,14 @@ impl World {
             return self.settle(&commands);
         };
         let mut blocks = Vec::new();
-        while let Some(((order, chunk), made)) = trainer.unsent.pop_first() {
-            let offset = blocks.len() as u64 * BYTES;
+        while let Some((order, chunk)) = trainer.next() {
+            let made = trainer.unsent.remove(&(order, chunk)).expect("just found");
             trainer.sent.insert((order, chunk), made);
+            let mut data = BlockData::Inline { offset: blocks.len() as u64 * BYTES };
             if made.op.contributes() {
-                let gift = Gift { rank, round: made.round, chunk };
-                self.observer.slots.insert((slot.slot, PAYLOAD + offset), gift);
+                data = travel(trainer, &mut self.observer, (rank, order, chunk), &made, (slot.slot, data));
             }
-            blocks.push(Block { data: BlockData::Inline { offset }, ..made });
+            blocks.push(Block { data, ..made });
             if blocks.len() == most {
                 break;
             }
@@ -137,6 +181,8 @@ impl World {
         self.rig.engine.peer_down(Rank(rank));
         self.rig.connect(rank);
         let trainer = &mut self.trainers[rank as usize];
+        let untaken = trainer.forget_grants();
+        self.observer.gone(rank, &untaken);
         trainer.last = None;
         let sent = std::mem::take(&mut trainer.sent);
         trainer.unsent.extend(sent);
@@ -148,6 +194,13 @@ impl World {
         let (peer, chunk, buffer) = self.observer.landed(at);
         let mut out = Commands::default();
         self.rig.engine.landed(Rank(peer), chunk, buffer, &mut out);
+        self.settle(&out.list);
+    }
+
+    fn fetch(&mut self, at: usize) {
+        let (peer, chunk, block) = self.observer.fetched(at);
+        let mut out = Commands::default();
+        self.rig.engine.fetched(Rank(peer), chunk, block, &mut out);
         self.settle(&out.list);
     }
 
@@ -173,7 +226,31 @@ impl World {
         let key = trainer.sent.keys().find(|(order, _)| *order == block.token).copied();
         let key = key.unwrap_or_else(|| panic!("answered twice, or never asked: {block:?}"));
         let made = trainer.sent.remove(&key).expect("found above");
+        let (order, chunk) = key;
+        let placed = trainer.placed.remove(&order);
+        trainer.asked[chunk as usize].take_if(|asked| *asked == order);
+        if let Some(placed) = placed.filter(|_| block.status == Status::Retry) {
+            self.observer.untaken(placed.block);
+        }
+        if block.status == Status::Retry || (block.status == Status::Done && placed.is_some_and(|p| p.keep)) {
+            // As it was before; after a deadline the contribution may still lie there.
+            trainer.grants[chunk as usize] = trainer.grants[chunk as usize].or(placed);
+        }
+        if block.status != Status::Retry && block.status != Status::Granted {
+            let gift = Gift { rank, round: made.round, chunk };
+            assert!(!self.observer.is_reading(gift), "memory that is being read is given up: {made:?}");
+            self.observer.referenced.remove(&(rank, order));
+        }
         match block.status {
+            Status::Granted => {
+                let keep = trainer.ways[&order] == Way::Write { keep: true };
+                let grant = block.landing.map(|landing| Grant { block: landing.offset as u32, keep });
+                match grant {
+                    Some(grant) => trainer.grants[chunk as usize] = Some(grant),
+                    None => drop(trainer.ways.insert(order, Way::Slot)),
+                }
+                trainer.unsent.insert(key, made);
+            }
             Status::Done => assert!(block.round >= made.round, "{block:?} {made:?}"),
             Status::DeadlineWaiting | Status::DeadlineReading => {}
             Status::Retry => drop(trainer.back.insert(key, made)),
@@ -192,7 +269,7 @@ impl World {
                 for chunk in 0..2u32 {
                     let at = chunk as usize;
                     if self.trainers[rank as usize].rounds[at] < goal[at] {
-                        self.submit(rank, chunk, 1);
+                        self.submit(rank, chunk, 1, Way::Slot);
                     }
                 }
             }
@@ -218,6 +295,9 @@ impl World {
             }
             self.rig.give_back(rank);
         }
+        while !self.observer.fetches.is_empty() {
+            self.fetch(0);
+        }
         while !self.observer.landings.is_empty() {
             self.land(0);
         }
@@ -225,13 +305,18 @@ impl World {
 
     fn play(&mut self, action: &Action) {
         match action {
-            Action::Submit { rank, chunk, kind } => self.submit(*rank, *chunk, *kind),
+            Action::Submit { rank, chunk, kind, way } => self.submit(*rank, *chunk, *kind, *way),
             Action::Send { rank, most } => self.send(*rank, *most),
             Action::Again { rank } => self.again(*rank),
             Action::Break { rank } => self.reconnect(*rank),
             Action::Landed { at } => {
                 if !self.observer.landings.is_empty() {
                     self.land(at.index(self.observer.landings.len()));
+                }
+            }
+            Action::Fetched { at } => {
+                if !self.observer.fetches.is_empty() {
+                    self.fetch(at.index(self.observer.fetches.len()));
                 }
             }
             Action::Idle { rank } => self.rig.give_back(*rank),
@@ -245,8 +330,42 @@ impl World {
     }
 }
 
+/// Where a contribution's payload is said to be, and put.
+fn travel(
+    trainer: &mut Trainer,
+    observer: &mut Observer,
+    (rank, order, chunk): (u32, u64, u32),
+    made: &Block,
+    (slot, inline): (u32, BlockData),
+) -> BlockData {
+    let gift = Gift { rank, round: made.round, chunk };
+    let occupied = trainer.sent.keys().any(|(other, at)| *at == chunk && trainer.placed.contains_key(other));
+    match trainer.ways[&order] {
+        Way::Reference => {
+            observer.referenced.insert((rank, order), gift);
+            BlockData::ByReference { region: REGION, offset: order }
+        }
+        Way::Write { keep } if !occupied => match trainer.grants[chunk as usize].take() {
+            Some(grant) => {
+                observer.place(grant.block, gift);
+                trainer.placed.insert(order, grant);
+                BlockData::Placed
+            }
+            None => {
+                trainer.asked[chunk as usize] = Some(order);
+                BlockData::Announced { keep }
+            }
+        },
+        Way::Slot | Way::Write { .. } => {
+            let BlockData::Inline { offset } = inline else { return inline };
+            observer.slots.insert((slot, PAYLOAD + offset), gift);
+            inline
+        }
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(800))]
     #[test]
     fn rounds_are_exact_whatever_the_interleaving(
         (workers, actions) in (1u32..6).prop_flat_map(|workers| (Just(workers), actions(workers))),
@@ -273,6 +392,11 @@ proptest! {
             world.rig.give_back(rank);
         }
         prop_assert_eq!(world.rig.engine.credits(), (slots as usize, slots as usize), "no credit is lost");
+        prop_assert_eq!(world.rig.engine.spills().0, 0);
+        for rank in 0..workers {
+            world.rig.engine.peer_down(Rank(rank));
+        }
+        prop_assert_eq!(world.rig.engine.key_buffers(), 0, "grants end with their channels");
         prop_assert_eq!(world.rig.engine.spills().0, 0);
     }
 }

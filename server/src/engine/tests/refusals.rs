@@ -32,7 +32,8 @@ fn what_no_version_of_ours_sends() {
         Block { codec: 1, ..good },
         Block { status: Status::Done, ..good },
         Block { operation: Operation(0), ..good },
-        Block { data: BlockData::ByReference { region: 1, offset: 0 }, ..good },
+        Block { data: BlockData::ByReference { region: 1, offset: 0 }, ..pull(1, 0) },
+        Block { data: BlockData::Announced { keep: false }, ..pull(1, 0) },
         init(1, 0),
     ] {
         assert_eq!(refused(&[bad]), [Status::Refused], "{bad:?}");
@@ -50,7 +51,7 @@ fn a_refused_operation_does_not_block_the_next_one() {
     let wrong = Block { dtype: Dtype::I8, ..pull(4, 1) };
     rig.send(0, &[wrong, pull(5, 1)]);
     assert_eq!(rig.flush(), [answer(0, 4, Status::WrongShape, 1), done(0, 5, 1)]);
-    let wrong = Block { data: BlockData::ByReference { region: 1, offset: 0 }, ..push(6, 2) };
+    let wrong = Block { data: BlockData::ByReference { region: 1, offset: 0 }, ..pull(6, 2) };
     rig.send_wanting(0, 4, &[wrong, pull(7, 1)]);
     assert_eq!(rig.flush(), [answer(0, 6, Status::Refused, 2), done(0, 7, 1)]);
 }

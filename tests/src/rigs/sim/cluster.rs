@@ -253,7 +253,13 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
     for (index, tensor) in shape.tensors.iter().enumerate() {
         for (span, _) in map.placed_chunks(tensor.key).filter(|(_, holder)| *holder == Rank(rank)) {
             let (dtype, optimizer) = (tensor.dtype, tensor.optimizer);
-            specs.push(ChunkSpec { id: span.id, bytes: span.bytes, dtype, optimizer });
+            specs.push(ChunkSpec {
+                id: span.id,
+                bytes: span.bytes,
+                dynamic: tensor.dynamic,
+                dtype,
+                optimizer,
+            });
             chunks.push((span.id, 0, index));
         }
     }

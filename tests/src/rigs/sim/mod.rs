@@ -23,5 +23,5 @@ mod train;
 pub use cluster::Cluster;
 pub use ops::{Ended, Kind, OpId};
 pub use oracle::{Oracle, bits_hash};
-pub use shape::Shape;
+pub use shape::{PLACEMENTS, Shape, tensors};
 pub use train::Style;

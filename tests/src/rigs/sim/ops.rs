@@ -11,6 +11,7 @@ use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank, Version};
+use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::sync::Arc;
 
 /// What an operation does.
@@ -95,11 +96,10 @@ impl Cluster {
             }
             Kind::Pull | Kind::Init => None,
         };
-        let placed = self.map.placed_chunks(spec.key);
-        let parts: Arc<[PartSpec]> = placed
-            .map(|(span, server)| PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes })
-            .collect();
+        let parts = self.parts(&spec, source.as_deref());
         let (now_ms, priority) = (self.net.now_us() / 1_000, self.rng.below(4) as i32);
+        let placements = &self.shape.placements;
+        let placement = placements[self.rng.below(placements.len() as u64) as usize];
         let w = &mut self.workers[worker as usize];
         let allocate = || w.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
         let source = source.map(|values| {
@@ -123,6 +123,7 @@ impl Cluster {
             op: self.next_op,
             kind: kind.wire(),
             dtype: Dtype::F32,
+            placement,
             operation,
             round,
             priority,
@@ -146,6 +147,16 @@ impl Cluster {
             ended: None,
         });
         OpId { worker, index }
+    }
+
+    /// An operation's chunks. As the client does: a contribution to a dynamic tensor has as many bytes as it has.
+    fn parts(&self, spec: &TensorSpec, source: Option<&[f32]>) -> Arc<[PartSpec]> {
+        let whole = 4 * source.map_or(spec.elements, |values| values.len() as u64);
+        let part = |(span, server): (ChunkSpan, Rank)| {
+            let bytes = span.bytes.min(whole.saturating_sub(span.offset));
+            PartSpec { id: span.id, server, offset: span.offset, bytes }
+        };
+        self.map.placed_chunks(spec.key).map(part).collect()
     }
 
     /// How an operation ended, if it has.
@@ -199,6 +210,16 @@ impl Cluster {
         }
         live.landed = weights.as_deref().map(bits_hash);
         live.ended = Some(Ended { result: result.clone(), after_ms, round, weights: weights.clone() });
+        if let (Ok(_), Kind::Pull, true) = (&result, live.kind, self.shape.tensors[tensor].dynamic)
+            && self.reconnects == 0
+        {
+            let length = self.oracle.length(tensor, round);
+            assert_eq!(
+                live.state.landed_bytes(),
+                4 * length as u64,
+                "worker {worker} op {index}: its length"
+            );
+        }
         if let Ok(version) = result {
             assert!(version.0 >= round, "worker {worker} op {index}: version {version} for round {round}");
             if let Some(weights) = weights {
@@ -222,9 +243,12 @@ impl Cluster {
             let newest = engine.version(span.id).expect("assigned").0;
             let latest = if disturbed { newest } else { round };
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            let have = bits(&weights[from..to]);
-            let found =
-                (round..=latest).any(|version| bits(&self.oracle.weights(tensor, version)[from..to]) == have);
+            // Of a dynamic tensor only what a version has; the rest of the target is as it was.
+            let found = (round..=latest).any(|version| {
+                let known = self.oracle.weights(tensor, version);
+                let (from, to) = (from.min(known.len()), to.min(known.len()));
+                bits(&known[from..to]) == bits(&weights[from..to])
+            });
             assert!(
                 found,
                 "worker {worker}, tensor {tensor} chunk {}: not the weights of version {round} to {latest} (server {server} has {newest})",

@@ -25,7 +25,7 @@ impl Oracle {
     #[must_use]
     pub fn new(seed: u64, workers: u32, specs: &[TensorSpec]) -> Self {
         let known = |spec: &TensorSpec| Known {
-            versions: vec![vec![0.0; spec.elements as usize]],
+            versions: vec![vec![0.0; if spec.dynamic { 0 } else { spec.elements as usize }]],
             momentum: vec![0.0; spec.elements as usize],
             spec: spec.clone(),
         };
@@ -46,7 +46,20 @@ impl Oracle {
     /// What a worker contributes to a round.
     #[must_use]
     pub fn gradient(&self, tensor: usize, rank: u32, round: u64) -> Vec<f32> {
-        self.values(tensor, u64::from(rank), round)
+        let mut values = self.values(tensor, u64::from(rank), round);
+        values.truncate(self.length(tensor, round));
+        values
+    }
+
+    /// Elements of a round: of a dynamic tensor another number each time.
+    #[must_use]
+    pub fn length(&self, tensor: usize, round: u64) -> usize {
+        let spec = &self.tensors[tensor].spec;
+        match (spec.dynamic, round) {
+            (false, _) => spec.elements as usize,
+            (true, 0) => 0,
+            (true, _) => Rng::new(self.seed ^ round.rotate_left(21)).within(1, spec.elements) as usize,
+        }
     }
 
     /// Values of very different sizes, so that the order of additions shows in the bits.
@@ -80,6 +93,9 @@ impl Oracle {
             }
         }
         let known = &mut self.tensors[tensor];
+        if known.spec.dynamic {
+            return known.versions.push(sum);
+        }
         let (rule, scale) = (known.spec.optimizer, 1.0 / self.workers as f32);
         let old = &known.versions[round as usize - 1];
         let mut new = Vec::with_capacity(old.len());

@@ -2,12 +2,17 @@
 
 use fabric::sim::{Rng, SimFaults};
 use proto_common::optimizer::Optimizer;
+use proto_common::plan::Placement;
 use proto_common::tensor::TensorSpec;
 
 /// Bytes of a chunk: the smallest that there is, so that small tensors have several.
 pub(super) const CHUNK_BYTES: u64 = 4096;
 /// Elements of a whole chunk.
 const CHUNK: u64 = CHUNK_BYTES / 4;
+
+/// Every placement.
+pub const PLACEMENTS: [Placement; 4] =
+    [Placement::Slot, Placement::Static, Placement::RendezvousRead, Placement::RendezvousWrite];
 
 /// A simulated cluster's size, limits, network and tensors.
 #[derive(Clone, Debug)]
@@ -30,6 +35,8 @@ pub struct Shape {
     pub faults: SimFaults,
     /// What is declared.
     pub tensors: Vec<TensorSpec>,
+    /// How contributions travel: each operation draws one of these.
+    pub placements: Vec<Placement>,
     /// Most time between two stages of connecting, in microseconds.
     pub bootstrap_us: u64,
 }
@@ -46,13 +53,15 @@ impl Default for Shape {
             deterministic: true,
             faults: SimFaults::rough(),
             tensors: tensors(),
+            placements: vec![Placement::Slot],
             bootstrap_us: 300,
         }
     }
 }
 
 impl Shape {
-    /// Servers, workers and limits drawn from a seed: one of few slots or plenty, one of little spill or much.
+    /// Servers, workers and limits drawn from a seed: one of few slots or plenty, one of little spill or much, one
+    /// placement for all or all of them mixed.
     #[must_use]
     pub fn drawn(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5EED_5A9E);
@@ -62,6 +71,10 @@ impl Shape {
             inbox_slots: rng.within(2, 10) as u32,
             result_slots: rng.within(1, 4) as u32,
             spill_blocks: rng.within(1, 12) as u32,
+            placements: match rng.below(8) {
+                one @ 0..4 => vec![PLACEMENTS[one as usize]],
+                _ => PLACEMENTS.to_vec(),
+            },
             ..Self::default()
         }
     }
@@ -70,7 +83,7 @@ impl Shape {
 /// Three tensors that matter: one of a few elements, one of several chunks with a short last one, one with
 /// momentum, whose state would show a contribution applied twice for ever after.
 #[must_use]
-fn tensors() -> Vec<TensorSpec> {
+pub fn tensors() -> Vec<TensorSpec> {
     vec![
         TensorSpec::f32(3, 5, Optimizer::sgd(0.25, 0.0, 0.0)),
         TensorSpec::f32(u64::MAX - 1, 2 * CHUNK + 7, Optimizer::sgd(0.1, 0.0, 0.0)),

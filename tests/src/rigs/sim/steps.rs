@@ -192,6 +192,10 @@ impl Cluster {
                 continue;
             }
             assert_eq!(engine.spills().0, 0, "server {rank} still keeps contributions");
+            assert!(
+                2 * engine.key_buffers() <= self.shape.spill_blocks,
+                "server {rank}: the budget of key buffers"
+            );
             let contributions = versions * u64::from(self.shape.workers);
             assert_eq!(stats.contributions, contributions, "server {rank}: each contribution once");
             for (id, version, tensor) in &server.chunks {

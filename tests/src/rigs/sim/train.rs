@@ -37,11 +37,12 @@ enum Stage {
 impl Cluster {
     /// Gives every worker its program: initialise all tensors, `rounds` rounds, pull everything.
     pub fn train(&mut self, style: Style, rounds: u64) {
-        for tensor in 0..self.shape.tensors.len() {
-            self.oracle.initialise(tensor);
-        }
+        // A dynamic tensor is empty until its first round.
+        let fixed = |tensor: &usize| !self.shape.tensors[*tensor].dynamic;
+        let fixed: Vec<usize> = (0..self.shape.tensors.len()).filter(fixed).collect();
+        fixed.iter().for_each(|tensor| self.oracle.initialise(*tensor));
         for rank in 0..self.workers.len() {
-            let todo = (0..self.shape.tensors.len()).map(|tensor| (tensor, Kind::Init)).collect();
+            let todo = fixed.iter().map(|tensor| (*tensor, Kind::Init)).collect();
             let rng = self.rng.fork();
             let (pending, stage) = (VecDeque::new(), Stage::Init);
             let trainer = Trainer { style, rounds, rng, todo, round: 0, pending, stage };
@@ -101,7 +102,9 @@ impl Cluster {
             Stage::Rounds => {
                 trainer.round += 1;
                 for tensor in tensors {
+                    let dynamic = self.shape.tensors[tensor].dynamic;
                     let kinds: &[Kind] = match (trainer.style, trainer.rng.below(3)) {
+                        (Style::Waited, _) | (_, 0) if dynamic => &[Kind::Push, Kind::Pull],
                         (Style::Waited, _) | (_, 0) => &[Kind::PushPull],
                         (_, 1) => &[Kind::Push],
                         _ => &[Kind::Push, Kind::Pull],

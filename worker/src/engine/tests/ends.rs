@@ -183,3 +183,31 @@ fn a_list_longer_than_any_server_of_ours_sends_is_cut() {
     };
     assert_eq!(*missing, (0..16).map(Rank).collect::<Vec<_>>());
 }
+
+#[test]
+fn a_pull_of_a_dynamic_tensor_tells_how_much_landed() {
+    let mut rig = Rig::new(4);
+    let parts = [part(1, 0), PartSpec { id: ChunkId::new(1, 1), offset: BYTES, ..part(1, 1) }];
+    let op = rig.submit_as(Submit { parts: &parts, ..submit(OpKind::Pull, 1) });
+    let sent = rig.sent();
+    let landed = |sent: &Sent, bytes| Block {
+        landing: Some(Landing { region: 0, offset: 0, bytes }),
+        ..done(&sent.blocks[0])
+    };
+    assert_eq!(rig.results(0, &[landed(&sent[0], BYTES)], &[]), []);
+    // More than there is room for is a server's lie.
+    let commands = rig.results(1, &[landed(&sent[1], u64::MAX)], &[]);
+    assert_eq!(
+        commands,
+        [Command::Landed { op, bytes: 2 * BYTES, newest: 1 }, Command::Done { op, version: 1 }]
+    );
+}
+
+#[test]
+fn an_empty_contribution_travels_in_its_batch() {
+    let mut rig = Rig::new(4);
+    let parts = [PartSpec { bytes: 0, ..part(1, 0) }];
+    rig.submit_as(Submit { placement: Placement::RendezvousRead, parts: &parts, ..submit(OpKind::Push, 1) });
+    let block = rig.sent()[0].blocks[0];
+    assert_eq!((block.bytes, block.data), (0, BlockData::Inline { offset: 0 }));
+}

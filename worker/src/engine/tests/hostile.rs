@@ -75,7 +75,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let number = || prop_oneof![6 => 0u64..5, 1 => Just(u64::MAX), 1 => any::<u64>()];
-    let block = (number(), 1u64..4, 0u8..9, number(), number());
+    let block = (number(), 1u64..4, 0u8..12, number(), number());
     let server = 0u32..3; // One more than there are.
     prop_oneof![
         6 => (1u64..4, 0u8..4, -2i32..2, any::<u32>())
@@ -101,7 +101,9 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
             rig.next_op += 1;
             let (op, operation) = (rig.next_op, numbers[*key as usize]);
             let (priority, timeout_ms) = (*priority, *timeout_ms);
-            let submit = Submit { op, priority, timeout_ms, parts: &parts, ..submit(kind, operation) };
+            let placement = PLACEMENTS[operation as usize % 4];
+            let submit =
+                Submit { op, priority, timeout_ms, placement, parts: &parts, ..submit(kind, operation) };
             rig.engine.submit(&submit, rig.now_ms, out);
         }
         Event::Flush(batches) => rig.engine.flush(*batches, rig.now_ms, out),
@@ -123,8 +125,9 @@ fn play(rig: &mut Rig, numbers: &mut [u64; 4], event: &Event, out: &mut Commands
                     token: *token,
                     round: *round,
                     bytes: *bytes,
-                    status: Status::from_wire(*status).expect("below nine"),
+                    status: Status::from_wire(*status).expect("below twelve"),
                     data: BlockData::Inline { offset: *bytes },
+                    landing: (round % 2 == 1).then_some(Landing { region: 1, offset: 0, bytes: *round << 5 }),
                     ..done(&block_of_nothing())
                 })
                 .collect();
@@ -194,7 +197,8 @@ proptest! {
                     Command::Done { op, .. } => prop_assert!(ended.insert(*op), "ended twice: {}", op),
                     Command::Send { parts, .. } => prop_assert!(!parts.is_empty()),
                     Command::Close { server, .. } => rig.engine.server_down(*server),
-                    Command::Notice { .. } => {}
+                    Command::Notice { .. } | Command::Place { .. } => {}
+                    Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
                 }
             }
             prop_assert_eq!(rig.engine.in_flight() + ended.len(), rig.next_op as usize);

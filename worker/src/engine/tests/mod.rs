@@ -5,6 +5,7 @@ mod credits;
 mod ends;
 mod hostile;
 mod order;
+mod placement;
 mod properties;
 mod replays;
 
@@ -16,6 +17,7 @@ use proto_common::batch::{
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
 use proto_common::limits::slot_bytes_for;
+use proto_common::plan::Placement;
 
 /// Bytes of a part, where a test says nothing else.
 const BYTES: u64 = 64;
@@ -109,17 +111,29 @@ impl Rig {
     }
 
     fn sorted(out: &Commands) -> Happened {
-        let mut happened = Happened::default();
+        let (mut happened, mut written) = (Happened::default(), Vec::new());
         for command in &out.list {
             match command {
-                Command::Send { server, slot, parts, grants, wanted, .. } => happened.sent.push(Sent {
-                    server: server.0,
-                    slot: *slot,
-                    blocks: out.parts[parts.clone()].iter().map(|part| part.block).collect(),
-                    grants: out.grants[grants.clone()].to_vec(),
-                    wanted: *wanted,
-                }),
-                other => happened.rest.push(other.clone()),
+                Command::Send { server, slot, parts, grants, wanted, .. } => {
+                    let parts = &out.parts[parts.clone()];
+                    let placed = parts.iter().filter(|part| part.block.data == BlockData::Placed);
+                    assert_eq!(placed.copied().collect::<Vec<_>>(), written, "written, then said");
+                    written.clear();
+                    happened.sent.push(Sent {
+                        server: server.0,
+                        slot: *slot,
+                        blocks: parts.iter().map(|part| part.block).collect(),
+                        grants: out.grants[grants.clone()].to_vec(),
+                        wanted: *wanted,
+                    });
+                }
+                other => {
+                    written.extend(match other {
+                        Command::Place { part, .. } => Some(*part),
+                        _ => None,
+                    });
+                    happened.rest.push(other.clone());
+                }
             }
         }
         happened
@@ -197,6 +211,7 @@ fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
         kind,
         dtype: Dtype::F32,
         payload: kind.contributes(),
+        placement: Placement::Slot,
         operation: Operation(operation),
         round: operation,
         priority: 0,
@@ -204,6 +219,10 @@ fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
         parts: &[],
     }
 }
+
+/// Every placement, to be drawn from.
+const PLACEMENTS: [Placement; 4] =
+    [Placement::Slot, Placement::Static, Placement::RendezvousRead, Placement::RendezvousWrite];
 
 /// The answer to a block.
 fn reply(block: &Block, status: Status, version: u64) -> Block {

@@ -1,5 +1,5 @@
-//! Random operations against servers that keep the protocol, answer in any order, cannot take everything at
-//! once, and whose channels break: each operation ends once, chunks stay FIFO, credits are used once and all
+//! Random operations, with payloads that travel in every way, against servers that keep the protocol, answer in any
+//! order, cannot take everything at once, and whose channels break: each operation ends once, chunks stay FIFO, credits are used once and all
 //! come back.
 
 use super::*;
@@ -12,6 +12,7 @@ enum Action {
         key: u64,
         kind: u8,
         priority: i32,
+        placement: Placement,
     },
     Flush {
         batches: usize,
@@ -37,7 +38,8 @@ enum Action {
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     let server = 0usize..2;
     let action = prop_oneof![
-        6 => (1u64..6, 0u8..3, -2i32..3).prop_map(|(key, kind, priority)| Action::Submit { key, kind, priority }),
+        6 => (1u64..6, 0u8..3, -2i32..3, prop::sample::select(PLACEMENTS.to_vec()))
+            .prop_map(|(key, kind, priority, placement)| Action::Submit { key, kind, priority, placement }),
         6 => (0usize..4).prop_map(|batches| Action::Flush { batches }),
         6 => (server.clone(), 0usize..5).prop_map(|(server, most)| Action::Take { server, most }),
         8 => (server.clone(), any::<prop::sample::Index>(), any::<bool>())
@@ -67,6 +69,48 @@ struct Peer {
     last: BTreeMap<ChunkId, u64>,
     /// Chunks with an operation sent back on this channel.
     sent_back: BTreeSet<ChunkId>,
+    /// Buffers that the worker may write, and whether for ever.
+    buffers: BTreeMap<ChunkId, bool>,
+    /// Tokens of blocks whose payload lies in their chunk's buffer.
+    placed: BTreeMap<u64, (ChunkId, bool)>,
+}
+
+impl Peer {
+    /// What a server that keeps the protocol says to a block at once; none where it takes it.
+    fn judge(&mut self, block: &Block) -> Option<Block> {
+        let last = self.last.get(&block.id).copied().unwrap_or_default();
+        if block.operation.0 > last + 1 {
+            return Some(reply(block, Status::Retry, 0));
+        }
+        match block.data {
+            BlockData::Announced { keep } if block.operation.0 == last + 1 => {
+                let occupied = self.placed.values().any(|(id, _)| *id == block.id);
+                let landing = Landing { region: 1, offset: 0, bytes: block.bytes };
+                let landing = (!occupied && !block.token.is_multiple_of(3)).then_some(landing);
+                if landing.is_some() {
+                    self.buffers.insert(block.id, keep);
+                }
+                Some(Block { landing, ..reply(block, Status::Granted, 0) })
+            }
+            BlockData::ByReference { .. } if block.token.is_multiple_of(4) => {
+                self.sent_back.insert(block.id);
+                Some(reply(block, Status::Granted, 0))
+            }
+            BlockData::Placed => {
+                let keep = self.buffers.remove(&block.id).expect("a buffer that was granted and is free");
+                self.placed.insert(block.token, (block.id, keep));
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// An operation is answered: a kept buffer is free again.
+    fn answered(&mut self, token: u64) {
+        if let Some((id, true)) = self.placed.remove(&token) {
+            self.buffers.insert(id, true);
+        }
+    }
 }
 
 struct World {
@@ -95,14 +139,15 @@ impl World {
         self.rig.up(server as u32, 2);
     }
 
-    fn submit(&mut self, key: u64, kind: u8, priority: i32) {
+    fn submit(&mut self, key: u64, kind: u8, priority: i32, placement: Placement) {
         let number = self.numbers.entry(key).or_default();
         *number += 1;
         let kind = [OpKind::Push, OpKind::Pull, OpKind::PushPull][usize::from(kind)];
         // Two chunks, one on each server.
         let parts = [part(key, 0), PartSpec { id: ChunkId::new(key, 1), ..part(key, 1) }];
         let timeout_ms = u32::MAX;
-        self.rig.submit_as(Submit { priority, timeout_ms, parts: &parts, ..submit(kind, *number) });
+        let submit = Submit { priority, placement, timeout_ms, parts: &parts, ..submit(kind, *number) };
+        self.rig.submit_as(submit);
     }
 
     fn flush(&mut self, batches: usize) {
@@ -135,7 +180,11 @@ impl World {
 
     fn notices(&mut self, commands: &[Command]) {
         for command in commands {
-            let Command::Notice { server, notice } = command else { panic!("{command:?}") };
+            let (server, notice) = match command {
+                Command::Notice { server, notice } => (server, notice),
+                Command::Place { .. } => continue,
+                other => panic!("{other:?}"),
+            };
             let peer = &mut self.peers[server.0 as usize];
             match notice {
                 Notice::Want(count) => {
@@ -163,13 +212,20 @@ impl World {
                 block.operation.0 <= *last + 1 || peer.sent_back.contains(&block.id),
                 "FIFO: {block:?} after {last}"
             );
-            if at < most && block.operation.0 <= *last + 1 {
-                *last = (*last).max(block.operation.0);
-                peer.taken.retain(|taken| taken.token != block.token);
-                peer.taken.push(block);
-            } else {
-                peer.sent_back.insert(block.id);
-                back.push(reply(&block, Status::Retry, 0));
+            let answer = if at < most { peer.judge(&block) } else { Some(reply(&block, Status::Retry, 0)) };
+            match answer {
+                None => {
+                    let last = peer.last.entry(block.id).or_default();
+                    *last = (*last).max(block.operation.0);
+                    peer.taken.retain(|taken| taken.token != block.token);
+                    peer.taken.push(block);
+                }
+                Some(answer) => {
+                    if answer.status == Status::Retry {
+                        peer.sent_back.insert(block.id);
+                    }
+                    back.push(answer);
+                }
             }
         }
         self.tell(server, &back, false);
@@ -180,7 +236,8 @@ impl World {
         let peer = &mut self.peers[server];
         let Some(slot) = peer.results.pop() else {
             // Without a slot a real server waits; this one keeps the blocks and answers them later.
-            peer.taken.extend(blocks.iter().filter(|block| block.status == Status::Retry));
+            let kept = [Status::Retry, Status::Granted];
+            peer.taken.extend(blocks.iter().filter(|block| kept.contains(&block.status)));
             return;
         };
         let mut credits = Vec::new();
@@ -215,14 +272,17 @@ impl World {
         };
         let answers: Vec<Block> = blocks
             .iter()
-            .map(|block| if block.status == Status::Retry { *block } else { done(block) })
+            .map(|block| if block.status == Status::None { done(block) } else { *block })
             .collect();
+        answers.iter().for_each(|block| peer.answered(block.token));
         self.tell(server, &answers, grant);
     }
 
     fn play(&mut self, action: &Action) {
         match action {
-            Action::Submit { key, kind, priority } => self.submit(*key, *kind, *priority),
+            Action::Submit { key, kind, priority, placement } => {
+                self.submit(*key, *kind, *priority, *placement);
+            }
             Action::Flush { batches } => self.flush(*batches),
             Action::Take { server, most } => self.take(*server, *most),
             Action::Answer { server, at, grant } => self.answer(*server, at.index(1 << 16), *grant),

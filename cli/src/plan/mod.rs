@@ -1,0 +1,160 @@
+//! `gradwire plan`: which placement each tensor of a list would have, and why; offline. It must not choose by
+//! itself: the plan is `proto_common::plan`'s, the one that workers use.
+
+mod input;
+
+use clap::{Args, ValueEnum as _};
+use daemon::exit::Failure;
+use daemon::settings::{PLACEMENTS, Transport};
+use input::Listed;
+use proto_common::config::{ClusterSettings, MemorySettings};
+use proto_common::error::ExitCode;
+use proto_common::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LANES_MAX, SERVERS_MAX, WORKERS_MAX};
+use proto_common::plan::{Facts, PlacementPolicy, Planned, Subject, plan, size};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Show how each tensor of a list would travel, and why, without a cluster
+///
+/// FILE lists one f32 tensor a line, a name and a shape:
+///
+///   fc6.weight 4096x25088
+///   embedding  ?<=1000x64
+///   scale      ?
+///
+/// `?` is a dimension that changes between operations, `?<=1000` one with a known maximum. Empty lines
+/// and what follows a # are ignored.
+///
+/// Where the length of a tensor may change, or no RDMA device moves the bytes, shape or driver decide.
+/// Else the budget does: tensors of 64 KiB and more get key buffers at the servers (static) while they
+/// fit, and are read by the servers (rendezvous-read) beyond it. rendezvous-write is never chosen by
+/// itself: static does the same, and asks once only.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct PlanArgs {
+    /// The list of tensors; - reads standard input.
+    #[arg(value_name = "FILE")]
+    tensors: PathBuf,
+    /// How many workers.
+    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    workers: u32,
+    /// How many servers.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
+    servers: u32,
+    /// Lanes of the cluster: each server has memory.spill_bytes for each.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
+    lanes: u16,
+    /// Bytes a server may spend on key buffers, such as 512MiB [default: half of memory.spill_bytes for each lane]
+    #[arg(long, value_name = "BYTES", value_parser = input::bytes)]
+    budget: Option<u64>,
+    /// Bytes of a chunk.
+    #[arg(long, value_name = "BYTES", default_value_t = ClusterSettings::default().chunk_bytes, value_parser = clap::value_parser!(u64).range(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX))]
+    chunk_bytes: u64,
+    /// The driver between workers and servers.
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Transport::Verbs)]
+    driver: Transport,
+    /// What transport.placement is set to.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PLACEMENTS)]
+    placement: String,
+    /// What the first iteration has shown, a line for each tensor: its name, how many contributions, bytes of the
+    /// shortest and of the longest one, and `single` where one worker only contributes.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), anyhow::Error> {
+    let mut listed = input::tensors(&read(&args.tensors)?).map_err(|error| wrong(&args.tensors, &error))?;
+    if let Some(path) = &args.trace {
+        input::add_traces(&mut listed, &read(path)?).map_err(|error| wrong(path, &error))?;
+    }
+    let facts = facts(args)?;
+    let subjects: Vec<Subject> = listed.iter().map(|listed| listed.subject.clone()).collect();
+    let planned = plan(&subjects, &facts);
+    let text = if args.json { as_json(&listed, &planned, &facts) } else { table(&listed, &planned, &facts) };
+    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn wrong(path: &Path, error: &str) -> Failure {
+    Failure::message(ExitCode::BadData, format!("{}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = match path.to_str() {
+        Some("-") => io::stdin().lock().read_to_string(&mut text).map(drop),
+        _ => std::fs::read_to_string(path).map(|read| text = read),
+    };
+    match read {
+        Ok(()) => Ok(text),
+        Err(error) => Err(Failure::message(ExitCode::Io, format!("cannot read {}: {error}", path.display()))),
+    }
+}
+
+fn facts(args: &PlanArgs) -> Result<Facts, anyhow::Error> {
+    let policy: PlacementPolicy = serde_json::from_value(json!(args.placement))?;
+    let lent_bytes = (MemorySettings::default().spill_bytes / 2).saturating_mul(u64::from(args.lanes));
+    Ok(Facts {
+        chunk_bytes: args.chunk_bytes,
+        workers: args.workers,
+        servers: args.servers,
+        budget_bytes: args.budget.unwrap_or(lent_bytes),
+        spent_bytes: 0,
+        drivers: vec![args.driver.driver()],
+        checksums: false,
+        policy,
+    })
+}
+
+fn as_json(listed: &[Listed], planned: &[Planned], facts: &Facts) -> String {
+    let tensor = |(listed, planned): (&Listed, &Planned)| {
+        json!({
+            "name": listed.name,
+            "shape": listed.shape,
+            "bytes": listed.subject.bytes_max(),
+            "placement": planned.placement,
+            "why": planned.why,
+            "buffer_bytes": planned.buffer_bytes,
+        })
+    };
+    let tensors: Vec<_> = listed.iter().zip(planned).map(tensor).collect();
+    let used_bytes = used(planned);
+    format!(
+        "{:#}",
+        json!({ "tensors": tensors, "budget_bytes": facts.budget_bytes, "used_bytes": used_bytes })
+    )
+}
+
+fn used(planned: &[Planned]) -> u64 {
+    planned.iter().fold(0, |sum, planned| sum.saturating_add(planned.buffer_bytes))
+}
+
+fn table(listed: &[Listed], planned: &[Planned], facts: &Facts) -> String {
+    let width = |of: fn(&Listed) -> usize, least: usize| listed.iter().map(of).fold(least, usize::max);
+    let name = width(|listed| listed.name.len(), "tensor".len());
+    let shape = width(|listed| listed.shape.len(), "shape".len());
+    let mut text =
+        format!("{:name$}  {:shape$}  {:>10}  {:16}  why\n", "tensor", "shape", "bytes", "placement");
+    for (listed, planned) in listed.iter().zip(planned) {
+        let bytes = listed.subject.bytes_max().map_or_else(|| "any".to_owned(), size);
+        let (placement, why) = (planned.placement, &planned.why);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:name$}  {:shape$}  {bytes:>10}  {placement:16}  {why}",
+            listed.name, listed.shape
+        );
+    }
+    let driver = Transport::value_variants().iter().find(|t| facts.drivers.contains(&t.driver()));
+    let driver = driver.map_or_else(String::new, |driver| format!(" over {}", driver.driver()));
+    let (used, budget) = (size(used(planned)), size(facts.budget_bytes));
+    let _ = write!(text, "\n{used} of {budget} for key buffers at each server{driver}");
+    text
+}

@@ -1,0 +1,77 @@
+//! `gradwire plan` as a program: the table, JSON, and errors that name the line.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use std::process::{Command, Output};
+
+const TENSORS: &str =
+    "fc6.weight 4096x25088\nfc6.bias 4096\nembedding ?<=1000x64\nconv 512x512x3x3 # 9 MiB\n";
+
+fn plan(tensors: &str, flags: &[&str]) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    let list = directory.path().join("tensors");
+    std::fs::write(&list, tensors).unwrap();
+    let trace = directory.path().join("trace");
+    std::fs::write(&trace, "conv 1 9437184 9437184 single\nfc6.bias 2 16384 16384\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gradwire"));
+    command.arg("plan").arg(&list).args(flags);
+    if flags.contains(&"--json") {
+        command.arg("--trace").arg(&trace);
+    }
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What stands in a tensor's row, as words.
+fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
+    let line = table.lines().find(|line| line.starts_with(name)).expect(name);
+    line.split_whitespace().collect()
+}
+
+#[test]
+fn the_table_says_placement_and_reason() {
+    let output = plan(TENSORS, &["--workers", "2", "--servers", "2", "--budget", "64MiB"]);
+    let table = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(row(&table, "fc6.weight")[4], "rendezvous-read");
+    assert_eq!(row(&table, "fc6.bias")[4..], ["slot", "small", "(16.0", "KiB):", "shares", "batches"]);
+    assert_eq!(row(&table, "embedding")[4], "rendezvous-read");
+    assert_eq!(row(&table, "conv")[1..5], ["512x512x3x3", "9.0", "MiB", "static"]);
+    assert!(table.ends_with("9.0 MiB of 64.0 MiB for key buffers at each server over verbs\n"), "{table}");
+    let table = text(&plan(TENSORS, &["--driver", "tcp"]).stdout);
+    assert_eq!(row(&table, "conv")[4], "slot");
+    let table = text(&plan(TENSORS, &["--placement", "rendezvous-write"]).stdout);
+    assert_eq!(row(&table, "fc6.bias")[4], "rendezvous-write");
+}
+
+#[test]
+fn json_has_the_same_and_a_trace_counts() {
+    let output = plan(TENSORS, &["--workers", "4", "--budget", "10MiB", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let conv = &json["tensors"][3];
+    assert_eq!((&conv["name"], &conv["placement"]), (&"conv".into(), &"static".into()), "one writer's fits");
+    assert_eq!(conv["buffer_bytes"], 9 << 20);
+    assert_eq!((&json["budget_bytes"], &json["used_bytes"]), (&(10 << 20).into(), &(9 << 20).into()));
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    for (tensors, flags, code, part) in [
+        ("a 4\nb", &[][..], 65, "line 2: write a name and a shape"),
+        ("a 4x0\n", &[], 65, "is no dimension"),
+        ("a 4", &["--budget", "much"], 2, "write a number of bytes"),
+        ("a 4", &["--placement", "somewhere"], 2, "rendezvous-read"),
+        ("a 4", &["--json"], 65, "no tensor is called conv"),
+    ] {
+        let output = plan(tensors, flags);
+        let error = text(&output.stderr);
+        assert!(error.contains(part), "{tensors:?} {flags:?}: {error}");
+        assert_eq!(output.status.code(), Some(code), "{error}");
+    }
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_gradwire")).args(["plan", "/nonexistent"]).output().unwrap();
+    assert!(text(&output.stderr).contains("cannot read /nonexistent"));
+}

@@ -1,0 +1,160 @@
+//! The plan: each rule from both sides of its bound, and in the order in which they count.
+
+use super::*;
+use crate::optimizer::Optimizer;
+
+const MIB: u64 = 1 << 20;
+
+fn facts() -> Facts {
+    Facts {
+        chunk_bytes: 256 << 10,
+        workers: 2,
+        servers: 1,
+        budget_bytes: 8 * MIB,
+        spent_bytes: 0,
+        drivers: vec![Driver::Verbs],
+        checksums: false,
+        policy: PlacementPolicy::Auto,
+    }
+}
+
+fn fixed(key: u64, bytes: u64) -> Subject {
+    Subject { key: Key(key), dims: vec![Dim::Fixed(bytes / 4)], element_bytes: 4, trace: None }
+}
+
+fn traced(key: u64, bytes: u64, contributions: u64) -> Subject {
+    let trace = Trace { contributions, bytes_min: bytes, bytes_max: bytes, single_writer: false };
+    Subject { trace: Some(trace), ..fixed(key, bytes) }
+}
+
+fn one(subject: &Subject, facts: &Facts) -> Planned {
+    plan(std::slice::from_ref(subject), facts).remove(0)
+}
+
+fn placements(subjects: &[Subject], facts: &Facts) -> Vec<Placement> {
+    plan(subjects, facts).into_iter().map(|planned| planned.placement).collect()
+}
+
+#[test]
+fn without_an_rdma_device_slots_are_fastest() {
+    for (drivers, why) in [
+        (vec![Driver::Shm], "one copy already"),
+        (vec![Driver::Tcp], "tcp"),
+        (vec![Driver::Shm, Driver::Tcp], "tcp"),
+    ] {
+        let planned = one(&fixed(1, 4 * MIB), &Facts { drivers, ..facts() });
+        assert_eq!(planned.placement, Placement::Slot);
+        assert!(planned.why.contains(why), "{planned:?}");
+    }
+}
+
+#[test]
+fn small_ones_share_batches() {
+    let below = one(&fixed(1, SMALL_BYTES - 4), &facts());
+    assert_eq!((below.placement, &below.why[..]), (Placement::Slot, "small (64.0 KiB): shares batches"));
+    let at = one(&fixed(1, SMALL_BYTES), &facts());
+    assert_eq!(
+        (at.placement, at.buffer_bytes),
+        (Placement::Static, 512 << 10),
+        "a whole chunk for each worker"
+    );
+}
+
+#[test]
+fn the_budget_bounds_key_buffers() {
+    let planned = one(&fixed(1, 4 * MIB), &facts());
+    assert_eq!(planned.placement, Placement::Static);
+    assert_eq!(planned.why, "4.0 MiB x 2 workers fit the budget of 8.0 MiB a server");
+    let beyond = one(&fixed(1, 4 * MIB + 4), &facts());
+    assert_eq!(beyond.placement, Placement::RendezvousRead);
+    assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
+    let spent = one(&fixed(1, 4 * MIB), &Facts { spent_bytes: 1, ..facts() });
+    assert_eq!(spent.placement, Placement::RendezvousRead, "others were placed before");
+    let shared = one(&fixed(1, 8 * MIB), &Facts { servers: 2, ..facts() });
+    assert_eq!(shared.placement, Placement::Static, "two servers have half each");
+}
+
+#[test]
+fn the_budget_goes_to_the_small_and_to_the_busy_first() {
+    let subjects = [fixed(1, 4 * MIB), fixed(2, MIB), fixed(3, 3 * MIB)];
+    let found = placements(&subjects, &facts());
+    assert_eq!(found, [Placement::RendezvousRead, Placement::Static, Placement::Static]);
+    let subjects = [traced(1, 4 * MIB, 5), traced(2, MIB, 1), traced(3, 3 * MIB, 1)];
+    let found = placements(&subjects, &facts());
+    assert_eq!(found, [Placement::Static, Placement::RendezvousRead, Placement::RendezvousRead]);
+}
+
+#[test]
+fn a_trace_says_more_than_a_declaration() {
+    let idle = one(&traced(1, MIB, 0), &facts());
+    assert_eq!(idle.placement, Placement::Slot);
+    assert!(idle.why.contains("nothing was contributed"));
+    let mut changing = traced(1, MIB, 2);
+    changing.trace = changing.trace.map(|trace| Trace { bytes_min: 8, ..trace });
+    let changing = one(&changing, &facts());
+    assert_eq!(changing.placement, Placement::RendezvousRead);
+    assert_eq!(changing.why, "the length changed between operations");
+    let mut single = traced(1, 8 * MIB, 2);
+    assert_eq!(one(&single, &facts()).placement, Placement::RendezvousRead);
+    single.trace = single.trace.map(|trace| Trace { single_writer: true, ..trace });
+    let single = one(&single, &facts());
+    assert_eq!((single.placement, single.buffer_bytes), (Placement::Static, 8 * MIB));
+    assert!(single.why.contains("1 worker fit"), "{single:?}");
+}
+
+#[test]
+fn a_length_that_changes_is_read_whatever_the_driver() {
+    for (max, drivers) in [(None, Driver::Tcp), (Some(9), Driver::Shm), (None, Driver::Verbs)] {
+        let dims = vec![Dim::Dynamic { max }, Dim::Fixed(64)];
+        let subject = Subject { dims, ..fixed(1, 4) };
+        assert_eq!(subject.bytes_max(), max.map(|max| max * 64 * 4));
+        let planned = one(&subject, &Facts { drivers: vec![drivers], ..facts() });
+        assert_eq!(planned.placement, Placement::RendezvousRead);
+    }
+}
+
+#[test]
+fn what_is_set_counts_and_checksums_count_more() {
+    let policies = [
+        (PlacementPolicy::Slot, Placement::Slot),
+        (PlacementPolicy::Static, Placement::Static),
+        (PlacementPolicy::RendezvousRead, Placement::RendezvousRead),
+        (PlacementPolicy::RendezvousWrite, Placement::RendezvousWrite),
+    ];
+    for (policy, placement) in policies {
+        let facts = Facts { policy, drivers: vec![Driver::Shm], ..facts() };
+        let planned = one(&fixed(1, 16), &facts);
+        assert_eq!(planned.placement, placement);
+        assert_eq!(planned.why, format!("set: transport.placement = {placement}"));
+        let checked = one(&fixed(1, 16), &Facts { checksums: true, ..facts });
+        assert_eq!(checked.placement, Placement::Slot);
+    }
+}
+
+#[test]
+fn words_are_those_of_the_settings() -> Result<(), serde_json::Error> {
+    for placement in Placement::ALL {
+        assert_eq!(serde_json::to_string(&placement)?, format!("\"{placement}\""));
+        let policy: PlacementPolicy = serde_json::from_str(&format!("\"{placement}\""))?;
+        assert_eq!(policy.fixed(), Some(placement));
+    }
+    assert_eq!(serde_json::from_str::<PlacementPolicy>("\"auto\"")?.fixed(), None);
+    Ok(())
+}
+
+#[test]
+fn bytes_beyond_counting_fit_no_budget() {
+    let dims = vec![Dim::Fixed(u64::MAX), Dim::Fixed(2)];
+    let huge = Subject { dims, ..fixed(1, 4) };
+    assert_eq!(huge.bytes_max(), None);
+    assert_eq!(one(&huge, &facts()).placement, Placement::RendezvousRead);
+    assert_eq!((size(1023), size(1536)), ("1023 B".to_owned(), "1.5 KiB".to_owned()));
+}
+
+#[test]
+fn declared_tensors_are_of_one_length_or_dynamic() {
+    let subject = Subject::of(&TensorSpec::f32(7, 100, Optimizer::sum()), None);
+    assert_eq!((subject.key, subject.bytes_max(), subject.is_dynamic()), (Key(7), Some(400), false));
+    let subject = Subject::of(&TensorSpec::dynamic_f32(7, 100), None);
+    assert_eq!((subject.bytes_max(), subject.is_dynamic()), (Some(400), true));
+}

@@ -1,0 +1,245 @@
+//! What becomes of an operation's payload: folded at once, kept for its turn, fetched first, or sent back. The part
+//! of the lane's engine that makes rounds; who is answered when is in `lane`.
+
+use super::answers::check_shape;
+use super::chunk::{Held, Turn};
+use super::command::{Command, Commands, Source};
+use super::lane::{BatchContext, LaneEngine};
+use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::ids::Rank;
+use std::cmp::Ordering;
+
+/// Rounds ahead of the one being collected that a worker's contributions are kept for.
+const ROUNDS_AHEAD_MAX: u64 = 4;
+
+/// What an operation waits for once it is taken.
+pub(super) enum Taken {
+    /// This version, or its deadline.
+    Waits { version: u64 },
+    /// Nothing: it was an announcement, and its answer is on its way.
+    Answered,
+}
+
+/// Where an operation's payload is.
+#[derive(Clone, Copy)]
+enum Payload {
+    /// Here: in the batch's slot, or in the worker's key buffer.
+    Here(Source),
+    /// In the worker's memory.
+    There { region: u64, offset: u64 },
+}
+
+impl LaneEngine {
+    /// Does what an operation asks for at once; what it waits for then, or why not.
+    pub(super) fn take(
+        &mut self,
+        index: u32,
+        batch: &BatchContext<'_>,
+        block: &Block,
+        fresh: bool,
+        out: &mut Commands,
+    ) -> Result<Taken, Status> {
+        let peer = batch.peer;
+        check_shape(&self.chunks[index as usize].spec, block)?;
+        let version = if block.op == OpKind::Init { 0 } else { block.round };
+        let from = match block.data {
+            BlockData::Inline { offset } => {
+                let offset = batch.header.payload_offset + offset;
+                Payload::Here(Source::Slot { slot: batch.slot.slot, offset })
+            }
+            BlockData::ByReference { region, offset } => Payload::There { region, offset },
+            BlockData::Placed => Payload::Here(self.placed(index, peer).ok_or(Status::Refused)?),
+            BlockData::Announced { keep } if fresh => {
+                self.announce(index, peer, block, keep);
+                return Ok(Taken::Answered);
+            }
+            // What it announces came before.
+            BlockData::Announced { .. } => return Ok(Taken::Waits { version }),
+        };
+        match block.op {
+            OpKind::Init => self.init(index, peer, block, from, out)?,
+            OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
+            OpKind::Push | OpKind::PushPull | OpKind::Pull => {}
+        }
+        Ok(Taken::Waits { version })
+    }
+
+    /// Sets the initial value, once, from worker rank 0.
+    fn init(
+        &mut self,
+        index: u32,
+        peer: Rank,
+        block: &Block,
+        from: Payload,
+        out: &mut Commands,
+    ) -> Result<(), Status> {
+        let chunk = &self.chunks[index as usize];
+        let setter = peer == Rank(0);
+        if setter != (block.bytes > 0) {
+            return Err(Status::Refused);
+        }
+        if !setter {
+            return Ok(());
+        }
+        if chunk.initialised || chunk.initialising() {
+            self.pass_over(index, peer, from);
+            return Ok(());
+        }
+        if chunk.version > 0 {
+            return Err(Status::Refused);
+        }
+        match from {
+            Payload::Here(source) => {
+                self.fill(index, peer, source);
+                self.initialise(index, peer, source, out);
+                Ok(())
+            }
+            Payload::There { .. } if self.fetch(index, peer, block, from, out) => Ok(()),
+            Payload::There { .. } => Err(Status::Granted),
+        }
+    }
+
+    pub(super) fn initialise(&mut self, index: u32, peer: Rank, from: Source, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        chunk.initialised = true;
+        // Out of place: the zeros may be on their way to a worker.
+        let into = 1 - chunk.buffer;
+        chunk.buffer = into;
+        out.push(Command::Init { chunk: index, from, into });
+        self.release(index, peer, from);
+    }
+
+    /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
+    /// another time, or in a slot.
+    fn contribute(
+        &mut self,
+        index: u32,
+        peer: Rank,
+        block: &Block,
+        from: Payload,
+        out: &mut Commands,
+    ) -> Result<(), Status> {
+        let turn = self.turn(index, peer, block.round)?;
+        let chunk = &mut self.chunks[index as usize];
+        if turn != Turn::Repeated {
+            if !chunk.agrees(block.round, block.bytes) {
+                return Err(Status::WrongShape);
+            }
+            chunk.size(index, block.bytes, out);
+        }
+        match (turn, from) {
+            (Turn::Repeated, _) => {
+                self.stats.duplicates += 1;
+                self.pass_over(index, peer, from);
+            }
+            (Turn::Now, Payload::Here(source)) => {
+                self.fill(index, peer, source);
+                self.reduce(index, peer, source, block.bytes, out);
+            }
+            (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
+                let spill = self.spills.pop().ok_or(Status::Retry)?;
+                self.hold(index, peer, block, spill, true);
+                self.stats.spills += 1;
+                out.push(Command::Spill { chunk: index, from: source, to: spill });
+            }
+            (Turn::Later, Payload::Here(source @ Source::Spill(spill))) => {
+                self.fill(index, peer, source);
+                self.hold(index, peer, block, spill, true);
+            }
+            (turn, Payload::There { .. }) => {
+                if !self.fetch(index, peer, block, from, out) {
+                    // Where others wait for it, it needs no spill block in a slot.
+                    return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
+    fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
+        let chunk = &self.chunks[index as usize];
+        Ok(match round.cmp(&chunk.round()) {
+            Ordering::Less => Turn::Repeated,
+            Ordering::Equal => chunk.turn(peer, self.config.deterministic),
+            Ordering::Greater if round > chunk.round() + ROUNDS_AHEAD_MAX => return Err(Status::Retry),
+            Ordering::Greater if chunk.holds(peer, round) => Turn::Repeated,
+            Ordering::Greater => Turn::Later,
+        })
+    }
+
+    fn hold(&mut self, index: u32, rank: Rank, block: &Block, spill: u32, arrived: bool) {
+        let round = if block.op == OpKind::Init { 0 } else { block.round };
+        let (operation, bytes) = (block.operation, block.bytes);
+        let held = Held { rank, round, operation, bytes, spill, arrived };
+        self.chunks[index as usize].held.push(held);
+    }
+
+    /// Starts reading a payload into a spill block; false where none is free.
+    fn fetch(&mut self, index: u32, peer: Rank, block: &Block, from: Payload, out: &mut Commands) -> bool {
+        let Payload::There { region, offset } = from else { return false };
+        let Some(to) = self.spills.pop() else { return false };
+        self.hold(index, peer, block, to, false);
+        self.stats.fetches += 1;
+        out.push(Command::Fetch { peer, chunk: index, region, offset, to });
+        true
+    }
+
+    /// A payload that is not needed: its key buffer, if it lies in one, may be written again.
+    fn pass_over(&mut self, index: u32, peer: Rank, from: Payload) {
+        if let Payload::Here(source) = from {
+            self.fill(index, peer, source);
+            self.release(index, peer, source);
+        }
+    }
+
+    /// Reduces one contribution; the last of a round is fused with the update.
+    fn reduce(&mut self, index: u32, rank: Rank, from: Source, bytes: u64, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        chunk.collect(bytes);
+        chunk.size(index, bytes, out);
+        let first = chunk.contributed.len() == 0;
+        chunk.contributed.insert(rank);
+        self.stats.contributions += 1;
+        self.stats.contribution_bytes += bytes;
+        let last = chunk.contributed.len() == self.config.workers;
+        match chunk.writable() {
+            Some(into) if last => self.finish(index, Some(from), first, into, out),
+            _ => {
+                chunk.complete = last;
+                out.push(Command::Reduce { chunk: index, from, first });
+            }
+        }
+        self.release(index, rank, from);
+    }
+
+    /// The round is complete and its weights have a place.
+    pub(super) fn finish(
+        &mut self,
+        index: u32,
+        last: Option<Source>,
+        only: bool,
+        into: u8,
+        out: &mut Commands,
+    ) {
+        let chunk = &mut self.chunks[index as usize];
+        let (old, contributors) = (chunk.buffer, chunk.contributed.len());
+        chunk.size(index, chunk.round_bytes(), out);
+        chunk.publish();
+        out.push(Command::Finish { chunk: index, last, only, old, into, contributors });
+        chunk.version += 1;
+        chunk.buffer = into;
+        chunk.complete = false;
+        chunk.contributed.clear();
+        self.stats.rounds += 1;
+    }
+
+    /// Reduces held contributions whose turn has come, and answers whoever can be answered.
+    pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
+        loop {
+            self.answer(index, out);
+            let Some(held) = self.chunks[index as usize].take_held(self.config.deterministic) else { break };
+            self.reduce(index, held.rank, Source::Spill(held.spill), held.bytes, out);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Payloads that do not come in a slot: buffers that workers write them into, and what was read out of workers'
+//! memory. Owns the life of key buffers; both kinds lie in spill blocks, and so within the spill budget.
+
+use super::answers::push_result;
+use super::chunk::KeyBuffer;
+use super::command::{Commands, ResultBlock, Source};
+use super::lane::LaneEngine;
+use proto_common::batch::{Block, BlockData, Landing, Status};
+use proto_common::ids::Rank;
+
+impl LaneEngine {
+    /// Why a block that says that its payload is placed is a lie, if it is one: such a worker writes where it may
+    /// not.
+    pub(super) fn misplaced(&self, index: u32, peer: Rank, block: &Block) -> Option<String> {
+        if block.data != BlockData::Placed {
+            return None;
+        }
+        let chunk = &self.chunks[index as usize];
+        match chunk.buffer_of(peer) {
+            KeyBuffer::None => Some("it placed a payload without a grant".into()),
+            KeyBuffer::Full { .. } => Some("it placed a payload over one that was not reduced yet".into()),
+            KeyBuffer::Granted { .. } if block.bytes > chunk.spec.bytes => {
+                Some("it placed a payload longer than its grant".into())
+            }
+            KeyBuffer::Granted { .. } => None,
+        }
+    }
+
+    /// Where a placed payload lies.
+    pub(super) fn placed(&self, index: u32, peer: Rank) -> Option<Source> {
+        match self.chunks[index as usize].buffer_of(peer) {
+            KeyBuffer::Granted { spill, .. } => Some(Source::Spill(spill)),
+            KeyBuffer::None | KeyBuffer::Full { .. } => None,
+        }
+    }
+
+    /// Answers an announcement with a buffer, or says that there is none.
+    pub(super) fn announce(&mut self, index: u32, peer: Rank, block: &Block, keep: bool) {
+        let spill = self.key_buffer(index, peer, keep);
+        let bytes = self.chunks[index as usize].spec.bytes;
+        let landing = spill.map(|spill| Landing { region: 0, offset: u64::from(spill), bytes });
+        let data = BlockData::Inline { offset: 0 };
+        let block = Block { status: Status::Granted, bytes: 0, data, landing, timeout_ms: 0, ..*block };
+        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing: Vec::new() });
+    }
+
+    /// The spill block that the worker may write now. At most half of all are key buffers: contributions before
+    /// their turn need the others.
+    fn key_buffer(&mut self, index: u32, peer: Rank, keep: bool) -> Option<u32> {
+        let chunk = &mut self.chunks[index as usize];
+        let spill = match chunk.buffer_of(peer) {
+            KeyBuffer::Full { .. } => return None,
+            KeyBuffer::Granted { spill, .. } => spill,
+            KeyBuffer::None if 2 * (self.key_buffers + 1) > self.config.spill_blocks => return None,
+            KeyBuffer::None => {
+                let spill = self.spills.pop()?;
+                self.key_buffers += 1;
+                spill
+            }
+        };
+        chunk.set_buffer(peer, KeyBuffer::Granted { spill, keep });
+        Some(spill)
+    }
+
+    /// A placed payload is taken: nothing may be written over it.
+    pub(super) fn fill(&mut self, index: u32, peer: Rank, from: Source) {
+        let chunk = &mut self.chunks[index as usize];
+        if let (Source::Spill(_), KeyBuffer::Granted { spill, keep }) = (from, chunk.buffer_of(peer)) {
+            chunk.set_buffer(peer, KeyBuffer::Full { spill, keep });
+            self.stats.placed += 1;
+        }
+    }
+
+    /// A payload is not needed any more: its spill block is free, or its worker's to write again.
+    pub(super) fn release(&mut self, index: u32, rank: Rank, from: Source) {
+        let Source::Spill(spill) = from else { return };
+        let chunk = &mut self.chunks[index as usize];
+        match chunk.buffer_of(rank) {
+            KeyBuffer::Full { spill: full, keep: true } if full == spill => {
+                return chunk.set_buffer(rank, KeyBuffer::Granted { spill, keep: true });
+            }
+            KeyBuffer::Full { spill: full, keep: false } if full == spill => {
+                chunk.set_buffer(rank, KeyBuffer::None);
+                self.key_buffers -= 1;
+            }
+            _ => {}
+        }
+        self.spills.push(spill);
+    }
+
+    /// What a worker's memory was read for is there.
+    pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
+        let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
+        let mut held = state.held.iter();
+        let Some(at) = held.position(|held| held.rank == peer && held.spill == spill && !held.arrived) else {
+            return;
+        };
+        state.held[at].arrived = true;
+        if state.held[at].round == 0 {
+            state.held.swap_remove(at);
+            self.initialise(chunk, peer, Source::Spill(spill), out);
+        }
+        self.settle(chunk, out);
+    }
+
+    /// The worker's channel is closed, and nothing of it arrives any more: its grants end, and what was not read to
+    /// its end is asked for again, as if it had not been taken. What it had placed stays, until its turn.
+    pub(super) fn take_back(&mut self, rank: Rank) {
+        let Self { chunks, spills, key_buffers, .. } = self;
+        for chunk in chunks {
+            match chunk.buffer_of(rank) {
+                KeyBuffer::None => {}
+                KeyBuffer::Granted { spill, .. } => {
+                    spills.push(spill);
+                    *key_buffers -= 1;
+                    chunk.set_buffer(rank, KeyBuffer::None);
+                }
+                KeyBuffer::Full { .. } => {
+                    *key_buffers -= 1;
+                    chunk.set_buffer(rank, KeyBuffer::None);
+                }
+            }
+            let last = &mut chunk.operations[rank.0 as usize];
+            chunk.held.retain(|held| {
+                let dropped = held.rank == rank && !held.arrived;
+                if dropped {
+                    spills.push(held.spill);
+                    *last = (*last).min(held.operation.0.saturating_sub(1));
+                }
+                !dropped
+            });
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Placements between real daemons: the same weights to the last bit however contributions travel, over shared memory
+//! and TCP; each placement is really used where it is asked for; without room, and without being asked, slots serve.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::{job, status};
+use gradwire_worker::Client;
+use proto_common::plan::{Placement, PlacementPolicy};
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::Driver;
+
+const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "1", "--batch", "8", "--seed", "7"];
+/// Tensors of several chunks.
+const CHUNKS: [&str; 2] = ["--set", "cluster.chunk_bytes=4096"];
+const TCP: [&str; 4] = ["--transport", "tcp", "--set", "node.unix_sockets=false"];
+const SHM: [&str; 2] = ["--transport", "shm"];
+const CHUNK: u64 = 1024;
+const KEY: u64 = 5;
+
+/// Trains with four workers on two servers; the hash of the weights.
+fn trained(flags: &[&str]) -> String {
+    let mut cluster = Cluster::new(2, 4, &CHUNKS);
+    cluster.add_servers(2, flags);
+    cluster.add_trainers(4, &[&TRAIN[..], flags].concat());
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    cluster.assert_no_panic();
+    let text = cluster.workers[0].log().text();
+    let line = text.lines().rfind(|line| line.contains("weights_sha256=")).expect("a result line");
+    let hash = line.split("weights_sha256=").nth(1).and_then(|rest| rest.split(' ').next());
+    hash.expect("a hash").to_owned()
+}
+
+#[test]
+fn the_same_weights_with_every_placement() {
+    let expected = trained(&SHM);
+    for carrier in [&SHM[..], &TCP] {
+        for placement in Placement::ALL {
+            let word = placement.to_string();
+            let flags = [carrier, &["--placement", &word]].concat();
+            assert_eq!(trained(&flags), expected, "{placement} with {carrier:?}");
+        }
+    }
+}
+
+fn clients(cluster: &Cluster, driver: Driver, placement: PlacementPolicy) -> Vec<Client> {
+    let clients = job::join(cluster, 2, |settings| {
+        settings.transport = job::only(driver);
+        settings.transport.placement = placement;
+    });
+    job::declare(&clients, &[job::summed(KEY, 3 * CHUNK + 7)]);
+    clients
+}
+
+/// A counter of the only server.
+fn counted(cluster: &Cluster, name: &str) -> u64 {
+    let http = cluster.status().members[0].http_address.clone().unwrap();
+    let metrics = status::get(&http, "/metrics").unwrap();
+    let line = metrics.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect(name)
+}
+
+#[test]
+fn each_placement_is_used_where_it_is_asked_for() {
+    for driver in [Driver::Shm, Driver::Tcp] {
+        for (policy, placed, fetched) in [
+            (PlacementPolicy::Auto, 0, 0),
+            (PlacementPolicy::Slot, 0, 0),
+            (PlacementPolicy::Static, 24, 0),
+            (PlacementPolicy::RendezvousWrite, 24, 0),
+            (PlacementPolicy::RendezvousRead, 0, 24),
+        ] {
+            let mut cluster = Cluster::new(1, 2, &CHUNKS);
+            cluster.add_server(&[]);
+            let clients = clients(&cluster, driver, policy);
+            (0..3).for_each(|_| job::round(&clients, KEY));
+            // Four chunks, three rounds, two workers.
+            let stats: Vec<_> = clients.iter().map(Client::stats).collect();
+            let sum = |of: fn(&gradwire_worker::engine::LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
+            let found = (sum(|stats| stats.placed), sum(|stats| stats.referenced));
+            assert_eq!(found, (placed, fetched), "{policy:?} over {driver}");
+            let served = counted(&cluster, "gradwire_server_placed_total");
+            let read = counted(&cluster, "gradwire_server_fetches_total");
+            assert_eq!((served, read), (placed, fetched), "{policy:?} over {driver}");
+            let wanted = policy.fixed().unwrap_or(Placement::Slot);
+            assert_eq!(clients[0].tensor(KEY).unwrap().placement(), wanted, "auto means slot without RDMA");
+        }
+    }
+}
+
+/// A tensor of another length in each round, from one element to two chunks and a bit: what is pulled is as long as
+/// what was pushed, by whatever placement.
+#[test]
+fn a_dynamic_tensor_has_the_length_of_its_round() {
+    let most = 2 * CHUNK + 9;
+    for driver in [Driver::Shm, Driver::Tcp] {
+        for policy in [PlacementPolicy::Auto, PlacementPolicy::Slot, PlacementPolicy::Static] {
+            let mut cluster = Cluster::new(2, 2, &[&CHUNKS[..], &["--set", "cluster.lanes=2"]].concat());
+            cluster.add_servers(2, &[]);
+            let clients = clients(&cluster, driver, policy);
+            job::declare(&clients, &[TensorSpec::dynamic_f32(9, most)]);
+            for length in [5, most, CHUNK, 1, CHUNK + 1] {
+                std::thread::scope(|scope| {
+                    for (rank, client) in clients.iter().enumerate() {
+                        scope.spawn(move || dynamic_round(client, rank, length));
+                    }
+                });
+            }
+            let tensor = clients[0].tensor(9).unwrap();
+            let expected = if policy == PlacementPolicy::Auto {
+                Placement::RendezvousRead
+            } else {
+                policy.fixed().unwrap()
+            };
+            assert_eq!(tensor.placement(), expected);
+            let whole = clients[0].allocate(tensor.bytes()).unwrap();
+            let weights = clients[0].allocate(tensor.bytes()).unwrap();
+            let error = clients[0].push_pull(&tensor, whole, weights, 0).unwrap_err().to_string();
+            assert!(error.contains("use push and pull"), "{error}");
+            let long = clients[0].allocate(tensor.bytes() + 4).unwrap();
+            assert!(clients[0].push(&tensor, long).is_err());
+        }
+    }
+}
+
+fn dynamic_round(client: &Client, rank: usize, length: u64) {
+    let tensor = client.tensor(9).unwrap();
+    let mut gradient = client.allocate(4 * length).unwrap();
+    gradient.as_f32_mut().fill(rank as f32 + 1.0);
+    client.push(&tensor, gradient).unwrap().wait().unwrap();
+    let weights = client.allocate(tensor.bytes()).unwrap();
+    let ended = client.pull(&tensor, weights).unwrap().wait().unwrap();
+    assert_eq!(ended.landed_bytes, 4 * length);
+    let target = ended.target.unwrap();
+    assert!(target.as_f32()[..length as usize].iter().all(|value| *value == 3.0), "{length}");
+}
+
+#[test]
+fn a_server_without_room_gets_slots() {
+    let mut cluster = Cluster::new(1, 2, &CHUNKS);
+    // One block: a half of it is none.
+    cluster.add_server(&["--set", "memory.spill_bytes=4096", "--set", "cluster.chunk_bytes=4096"]);
+    let clients = clients(&cluster, Driver::Shm, PlacementPolicy::Static);
+    (0..3).for_each(|_| job::round(&clients, KEY));
+    assert_eq!(counted(&cluster, "gradwire_server_placed_total"), 0);
+    assert_eq!(counted(&cluster, "gradwire_server_key_buffers"), 0);
+}

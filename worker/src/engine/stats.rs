@@ -1,0 +1,47 @@
+//! What a lane counts. Plain numbers; whoever asks adds lanes up and publishes them.
+
+/// Counts for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneStats {
+    /// Batches sent.
+    pub batches: u64,
+    /// Parts sent, repeats included.
+    pub parts: u64,
+    /// Payload bytes sent.
+    pub sent_bytes: u64,
+    /// Parts whose payload was written straight into a key buffer of a server.
+    pub placed: u64,
+    /// Parts whose payload a server was to read.
+    pub referenced: u64,
+    /// Payload bytes that landed.
+    pub landed_bytes: u64,
+    /// Operations done.
+    pub done: u64,
+    /// Operations failed.
+    pub failed: u64,
+    /// Parts sent again because the server could not take them.
+    pub retries: u64,
+    /// Times a batch had to wait for a credit.
+    pub credit_waits: u64,
+    /// Stale or repeated results ignored.
+    pub duplicates: u64,
+}
+
+impl LaneStats {
+    /// Both lanes' counts together.
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
+        self.batches += other.batches;
+        self.parts += other.parts;
+        self.sent_bytes += other.sent_bytes;
+        self.placed += other.placed;
+        self.referenced += other.referenced;
+        self.landed_bytes += other.landed_bytes;
+        self.done += other.done;
+        self.failed += other.failed;
+        self.retries += other.retries;
+        self.credit_waits += other.credit_waits;
+        self.duplicates += other.duplicates;
+        self
+    }
+}

@@ -1,0 +1,105 @@
+//! One server's channel on one lane: what is posted, what waits to be posted, and where its parts say their bytes are.
+
+use super::lane::{LaneError, Live};
+use crate::engine::PartBlock;
+use fabric::{ChannelId, CompletionQueue, PostError, Region, RemoteSpan, Span, Write};
+use proto_common::batch::{Block, BlockData, Landing, SlotGrant};
+use std::collections::VecDeque;
+
+/// A server's inbox on this lane, from its bootstrap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerInbox {
+    /// Remote key of its region.
+    pub region: u64,
+    /// Bytes from the region's start to slot 0.
+    pub offset: u64,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// First credits.
+    pub grants: Vec<SlotGrant>,
+}
+
+/// A write that the channel did not take yet.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) id: u64,
+    pub(super) gather: Vec<Span>,
+    pub(super) remote: RemoteSpan,
+    pub(super) immediate: Option<u32>,
+    pub(super) block: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) channel: ChannelId,
+    /// Remote key under which the server addresses our key buffers.
+    pub(super) landing_key: u64,
+    pub(super) inbox: Option<ServerInbox>,
+    pub(super) probed: bool,
+    /// Requests carry a checksum of their payload.
+    pub(super) sums: bool,
+    pub(super) posted: VecDeque<u32>,
+    pub(super) backlog: VecDeque<Waiting>,
+}
+
+impl Link {
+    pub(super) fn new(channel: ChannelId, landing_key: u64) -> Self {
+        let (posted, backlog) = (VecDeque::new(), VecDeque::new());
+        Self { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog }
+    }
+
+    /// The block as the server needs it: region key and offset of the operation's own buffers.
+    pub(super) fn addressed(&self, part: &PartBlock, live: Option<&Live>) -> Block {
+        let source = live.and_then(|live| live.source.as_ref());
+        let data = match (part.block.data, source) {
+            (BlockData::ByReference { offset, .. }, Some(source)) => {
+                BlockData::ByReference { region: self.landing_key, offset: source.offset() + offset }
+            }
+            (data, _) => data,
+        };
+        Block { data, landing: self.landing(part, live), ..part.block }
+    }
+
+    fn landing(&self, part: &PartBlock, live: Option<&Live>) -> Option<Landing> {
+        let landing = part.block.landing?;
+        let target = live?.target.as_ref()?;
+        Some(Landing {
+            region: self.landing_key,
+            offset: target.offset() + landing.offset,
+            bytes: landing.bytes,
+        })
+    }
+}
+
+/// What a block grants of our buffers can be reached by its server from here on.
+pub(super) fn lend<Q: CompletionQueue>(
+    queue: &mut Q,
+    channel: ChannelId,
+    buffers: &Region,
+    block: &Block,
+) -> Result<(), LaneError> {
+    if let Some(landing) = block.landing {
+        queue.lend(channel, &buffers.span(landing.offset, landing.bytes)?)?;
+    }
+    if let BlockData::ByReference { offset, .. } = block.data {
+        queue.lend(channel, &buffers.span(offset, block.bytes)?)?;
+    }
+    Ok(())
+}
+
+pub(super) fn post_one<Q: CompletionQueue>(
+    queue: &mut Q,
+    link: &mut Link,
+    waiting: &Waiting,
+) -> Result<(), PostError> {
+    let write = Write {
+        id: waiting.id,
+        gather: &waiting.gather,
+        remote: waiting.remote,
+        immediate: waiting.immediate,
+        signaled: waiting.block.is_some(),
+    };
+    queue.post_write(link.channel, &write)?;
+    link.posted.extend(waiting.block);
+    Ok(())
+}

@@ -75,11 +75,15 @@ impl Channel {
         self.under_way.push_back(on_done);
     }
 
-    /// Tells the peer something of our own.
-    pub(super) fn tell(&mut self, message: [u8; MESSAGE_BYTES]) {
+    /// Tells the peer something of our own. `most`: requests that the queue pair has room for.
+    pub(super) fn tell(&mut self, message: [u8; MESSAGE_BYTES], most: usize) -> Result<(), PostError> {
+        if self.under_way.len() >= most {
+            return Err(PostError::Full);
+        }
         let message = Box::new(message);
         self.push(Request::Message, &[inline_place(&message[..])], OnDone::Nothing);
         self.messages.push(message);
+        Ok(())
     }
 
     pub(super) fn write(

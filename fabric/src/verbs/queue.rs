@@ -37,8 +37,8 @@ const IDLE_POLLS_PER_LOOK: u32 = 4096;
 const EVENTS: usize = 32;
 /// Channels of a lane, which share its completion queue.
 const CHANNELS_MAX: usize = 256;
-/// Regions that one peer may expose to us.
-const TOLD_MAX: usize = 256;
+/// Regions that one peer may expose to us; as many as over shared memory.
+const TOLD_MAX: usize = 1024;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
 
@@ -350,9 +350,10 @@ impl CompletionQueue for VerbsQueue {
         }
         let (_, key, address) = self.register(region).map_err(refused)?.keys();
         let message = encode_told(name, &Told { key, address, bytes: region.len() as u64 });
+        let most = self.send_depth + OWN_REQUESTS as usize;
         let channel = &mut self.channels[at];
+        channel.tell(message, most)?;
         channel.exposed.push(name);
-        channel.tell(message);
         Ok(RemoteKey(name))
     }
 

@@ -53,6 +53,7 @@ over_all! {
     }
     regions::{
         hundreds_of_regions_are_granted_and_told_apart,
+        a_region_costs_what_is_touched_of_it,
     }
     deaths::{
         nothing_of_a_writer_killed_in_its_middle_lands_once_its_channel_has_ended,

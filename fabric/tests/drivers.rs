@@ -55,6 +55,10 @@ over_all! {
         memory_is_given_back_with_the_queues_that_knew_it,
         a_region_lives_as_long_as_it_is_exposed,
     }
+    regions::{
+        hundreds_of_regions_are_granted_and_told_apart,
+        a_region_costs_what_is_touched_of_it,
+    }
     deaths::{
         nothing_of_a_writer_killed_in_its_middle_lands_once_its_channel_has_ended,
         a_peer_killed_while_idle_is_noticed_asleep_and_awake,

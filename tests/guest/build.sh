@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds what runs in the guest: all programs, and the integration tests that are named, with the driver for RDMA devices.
 # Optimised, because the guest's processor is emulated; in a target folder of their own, because the feature changes what
-# everything else is built with. build.sh [NAME...]: they lie in FOLDER/bin then, under their names; prints FOLDER.
+# everything else is built with. build.sh [NAME...]: they lie in FOLDER/bin then, under their names; prints FOLDER. With
+# any test comes `fabric`, the library's own.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=${CARGO_TARGET_DIR:-target}/guest
@@ -11,11 +12,11 @@ cargo=(--quiet --release --locked --target-dir "$folder" --features gradwire-tes
 for package in gradwire gradwire-scheduler gradwire-server gradwire-worker gradwire-fabric gradwire-tests; do
     cargo+=(-p "$package")
 done
-cargo build --bins "${cargo[@]}"
-cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/bin/"
+cargo build --bins --examples "${cargo[@]}"
+cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/release/examples/copy_between_processes" "$folder/bin/"
 if [ $# -gt 0 ]; then
-    built=$(cargo test --no-run --message-format=json "${cargo[@]}" "${@/#/--test=}")
-    for name in "$@"; do
+    built=$(cargo test --no-run --message-format=json "${cargo[@]}" --lib "${@/#/--test=}")
+    for name in fabric "$@"; do
         file=$(grep "\"name\":\"$name\"" <<< "$built" | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
         cp "$file" "$folder/bin/$name"
     done

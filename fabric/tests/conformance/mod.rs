@@ -17,6 +17,7 @@ pub mod deaths;
 pub mod flow;
 pub mod life;
 pub mod misuse;
+pub mod regions;
 pub mod rig;
 
 /// The checks as tests over one rig, and the process that they start.

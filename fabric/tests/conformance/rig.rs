@@ -376,17 +376,27 @@ impl<R: Rig> End<R> {
         self.write_patiently(&[], NOWHERE, Some(immediate), None);
     }
 
-    /// Exposes a region and says under which key.
-    pub fn grant(&mut self, region: &Region) -> RemoteKey {
+    /// Exposes a region, once there is room to tell of it.
+    pub fn expose(&mut self, region: &Region) -> RemoteKey {
         let deadline = soon();
-        let key = loop {
+        loop {
             match self.queue.expose(self.channel, region) {
-                Ok(key) => break key,
-                Err(PostError::Full) => self.poll(),
+                Ok(key) => return key,
+                // Until the peer has taken those before it.
+                Err(PostError::Full) => {
+                    self.queue.flush();
+                    self.queue.wait(Duration::from_millis(1));
+                    self.poll();
+                }
                 Err(error) => panic!("{error}"),
             }
             assert!(Instant::now() < deadline, "there is never room");
-        };
+        }
+    }
+
+    /// Exposes a region and says under which key.
+    pub fn grant(&mut self, region: &Region) -> RemoteKey {
+        let key = self.expose(region);
         self.notify(u32::try_from(key.0).expect("so few regions"));
         key
     }

@@ -87,7 +87,8 @@ pub trait Device: Send + Sync {
 /// A completion queue with the channels spread on it; owned by the one thread that polls it and posts on
 /// its channels. Nothing here blocks.
 pub trait CompletionQueue: Send {
-    /// Takes over a connected channel.
+    /// Takes over a connected channel. Who connected it attaches first, and lets who invited know: what that side exposes
+    /// or posts before may be lost.
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError>;
 
     /// Lets the channel's peer address a region (on verbs: its rkey; on shm: hands the memory over; on tcp:

@@ -1,7 +1,8 @@
 # In the guest: the doctor finds the software RDMA device, writes over it between two processes, and names what stands
-# against it: no device, a link that is down, too little memory that may be pinned. Says "doctor: NAME ... ok" of each.
+# against it: no device, a link that is down, too little memory that may be pinned. Says of each how it went, and at the
+# end how many passed.
 # boot.sh brings it the program gradwire, built with the feature verbs, and device.sh.
-failed=0
+passed=0 failed=0
 # expect NAME CODE PATTERN...: what the last doctor said and ended with.
 expect() {
     name=$1 wanted=$2
@@ -12,7 +13,12 @@ expect() {
         grep -q -- "$pattern" /tmp/said || verdict="FAILED: $pattern is missing"
     done
     echo "doctor: $name ... $verdict"
-    [ "$verdict" = ok ] || { failed=1; cat /tmp/said; }
+    if [ "$verdict" = ok ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        cat /tmp/said
+    fi
 }
 doctor() {
     gradwire doctor "$@" > /tmp/said 2>&1
@@ -70,4 +76,5 @@ ip link set d0 up
 ip addr flush dev d0
 doctor --transport verbs
 expect "a device whose interface lost its address" 0 "^warn  verbs .*of one link only.*ip address add"
-exit $failed
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -91,7 +91,13 @@ impl Peer {
         let setup = inner.device(driver)?.connect(offer, 0, &poller.handle, deadline)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let attached = ask_poller(poller, left, |reply| Order::Attach(setup, Vec::new(), reply))??;
-        match self.next(deadline) {
+        let answer = match &self.link {
+            Some((stream, _)) => {
+                send(stream, &Question::Attached, deadline).and_then(|()| next(stream, deadline))
+            }
+            None => Err(FabricError::Internal("a connection went away while it was used".into())),
+        };
+        match answer {
             Ok(Answer::Connected) => Ok((at, attached)),
             other => {
                 poller.orders.send(Order::Close(attached.id));
@@ -146,20 +152,13 @@ impl Peer {
         deadline: Instant,
     ) -> Result<Answer, FabricError> {
         let answer = match &self.link {
-            Some((stream, _)) => send(stream, question, deadline).and_then(|()| self.next(deadline)),
+            Some((stream, _)) => send(stream, question, deadline).and_then(|()| next(stream, deadline)),
             None => Err(FabricError::Internal("a machine that was not greeted is asked".into())),
         };
         if answer.is_err() {
             self.hang_up(inner);
         }
         answer
-    }
-
-    fn next(&self, deadline: Instant) -> Result<Answer, FabricError> {
-        match &self.link {
-            Some((stream, _)) => next(stream, deadline),
-            None => Err(FabricError::Internal("a connection went away while it was used".into())),
-        }
     }
 
     fn hang_up(&mut self, inner: &Inner) {

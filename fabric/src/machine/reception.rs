@@ -96,6 +96,7 @@ impl Visit<'_> {
                 Err(FabricError::Peer(format!("version {version} of the set-up is not {VERSION}")))
             }
             Question::Channel { index, driver } => self.open(index, driver).map(|()| Answer::Connected),
+            Question::Attached => Err(FabricError::Peer("it has not asked for a channel".into())),
             Question::Lookup { name, wait_ms } => self.look_up(&name, Duration::from_millis(wait_ms)),
         }
     }
@@ -116,7 +117,11 @@ impl Visit<'_> {
         send(&self.stream, &Answer::Offer(offer), deadline)?;
         let setup = pending.accept(deadline)?.pop();
         let setup = setup.ok_or_else(|| FabricError::Internal("an offer of no channel".into()))?;
-        self.attach(index, at, setup)
+        // The keys of what it looked up go over the channel: they would be lost on a peer that is not there yet.
+        match receive(&self.stream, Some(deadline), inner.step)? {
+            Some(Question::Attached) => self.attach(index, at, setup),
+            _ => Err(FabricError::Peer("it did not attach the channel that it asked for".into())),
+        }
     }
 
     fn attach(&mut self, index: u16, at: usize, setup: ChannelSetup) -> Result<(), FabricError> {

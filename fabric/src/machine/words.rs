@@ -26,6 +26,8 @@ pub(super) enum Question {
     Hello { version: u32, means: Means },
     /// A channel, by its index among those of this connection.
     Channel { index: u16, driver: Driver },
+    /// It is connected and attached here: from now on it can take what comes.
+    Attached,
     /// Where is the region of this name? Waits so long for it to be published.
     Lookup { name: String, wait_ms: u64 },
 }
@@ -37,8 +39,9 @@ pub(super) enum Answer {
         version: u32,
         means: Means,
     },
-    /// Connect to this; [`Answer::Connected`] follows.
+    /// Connect to this, and say [`Question::Attached`].
     Offer(Vec<u8>),
+    /// To that.
     Connected,
     Region {
         key: u64,

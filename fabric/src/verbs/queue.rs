@@ -358,7 +358,10 @@ impl VerbsQueue {
     }
 
     fn listen(&mut self, at: usize) {
-        let Err(reason) = self.channels[at].listen() else { return };
+        let channel = &mut self.channels[at];
+        // What was posted before the peer was ready goes now: whoever is about to sleep does not look again.
+        let heard = channel.listen().and_then(|()| if channel.is_quiet() { Ok(()) } else { channel.send() });
+        let Err(reason) = heard else { return };
         let id = self.channels[at].id;
         // What it sent before it went comes first.
         self.take_work();

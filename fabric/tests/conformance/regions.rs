@@ -1,7 +1,7 @@
 //! Memory at scale: as many regions as a trainer has buffers, and regions far larger than what is ever touched of them.
 
 use super::rig::{Rig, at, bytes_of, filled, pair, pattern, region, report};
-use fabric::{CompletionKind, Region};
+use fabric::{CompletionKind, CompletionQueue, Region};
 use std::time::{Duration, Instant};
 
 /// All of them granted on one channel, none before it was connected; then used in another order.

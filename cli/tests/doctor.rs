@@ -97,7 +97,7 @@ fn what_is_wrong_has_a_code_and_a_fix() {
     let cases: [(&[&str], i32, &str); 7] = [
         (&["--scheduler", &closed], 69, "start gradwire-scheduler"),
         (&["--peer", &closed], 74, "refuses connections"),
-        (&["--peer", "nonsense"], 2, "write HOST:PORT"),
+        (&["--peer", "nonsense"], 78, "write HOST:PORT"),
         (&["--advertise", "no-such-host.invalid"], 74, "node.advertise"),
         (&["--set", "security.mode=off", "--bind", "0.0.0.0"], 78, "--advertise"),
         (&["--set", "security.mode=off", "--bind", "192.0.2.1"], 74, "address of this host"),

@@ -362,6 +362,33 @@ fn what_cannot_be_is_refused_at_once() {
 }
 
 #[test]
+fn a_channel_has_a_bound_of_copies_that_have_not_ended() {
+    const MOST: usize = 1 << 16;
+    let (here, there) = (open(Driver::Shm), open(Driver::Shm));
+    let lent = there.allocate_region(64).unwrap();
+    there.publish("lent", &lent).unwrap();
+    let remote = here.lookup(there.endpoint(), "lent", SOON).unwrap();
+    let channel = here.channel(there.endpoint(), 0, SOON).unwrap();
+    let span = here.allocate_region(8).unwrap().span(0, 8).unwrap();
+    let (go_on, blocked) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let on_done = move |_| {
+        tell.send(()).unwrap();
+        let _ = blocked.recv();
+    };
+    channel.copy(&span, &remote, 0, Direction::LocalToRemote, on_done).unwrap();
+    told.recv_timeout(SOON).unwrap();
+    let start = || channel.start_copy(&span, &remote, 0, Direction::LocalToRemote);
+    let copies: Vec<_> = (0..MOST).map(|_| start().unwrap()).collect();
+    for _ in 0..2 {
+        assert!(matches!(start(), Err(FabricError::Misuse(why)) if why.contains("have not ended")));
+    }
+    drop(go_on);
+    copies.into_iter().for_each(|copying| copying.wait().unwrap());
+    start().unwrap().wait().unwrap();
+}
+
+#[test]
 fn nobody_there_and_a_silent_endpoint_are_told_apart_in_time() {
     let here = open(Driver::Tcp);
     let gone = open(Driver::Tcp).endpoint();

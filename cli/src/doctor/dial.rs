@@ -101,27 +101,11 @@ pub(super) async fn dial(host: &str, port: u16, within: Duration) -> Result<Dial
         .unwrap_or_else(|| DialError::Name { host: host.to_owned(), cause: io::ErrorKind::NotFound.into() }))
 }
 
-/// `HOST:PORT` in two; IPv6 addresses stand in brackets.
-pub(super) fn split(address: &str) -> Option<(&str, u16)> {
-    let (host, port) = address.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    (!host.is_empty()).then_some((host, port.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_secs(30);
-
-    #[test]
-    fn addresses_are_split() {
-        assert_eq!(split("node-1:7"), Some(("node-1", 7)));
-        assert_eq!(split("[::1]:7"), Some(("::1", 7)));
-        for bad in ["node-1", ":7", "node-1:", "node-1:70000", ""] {
-            assert_eq!(split(bad), None, "{bad:?}");
-        }
-    }
 
     #[tokio::test]
     async fn a_closed_port_is_refused_and_a_full_one_is_silent() {

@@ -143,7 +143,7 @@ pub fn split_pair(pair: &str) -> Result<(&str, &str), SettingsError> {
 }
 
 /// `HOST:PORT` in two; IPv6 addresses stand in brackets.
-pub(super) fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16), SettingsError> {
+pub fn split_address<'a>(flag: &str, address: &'a str) -> Result<(&'a str, u16), SettingsError> {
     let parsed = address.rsplit_once(':').and_then(|(host, port)| {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         (!host.is_empty()).then_some(())?;

@@ -8,7 +8,7 @@ mod error;
 mod interface;
 mod layer;
 
-pub use args::{CommonArgs, PLACEMENTS, Transport, split_pair};
+pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
 pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
 

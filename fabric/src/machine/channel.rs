@@ -1,7 +1,7 @@
 //! A channel to a peer, as its users hold it: hands copies to the polling thread.
 
 use super::CopyError;
-use super::copy::{Copying, Direction, Job, OnDone, RemoteRegion};
+use super::copy::{COPIES_MAX, Copying, Direction, Job, OnDone, RemoteRegion};
 use super::poller::{Attached, Order};
 use crate::error::FabricError;
 use crate::mailbox::Mailbox;
@@ -73,7 +73,7 @@ impl Channel {
         remote: &RemoteRegion,
         offset: u64,
         direction: Direction,
-        on_done: OnDone,
+        mut on_done: OnDone,
     ) -> Result<(), FabricError> {
         let refuse = |on_done: OnDone, text: String| {
             on_done.forget();
@@ -90,6 +90,12 @@ impl Channel {
             Ok(stretch) => stretch,
             Err(error) => return refuse(on_done, error.to_string()),
         };
+        if !on_done.count(&self.attached.pending) {
+            return refuse(
+                on_done,
+                format!("{COPIES_MAX} copies of this channel have not ended: wait for some"),
+            );
+        }
         let begun = Instant::now();
         let job = Job {
             local: local.clone(),

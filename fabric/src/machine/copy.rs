@@ -6,6 +6,8 @@ use crate::memory::{OutOfBounds, Span};
 use crate::work::{RemoteKey, RemoteSpan};
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -74,21 +76,42 @@ impl RemoteRegion {
 
 type Callback = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
 
+/// Copies of one channel that have not ended; the caller waits for some of them before there are more.
+pub(super) const COPIES_MAX: usize = 1 << 16;
+
 /// Called once, by the polling thread, or where the copy is dropped because that thread has ended.
-pub(super) struct OnDone(Option<Callback>);
+pub(super) struct OnDone {
+    callback: Option<Callback>,
+    /// Copies of its channel, this one included once it has begun.
+    pending: Option<Arc<AtomicUsize>>,
+}
 
 impl OnDone {
     pub(super) fn new(callback: impl FnOnce(Result<(), CopyError>) + Send + 'static) -> Self {
-        Self(Some(Box::new(callback)))
+        Self { callback: Some(Box::new(callback)), pending: None }
+    }
+
+    /// Counts it among its channel's. False: there are too many.
+    pub(super) fn count(&mut self, pending: &Arc<AtomicUsize>) -> bool {
+        let before = pending.fetch_add(1, Ordering::Relaxed);
+        self.pending = Some(Arc::clone(pending));
+        before < COPIES_MAX
     }
 
     /// The copy never began: its caller knows.
     pub(super) fn forget(mut self) {
-        self.0 = None;
+        self.callback = None;
     }
 
     pub(super) fn call(mut self, result: Result<(), CopyError>) {
-        if let Some(callback) = self.0.take() {
+        self.end(result);
+    }
+
+    fn end(&mut self, result: Result<(), CopyError>) {
+        if let Some(pending) = self.pending.take() {
+            pending.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(callback) = self.callback.take() {
             callback(result);
         }
     }
@@ -96,9 +119,7 @@ impl OnDone {
 
 impl Drop for OnDone {
     fn drop(&mut self) {
-        if let Some(callback) = self.0.take() {
-            callback(Err(CopyError::Closed));
-        }
+        self.end(Err(CopyError::Closed));
     }
 }
 

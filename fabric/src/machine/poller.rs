@@ -9,6 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::memory::Region;
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -37,6 +38,8 @@ pub(super) struct Attached {
     pub(super) id: ChannelId,
     /// Why it ended, once it has.
     pub(super) ended: Arc<OnceLock<String>>,
+    /// Its copies that have not ended.
+    pub(super) pending: Arc<AtomicUsize>,
 }
 
 /// A polling thread, as others know it.
@@ -170,7 +173,7 @@ impl Polling {
         for region in regions {
             self.expose(id, region).map_err(|error| FabricError::Misuse(error.to_string()))?;
         }
-        Ok(Attached { id, ended })
+        Ok(Attached { id, ended, pending: Arc::default() })
     }
 
     fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {

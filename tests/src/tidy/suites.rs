@@ -4,6 +4,8 @@ use super::{Finding, Repo};
 use crate::suites::manifest::{self, Command, Manifest};
 
 const FILE: &str = "tests/suites.toml";
+/// What the suite `guest` builds and runs.
+const GUEST: &str = "tests/guest/run.sh";
 
 /// Every integration test and every package with unit tests belongs to a suite.
 #[must_use]
@@ -22,7 +24,8 @@ pub fn complete(repo: &Repo) -> Vec<Finding> {
         }
         for path in &repo.paths {
             let Some(target) = integration_test(path, member) else { continue };
-            if !manifest.suites.iter().any(|suite| suite.runs(package, target)) {
+            let in_guest = repo.texts.get(GUEST).is_some_and(|script| names(script, target));
+            if !in_guest && !manifest.suites.iter().any(|suite| suite.runs(package, target)) {
                 let fix = "add a suite with command \"test:PACKAGE/TARGET\" to tests/suites.toml";
                 findings.push(finding(path, "is in no suite".into(), fix));
             }
@@ -40,6 +43,11 @@ fn integration_test<'a>(path: &'a str, member: &str) -> Option<&'a str> {
     let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
     let target = inside.strip_suffix(".rs").or_else(|| inside.strip_suffix("/main.rs"))?;
     (!target.contains('/')).then_some(target)
+}
+
+/// Is a test among the words of a script?
+fn names(script: &str, target: &str) -> bool {
+    script.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == target)
 }
 
 fn has_unit_tests(repo: &Repo, member: &str) -> bool {
@@ -84,6 +92,12 @@ mod tests {
         assert_eq!(found("true"), [units, integration]);
         assert_eq!(found("test:gradwire-server"), [integration]);
         assert_eq!(found("test:gradwire-tests/sim_*"), [units]);
+    }
+
+    #[test]
+    fn a_script_names_whole_words() {
+        assert!(names("build.sh drivers rdma_train)", "rdma_train"));
+        assert!(!names("build.sh rdma_training", "rdma_train"));
     }
 
     #[test]

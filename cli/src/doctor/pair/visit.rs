@@ -5,8 +5,9 @@ use super::channel::hint;
 use super::listen::blocking;
 use super::words::{FromListener, ToListener, Trial, tame};
 use super::{Host, exchange::Figures};
-use crate::doctor::dial::{Dialled, dial, split};
+use crate::doctor::dial::{DialError, Dialled, dial};
 use daemon::control::{Connection, FrameError};
+use daemon::settings::split_address;
 use proto_common::error::ExitCode;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::transport::{Choice, Driver, Offer, choose, obstacle};
@@ -123,14 +124,13 @@ async fn try_all(host: &Host, peer: &str, visit: &mut Visit) -> Result<(), Broke
 }
 
 async fn reach(host: &Host, peer: &str) -> Result<Connection, Broken> {
-    let Some((name, port)) = split(peer) else {
-        let (text, fix) =
-            (format!("{peer:?} is no address"), "write HOST:PORT, such as 10.0.0.2:9094 or [::1]:9094");
-        return Err(Broken { text, fix: fix.into(), code: ExitCode::Usage });
-    };
+    let (name, port) = split_address("--peer", peer).map_err(|error| {
+        let fix = format!("give the address that `{LISTENER}` said");
+        Broken { text: error.to_string(), fix, code: ExitCode::Config }
+    })?;
     let Dialled { stream, .. } = dial(name, port, host.step).await.map_err(|error| {
         let code = match error {
-            crate::doctor::dial::DialError::Silent { .. } => ExitCode::Deadline,
+            DialError::Silent { .. } => ExitCode::Deadline,
             _ => ExitCode::Io,
         };
         Broken { text: error.to_string(), fix: error.fix(&format!("`{LISTENER}`")), code }

@@ -29,13 +29,17 @@ PROGRAMS := -p gradwire -p gradwire-scheduler -p gradwire-server -p gradwire-wor
 RUNNER := cargo build --quiet --locked -p gradwire-tests --no-default-features --bin suites && \
     exec $(BUILT)/debug/suites
 
-## demo      build, start a cluster here, train on handwritten digits [TRANSPORT=shm|tcp SERVERS=2 WORKERS=2 TRAIN='--epochs 5']
+## demo      build, start a cluster here, train on handwritten digits [TRANSPORT=shm|tcp|verbs SERVERS=2 WORKERS=2 TRAIN='--epochs 5']
 demo:
+	@mkdir -p $(BUILT)/demo
+ifeq ($(TRANSPORT),verbs)
+	@tests/guest/demo.sh $(SERVERS) $(WORKERS) $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
+else
 	@deploy/bootstrap.sh demo
 	@cargo build --release --locked --bins $(PROGRAMS)
-	@mkdir -p $(BUILT)/demo
 	@$(RELEASE)/gradwire launch --servers $(SERVERS) --workers $(WORKERS) --transport $(TRANSPORT) -- \
 	    $(RELEASE)/gradwire-worker train --plot $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
+endif
 	@echo "loss curve: $(BUILT)/demo/loss.svg"
 	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }

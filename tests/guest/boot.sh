@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Boots the guest of base.sh with more programs and files (see bring.sh) and runs a script in it. Its output is the guest's; its exit code is
 # the script's, or 124 where the guest did not end in time.
-# boot.sh [-c CPUS] [-m MIB] [-t SECONDS] FOLDER SCRIPT [FILE...]
+# boot.sh [-c CPUS] [-m MIB] [-t SECONDS] [-e 'NAME=VALUE ...'] FOLDER SCRIPT [FILE...]
 set -euo pipefail
-cpus=2 mib=1024 seconds=120
-while getopts c:m:t: option; do
+cpus=2 mib=1024 seconds=120 variables=
+while getopts c:m:t:e: option; do
     case $option in
         c) cpus=$OPTARG ;;
         m) mib=$OPTARG ;;
         t) seconds=$OPTARG ;;
+        e) variables=$OPTARG ;;
         *) exit 2 ;;
     esac
 done
@@ -19,7 +20,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/root"
 "$(dirname "$0")/bring.sh" "$work/root" "$@"
-cp "$script" "$work/root/run.sh"
+{ echo "$variables"; cat "$script"; } > "$work/root/run.sh"
 cp "$(dirname "$0")/device.sh" "$work/root/bin/"
 # The kernel unpacks archives one after the other.
 (cd "$work/root" && find . | cpio -o -H newc --quiet | gzip -1) | cat "$base/base.cpio.gz" - > "$work/all.cpio.gz"

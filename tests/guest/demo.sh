@@ -1,4 +1,17 @@
-# In the guest: the demo over a software RDMA device.
-. /bin/device.sh
-gradwire launch --servers "${SERVERS:-2}" --workers "${WORKERS:-2}" --transport verbs -- \
-    gradwire-worker train --data /bin/digits.csv $TRAIN
+#!/usr/bin/env bash
+# The demo over an RDMA device: builds everything with the driver, boots a guest that has one (software RDMA under
+# emulation: right, and slow), trains there. demo.sh SERVERS WORKERS PLOT [TRAIN...]: the loss curve goes to PLOT.
+set -euo pipefail
+servers=$1 workers=$2 plot=$3
+shift 3
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+deploy/bootstrap.sh guest
+echo "demo: building with the driver for RDMA devices" >&2
+folder=$(tests/guest/build.sh)
+tests/guest/base.sh "$folder/base"
+data=examples/digits/digits.csv
+echo "demo: booting a guest with a software RDMA device; some minutes, as its processor is emulated" >&2
+tests/guest/boot.sh -m 3000 -t 1500 -e "SERVERS=$servers WORKERS=$workers DATA=$PWD/$data TRAIN='$*'" \
+    "$folder/base" tests/guest/in-demo.sh "$folder"/bin/gradwire{,-scheduler,-server,-worker} "$data" |
+    sed "/^== loss.svg$/,/^== end$/{/^==/d;w $plot
+        d}"

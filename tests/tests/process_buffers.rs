@@ -31,7 +31,7 @@ fn cluster(driver: Driver, edit: impl Fn(&mut Settings)) -> (Cluster, Client) {
     (cluster, clients.into_iter().next().unwrap())
 }
 
-/// Each of these functions as two tests, one for each driver.
+/// Each of these functions as a test of each driver.
 macro_rules! over_each {
     ($($test:ident),* $(,)?) => {
         mod over_shm {
@@ -39,6 +39,11 @@ macro_rules! over_each {
         }
         mod over_tcp {
             $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
+        }
+        /// Where a device reads the pages that it was told of, whatever lies there by now.
+        #[cfg(feature = "verbs")]
+        mod over_verbs {
+            $(#[test] fn $test() { super::$test(super::Driver::Verbs) })*
         }
     };
 }

@@ -1,46 +1,38 @@
 //! Placements between real daemons: the same weights to the last bit however contributions travel, over shared memory
-//! and TCP; each placement is really used where it is asked for; without room, and without being asked, slots serve.
+//! and TCP (in the guest: over an RDMA device); each placement is really used where it is asked for; without room, and without being asked, slots serve.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::training::{Carrier, SHM, TCP, VERBS, reference, trained_with};
 use gradwire_tests::rigs::{job, status};
 use gradwire_worker::Client;
 use proto_common::plan::{Placement, PlacementPolicy};
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
 
-const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "1", "--batch", "8", "--seed", "7"];
 /// Tensors of several chunks.
 const CHUNKS: [&str; 2] = ["--set", "cluster.chunk_bytes=4096"];
-const TCP: [&str; 4] = ["--transport", "tcp", "--set", "node.unix_sockets=false"];
-const SHM: [&str; 2] = ["--transport", "shm"];
 const CHUNK: u64 = 1024;
 const KEY: u64 = 5;
 
-/// Trains with four workers on two servers; the hash of the weights.
-fn trained(flags: &[&str]) -> String {
-    let mut cluster = Cluster::new(2, 4, &CHUNKS);
-    cluster.add_servers(2, flags);
-    cluster.add_trainers(4, &[&TRAIN[..], flags].concat());
-    for process in cluster.everyone() {
-        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
-    }
-    cluster.assert_no_panic();
-    let text = cluster.workers[0].log().text();
-    let line = text.lines().rfind(|line| line.contains("weights_sha256=")).expect("a result line");
-    let hash = line.split("weights_sha256=").nth(1).and_then(|rest| rest.split(' ').next());
-    hash.expect("a hash").to_owned()
+/// What carries it. In the guest that has an RDMA device, that alone.
+fn carriers() -> Vec<Carrier> {
+    if cfg!(feature = "verbs") { vec![VERBS] } else { vec![SHM, TCP] }
+}
+
+fn drivers() -> Vec<Driver> {
+    if cfg!(feature = "verbs") { vec![Driver::Verbs] } else { vec![Driver::Shm, Driver::Tcp] }
 }
 
 #[test]
 fn the_same_weights_with_every_placement() {
-    let expected = trained(&SHM);
-    for carrier in [&SHM[..], &TCP] {
+    let expected = reference(4);
+    for Carrier(flags, words) in carriers() {
         for placement in Placement::ALL {
             let word = placement.to_string();
-            let flags = [carrier, &["--placement", &word]].concat();
-            assert_eq!(trained(&flags), expected, "{placement} with {carrier:?}");
+            let flags = [flags, &["--placement", &word]].concat();
+            assert_eq!(trained_with(&flags, words, 2, 4, &CHUNKS), expected, "{placement}: {words}");
         }
     }
 }
@@ -64,7 +56,7 @@ fn counted(cluster: &Cluster, name: &str) -> u64 {
 
 #[test]
 fn each_placement_is_used_where_it_is_asked_for() {
-    for driver in [Driver::Shm, Driver::Tcp] {
+    for driver in drivers() {
         for (policy, placed, fetched) in [
             (PlacementPolicy::Auto, 0, 0),
             (PlacementPolicy::Slot, 0, 0),
@@ -95,7 +87,7 @@ fn each_placement_is_used_where_it_is_asked_for() {
 #[test]
 fn a_dynamic_tensor_has_the_length_of_its_round() {
     let most = 2 * CHUNK + 9;
-    for driver in [Driver::Shm, Driver::Tcp] {
+    for driver in drivers() {
         for policy in [PlacementPolicy::Auto, PlacementPolicy::Slot, PlacementPolicy::Static] {
             let mut cluster = Cluster::new(2, 2, &[&CHUNKS[..], &["--set", "cluster.lanes=2"]].concat());
             cluster.add_servers(2, &[]);

@@ -45,6 +45,12 @@ pub const VERBS: Carrier = Carrier(&["--transport", "verbs"], "transport=verbs")
 #[must_use]
 pub fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str]) -> String {
     let Carrier(flags, words) = carrier;
+    trained_with(flags, words, servers, workers, scheduler)
+}
+
+/// As [`trained`], with any flags, and words that the first worker says.
+#[must_use]
+pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
     let mut cluster = Cluster::new(servers, workers, scheduler);
     cluster.add_servers(servers, flags);
     let args = [&TRAIN[..], &JITTER, flags].concat();

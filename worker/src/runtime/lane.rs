@@ -260,7 +260,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// The part of a turn that only sends: no completion is taken, so no operation ends by it.
     pub fn post(&mut self, now_ms: u64) -> Result<(), LaneError> {
-        self.retry_backlogs()?;
+        self.retry_backlogs(now_ms);
         self.engine.flush(self.blocks.free(), now_ms, &mut self.commands);
         self.execute()?;
         self.queue.flush();
@@ -400,11 +400,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
         self.gather.clear();
+        let mut lent = Ok(());
         let bytes = {
             let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
             for part in parts {
                 let block = link.addressed(part, self.live.get(&part.op));
-                lend(&mut self.queue, link.channel, &self.landing, &block)?;
+                lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, &block)?);
                 let fitted = writer.push(block);
                 debug_assert!(fitted, "the engine packed with the same room");
             }
@@ -423,6 +424,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
         let offset = inbox.offset + u64::from(slot.slot) * inbox.slot_bytes;
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
+        link.note(lent);
         let gather = std::mem::take(&mut self.gather);
         let immediate = Some(Notice::Batch(slot).to_wire());
         self.gather = self
@@ -503,24 +505,28 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 gather.clear();
                 gather
             }
-            // A closed channel reports itself with the next completions; full ones are tried again.
-            Err(_) => {
+            Err(error) => {
+                link.note(Err(error));
                 link.backlog.push_back(waiting);
                 Vec::new()
             }
         }
     }
 
-    fn retry_backlogs(&mut self) -> Result<(), LaneError> {
-        let Self { queue, links, .. } = self;
-        for link in links.iter_mut().flatten() {
+    fn retry_backlogs(&mut self, now_ms: u64) {
+        for server in 0..self.links.len() {
+            let Self { queue, links, .. } = self;
+            let Some(link) = &mut links[server] else { continue };
             while let Some(waiting) = link.backlog.pop_front() {
-                if post_one(queue, link, &waiting).is_err() {
+                if let Err(error) = post_one(queue, link, &waiting) {
+                    link.note(Err(error));
                     link.backlog.push_front(waiting);
                     break;
                 }
             }
+            if let Some(error) = link.refused {
+                self.lose(Rank(server as u32), now_ms, &format!("writing to it failed: {error}"));
+            }
         }
-        Ok(())
     }
 }

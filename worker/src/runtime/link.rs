@@ -1,8 +1,8 @@
 //! One server's channel on one lane: what is posted, what waits to be posted, and where its parts say their bytes are.
 
-use super::lane::{LaneError, Live};
+use super::lane::Live;
 use crate::engine::PartBlock;
-use fabric::{ChannelId, CompletionQueue, PostError, Region, RemoteSpan, Span, Write};
+use fabric::{ChannelId, CompletionQueue, OutOfBounds, PostError, Region, RemoteSpan, Span, Write};
 use proto_common::batch::{Block, BlockData, Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -40,12 +40,24 @@ pub(super) struct Link {
     pub(super) sums: bool,
     pub(super) posted: VecDeque<u32>,
     pub(super) backlog: VecDeque<Waiting>,
+    /// The channel refused something for good: it has to end, or what it is for would wait to its deadline.
+    pub(super) refused: Option<PostError>,
 }
 
 impl Link {
     pub(super) fn new(channel: ChannelId, landing_key: u64) -> Self {
         let (posted, backlog) = (VecDeque::new(), VecDeque::new());
-        Self { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog }
+        Self { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog, refused: None }
+    }
+
+    /// What came of a call to the channel. A closed one reports itself with the next completions; full ones are tried
+    /// again.
+    pub(super) fn note(&mut self, result: Result<(), PostError>) {
+        if let Err(error) = result
+            && !matches!(error, PostError::Full | PostError::Closed)
+        {
+            self.refused.get_or_insert(error);
+        }
     }
 
     /// The block as the server needs it: region key and offset of the operation's own buffers.
@@ -71,20 +83,24 @@ impl Link {
     }
 }
 
-/// What a block grants of our buffers can be reached by its server from here on.
+/// What a block grants of our buffers can be reached by its server from here on; or why not.
 pub(super) fn lend<Q: CompletionQueue>(
     queue: &mut Q,
     channel: ChannelId,
     buffers: &Region,
     block: &Block,
-) -> Result<(), LaneError> {
-    if let Some(landing) = block.landing {
-        queue.lend(channel, &buffers.span(landing.offset, landing.bytes)?)?;
+) -> Result<Result<(), PostError>, OutOfBounds> {
+    let landing = block.landing.map(|landing| (landing.offset, landing.bytes));
+    let source = match block.data {
+        BlockData::ByReference { offset, .. } => Some((offset, block.bytes)),
+        _ => None,
+    };
+    for (offset, bytes) in landing.into_iter().chain(source) {
+        if let Err(error) = queue.lend(channel, &buffers.span(offset, bytes)?) {
+            return Ok(Err(error));
+        }
     }
-    if let BlockData::ByReference { offset, .. } = block.data {
-        queue.lend(channel, &buffers.span(offset, block.bytes)?)?;
-    }
-    Ok(())
+    Ok(Ok(()))
 }
 
 pub(super) fn post_one<Q: CompletionQueue>(

@@ -236,7 +236,8 @@ impl World {
             // As it was before; after a deadline the contribution may still lie there.
             trainer.grants[chunk as usize] = trainer.grants[chunk as usize].or(placed);
         }
-        if block.status != Status::Retry && block.status != Status::Granted {
+        // A pull's own memory is never read, whatever the contribution before it waits for.
+        if made.op.contributes() && block.status != Status::Retry && block.status != Status::Granted {
             let gift = Gift { rank, round: made.round, chunk };
             assert!(!self.observer.is_reading(gift), "memory that is being read is given up: {made:?}");
             self.observer.referenced.remove(&(rank, order));

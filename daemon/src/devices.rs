@@ -60,6 +60,7 @@ fn verbs_config(settings: &Settings) -> VerbsConfig {
         rnr_retries: verbs.rnr_retries,
         traffic_class: verbs.traffic_class,
         mtu_bytes: verbs.mtu_bytes,
+        tail_flags: verbs.tail_flags,
         registered_bytes_max: settings.memory.registered_bytes,
     }
 }

@@ -14,6 +14,8 @@ macro_rules! over_all {
         over!(over_verbs, crate::conformance::rig::Verbs; $($checks)*);
         #[cfg(feature = "verbs")]
         over!(over_verbs_lane, crate::conformance::rig::VerbsLane; $($checks)*);
+        #[cfg(feature = "verbs")]
+        over!(over_verbs_flags, crate::conformance::rig::VerbsFlags; $($checks)*);
     };
 }
 

@@ -109,6 +109,9 @@ pub struct VerbsSettings {
     pub rnr_retries: u8,
     /// Traffic class of the packets.
     pub traffic_class: u8,
+    /// Notices by flag words that are polled, where the peer has it on, too, instead of by immediates: data threads then
+    /// never sleep, and rely on an order of arrival that devices keep and no specification promises.
+    pub tail_flags: bool,
 }
 
 impl Default for VerbsSettings {
@@ -122,6 +125,7 @@ impl Default for VerbsSettings {
             retries: 6,
             rnr_retries: 7,
             traffic_class: 0,
+            tail_flags: false,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::process::Process;
-use gradwire_tests::rigs::training::{Carrier, SHM, UNIX, VERBS, reference, trained};
+use gradwire_tests::rigs::training::{Carrier, SHM, UNIX, VERBS, reference, trained, trained_with};
 use proto_common::error::ExitCode;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
@@ -37,6 +37,13 @@ fn several_queues_and_queue_pairs_and_small_chunks() {
 fn a_device_is_chosen_where_memory_cannot_be_shared_and_it_is_said_why() {
     let no_shm = Carrier(&["--set", "transport.shm=off"], "no shm (off by the worker's setting)");
     assert_eq!(trained(no_shm, 1, 2, &[]), reference(2));
+}
+
+/// Notices by polled flags, and what that is good for: static placement.
+#[test]
+fn notices_by_flags_bring_the_same_weights() {
+    let flags = ["--transport", "verbs", "--set", "verbs.tail_flags=true", "--placement", "static"];
+    assert_eq!(trained_with(&flags, "transport=verbs", 1, 2, &[]), reference(2));
 }
 
 #[test]

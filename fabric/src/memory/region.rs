@@ -316,6 +316,15 @@ impl Region {
         Ok(())
     }
 
+    /// The aligned word at an offset, as a peer wrote it last: what it wrote before is seen from here on.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn load(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        let at = self.mapping().at(offset & !7, 8)?;
+        // SAFETY: in the mapping (checked), aligned as mappings and the offset are, and only ever read as an atomic here.
+        // Needed because a device writes it at any time.
+        Ok(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire))
+    }
+
     /// Copies bytes in.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         if !self.is_writable() {

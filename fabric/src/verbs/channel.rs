@@ -2,6 +2,7 @@
 
 use super::cut::Cuts;
 use super::endpoint::READY;
+use super::flags::{ENTRIES, FLAGS, Flags};
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
@@ -46,18 +47,26 @@ pub(super) struct Channel {
     own_under_way: usize,
     /// What the peer is to be told, oldest first; nothing overtakes it.
     to_tell: VecDeque<[u8; MESSAGE_BYTES]>,
-    /// Messages of the chain. They travel inside their requests, and so need be here only until it is posted.
-    #[expect(clippy::vec_box, reason = "requests name their addresses, which must not change")]
-    telling: Vec<Box<[u8; MESSAGE_BYTES]>>,
+    /// Messages and words of the chain. They travel inside their requests, and so need be here only until it is posted.
+    telling: Vec<Box<[u8]>>,
     /// Extents (region and index) that the peer knows the keys of, or will.
     pub(super) lent: HashSet<(u64, u64)>,
     /// Exposed regions live as long as the peer may reach them.
     pub(super) exposed: HashMap<u64, Region>,
     pub(super) reach: Reach,
+    /// Notices by flags.
+    pub(super) flags: Option<Flags>,
 }
 
 impl Channel {
-    pub(super) fn new(id: ChannelId, queue_pair: QueuePair, socket: Socket, depth: usize) -> Self {
+    pub(super) fn new(
+        id: ChannelId,
+        queue_pair: QueuePair,
+        socket: Socket,
+        depth: usize,
+        flags: Option<Flags>,
+    ) -> Self {
+        let to_tell = flags.iter().map(|flags| encode_told(FLAGS, &flags.told())).collect();
         Self {
             id,
             queue_pair,
@@ -70,11 +79,12 @@ impl Channel {
             under_way: VecDeque::with_capacity(depth + OWN_REQUESTS),
             first: 0,
             own_under_way: 0,
-            to_tell: VecDeque::new(),
+            to_tell,
             telling: Vec::new(),
             lent: HashSet::new(),
             exposed: HashMap::new(),
             reach: Reach::default(),
+            flags,
         }
     }
 
@@ -101,10 +111,30 @@ impl Channel {
         while self.own_under_way < OWN_REQUESTS
             && let Some(message) = self.to_tell.pop_front()
         {
-            let message = Box::new(message);
-            self.push(Request::Message, &[inline_place(&message[..])], OnDone::Told);
+            self.push_inline(Request::Message, &message, OnDone::Told);
             self.own_under_way += 1;
-            self.telling.push(message);
+        }
+    }
+
+    fn push_inline(&mut self, request: Request, bytes: &[u8], on_done: OnDone) {
+        let bytes: Box<[u8]> = bytes.into();
+        self.push(request, &[inline_place(&bytes)], on_done);
+        self.telling.push(bytes);
+    }
+
+    /// The peer's notices by flags, and where they were many the word that they were taken.
+    pub(super) fn take_flags(&mut self, completions: &mut Vec<Completion>) {
+        let Some(flags) = &mut self.flags else { return };
+        // A peer that goes on and on does not keep us here.
+        for immediate in (0..ENTRIES).map_while(|_| flags.take()) {
+            completions.push(Completion { channel: self.id, kind: CompletionKind::Received { immediate } });
+        }
+        if self.own_under_way < OWN_REQUESTS
+            && let Some((offset, word)) = flags.acknowledgement()
+            && let Ok((address, key, _)) = self.reach.at(FLAGS, offset)
+        {
+            self.push_inline(Request::Write { address, key, immediate: None }, &word, OnDone::Told);
+            self.own_under_way += 1;
         }
     }
 
@@ -125,6 +155,9 @@ impl Channel {
         places: &[ibv_sge],
         bytes_max: u64,
     ) -> Result<(), PostError> {
+        if let (Some(immediate), Some(flags)) = (write.immediate, &self.flags) {
+            return self.write_and_flag(write, places, bytes_max, (immediate, flags.next_at()));
+        }
         let mut cuts = std::mem::take(&mut self.cuts);
         let cut = cuts.cut(places, write.remote, &self.reach, GATHER_MAX, bytes_max);
         let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
@@ -140,6 +173,36 @@ impl Channel {
         }
         self.cuts = cuts;
         posted
+    }
+
+    /// As a write without notice, followed by the word that is the notice. Its key may not be known yet, and the peer may
+    /// be behind with its own: there is no room then.
+    fn write_and_flag(
+        &mut self,
+        write: &Write<'_>,
+        places: &[ibv_sge],
+        bytes_max: u64,
+        (immediate, at): (u32, u64),
+    ) -> Result<(), PostError> {
+        let (address, key, _) = self.reach.at(FLAGS, at).map_err(|_| PostError::Full)?;
+        if self.flags.as_ref().is_none_or(Flags::is_full) {
+            return Err(PostError::Full);
+        }
+        self.check_room(2)?;
+        if !places.is_empty() {
+            // One request less than it may have, for the word.
+            let bytes = Write { immediate: None, signaled: false, ..*write };
+            self.depth -= 1;
+            let posted = self.write(&bytes, places, bytes_max);
+            self.depth += 1;
+            posted?;
+        }
+        let Some(word) = self.flags.as_mut().map(|flags| flags.next(immediate)) else {
+            return Err(PostError::Full);
+        };
+        let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
+        self.push_inline(Request::Write { address, key, immediate: None }, &word, on_done);
+        Ok(())
     }
 
     pub(super) fn read(

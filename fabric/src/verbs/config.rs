@@ -23,6 +23,9 @@ pub struct VerbsConfig {
     /// The largest packet, in bytes (256 to 4096, a power of two); the port's own unless said. Peers use the smaller
     /// one of theirs.
     pub mtu_bytes: Option<u32>,
+    /// Notices by flag words that are polled, where the peer wants it too, instead of by immediates. Threads then never
+    /// sleep, and the order that it relies on is what devices do but no promise.
+    pub tail_flags: bool,
     /// Bytes that may be registered at most.
     pub registered_bytes_max: u64,
 }
@@ -39,6 +42,7 @@ impl Default for VerbsConfig {
             rnr_retries: 7,
             traffic_class: 0,
             mtu_bytes: None,
+            tail_flags: false,
             registered_bytes_max: u64::MAX,
         }
     }

@@ -26,6 +26,7 @@ pub struct VerbsDevice {
     registrar: Arc<Registrar>,
     path: Path,
     gid: [u8; 16],
+    tail_flags: bool,
     /// Brings the channels' connections about.
     tcp: TcpDevice,
 }
@@ -40,6 +41,8 @@ pub(crate) struct VerbsSetup {
     pub(super) queue_pair: QueuePair,
     pub(super) socket: Socket,
     pub(super) owner: VerbsHandle,
+    /// Notices by flags, as both sides want.
+    pub(super) tail_flags: bool,
 }
 
 impl VerbsDevice {
@@ -83,7 +86,8 @@ impl VerbsDevice {
         let domain = Domain::new(Arc::clone(&context))?;
         let registrar = Arc::new(Registrar::new(domain, config.registered_bytes_max));
         let tcp = TcpDevice::new(bind, advertise).with_unix(false);
-        let device = Self { context, registrar, path, gid: gid.gid, tcp };
+        let tail_flags = config.tail_flags;
+        let device = Self { context, registrar, path, gid: gid.gid, tail_flags, tcp };
         // The probe: without the right to pin memory, say, no queue can be made.
         device.queue(1)?;
         Ok(device)
@@ -119,7 +123,7 @@ impl VerbsDevice {
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
-        Ok((queue_pair, Endpoint { remote, mtu: self.path.mtu }))
+        Ok((queue_pair, Endpoint { remote, mtu: self.path.mtu, tail_flags: self.tail_flags }))
     }
 
     fn join(&self, queue_pair: &QueuePair, ours: &Endpoint, theirs: &Endpoint) -> Result<(), FabricError> {
@@ -199,8 +203,10 @@ impl PendingOffer for Pending {
         let mut setups = Vec::with_capacity(prepared.len());
         for (setup, (owner, queue_pair, ours)) in tcp.accept(deadline)?.into_iter().zip(prepared) {
             let socket = tcp_socket(setup)?;
-            device.join(&queue_pair, &ours, &endpoint::hear(&socket, deadline)?)?;
-            setups.push(setup_of(VerbsSetup { queue_pair, socket, owner }));
+            let theirs = endpoint::hear(&socket, deadline)?;
+            device.join(&queue_pair, &ours, &theirs)?;
+            let tail_flags = ours.tail_flags && theirs.tail_flags;
+            setups.push(setup_of(VerbsSetup { queue_pair, socket, owner, tail_flags }));
         }
         Ok(setups)
     }
@@ -244,7 +250,8 @@ impl Device for VerbsDevice {
         self.join(&queue_pair, &ours, &theirs)?;
         let socket = tcp_socket(self.tcp.connect_channel(tcp_offer, index, deadline)?)?;
         endpoint::tell(&socket, &ours, deadline)?;
-        Ok(setup_of(VerbsSetup { queue_pair, socket, owner }))
+        let tail_flags = ours.tail_flags && theirs.tail_flags;
+        Ok(setup_of(VerbsSetup { queue_pair, socket, owner, tail_flags }))
     }
 }
 

@@ -13,12 +13,17 @@ pub(super) const BYTES: usize = 32;
 /// Says: my queue pair receives.
 pub(super) const READY: u8 = 0x52;
 
+/// Beside the largest packet: notices by flags are wanted.
+const TAIL_FLAGS: u32 = 1 << 8;
+
 /// One side's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) remote: Remote,
     /// The largest packet of its port, an `ibv_mtu`.
     pub(super) mtu: u32,
+    /// It would have notices by flags.
+    pub(super) tail_flags: bool,
 }
 
 impl Endpoint {
@@ -27,7 +32,8 @@ impl Endpoint {
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.remote.queue_pair.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.remote.first_packet.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.mtu.to_le_bytes());
+        let mtu = self.mtu | if self.tail_flags { TAIL_FLAGS } else { 0 };
+        bytes[12..16].copy_from_slice(&mtu.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.remote.gid);
         bytes
     }
@@ -36,12 +42,13 @@ impl Endpoint {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
-        let (queue_pair, first_packet, mtu) = (word(4), word(8), word(12));
+        let (queue_pair, first_packet, mtu) = (word(4), word(8), word(12) & !TAIL_FLAGS);
         let fits = queue_pair < 1 << 24 && first_packet < 1 << 24 && (1..=5).contains(&mtu);
         if word(0) != MAGIC || !fits {
             return Err(FabricError::Peer("what it said is no verbs endpoint".into()));
         }
-        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu })
+        let tail_flags = word(12) & TAIL_FLAGS != 0;
+        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu, tail_flags })
     }
 }
 
@@ -102,10 +109,12 @@ mod tests {
     #[test]
     fn an_endpoint_survives_and_nonsense_does_not() {
         let remote = Remote { gid: [7; 16], queue_pair: 0x00AB_CDEF, first_packet: 0x0012_3456 };
-        let endpoint = Endpoint { remote, mtu: 3 };
-        let bytes = endpoint.encode();
-        assert_eq!(Endpoint::decode(&bytes).ok(), Some(endpoint));
-        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0)] {
+        for tail_flags in [false, true] {
+            let endpoint = Endpoint { remote, mtu: 3, tail_flags };
+            assert_eq!(Endpoint::decode(&endpoint.encode()).ok(), Some(endpoint));
+        }
+        let bytes = Endpoint { remote, mtu: 3, tail_flags: false }.encode();
+        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0), (13, 2)] {
             let mut bad = bytes;
             bad[at] = value;
             assert!(matches!(Endpoint::decode(&bad), Err(FabricError::Peer(_))), "byte {at}");

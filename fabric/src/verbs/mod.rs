@@ -22,6 +22,8 @@ mod device;
 #[cfg(feature = "verbs")]
 mod endpoint;
 #[cfg(feature = "verbs")]
+mod flags;
+#[cfg(feature = "verbs")]
 mod forge;
 #[cfg(feature = "verbs")]
 mod queue;

@@ -5,6 +5,7 @@
 use super::channel::{Channel, OWN_REQUESTS};
 use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
+use super::flags::Flags;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
@@ -168,6 +169,11 @@ impl VerbsQueue {
 
     /// Before a sleep: asks for an event with the next completion. False: there is something to do already.
     pub(crate) fn arm(&mut self) -> bool {
+        if self.channels.iter().any(|channel| channel.flags.is_some()) {
+            // A flag wakes nobody.
+            std::thread::yield_now();
+            return false;
+        }
         if !self.is_armed {
             // The event of an earlier time, if one came; there is never more than one.
             self.shared.completions.take_events();
@@ -308,6 +314,7 @@ impl VerbsQueue {
 
     /// Ends a channel: its queue pair reaches no memory once this returns.
     fn fail(&mut self, at: usize, reason: DisconnectReason) {
+        self.channels[at].take_flags(&mut self.ready);
         let channel = self.remove(at);
         self.ready.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });
     }
@@ -397,7 +404,7 @@ impl CompletionQueue for VerbsQueue {
         let SetupKind::Verbs(setup) = setup.kind else {
             return Err(FabricError::Misuse("a channel of another driver was given to a verbs queue".into()));
         };
-        let VerbsSetup { queue_pair, socket, owner } = *setup;
+        let VerbsSetup { queue_pair, socket, owner, tail_flags } = *setup;
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
@@ -412,9 +419,10 @@ impl CompletionQueue for VerbsQueue {
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
+        let flags = tail_flags.then(|| Flags::new(self.shared.registrar.domain())).transpose()?;
         say_ready(&socket)?;
         self.by_queue_pair.insert(queue_pair.number, id);
-        self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth));
+        self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));
         Ok(id)
     }
 
@@ -464,6 +472,8 @@ impl CompletionQueue for VerbsQueue {
     fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.send_all();
         self.take_work();
+        let Self { channels, ready, .. } = self;
+        channels.iter_mut().for_each(|channel| channel.take_flags(ready));
         if self.ready.is_empty() {
             self.idle_polls += 1;
             let is_waited_for = self.channels.iter().any(|channel| !channel.is_peer_ready);

@@ -164,10 +164,14 @@ pub struct Verbs;
 impl Verbs {
     /// `timeout`: as in `VerbsConfig`, where it is not to be the usual one.
     pub fn open(place: Place, timeout: Option<u8>) -> fabric::VerbsDevice {
+        Self::open_with(place, |config| config.timeout = timeout.unwrap_or(config.timeout))
+    }
+
+    fn open_with(place: Place, edit: impl FnOnce(&mut fabric::VerbsConfig)) -> fabric::VerbsDevice {
         let names = fabric::VerbsDevice::names().unwrap();
         let name = if place == Place::Near { names.first() } else { names.last() };
         let mut config = fabric::VerbsConfig { device: name.cloned(), ..fabric::VerbsConfig::default() };
-        config.timeout = timeout.unwrap_or(config.timeout);
+        edit(&mut config);
         fabric::VerbsDevice::open(&config, LOCALHOST, LOCALHOST.to_string()).expect("an RDMA device")
     }
 }
@@ -203,6 +207,35 @@ impl Rig for Verbs {
 
     fn queue(place: Place, send_depth: usize) -> Result<fabric::VerbsQueue, FabricError> {
         Self::open(place, None).queue(send_depth)
+    }
+}
+
+/// The same devices, with notices by flags.
+#[cfg(feature = "verbs")]
+#[derive(Clone, Copy, Debug)]
+pub struct VerbsFlags;
+
+#[cfg(feature = "verbs")]
+impl VerbsFlags {
+    fn open(place: Place) -> fabric::VerbsDevice {
+        Verbs::open_with(place, |config| config.tail_flags = true)
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl Rig for VerbsFlags {
+    type Queue = LaneQueue;
+    const NAME: &'static str = "verbs_flags";
+    const CARRIER: &'static str = Verbs::CARRIER;
+    // Nobody sleeps.
+    const LIMITS: Limits = Limits { idle_cpu: Duration::from_secs(5), ..Verbs::LIMITS };
+
+    fn device(place: Place) -> Box<dyn Device> {
+        Box::new(Self::open(place))
+    }
+
+    fn queue(place: Place, send_depth: usize) -> Result<LaneQueue, FabricError> {
+        LaneQueue::new(send_depth)?.with_verbs(&Self::open(place))
     }
 }
 

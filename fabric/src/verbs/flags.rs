@@ -1,0 +1,104 @@
+//! Notices by flag words instead of immediates, where both sides ask for it (Xue et al., section 3.2: a flag at the tail
+//! of what is written, which the receiver polls). Each side has a ring of words that the other writes, each after the bytes
+//! that it tells of: no receive is used and no completion polled. That the flag arrives last is what devices do, and no
+//! promise of the specification; and nothing wakes who sleeps, so nobody may. Hence not the default.
+
+use super::reach::Told;
+use super::sys::{Domain, Registration};
+use crate::error::FabricError;
+use crate::memory::Region;
+use std::sync::Arc;
+
+/// The name under which the words are told; no region has it.
+pub(super) const FLAGS: u64 = u64::MAX;
+/// Words of a ring, and so notices that the peer may not have taken yet.
+pub(super) const ENTRIES: u64 = 256;
+/// Where the peer says how many it has taken.
+const TAKEN_AT: u64 = ENTRIES * 8;
+const BYTES: u64 = TAKEN_AT + 8;
+/// It says so after as many.
+const TAKEN_EVERY: u64 = ENTRIES / 4;
+
+/// One side's words.
+#[derive(Debug)]
+pub(super) struct Flags {
+    memory: Registration,
+    /// Notices that the peer has sent and we have taken; those of which it knows.
+    taken: u64,
+    told: u64,
+    /// Notices that we have sent.
+    sent: u64,
+}
+
+impl Flags {
+    pub(super) fn new(domain: &Arc<Domain>) -> Result<Self, FabricError> {
+        let region = Region::allocate(BYTES as usize, "gradwire-verbs-flags")?;
+        let memory = Registration::new(domain, &region, 0, BYTES)?;
+        Ok(Self { memory, taken: 0, told: 0, sent: 0 })
+    }
+
+    /// What the peer has to know.
+    pub(super) fn told(&self) -> Told {
+        let (_, key, address) = self.memory.keys();
+        Told { offset: 0, bytes: BYTES, address, key }
+    }
+
+    /// The next notice of the peer's.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        let word = self.load(self.taken % ENTRIES * 8);
+        if (word >> 32) as u32 != sequence(self.taken) {
+            return None;
+        }
+        self.taken += 1;
+        Some(word as u32)
+    }
+
+    /// The word that tells the peer how many we have taken, and where it goes; none while it need not know.
+    pub(super) fn acknowledgement(&mut self) -> Option<(u64, [u8; 8])> {
+        if self.taken - self.told < TAKEN_EVERY {
+            return None;
+        }
+        self.told = self.taken;
+        Some((TAKEN_AT, self.taken.to_le_bytes()))
+    }
+
+    /// Would the peer's next word overwrite one that it has not taken? A lie about that hurts the liar's notices only.
+    pub(super) fn is_full(&self) -> bool {
+        self.sent.wrapping_sub(self.load(TAKEN_AT)) >= ENTRIES
+    }
+
+    /// Where the next notice goes.
+    pub(super) fn next_at(&self) -> u64 {
+        self.sent % ENTRIES * 8
+    }
+
+    /// The word of the next notice.
+    pub(super) fn next(&mut self, immediate: u32) -> [u8; 8] {
+        let word = u64::from(sequence(self.sent)) << 32 | u64::from(immediate);
+        self.sent += 1;
+        word.to_le_bytes()
+    }
+
+    fn load(&self, at: u64) -> u64 {
+        // All offsets here are within the region.
+        u64::from_le(self.memory.region.load(at).unwrap_or(0))
+    }
+}
+
+/// What tells a notice from whatever its word was before: never 0, as memory is at first.
+fn sequence(number: u64) -> u32 {
+    (number / ENTRIES) as u32 % (u32::MAX - 1) + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_never_taken_for_the_one_before_it_in_its_place() {
+        for number in [0, ENTRIES - 1, 5 * ENTRIES, u64::from(u32::MAX) * ENTRIES] {
+            assert_ne!(sequence(number), 0, "{number}");
+            assert_ne!(sequence(number), sequence(number + ENTRIES), "{number}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds programs with the driver for RDMA devices, into a target folder of their own, as the feature changes what
-# everything else is built with. build.sh NAME...: "daemons", or an integration test of the crate `tests`. They lie in
-# FOLDER/bin then, under their names; prints FOLDER.
+# everything else is built with. build.sh NAME...: "daemons", "bench", or an integration test of the crate `tests`. They
+# lie in FOLDER/bin then, under their names; prints FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=${CARGO_TARGET_DIR:-target}/guest
@@ -11,6 +11,11 @@ for name in "$@"; do
         cargo build --quiet --release --locked --target-dir "$folder" --bins -p gradwire -p gradwire-scheduler \
             -p gradwire-server -p gradwire-worker --features gradwire-server/verbs,gradwire-worker/verbs
         cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/bin/"
+        continue
+    fi
+    if [ "$name" = bench ]; then
+        cargo build --quiet --release --locked --target-dir "$folder" -p gradwire-benches --features verbs
+        cp "$folder/release/gradwire-bench" "$folder/bin/"
         continue
     fi
     file=$(cargo test --quiet --release --locked --target-dir "$folder" -p gradwire-tests --features verbs \

@@ -12,6 +12,8 @@ const PLOT_HEIGHT: f64 = 280.0;
 const BOTTOM: f64 = 56.0;
 /// About how many marks a linear axis gets.
 const MARKS: f64 = 6.0;
+/// Powers of ten that a logarithmic axis shows marks between.
+const LOG_POWERS_MAX: usize = 4;
 /// Of one range.
 const ROW_HEIGHT: f64 = 34.0;
 /// Room for the names of ranges.
@@ -59,6 +61,8 @@ pub(crate) struct Range {
     pub(crate) name: String,
     pub(crate) from: f64,
     pub(crate) to: f64,
+    /// Others are compared with it.
+    pub(crate) is_baseline: bool,
 }
 
 /// Ranges below one another, over a logarithmic axis.
@@ -97,13 +101,16 @@ impl Axis {
         Self { is_log: false, low: 0.0, high: count * step, start, end, marks }
     }
 
-    /// Around all values, with marks at 1, 2 and 5 times powers of ten.
+    /// From a mark to a mark that hold all values: 1, 2 and 5 times powers of ten, or powers only where those are many.
     fn log(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
         let (low, high) = extent(values);
-        let (low, high) = (low / 1.3, high * 1.3);
         let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
-        let marks = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|k| k * 10f64.powi(power)));
-        let marks = marks.filter(|mark| (low..=high).contains(mark)).collect();
+        let factors: &[f64] = if powers.clone().count() > LOG_POWERS_MAX { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let all: Vec<f64> =
+            powers.flat_map(|power| factors.iter().map(move |k| k * 10f64.powi(power))).collect();
+        let low = all.iter().copied().rev().find(|mark| *mark <= low).unwrap_or(low);
+        let high = all.iter().copied().find(|mark| *mark >= high && *mark > low).unwrap_or(low * 10.0);
+        let marks = all.into_iter().filter(|mark| (low..=high).contains(mark)).collect();
         Self { is_log: true, low, high, start, end, marks }
     }
 
@@ -242,10 +249,14 @@ impl Ranges<'_> {
                 continue;
             }
             let (from, to) = (x.at(range.from), x.at(range.to));
-            let _ =
-                writeln!(svg, "<path class=\"c0 line\" d=\"M{from:.1} {at}H{:.1}\"/>", (to - 4.5).max(from));
-            let _ = writeln!(svg, "<circle class=\"c0\" cx=\"{from:.1}\" cy=\"{at}\" r=\"4.5\"/>");
-            let _ = writeln!(svg, "<circle class=\"c0 open\" cx=\"{to:.1}\" cy=\"{at}\" r=\"4.5\"/>");
+            let colour = if range.is_baseline { BASELINE_COLOUR } else { 0 };
+            let _ = writeln!(
+                svg,
+                "<path class=\"c{colour} line\" d=\"M{from:.1} {at}H{:.1}\"/>",
+                (to - 4.5).max(from)
+            );
+            let _ = writeln!(svg, "<circle class=\"c{colour}\" cx=\"{from:.1}\" cy=\"{at}\" r=\"4.5\"/>");
+            let _ = writeln!(svg, "<circle class=\"c{colour} open\" cx=\"{to:.1}\" cy=\"{at}\" r=\"4.5\"/>");
         }
         let _ = writeln!(svg, "<path class=\"axis\" d=\"M{NAMES} {top}V{floor}H{}\"/>", WIDTH - RIGHT);
         let _ = writeln!(
@@ -339,12 +350,14 @@ mod tests {
         assert!(y.at(80.0) < y.at(10.0) && y.at(0.0) == 300.0);
         let x = Axis::of_values(&[1.0, 10.0, 100.0], 0.0, 100.0);
         assert!((x.at(10.0) - 50.0).abs() < 1e-9 && x.marks.len() == 3);
-        assert_eq!(Axis::log([1.0, 9.0].into_iter(), 0.0, 1.0).marks, [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(Axis::log([1.2, 9.0].into_iter(), 0.0, 1.0).marks, [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(Axis::log([3.0, 2e4].into_iter(), 0.0, 1.0).marks, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5]);
+        assert_eq!(Axis::log([5.0, 5.0].into_iter(), 0.0, 1.0).marks, [5.0, 10.0]);
     }
 
     #[test]
     fn ranges_have_two_ends_each() {
-        let range = |name: &str, from, to| Range { name: name.into(), from, to };
+        let range = |name: &str, from, to| Range { name: name.into(), from, to, is_baseline: false };
         let ranges = vec![range("push", 10.0, 40.0), range("odd", f64::NAN, 1.0)];
         let svg = Ranges { title: "t", subtitle: "s", x_label: "us", ranges }.svg();
         assert_eq!(svg.matches("<circle").count(), 2);

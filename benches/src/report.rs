@@ -170,6 +170,7 @@ fn format_figure(value: f64) -> String {
         100.0.. => format!("{value:.0}"),
         10.0..100.0 => format!("{value:.1}"),
         1.0..10.0 => format!("{value:.2}"),
+        0.0..0.1 => format!("{value:.4}"),
         _ => format!("{value:.3}"),
     }
 }

@@ -46,10 +46,16 @@ impl GradwireSubject {
         Self { label, variant, ..self }
     }
 
+    /// The same with settings, as `key=value`, of all its processes.
+    pub(crate) fn with_settings(mut self, settings: &[String]) -> Self {
+        self.settings.extend_from_slice(settings);
+        self
+    }
+
     /// The same with another placement, which names it.
     pub(crate) fn with_placement(self, placement: &'static str) -> Self {
-        let settings = vec![format!("transport.placement={placement}")];
-        Self { label: placement, placement, settings, ..self }
+        let setting = format!("transport.placement={placement}");
+        Self { label: placement, placement, ..self.with_settings(&[setting]) }
     }
 
     fn start(&self, spec: &WorkSpec) -> anyhow::Result<Cluster> {

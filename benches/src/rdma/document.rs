@@ -161,7 +161,8 @@ fn latency(rows: &[Row]) -> Option<String> {
     let small = |row: &&Row| row.gb_per_s.is_none() && row.pairs.is_some();
     let ranges = rows.iter().filter(small).filter_map(|row| {
         let name = format!("{}, {} bytes", row.name, row.bytes?);
-        Some(Range { name, from: row.p50_us?, to: row.p99_us? })
+        let is_baseline = row.name == "ib_write_lat";
+        Some(Range { name, from: row.p50_us?, to: row.p99_us?, is_baseline })
     });
     let ranges: Vec<Range> = ranges.collect();
     let chart = Ranges {

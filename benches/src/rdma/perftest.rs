@@ -5,6 +5,7 @@
 
 use super::cpus;
 use crate::measure::{Sample, Subject};
+use crate::report;
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use std::process::{Child, Command, Stdio};
@@ -80,7 +81,33 @@ impl Perftest {
         ended.with_context(|| format!("{name} printed:\n{text}"))?;
         Ok(text)
     }
+
+    fn sample(&self, spec: &WorkSpec) -> anyhow::Result<Sample> {
+        let (seconds, payload_bytes, latencies_ns) = match self.tool {
+            Tool::WriteBandwidth => {
+                let count = super::writes_within(spec);
+                let bytes_per_s = bandwidth(&self.output(spec.bytes, count)?)?;
+                ((spec.bytes * count) as f64 / bytes_per_s, spec.bytes * count, Vec::new())
+            }
+            Tool::WriteLatency => {
+                let count = super::round_trips_within(spec);
+                let latencies_ns = latencies(&self.output(super::PING_BYTES, count)?)?;
+                let seconds = latencies_ns.iter().sum::<u64>() as f64 * 2e-9;
+                (seconds, super::PING_BYTES * 2 * count, latencies_ns)
+            }
+        };
+        Ok(Sample { seconds, payload_bytes, latencies_ns, cpu_seconds: f64::NAN })
+    }
 }
+
+/// perftest divides counts of the CPU's clock by its frequency, which it measures at each start. Where it cannot, which
+/// happens on a busy machine, it prints infinities.
+#[derive(Debug, thiserror::Error)]
+#[error("perftest could not tell the frequency of the CPU's clock")]
+struct NoClock;
+
+/// So often a run is tried where that happens.
+const ATTEMPTS: u32 = 5;
 
 /// A process that does not outlive its handle.
 struct Running(Child);
@@ -137,25 +164,13 @@ impl Subject for Perftest {
     }
 
     fn run(&mut self, spec: &WorkSpec) -> anyhow::Result<Sample> {
-        match self.tool {
-            Tool::WriteBandwidth => {
-                let count = super::writes_within(spec);
-                let text = self.output(spec.bytes, count)?;
-                let bytes_per_s =
-                    bandwidth(&text).with_context(|| format!("ib_write_bw printed:\n{text}"))?;
-                let payload_bytes = spec.bytes * count;
-                let seconds = payload_bytes as f64 / bytes_per_s;
-                Ok(Sample { seconds, payload_bytes, latencies_ns: Vec::new(), cpu_seconds: f64::NAN })
-            }
-            Tool::WriteLatency => {
-                let count = super::round_trips_within(spec);
-                let text = self.output(super::PING_BYTES, count)?;
-                let latencies_ns = latencies(&text)?;
-                let seconds = latencies_ns.iter().sum::<u64>() as f64 * 2e-9;
-                let payload_bytes = super::PING_BYTES * 2 * count;
-                Ok(Sample { seconds, payload_bytes, latencies_ns, cpu_seconds: f64::NAN })
+        for _ in 1..ATTEMPTS {
+            match self.sample(spec) {
+                Err(error) if error.is::<NoClock>() => report::progress(&format!("once more: {error}")),
+                sample => return sample,
             }
         }
+        self.sample(spec)
     }
 
     fn stop(&mut self) {}
@@ -164,7 +179,8 @@ impl Subject for Perftest {
 /// The average that `ib_write_bw` prints, in bytes per second.
 fn bandwidth(text: &str) -> anyhow::Result<f64> {
     let mut lines = text.lines().map(str::trim).skip_while(|line| !line.starts_with("#bytes"));
-    let (heading, values) = lines.next().zip(lines.next()).context("there is no table in it")?;
+    let (heading, values) =
+        lines.next().zip(lines.next()).with_context(|| format!("there is no table in it:\n{text}"))?;
     let unit = heading.split_once("BW average[").and_then(|(_, rest)| rest.split_once(']'));
     let bytes_per_unit = match unit.map(|(unit, _)| unit) {
         // Both words stand for 2^20 bytes, in perftest.
@@ -177,6 +193,7 @@ fn bandwidth(text: &str) -> anyhow::Result<f64> {
         anyhow::bail!("{} numbers where five are expected", values.len())
     };
     let bytes_per_s = average * bytes_per_unit;
+    anyhow::ensure!(bytes_per_s.is_finite() && mega_writes_per_s.is_finite(), NoClock);
     // The rate of writes says the same in another unit: were ours misunderstood, it would be 5 % off or more.
     let by_rate = mega_writes_per_s * 1e6 * bytes;
     let resolution = 0.5e-6 / mega_writes_per_s + 0.01 / average;
@@ -195,9 +212,10 @@ fn latencies(text: &str) -> anyhow::Result<Vec<u64>> {
         number.trim().parse::<u64>().ok()?;
         us.trim().parse::<f64>().ok()
     });
-    let all: Vec<u64> = parsed.map(|us| (us * 1e3) as u64).collect();
+    let all: Vec<f64> = parsed.collect();
     anyhow::ensure!(!all.is_empty(), "ib_write_lat printed no times:\n{text}");
-    Ok(all)
+    anyhow::ensure!(all.iter().all(|us| us.is_finite() && *us >= 0.0), NoClock);
+    Ok(all.into_iter().map(|us| (us * 1e3) as u64).collect())
 }
 
 #[cfg(test)]
@@ -229,7 +247,7 @@ mod tests {
         // As if they were decimal megabytes.
         assert!(error(&MIB.replace("0.000656", "0.000626")).contains("by its rate"));
         assert!(error("nothing").contains("no table"));
-        assert!(error(&MIB.replace("41.03", "-nan")).contains("by its average"));
+        assert!(error(&MIB.replace("41.03", "-nan")).contains("frequency"));
         assert!(error(&MIB.replace("41.03", "")).contains("numbers"));
     }
 
@@ -237,6 +255,8 @@ mod tests {
     fn every_half_round_trip_is_taken_and_nothing_else() {
         assert_eq!(latencies(LATENCIES).expect("times"), [4_195_030, 9_019, 14_011]);
         assert!(latencies(MIB).is_err());
+        let error = latencies(&LATENCIES.replace("14.011", "inf")).expect_err("no time");
+        assert!(error.is::<NoClock>(), "{error}");
     }
 
     #[test]

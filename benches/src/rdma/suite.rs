@@ -32,6 +32,10 @@ pub(crate) struct RdmaArgs {
     /// The device's address, which perftest's ends meet at.
     #[arg(long, value_name = "IP", default_value = "10.9.0.1")]
     address: String,
+    /// A setting of all daemons and clients but those of the part `registered`, such as memory.spin_us=1000. May be
+    /// repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
 }
 
 const KIB: u64 = 1 << 10;
@@ -49,6 +53,7 @@ pub(super) struct Plan {
     pairs: u32,
     seconds: f64,
     address: String,
+    settings: Vec<String>,
 }
 
 impl Plan {
@@ -97,6 +102,7 @@ pub(crate) fn run(args: &RdmaArgs) -> anyhow::Result<()> {
         pairs: args.pairs,
         seconds: if args.quick { 0.15 } else { 0.5 },
         address: args.address.clone(),
+        settings: args.set.clone(),
     };
     let mut document = Document::new(procfs::describe_machine());
     for (name, part) in PARTS.into_iter().filter(|(name, _)| chosen(name)) {
@@ -153,10 +159,10 @@ fn compare(
             device: Some(DEVICE.to_owned()),
             transport: Some(transport.to_owned()),
             bytes: Some(spec.bytes),
+            workers: subject.placement(spec).map(|_| spec.workers),
+            servers: subject.placement(spec).map(|_| spec.servers),
             placement: subject.placement(spec),
             buffers: subject.buffers(spec),
-            workers: Some(spec.workers),
-            servers: Some(spec.servers),
             pairs: Some(plan.pairs),
             ..Row::default()
         };
@@ -169,6 +175,7 @@ fn compare(
         }
         if let Some(series) = throughput.as_ref().map(|all| &all[index]) {
             row.gb_per_s = series.gb_per_s();
+            row.cpu_s_per_gb = series.cpu_s_per_gb();
             row.spread = series.spread();
             row.ratio_to_ib_write_bw =
                 baseline(&throughput, Tool::WriteBandwidth).and_then(|theirs| series.ratio_to(&theirs));
@@ -211,8 +218,12 @@ fn perftest(plan: &Plan, tool: Tool) -> Box<dyn Subject> {
     Box::new(Perftest { tool, address: plan.address.clone() })
 }
 
-fn verbs(label: &'static str, rule: Rule, buffers: Buffers) -> GradwireSubject {
-    GradwireSubject::new("verbs").with_variant(label, Variant { rule, buffers })
+fn gradwire(plan: &Plan, transport: &'static str) -> GradwireSubject {
+    GradwireSubject::new(transport).with_settings(&plan.settings)
+}
+
+fn verbs(plan: &Plan, label: &'static str, rule: Rule, buffers: Buffers) -> GradwireSubject {
+    gradwire(plan, "verbs").with_variant(label, Variant { rule, buffers })
 }
 
 /// Writes over a raw channel.
@@ -234,15 +245,23 @@ fn raw(plan: &Plan) -> anyhow::Result<Vec<Row>> {
 /// The seed paper's smallest message.
 const FOUR_FLOATS_BYTES: u64 = 16;
 
-/// A small write back and forth, and the client's smallest operations.
+/// Longer than a round trip takes under emulation, so that nobody sleeps.
+const SPINNING: &str = "memory.spin_us=5000";
+
+/// A small write back and forth, and the client's smallest operations: as it waits by default, and with both its ends
+/// spinning, as perftest's do.
 fn latency(plan: &Plan) -> anyhow::Result<Vec<Row>> {
-    let client = |label, op| {
-        Box::new(Doing { subject: verbs(label, Rule::Sgd, Buffers::Library), op }) as Box<dyn Subject>
+    let client = |label, op, settings: &[String]| {
+        let subject = verbs(plan, label, Rule::Sgd, Buffers::Library).with_settings(settings);
+        Box::new(Doing { subject, op }) as Box<dyn Subject>
     };
+    let spinning = [SPINNING.to_owned()];
     let mut subjects: Vec<Box<dyn Subject>> = vec![
         Box::new(RawChannel::new(Way::PingPong, KIB as usize)),
-        client("push", Op::Push),
-        client("push_pull", Op::PushPull),
+        client("push", Op::Push, &[]),
+        client("push_pull", Op::PushPull, &[]),
+        client("push_spinning", Op::Push, &spinning),
+        client("push_pull_spinning", Op::PushPull, &spinning),
         perftest(plan, Tool::WriteLatency),
     ];
     let spec = plan.spec("latency", Op::PushPull, FOUR_FLOATS_BYTES, 1);
@@ -259,8 +278,8 @@ fn latency(plan: &Plan) -> anyhow::Result<Vec<Row>> {
 fn push(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let sizes = plan.sizes(&[64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]);
     let mut subjects: Vec<Box<dyn Subject>> = vec![
-        Box::new(verbs("push_assign", Rule::Assign, Buffers::Library)),
-        Box::new(verbs("push_sum", Rule::Sum, Buffers::Library)),
+        Box::new(verbs(plan, "push_assign", Rule::Assign, Buffers::Library)),
+        Box::new(verbs(plan, "push_sum", Rule::Sum, Buffers::Library)),
         perftest(plan, Tool::WriteBandwidth),
     ];
     let mut rows = Vec::new();
@@ -274,13 +293,17 @@ fn push(plan: &Plan) -> anyhow::Result<Vec<Row>> {
 
 /// Several, but no more bytes than a run moves within its time.
 fn in_flight(bytes: u64) -> u32 {
-    u32::try_from((16 * MIB / bytes).clamp(2, 16)).unwrap_or(2)
+    u32::try_from((32 * MIB / bytes).clamp(1, 16)).unwrap_or(1)
 }
 
-/// The same work over every driver.
+/// The same work over every driver, by the rule that only copies: an emulated CPU adds floats slower than drivers move
+/// them.
 fn transports(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let mut subjects: Vec<Box<dyn Subject>> = ["shm", "unix", "tcp", "verbs"]
-        .map(|transport| Box::new(GradwireSubject::new(transport)) as Box<dyn Subject>)
+        .map(|transport| {
+            let variant = Variant { rule: Rule::Assign, ..Variant::default() };
+            Box::new(gradwire(plan, transport).with_variant(transport, variant)) as Box<dyn Subject>
+        })
         .into();
     let mut rows = Vec::new();
     for bytes in plan.sizes(&[4 * KIB, 64 * KIB, MIB]) {
@@ -293,7 +316,7 @@ fn transports(plan: &Plan) -> anyhow::Result<Vec<Row>> {
 
 /// Pushes that the sender copies first beside those that it does not copy, one at a time.
 fn zero_copy(plan: &Plan) -> anyhow::Result<Vec<Row>> {
-    let variant = |buffers| Box::new(verbs("zero_copy", Rule::Assign, buffers)) as Box<dyn Subject>;
+    let variant = |buffers| Box::new(verbs(plan, "zero_copy", Rule::Assign, buffers)) as Box<dyn Subject>;
     let mut subjects = [Buffers::Library, Buffers::Registered, Buffers::Plain].map(variant);
     let mut rows = Vec::new();
     for bytes in plan.sizes(&[64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB]) {
@@ -311,16 +334,14 @@ fn placement(plan: &Plan) -> anyhow::Result<Vec<Row>> {
         report::progress("placement: SKIPPED, the servers of this build know no --placement");
         return Ok(Vec::new());
     }
-    let subject = |name| Box::new(GradwireSubject::new("verbs").with_placement(name)) as Box<dyn Subject>;
+    let subject = |name| {
+        let subject = verbs(plan, name, Rule::Assign, Buffers::Library);
+        Box::new(subject.with_placement(name)) as Box<dyn Subject>
+    };
     let mut subjects = PLACEMENTS.map(subject);
     let mut rows = Vec::new();
     for bytes in plan.sizes(&[4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]) {
-        let spec = plan.spec(
-            "placement",
-            Op::PushPull,
-            bytes,
-            in_flight(bytes).min(if bytes > 16 * MIB { 1 } else { 4 }),
-        );
+        let spec = plan.spec("placement", Op::PushPull, bytes, in_flight(bytes).min(4));
         let comparison = Comparison { spec, name: Some("placement"), throughput: true, latency: false };
         for mut row in compare(plan, &comparison, &mut subjects)? {
             row.transport = Some("verbs".to_owned());
@@ -335,7 +356,7 @@ mod tests {
     use super::*;
 
     fn plan(quick: bool) -> Plan {
-        Plan { quick, pairs: 2, seconds: 0.1, address: "10.9.0.1".into() }
+        Plan { quick, pairs: 2, seconds: 0.1, address: "10.9.0.1".into(), settings: Vec::new() }
     }
 
     struct Fixed(&'static str, u64);
@@ -378,6 +399,6 @@ mod tests {
         let all = [4 * KIB, 64 * KIB, MIB];
         assert_eq!(plan(true).sizes(&all), [64 * KIB, MIB]);
         assert_eq!(plan(false).sizes(&all), all);
-        assert_eq!((in_flight(4 * KIB), in_flight(4 * MIB), in_flight(64 * MIB)), (16, 4, 2));
+        assert_eq!((in_flight(4 * KIB), in_flight(4 * MIB), in_flight(64 * MIB)), (16, 8, 1));
     }
 }

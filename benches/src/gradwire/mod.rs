@@ -24,6 +24,8 @@ pub(crate) struct GradwireSubject {
     placement: &'static str,
     /// Settings, as `key=value`, of all its processes.
     settings: Vec<String>,
+    /// The CPUs that workers and servers stay on.
+    cpus: Option<(usize, usize)>,
     cluster: Option<Cluster>,
 }
 
@@ -37,6 +39,7 @@ impl GradwireSubject {
             variant: Variant::default(),
             placement: "slot",
             settings: Vec::new(),
+            cpus: None,
             cluster: None,
         }
     }
@@ -52,6 +55,11 @@ impl GradwireSubject {
         self
     }
 
+    /// The same with all workers on the first of these CPUs, and all servers on the second.
+    pub(crate) fn with_cpus(self, cpus: (usize, usize)) -> Self {
+        Self { cpus: Some(cpus), ..self }
+    }
+
     /// The same with another placement, which names it.
     pub(crate) fn with_placement(self, placement: &'static str) -> Self {
         let setting = format!("transport.placement={placement}");
@@ -60,7 +68,7 @@ impl GradwireSubject {
 
     fn start(&self, spec: &WorkSpec) -> anyhow::Result<Cluster> {
         let Daemons { children, scheduler } =
-            start_daemons(self.transport, spec.servers, spec.workers, &self.settings, "off")?;
+            start_daemons(self.transport, (spec.servers, spec.workers), &self.settings, "off", self.cpus)?;
         let mut workers = Vec::new();
         for rank in 0..spec.workers {
             let args =
@@ -68,6 +76,7 @@ impl GradwireSubject {
             let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
             args.push(rank.to_string());
             args.extend(self.variant.arguments());
+            args.extend(self.cpus.iter().flat_map(|cpus| ["--cpu".to_owned(), cpus.0.to_string()]));
             args.extend(self.settings.iter().flat_map(|setting| ["--set".to_owned(), setting.clone()]));
             workers.push(Child::spawn_self(&format!("gradwire worker {rank}"), &args, Vec::new())?);
         }
@@ -89,22 +98,22 @@ pub(crate) struct Daemons {
 }
 
 /// Starts a scheduler and its servers, which do not have to be ready yet when this returns. `settings`: as
-/// `key=value`. `http`: where servers serve it.
+/// `key=value`. `http`: where servers serve it. `cpus`: of which servers stay on the second.
 ///
 /// # Errors
 /// A program is not there, or the scheduler does not say where it listens.
 pub(crate) fn start_daemons(
     transport: &str,
-    servers: u32,
-    workers: u32,
+    shape: (u32, u32),
     settings: &[String],
     http: &str,
+    cpus: Option<(usize, usize)>,
 ) -> anyhow::Result<Daemons> {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let directory = std::env::temp_dir().join(format!("gradwire-bench-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
-    let started = start_at(&directory.join("ports"), transport, (servers, workers), settings, http);
+    let started = start_at(&directory.join("ports"), transport, shape, settings, http, cpus);
     let _ = std::fs::remove_dir_all(&directory);
     started
 }
@@ -115,14 +124,15 @@ fn start_at(
     (servers, workers): (u32, u32),
     settings: &[String],
     http: &str,
+    cpus: Option<(usize, usize)>,
 ) -> anyhow::Result<Daemons> {
-    let mut command = daemon("gradwire-scheduler", transport, settings)?;
+    let mut command = daemon("gradwire-scheduler", transport, settings, None)?;
     command.args(["--scheduler", "127.0.0.1:0", "--workers", &workers.to_string(), "--http", "off"]);
     command.args(["--servers", &servers.to_string()]).arg("--port-file").arg(port_file);
     let mut children = vec![Child::spawn("gradwire-scheduler", command)?];
     let scheduler = wait_for_address(port_file)?;
     for rank in 0..servers {
-        let mut command = daemon("gradwire-server", transport, settings)?;
+        let mut command = daemon("gradwire-server", transport, settings, cpus.map(|cpus| cpus.1))?;
         command.args(["--scheduler", &scheduler, "--rank", &rank.to_string(), "--http", http]);
         children.push(Child::spawn(&format!("gradwire-server {rank}"), command)?);
     }
@@ -150,9 +160,17 @@ pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn daemon(name: &str, transport: &str, settings: &[String]) -> anyhow::Result<Command> {
+fn daemon(name: &str, transport: &str, settings: &[String], cpu: Option<usize>) -> anyhow::Result<Command> {
     let (driver, unix) = driver_of(transport);
-    let mut command = Command::new(program(name)?);
+    let program = program(name)?;
+    let mut command = match cpu {
+        Some(cpu) => {
+            let mut command = Command::new("taskset");
+            command.arg(format!("{:x}", 1_u64 << cpu)).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
     command
         .args(["--transport", driver, "--log", "warn"])
         .args(["--set", &format!("node.unix_sockets={unix}")])

@@ -28,6 +28,9 @@ pub(crate) struct WorkerArgs {
     /// Settings, as `key=value`.
     #[arg(long)]
     set: Vec<String>,
+    /// The CPU to stay on.
+    #[arg(long)]
+    cpu: Option<usize>,
     #[command(flatten)]
     variant: Variant,
 }
@@ -98,6 +101,7 @@ impl Variant {
 /// Connects, then does what it is told until its input ends.
 pub(crate) fn main(args: &WorkerArgs) -> anyhow::Result<()> {
     child::die_with_parent()?;
+    args.cpu.map_or(Ok(()), child::stay_on)?;
     let client = Client::connect(settings(&args.scheduler, &args.transport, args.rank, &args.set)?)?;
     child::say(&FromChild::Ready)?;
     let mut work: Option<Work> = None;

@@ -4,7 +4,7 @@
 //! It must not know of batches or clusters. Both ends poll and never sleep, as perftest's do.
 
 use super::cpus;
-use crate::child::{self, Child};
+use crate::child::{self, Child, stay_on};
 use crate::measure::{Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
@@ -194,13 +194,6 @@ impl End {
 fn notice(immediate: u32) -> Write<'static> {
     let remote = RemoteSpan { key: RemoteKey(0), offset: 0 };
     Write { id: 0, gather: &[], remote, immediate: Some(immediate), signaled: true }
-}
-
-/// Holds the calling thread to one CPU.
-fn stay_on(cpu: usize) -> anyhow::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    sched_setaffinity(None, &set).context("cannot stay on one CPU")
 }
 
 /// Lets the calling thread run everywhere again.

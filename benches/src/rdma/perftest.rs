@@ -101,7 +101,7 @@ impl Perftest {
 }
 
 /// perftest divides counts of the CPU's clock by its frequency, which it measures at each start. Where it cannot, which
-/// happens on a busy machine, it prints infinities.
+/// happens on a busy machine, it prints infinities, or zeros.
 #[derive(Debug, thiserror::Error)]
 #[error("perftest could not tell the frequency of the CPU's clock")]
 struct NoClock;
@@ -193,7 +193,7 @@ fn bandwidth(text: &str) -> anyhow::Result<f64> {
         anyhow::bail!("{} numbers where five are expected", values.len())
     };
     let bytes_per_s = average * bytes_per_unit;
-    anyhow::ensure!(bytes_per_s.is_finite() && mega_writes_per_s.is_finite(), NoClock);
+    anyhow::ensure!(bytes_per_s.is_finite() && bytes_per_s > 0.0 && mega_writes_per_s.is_finite(), NoClock);
     // The rate of writes says the same in another unit: were ours misunderstood, it would be 5 % off or more.
     let by_rate = mega_writes_per_s * 1e6 * bytes;
     let resolution = 0.5e-6 / mega_writes_per_s + 0.01 / average;
@@ -248,6 +248,7 @@ mod tests {
         assert!(error(&MIB.replace("0.000656", "0.000626")).contains("by its rate"));
         assert!(error("nothing").contains("no table"));
         assert!(error(&MIB.replace("41.03", "-nan")).contains("frequency"));
+        assert!(error(&MIB.replace("41.03", "0.00").replace("0.000656", "0.000000")).contains("frequency"));
         assert!(error(&MIB.replace("41.03", "")).contains("numbers"));
     }
 

@@ -60,7 +60,7 @@ const SMALL: [&str; 4] = [
 fn with_workers(count: u32) -> anyhow::Result<Vec<Row>> {
     let small = SMALL.map(str::to_owned);
     let (of_server, of_worker) = (free_address()?, free_address()?);
-    let daemons = start_daemons("verbs", 1, count, &small, &of_server.to_string())?;
+    let daemons = start_daemons("verbs", (1, count), &small, &of_server.to_string(), None)?;
     let worker = |rank| -> anyhow::Result<Settings> {
         let mut settings = settings(&daemons.scheduler, "verbs", rank, &small)?;
         if rank == 0 {

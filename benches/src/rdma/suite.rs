@@ -12,7 +12,6 @@ use crate::measure::{self, Sample, Series, Subject};
 use crate::procfs;
 use crate::report::{self, Row};
 use crate::workload::{Op, WorkSpec};
-use anyhow::Context as _;
 use clap::Args;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -105,6 +104,7 @@ pub(crate) fn run(args: &RdmaArgs) -> anyhow::Result<()> {
         settings: args.set.clone(),
     };
     let mut document = Document::new(procfs::describe_machine());
+    let mut failures: Vec<String> = Vec::new();
     for (name, part) in PARTS.into_iter().filter(|(name, _)| chosen(name)) {
         if started.elapsed() > BUDGET {
             let note = format!("{name}: not measured, as {} s were used up before it", BUDGET.as_secs());
@@ -113,14 +113,20 @@ pub(crate) fn run(args: &RdmaArgs) -> anyhow::Result<()> {
             continue;
         }
         report::progress(&format!("{name}, after {} s", started.elapsed().as_secs()));
-        let rows = part(&plan).with_context(|| format!("measuring {name}"))?;
-        if rows.is_empty() {
-            document.notes.push(format!("{name}: nothing to measure in this build"));
+        match part(&plan) {
+            Ok(rows) if rows.is_empty() => {
+                document.notes.push(format!("{name}: nothing to measure in this build"));
+            }
+            Ok(rows) => document.rows.extend(rows.into_iter().map(Row::rounded)),
+            // What else there is, is told before it ends with this.
+            Err(error) => failures.push(format!("{name}: {error:#}")),
         }
-        document.rows.extend(rows.into_iter().map(Row::rounded));
     }
     document.notes.push(format!("measured in {} s", started.elapsed().as_secs()));
-    document.print()
+    document.notes.extend(failures.iter().map(|failure| format!("FAILED {failure}")));
+    document.print()?;
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join("; "));
+    Ok(())
 }
 
 /// One work with several subjects, and which figures are taken of it.
@@ -180,7 +186,7 @@ fn compare(
             row.ratio_to_ib_write_bw =
                 baseline(&throughput, Tool::WriteBandwidth).and_then(|theirs| series.ratio_to(&theirs));
         }
-        rows.push(row);
+        rows.push(row.rounded());
     }
     report::progress(report::table(&rows).trim_end());
     Ok(rows)
@@ -249,19 +255,23 @@ const FOUR_FLOATS_BYTES: u64 = 16;
 const SPINNING: &str = "memory.spin_us=5000";
 
 /// A small write back and forth, and the client's smallest operations: as it waits by default, and with both its ends
-/// spinning, as perftest's do.
+/// spinning on a CPU each, as perftest's do.
 fn latency(plan: &Plan) -> anyhow::Result<Vec<Row>> {
-    let client = |label, op, settings: &[String]| {
-        let subject = verbs(plan, label, Rule::Sgd, Buffers::Library).with_settings(settings);
+    let sleeping = |label, op| {
+        let subject = verbs(plan, label, Rule::Sgd, Buffers::Library);
         Box::new(Doing { subject, op }) as Box<dyn Subject>
     };
-    let spinning = [SPINNING.to_owned()];
+    let spinning = |label, op| {
+        let subject = verbs(plan, label, Rule::Sgd, Buffers::Library);
+        let subject = subject.with_settings(&[SPINNING.to_owned()]).with_cpus(super::cpus());
+        Box::new(Doing { subject, op }) as Box<dyn Subject>
+    };
     let mut subjects: Vec<Box<dyn Subject>> = vec![
         Box::new(RawChannel::new(Way::PingPong, KIB as usize)),
-        client("push", Op::Push, &[]),
-        client("push_pull", Op::PushPull, &[]),
-        client("push_spinning", Op::Push, &spinning),
-        client("push_pull_spinning", Op::PushPull, &spinning),
+        sleeping("push", Op::Push),
+        sleeping("push_pull", Op::PushPull),
+        spinning("push_spinning", Op::Push),
+        spinning("push_pull_spinning", Op::PushPull),
         perftest(plan, Tool::WriteLatency),
     ];
     let spec = plan.spec("latency", Op::PushPull, FOUR_FLOATS_BYTES, 1);
@@ -291,9 +301,9 @@ fn push(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Several, but no more bytes than a run moves within its time.
+/// As many as `ib_write_bw` has under way, but not so many bytes that one round takes a whole run's time.
 fn in_flight(bytes: u64) -> u32 {
-    u32::try_from((32 * MIB / bytes).clamp(1, 16)).unwrap_or(1)
+    u32::try_from((32 * MIB / bytes).clamp(1, 64)).unwrap_or(1)
 }
 
 /// The same work over every driver, by the rule that only copies: an emulated CPU adds floats slower than drivers move
@@ -399,6 +409,6 @@ mod tests {
         let all = [4 * KIB, 64 * KIB, MIB];
         assert_eq!(plan(true).sizes(&all), [64 * KIB, MIB]);
         assert_eq!(plan(false).sizes(&all), all);
-        assert_eq!((in_flight(4 * KIB), in_flight(4 * MIB), in_flight(64 * MIB)), (16, 8, 1));
+        assert_eq!((in_flight(4 * KIB), in_flight(4 * MIB), in_flight(64 * MIB)), (64, 8, 1));
     }
 }

@@ -17,14 +17,14 @@ const LOG_POWERS_MAX: usize = 4;
 /// Of one range.
 const ROW_HEIGHT: f64 = 34.0;
 /// Room for the names of ranges.
-const NAMES: f64 = 190.0;
+const NAMES: f64 = 236.0;
 
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#333}.title{font-size:15px;font-weight:600}\
-.small{font-size:12px;fill:#666}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
+const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
+.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.base{stroke-dasharray:6 4}\
 .c0{stroke:#0b62c4;fill:#0b62c4}.c1{stroke:#c8501e;fill:#c8501e}.c2{stroke:#2a8f4f;fill:#2a8f4f}\
 .c3{stroke:#8a4fc0;fill:#8a4fc0}.c4{stroke:#777;fill:#777}.line{fill:none}.open{fill:none;stroke-width:2}\
-@media(prefers-color-scheme:dark){text{fill:#ddd}.small{fill:#aaa}.axis{stroke:#999}\
+@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}\
 .c0{stroke:#6cb2ff;fill:#6cb2ff}.c1{stroke:#ff9966;fill:#ff9966}.c2{stroke:#5fcf8a;fill:#5fcf8a}\
 .c3{stroke:#c59bf0;fill:#c59bf0}.c4{stroke:#aaa;fill:#aaa}.line,.open{fill:none}}";
 

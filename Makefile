@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo test test-all check fix bench fuzz clean help
+.PHONY: demo test test-all check fix bench bench-rdma fuzz clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -13,6 +13,8 @@ TRAIN ?=
 # make bench
 JSON ?=
 BENCH ?=
+# make bench-rdma
+RDMA ?=
 # make fuzz: seconds for each target, and which (all unless named)
 SECONDS := 60
 TARGETS ?=
@@ -76,6 +78,10 @@ bench:
 	@deploy/bootstrap.sh bench
 	@cargo build --release --locked --bins $(PROGRAMS) -p gradwire-benches
 	@$(RELEASE)/gradwire-bench $(if $(JSON),--json $(JSON)) $(BENCH)
+
+## bench-rdma  Gradwire over an RDMA device beside perftest, in a guest with a software one [JSON=FILE RDMA='--quick']
+bench-rdma:
+	@benches/rdma.sh '$(JSON)' $(RDMA)
 
 ## fuzz      every decoder and engine under libFuzzer [SECONDS=60 each, TARGETS='batch_decode …']
 fuzz:

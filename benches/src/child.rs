@@ -4,6 +4,7 @@
 //! It must not know what is said. Every wait has a deadline.
 
 use anyhow::Context as _;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{ChildStdin, Command, Stdio};
@@ -105,6 +106,13 @@ impl Drop for Child {
 pub(crate) fn die_with_parent() -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .context("cannot ask the kernel to be ended with the parent")
+}
+
+/// Holds the calling thread, and those that it will start, to one CPU.
+pub(crate) fn stay_on(cpu: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).context("cannot stay on one CPU")
 }
 
 /// To be called in a child: says something to the parent.

@@ -16,9 +16,19 @@ pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToWorker {
-    Connect { servers: Vec<SocketAddr> },
-    Declare { session: u64, rank: u32, spec: WorkSpec },
-    Run { rounds: u64 },
+    Connect {
+        servers: Vec<SocketAddr>,
+    },
+    Declare {
+        session: u64,
+        rank: u32,
+        spec: WorkSpec,
+    },
+    Run {
+        rounds: u64,
+    },
+    /// To look whether the server has what was pushed, where a run itself brings nothing back.
+    Verify,
 }
 
 /// What a child answers, a line each.
@@ -110,6 +120,7 @@ impl Cluster {
         let cpu_before = procfs::cpu_seconds(&pids)?;
         let (seconds, latencies_ns) = self.rounds(self.rounds)?;
         let cpu_seconds = procfs::cpu_seconds(&pids)? - cpu_before;
+        self.ask(|_| ToWorker::Verify)?;
         Ok(Sample { seconds, payload_bytes: spec.payload_bytes(self.rounds), latencies_ns, cpu_seconds })
     }
 }

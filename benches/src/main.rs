@@ -12,7 +12,9 @@ mod gradwire;
 mod grpc;
 mod kernel;
 mod measure;
+mod plot;
 mod procfs;
+mod rdma;
 mod report;
 mod stats;
 mod suite;
@@ -42,6 +44,13 @@ enum Command {
     /// One worker process of Gradwire (started by the benchmark itself).
     #[command(hide = true)]
     GradwireWorker(gradwire::worker::WorkerArgs),
+    /// Measures an RDMA device beside perftest on the same one: what `make bench-rdma` runs, in a guest.
+    Rdma(rdma::RdmaArgs),
+    /// Makes files of what such a guest printed: JSON, plots.
+    RdmaReport(rdma::ReportArgs),
+    /// The peer process of a raw channel (started by the benchmark itself).
+    #[command(hide = true)]
+    RdmaPeer(rdma::PeerArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -53,6 +62,9 @@ fn main() -> ExitCode {
         Some(Command::GrpcServer(args)) => grpc::server::main(&args),
         Some(Command::GrpcWorker(args)) => grpc::worker::main(&args),
         Some(Command::GradwireWorker(args)) => gradwire::worker::main(&args),
+        Some(Command::Rdma(args)) => rdma::run(&args),
+        Some(Command::RdmaReport(args)) => rdma::report(&args),
+        Some(Command::RdmaPeer(args)) => rdma::peer(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

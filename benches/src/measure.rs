@@ -51,6 +51,10 @@ impl Sample {
         self.payload_bytes as f64 / self.seconds / 1e9
     }
 
+    fn median_latency_ns(&self) -> Option<f64> {
+        stats::median(self.latencies_ns.iter().map(|ns| *ns as f64))
+    }
+
     fn cpu_s_per_gb(&self) -> f64 {
         self.cpu_seconds / (self.payload_bytes as f64 / 1e9)
     }
@@ -96,17 +100,21 @@ impl Series {
 
     /// Interquartile range of each sample's median operation time, over their median.
     pub(crate) fn latency_spread(&self) -> Option<f64> {
-        stats::spread(
-            self.samples
-                .iter()
-                .filter_map(|sample| stats::median(sample.latencies_ns.iter().map(|ns| *ns as f64))),
-        )
+        stats::spread(self.samples.iter().filter_map(Sample::median_latency_ns))
     }
 
     /// Median over the pairs of this subject's throughput divided by the other's in the same pair.
     pub(crate) fn ratio_to(&self, other: &Series) -> Option<f64> {
         let pairs = self.samples.iter().zip(&other.samples);
         stats::median(pairs.map(|(mine, theirs)| mine.gb_per_s() / theirs.gb_per_s()))
+    }
+
+    /// Median over the pairs of this subject's median operation time divided by the other's in the same pair.
+    pub(crate) fn latency_ratio_to(&self, other: &Series) -> Option<f64> {
+        let pairs = self.samples.iter().zip(&other.samples);
+        stats::median(
+            pairs.filter_map(|(mine, theirs)| Some(mine.median_latency_ns()? / theirs.median_latency_ns()?)),
+        )
     }
 }
 
@@ -247,6 +255,7 @@ mod tests {
         assert_eq!(series[1].spread(), Some(0.0));
         assert_eq!(series[1].cpu_s_per_gb(), Some(1.0));
         assert_eq!(series[1].latency_us(0.5), Some(2.0));
+        assert_eq!(series[0].latency_ratio_to(&series[1]), Some(1.0));
         let error = run_pairs(&mut subjects, &spec(), 1).expect_err("out of speeds");
         assert!(format!("{error:#}").contains("test of 4 bytes over a: out of breath"), "{error:#}");
     }

@@ -3,15 +3,19 @@
 //! It must not measure or compute ratios.
 
 use anyhow::Context as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::io::Write as _;
 use std::path::Path;
 
 /// One measured thing. A field is absent where it does not apply.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// The benchmark: `push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`.
+    /// The benchmark: `push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`; those of the RDMA suite are in `rdma/suite.rs`.
     pub(crate) name: String,
+    /// The RDMA device it was measured on, where that matters: what kind of device it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
     /// `shm`, `tcp`, …, a baseline's name (`grpc`), or the kernel of a `copy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<String>,
@@ -51,6 +55,18 @@ pub(crate) struct Row {
     /// Throughput over that of the gRPC baseline, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_grpc: Option<f64>,
+    /// Throughput over that of perftest's `ib_write_bw` at the same size on the same device, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_ib_write_bw: Option<f64>,
+    /// Median time over that of perftest's `ib_write_lat` (half a round trip of 64 bytes), pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_ib_write_lat: Option<f64>,
+    /// Bytes that one process has registered with the RDMA device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registered_bytes: Option<u64>,
+    /// How often something was repeated before what the row tells was looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) repeats: Option<u64>,
     /// Interleaved pairs measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pairs: Option<u32>,
@@ -69,6 +85,8 @@ impl Row {
             &mut self.cpu_s_per_gb,
             &mut self.ratio_to_copy,
             &mut self.ratio_to_grpc,
+            &mut self.ratio_to_ib_write_bw,
+            &mut self.ratio_to_ib_write_lat,
             &mut self.spread,
         ];
         for figure in figures {
@@ -97,7 +115,7 @@ pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-const HEADINGS: [&str; 14] = [
+const HEADINGS: [&str; 18] = [
     "name",
     "transport",
     "bytes",
@@ -112,6 +130,10 @@ const HEADINGS: [&str; 14] = [
     "CPU s/GB",
     "x copy",
     "x grpc",
+    "x ib_write_bw",
+    "x ib_write_lat",
+    "registered",
+    "repeats",
 ];
 
 /// Columns of words, which are aligned to the left; numbers go to the right.
@@ -136,6 +158,10 @@ fn cells(row: &Row) -> [String; HEADINGS.len()] {
         figure(row.cpu_s_per_gb),
         figure(row.ratio_to_copy),
         figure(row.ratio_to_grpc),
+        figure(row.ratio_to_ib_write_bw),
+        figure(row.ratio_to_ib_write_lat),
+        count(row.registered_bytes),
+        count(row.repeats),
     ]
 }
 
@@ -144,15 +170,18 @@ fn format_figure(value: f64) -> String {
         100.0.. => format!("{value:.0}"),
         10.0..100.0 => format!("{value:.1}"),
         1.0..10.0 => format!("{value:.2}"),
+        0.0..0.1 => format!("{value:.4}"),
         _ => format!("{value:.3}"),
     }
 }
 
-/// The rows as an aligned table.
+/// The rows as an aligned table, without columns in which nothing stands.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut lines = vec![HEADINGS.map(str::to_owned)];
     lines.extend(rows.iter().map(cells));
     let mut widths = [0; HEADINGS.len()];
+    let is_empty: Vec<bool> =
+        (0..HEADINGS.len()).map(|at| lines[1..].iter().all(|line| line[at].is_empty())).collect();
     for line in &lines {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = cell.len().max(*width);
@@ -162,6 +191,9 @@ pub(crate) fn table(rows: &[Row]) -> String {
     for line in &lines {
         let mut out = String::new();
         for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
+            if is_empty[column] {
+                continue;
+            }
             if WORD_COLUMNS.contains(&column) {
                 out.push_str(&format!("{cell:<width$}  "));
             } else {
@@ -227,6 +259,11 @@ mod tests {
             cpu_s_per_gb: some,
             ratio_to_copy: some,
             ratio_to_grpc: some,
+            ratio_to_ib_write_bw: some,
+            ratio_to_ib_write_lat: some,
+            registered_bytes: Some(1),
+            repeats: Some(1),
+            device: text(),
             pairs: Some(10),
             spread: some,
             ..row()
@@ -240,6 +277,7 @@ mod tests {
                 "buffers",
                 "bytes",
                 "cpu_s_per_gb",
+                "device",
                 "dtype",
                 "gb_per_s",
                 "name",
@@ -249,6 +287,10 @@ mod tests {
                 "placement",
                 "ratio_to_copy",
                 "ratio_to_grpc",
+                "ratio_to_ib_write_bw",
+                "ratio_to_ib_write_lat",
+                "registered_bytes",
+                "repeats",
                 "servers",
                 "spread",
                 "transport",
@@ -273,6 +315,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         assert!(lines[1].starts_with("push_pull  grpc"));
+        assert!(!lines[0].contains("placement"), "a column without anything in it: {text}");
         assert_eq!(lines[0].find("GB/s").map(|at| at + 4), lines[1].find("1.23").map(|at| at + 4));
     }
 }

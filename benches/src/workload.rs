@@ -91,6 +91,13 @@ impl WorkSpec {
         (weight, 1e-3 * weight.abs())
     }
 
+    /// What every weight must be once so many rounds have been added up, and how far off rounding may take it.
+    pub(crate) fn expected_sum(&self, rounds: u64) -> (f64, f64) {
+        let sum = (1..=self.workers).map(f64::from).sum::<f64>() / 1024.0;
+        let weight = if self.op.pushes() { sum * rounds as f64 } else { 0.0 };
+        (weight, 1e-3 * weight.abs())
+    }
+
     /// Refuses work that no subject could do.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
@@ -179,6 +186,7 @@ mod tests {
         assert_eq!(spec(Op::PushPull, 1).expected_weight(1024).0, -0.5);
         assert_eq!(spec(Op::Push, 2).expected_weight(1024).0, -0.75);
         assert_eq!(spec(Op::Pull, 2).expected_weight(1024), (0.0, 0.0));
+        assert_eq!(spec(Op::Push, 2).expected_sum(1024).0, 3.0);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Metrics of one process: a registry of its own (never the global one) and the series every daemon has.
 
+use fabric::Devices;
+use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
+use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
 use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
@@ -22,6 +25,28 @@ pub fn registry(role: Role) -> Result<Registry, prometheus::Error> {
     Ok(registry)
 }
 
+/// Adds what a process with devices has registered with its RDMA device; looked at when it is scraped.
+pub fn add_registered_bytes(registry: &Registry, devices: Devices) -> Result<(), prometheus::Error> {
+    let gauge = IntGauge::new("gradwire_registered_bytes", "Bytes registered with the RDMA device.")?;
+    registry.register(Box::new(RegisteredBytes { devices, gauge }))
+}
+
+struct RegisteredBytes {
+    devices: Devices,
+    gauge: IntGauge,
+}
+
+impl Collector for RegisteredBytes {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(i64::try_from(self.devices.registered_bytes()).unwrap_or(i64::MAX));
+        self.gauge.collect()
+    }
+}
+
 /// All series in the text format.
 pub fn render(registry: &Registry) -> Result<Vec<u8>, prometheus::Error> {
     let mut text = Vec::new();
@@ -39,5 +64,18 @@ mod tests {
         let wanted = format!("gradwire_build_info{{protocol=\"{PROTOCOL_VERSION}\",role=\"server\"");
         assert!(text.contains(&wanted), "{text}");
         assert!(text.contains("process_resident_memory_bytes"), "{text}");
+    }
+
+    #[test]
+    fn registered_memory_is_told_and_none_without_a_device() {
+        let registry = registry(Role::Worker).unwrap();
+        let (devices, _) = crate::devices::open(&proto_common::config::Settings {
+            transport: proto_common::transport::Policies::only(proto_common::transport::Driver::Shm),
+            ..Default::default()
+        })
+        .unwrap();
+        add_registered_bytes(&registry, devices).unwrap();
+        let text = String::from_utf8(render(&registry).unwrap()).unwrap();
+        assert!(text.contains("\ngradwire_registered_bytes 0\n"), "{text}");
     }
 }

@@ -27,7 +27,7 @@ cp "$(dirname "$0")/device.sh" "$work/root/bin/"
 # Emulated (tcg) in any case: stock kernels do not boot under every host's kvm.
 timeout "$seconds" qemu-system-x86_64 -M q35 -accel tcg -cpu max -smp "$cpus" -m "$mib" -nographic -no-reboot \
     -net none -kernel "$base/vmlinuz" -initrd "$work/all.cpio.gz" \
-    -append "console=ttyS0 quiet panic=-1 random.trust_cpu=1" < /dev/null | tr -d '\r' | tee "$work/log" || {
+    -append "console=ttyS0 quiet panic=-1 random.trust_cpu=1" < /dev/null | stdbuf -oL tr -d '\r' | tee "$work/log" || {
     echo "guest: not done within $seconds s" >&2
     exit 124
 }

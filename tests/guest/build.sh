@@ -2,7 +2,7 @@
 # Builds what runs in the guest: all programs, and the integration tests that are named, with the driver for RDMA devices.
 # Optimised, because the guest's processor is emulated; in a target folder of their own, because the feature changes what
 # everything else is built with. build.sh [NAME...]: they lie in FOLDER/bin then, under their names; prints FOLDER. With
-# any test comes `fabric`, the library's own.
+# any test comes `fabric`, the library's own. `build.sh bench` builds the benchmark instead of tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=${CARGO_TARGET_DIR:-target}/guest
@@ -12,6 +12,11 @@ cargo=(--quiet --release --locked --target-dir "$folder" --features gradwire-tes
 for package in gradwire gradwire-scheduler gradwire-server gradwire-worker gradwire-fabric gradwire-tests; do
     cargo+=(-p "$package")
 done
+if [ "${1:-}" = bench ]; then
+    shift
+    cargo build "${cargo[@]}" -p gradwire-benches --features gradwire-benches/verbs --bin gradwire-bench
+    cp "$folder/release/gradwire-bench" "$folder/bin/"
+fi
 cargo build --bins --examples "${cargo[@]}"
 cp "$folder"/release/gradwire{,-scheduler,-server,-worker} "$folder/release/examples/copy_between_processes" "$folder/bin/"
 if [ $# -gt 0 ]; then

@@ -79,6 +79,8 @@ async fn obey(
         ToWorker::Run { rounds } => {
             exchange.as_mut().context("a run before its declaration")?.run(rounds).await
         }
+        // It has no pull beside its pushes: what brings weights back is verified by the run itself.
+        ToWorker::Verify => Ok(FromChild::Ready),
     }
 }
 

@@ -94,7 +94,7 @@ pub async fn run(
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
     let (workers, known) = watch::channel(None);
     if let Some(http) = http {
-        serve_http(http, welcome.rank, &lanes, known.clone(), shutdown.clone())?;
+        serve_http(http, welcome.rank, (&lanes, &devices), known.clone(), shutdown.clone())?;
     }
     let reception = Arc::new(Reception {
         job: welcome.job,
@@ -197,12 +197,13 @@ fn inbox_slots(settings: &Settings, shape: &ClusterShape, devices: &Devices) -> 
 fn serve_http(
     listener: TcpListener,
     rank: Rank,
-    lanes: &Lanes,
+    (lanes, devices): (&Lanes, &Devices),
     known: watch::Receiver<Option<Workers>>,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
     registry.register(Box::new(ServerMetrics::new(rank, lanes.mailboxes.clone())?))?;
+    daemon::metrics::add_registered_bytes(&registry, devices.clone())?;
     let ready = move || match known.borrow().is_some() {
         true => Ok(()),
         false => Err("waiting for the scheduler to announce the roster".to_owned()),

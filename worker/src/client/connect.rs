@@ -41,7 +41,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
     let (late, dead) = (Arc::new(Late::new(registrations.clone())), Arc::new(Mutex::new(None)));
     let (progress, steps) = channel();
-    let start = control_start(&settings, incarnation, &offer, &late, &dead, progress.clone())?;
+    let start = control_start(&settings, incarnation, (&offer, &devices), &late, &dead, progress.clone())?;
     let (mut control, roster) = Control::start(start)?;
     let joined = join(&settings, incarnation, (offer, devices.clone()), &roster, &late, (progress, steps));
     match joined {
@@ -86,7 +86,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
 fn control_start(
     settings: &Settings,
     incarnation: Incarnation,
-    offer: &Offer,
+    (offer, devices): (&Offer, &Devices),
     late: &Arc<Late>,
     dead: &Arc<Mutex<Option<OpError>>>,
     progress: Sender<Step>,
@@ -108,6 +108,7 @@ fn control_start(
     registry
         .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
         .map_err(|error| internal(&error))?;
+    daemon::metrics::add_registered_bytes(&registry, devices.clone()).map_err(|error| internal(&error))?;
     let (ready, status) = (late.clone(), late.clone());
     let http = HttpState::new(registry, move || ready.ready(), move || status.status());
     Ok(ControlStart {

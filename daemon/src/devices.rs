@@ -2,9 +2,12 @@
 
 use fabric::{Device, Devices, DevicesConfig, VerbsConfig};
 use proto_common::config::Settings;
-use proto_common::transport::{Driver, Policy};
+use proto_common::transport::{Driver, Offer, Policy};
 use std::net::{IpAddr, Ipv4Addr};
 use thiserror::Error;
+
+/// What lanes ask for at least, per channel.
+const PROBE_DEPTH: usize = 256;
 
 /// A driver is required and cannot be had here.
 #[derive(Debug, Error)]
@@ -41,6 +44,29 @@ pub fn open(settings: &Settings) -> Result<(Devices, Vec<(Driver, String)>), Lac
     }
     tracing::info!(reason, "no RDMA device: other transports are used");
     Ok((devices, vec![(Driver::Verbs, reason)]))
+}
+
+/// Once the number of lanes is known: is there enough of everything for their queues? Where not, other transports are
+/// used and peers are told why; a device that is required and cannot serve is an error.
+pub fn settle(
+    settings: &Settings,
+    devices: &mut Devices,
+    offer: &mut Offer,
+    lanes: u16,
+) -> Result<(), Lacking> {
+    if devices.verbs.is_none() {
+        return Ok(());
+    }
+    let tried: Result<Vec<_>, _> = (0..lanes).map(|_| devices.lane(PROBE_DEPTH)).collect();
+    let Err(error) = tried else { return Ok(()) };
+    let reason = format!("it cannot serve {lanes} lanes: {error}");
+    if settings.transport.verbs == Policy::Require {
+        return Err(Lacking { driver: Driver::Verbs, reason });
+    }
+    tracing::warn!(reason, "the RDMA device is not used: other transports are");
+    devices.verbs = None;
+    offer.missing.push((Driver::Verbs, reason));
+    Ok(())
 }
 
 /// Nobody uses a RDMA device where another driver is required.

@@ -11,11 +11,7 @@ macro_rules! over_all {
         over!(over_tcp, crate::conformance::rig::Tcp; $($checks)*);
         over!(over_unix, crate::conformance::rig::Unix; $($checks)*);
         #[cfg(feature = "verbs")]
-        over!(over_verbs, crate::conformance::rig::Verbs; $($checks)*);
-        #[cfg(feature = "verbs")]
         over!(over_verbs_lane, crate::conformance::rig::VerbsLane; $($checks)*);
-        #[cfg(feature = "verbs")]
-        over!(over_verbs_flags, crate::conformance::rig::VerbsFlags; $($checks)*);
     };
 }
 
@@ -72,3 +68,17 @@ over_all! {
         a_peer_that_does_not_come_is_waited_for_until_the_deadline,
     }
 }
+
+// What is other than with immediates: how notices come, and that they keep their order with the bytes.
+#[cfg(feature = "verbs")]
+over!(over_verbs_flags, crate::conformance::rig::VerbsFlags;
+    data::{
+        writes_of_all_sizes_land_before_their_notice,
+        thousands_of_writes_keep_their_order_over_full_queues,
+        a_notice_needs_no_bytes_and_no_key,
+        only_signalled_writes_complete_in_their_order,
+        what_is_sent_before_the_peer_has_the_channel_waits_for_it,
+    }
+    flow::{ who_sleeps_over_a_full_queue_is_woken_when_there_is_room }
+    life::{ nothing_lands_after_a_close_and_the_peer_hears_it }
+);

@@ -112,8 +112,8 @@ impl Storage {
         Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch })
     }
 
-    /// Adds a chunk of zeros under the next index. Returns where its weights lie.
-    pub fn add(&mut self, spec: &ChunkSpec) -> Result<[Span; 2], StorageError> {
+    /// Adds a chunk of zeros under the next index.
+    pub fn add(&mut self, spec: &ChunkSpec) -> Result<(), StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(4) {
             return Err(StorageError::Elements);
@@ -122,7 +122,6 @@ impl Storage {
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        let spans = [weights[0].span(), weights[1].span()];
         let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
         self.chunks.push(Stored {
             bytes,
@@ -132,7 +131,7 @@ impl Storage {
             momentum,
             weights,
         });
-        Ok(spans)
+        Ok(())
     }
 
     /// Bytes of weights, accumulators and momentum.

@@ -2,7 +2,7 @@
 # processes.
 . /bin/device.sh
 drivers over_verbs --test-threads=1 --nocapture || exit
-verbs_faults one_device:: --test-threads=1 --nocapture || exit
+verbs_faults one_device:: ownership:: --test-threads=1 --nocapture || exit
 machine --test-threads=1 --nocapture over_verbs || exit
 passed=0
 for driver in verbs tcp shm; do

@@ -178,14 +178,13 @@ fn members_that_do_not_come_are_named_at_the_deadline() {
 /// The contract is never broken silently: whoever requires what the other side has off, does not start.
 #[test]
 fn a_transport_that_cannot_be_had() {
-    let cases: [(&[&str], &[&str], &[&str]); 3] = [
+    let cases: [(&[&str], &[&str], &[&str]); 2] = [
         (&["--transport", "tcp"], &["--transport", "shm"], &["no shm (", "no tcp ("]),
         (
             &["--set", "transport.shm=off"],
             &["--transport", "shm"],
             &["off by the", "shm is required by the", "transport.<driver>"],
         ),
-        (&[], &["--set", "transport.verbs=require"], &["built without verbs", "verbs is required"]),
     ];
     for (server, worker, words) in cases {
         let mut cluster = Cluster::new(1, 1, &[]);
@@ -201,6 +200,18 @@ fn a_transport_that_cannot_be_had() {
             );
         }
     }
+}
+
+/// Known before anyone is asked, so nobody else is told.
+#[test]
+fn a_device_that_this_build_cannot_have_is_named_at_once() {
+    let require = ["--set", "transport.verbs=require"];
+    let words = ["transport.verbs is required", "built without verbs", "prefer"];
+    let mut cluster = Cluster::new(1, 1, &[]);
+    cluster.add_servers(1, &require);
+    cluster.add_trainer(&require);
+    ends(&mut cluster.servers[0], ExitCode::Transport, &words, AT_ONCE);
+    ends(&mut cluster.workers[0], ExitCode::Transport, &words, AT_ONCE);
 }
 
 #[test]

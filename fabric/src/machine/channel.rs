@@ -42,7 +42,8 @@ impl Channel {
 
     /// Copies `local` to or from the peer's region, at `offset` there, and calls `on_done` when that has ended: its
     /// memory may then be used again. Copies of a channel happen in order; a copy back after one to the peer brings what
-    /// that one wrote. `on_done` runs on the polling thread, once in any case: it must not block.
+    /// that one wrote. One exception: bytes that a copy still brings here are not there yet for a copy that sends them on;
+    /// wait for it first. `on_done` runs on the polling thread, once in any case: it must not block.
     pub fn copy(
         &self,
         local: &Span,

@@ -2,11 +2,11 @@
 
 use super::cut::Cuts;
 use super::endpoint::READY;
-use super::flags::{ENTRIES, FLAGS, Flags};
+use super::flags::{ENTRIES, Flags};
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
-use crate::memory::Region;
+use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, Write};
 use ibverbs_sys::ibv_sge;
 use socket2::Socket;
@@ -45,6 +45,8 @@ pub(super) struct Channel {
     first: u64,
     /// Of these, our own.
     own_under_way: usize,
+    /// Memory that requests are from or into, with the number of the last one: it lives until that is over.
+    owned: VecDeque<(u64, Region)>,
     /// What the peer is to be told, oldest first; nothing overtakes it.
     to_tell: VecDeque<[u8; MESSAGE_BYTES]>,
     /// Messages and words of the chain. They travel inside their requests, and so need be here only until it is posted.
@@ -66,7 +68,6 @@ impl Channel {
         depth: usize,
         flags: Option<Flags>,
     ) -> Self {
-        let to_tell = flags.iter().map(|flags| encode_told(FLAGS, &flags.told())).collect();
         Self {
             id,
             queue_pair,
@@ -79,12 +80,24 @@ impl Channel {
             under_way: VecDeque::with_capacity(depth + OWN_REQUESTS),
             first: 0,
             own_under_way: 0,
-            to_tell,
+            owned: VecDeque::new(),
+            to_tell: VecDeque::new(),
             telling: Vec::new(),
             lent: HashSet::new(),
             exposed: HashMap::new(),
             reach: Reach::default(),
             flags,
+        }
+    }
+
+    /// What was just pushed owns the memory of these spans.
+    fn own(&mut self, spans: &[Span]) {
+        let number = (self.first + self.under_way.len() as u64).saturating_sub(1);
+        for span in spans {
+            match self.owned.back_mut() {
+                Some((last, region)) if region.id() == span.region().id() => *last = number,
+                _ => self.owned.push_back((number, span.region().clone())),
+            }
         }
     }
 
@@ -131,8 +144,8 @@ impl Channel {
         }
         if self.own_under_way < OWN_REQUESTS
             && let Some((offset, word)) = flags.acknowledgement()
-            && let Ok((address, key, _)) = self.reach.at(FLAGS, offset)
         {
+            let (address, key) = flags.at(offset);
             self.push_inline(Request::Write { address, key, immediate: None }, &word, OnDone::Told);
             self.own_under_way += 1;
         }
@@ -170,13 +183,13 @@ impl Channel {
                 let request = Request::Write { address: cut.address, key: cut.key, immediate };
                 self.push(request, &cuts.places[cut.places.clone()], on_done);
             }
+            self.own(write.gather);
         }
         self.cuts = cuts;
         posted
     }
 
-    /// As a write without notice, followed by the word that is the notice. Its key may not be known yet, and the peer may
-    /// be behind with its own: there is no room then.
+    /// As a write without notice, followed by the word that is the notice. The peer may be behind: there is no room then.
     fn write_and_flag(
         &mut self,
         write: &Write<'_>,
@@ -184,10 +197,10 @@ impl Channel {
         bytes_max: u64,
         (immediate, at): (u32, u64),
     ) -> Result<(), PostError> {
-        let (address, key, _) = self.reach.at(FLAGS, at).map_err(|_| PostError::Full)?;
-        if self.flags.as_ref().is_none_or(Flags::is_full) {
+        let Some((address, key)) = self.flags.as_ref().filter(|flags| !flags.is_full()).map(|f| f.at(at))
+        else {
             return Err(PostError::Full);
-        }
+        };
         self.check_room(2)?;
         if !places.is_empty() {
             // One request less than it may have, for the word.
@@ -221,6 +234,7 @@ impl Channel {
                 let request = Request::Read { address: cut.address, key: cut.key };
                 self.push(request, &cuts.places[cut.places.clone()], on_done);
             }
+            self.own(std::slice::from_ref(read.local));
         }
         self.cuts = cuts;
         posted
@@ -228,6 +242,9 @@ impl Channel {
 
     /// The device is done with this request and all before it.
     pub(super) fn over(&mut self, number: u64, completions: &mut Vec<Completion>) {
+        while self.owned.front().is_some_and(|(last, _)| *last <= number) {
+            self.owned.pop_front();
+        }
         while self.first <= number
             && let Some(on_done) = self.under_way.pop_front()
         {

@@ -2,6 +2,7 @@
 
 use super::VerbsConfig;
 use super::endpoint::{self, Endpoint};
+use super::flags::Flags;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
 use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;
@@ -41,8 +42,24 @@ pub(crate) struct VerbsSetup {
     pub(super) queue_pair: QueuePair,
     pub(super) socket: Socket,
     pub(super) owner: VerbsHandle,
-    /// Notices by flags, as both sides want.
-    pub(super) tail_flags: bool,
+    /// Notices by flags, where both sides want them.
+    pub(super) flags: Option<Flags>,
+}
+
+/// A queue pair that is not connected yet.
+struct Prepared {
+    owner: VerbsHandle,
+    queue_pair: QueuePair,
+    flags: Option<Flags>,
+    endpoint: Endpoint,
+}
+
+impl Prepared {
+    fn connected(self, socket: Socket, theirs: &Endpoint) -> ChannelSetup {
+        let Self { owner, queue_pair, flags, .. } = self;
+        let flags = flags.zip(theirs.flags).map(|(ours, theirs)| ours.towards(theirs));
+        ChannelSetup { kind: SetupKind::Verbs(Box::new(VerbsSetup { queue_pair, socket, owner, flags })) }
+    }
 }
 
 impl VerbsDevice {
@@ -101,7 +118,7 @@ impl VerbsDevice {
 
     /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
     pub fn prepare(&self, span: &Span) -> Result<(), FabricError> {
-        self.registrar.extents(span, |_| ())
+        self.registrar.prepare(span)
     }
 
     /// Gives back the registrations of regions that nobody else owns any more. It also happens by itself, with the
@@ -118,15 +135,18 @@ impl VerbsDevice {
     }
 
     /// A queue pair of a lane, and what a peer has to know of it.
-    fn endpoint(&self, owner: &VerbsHandle) -> Result<(QueuePair, Endpoint), FabricError> {
+    fn endpoint(&self, owner: VerbsHandle) -> Result<Prepared, FabricError> {
         let queue_pair = owner.0.queue_pair()?;
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
+        let flags = self.tail_flags.then(|| Flags::new(self.registrar.domain())).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
-        Ok((queue_pair, Endpoint { remote, mtu: self.path.mtu, tail_flags: self.tail_flags }))
+        let endpoint = Endpoint { remote, mtu: self.path.mtu, flags: flags.as_ref().map(Flags::ours) };
+        Ok(Prepared { owner, queue_pair, flags, endpoint })
     }
 
-    fn join(&self, queue_pair: &QueuePair, ours: &Endpoint, theirs: &Endpoint) -> Result<(), FabricError> {
+    fn join(&self, prepared: &Prepared, theirs: &Endpoint) -> Result<(), FabricError> {
+        let Prepared { queue_pair, endpoint: ours, .. } = prepared;
         if is_v4(&self.gid) != is_v4(&theirs.remote.gid) {
             return Err(FabricError::Peer(
                 "one side's RDMA address is of IPv4 and the other's of IPv6 (set verbs.gid_index on both)"
@@ -194,19 +214,18 @@ fn decode_offer(offer: &[u8], index: u16) -> Result<(Endpoint, &[u8]), FabricErr
 struct Pending {
     device: VerbsDevice,
     tcp: Box<dyn PendingOffer>,
-    prepared: Vec<(VerbsHandle, QueuePair, Endpoint)>,
+    prepared: Vec<Prepared>,
 }
 
 impl PendingOffer for Pending {
     fn accept(self: Box<Self>, deadline: Instant) -> Result<Vec<ChannelSetup>, FabricError> {
         let Self { device, tcp, prepared } = *self;
         let mut setups = Vec::with_capacity(prepared.len());
-        for (setup, (owner, queue_pair, ours)) in tcp.accept(deadline)?.into_iter().zip(prepared) {
+        for (setup, prepared) in tcp.accept(deadline)?.into_iter().zip(prepared) {
             let socket = tcp_socket(setup)?;
             let theirs = endpoint::hear(&socket, deadline)?;
-            device.join(&queue_pair, &ours, &theirs)?;
-            let tail_flags = ours.tail_flags && theirs.tail_flags;
-            setups.push(setup_of(VerbsSetup { queue_pair, socket, owner, tail_flags }));
+            device.join(&prepared, &theirs)?;
+            setups.push(prepared.connected(socket, &theirs));
         }
         Ok(setups)
     }
@@ -219,20 +238,12 @@ fn tcp_socket(setup: ChannelSetup) -> Result<Socket, FabricError> {
     }
 }
 
-fn setup_of(setup: VerbsSetup) -> ChannelSetup {
-    ChannelSetup { kind: SetupKind::Verbs(Box::new(setup)) }
-}
-
 impl Device for VerbsDevice {
     fn offer(&self, queues: &[CqHandle]) -> Result<(Vec<u8>, Box<dyn PendingOffer>), FabricError> {
         let (tcp_offer, tcp) = self.tcp.offer_channels(queues.len())?;
-        let prepare = |queue: &CqHandle| {
-            let owner = handle_of(queue)?;
-            let (queue_pair, endpoint) = self.endpoint(&owner)?;
-            Ok((owner, queue_pair, endpoint))
-        };
+        let prepare = |queue: &CqHandle| self.endpoint(handle_of(queue)?);
         let prepared = queues.iter().map(prepare).collect::<Result<Vec<_>, FabricError>>()?;
-        let endpoints: Vec<_> = prepared.iter().map(|(_, _, endpoint)| *endpoint).collect();
+        let endpoints: Vec<_> = prepared.iter().map(|prepared| prepared.endpoint).collect();
         let pending = Pending { device: self.clone(), tcp, prepared };
         Ok((encode_offer(&endpoints, &tcp_offer), Box::new(pending)))
     }
@@ -244,14 +255,12 @@ impl Device for VerbsDevice {
         queue: &CqHandle,
         deadline: Instant,
     ) -> Result<ChannelSetup, FabricError> {
-        let owner = handle_of(queue)?;
         let (theirs, tcp_offer) = decode_offer(offer, index)?;
-        let (queue_pair, ours) = self.endpoint(&owner)?;
-        self.join(&queue_pair, &ours, &theirs)?;
+        let prepared = self.endpoint(handle_of(queue)?)?;
+        self.join(&prepared, &theirs)?;
         let socket = tcp_socket(self.tcp.connect_channel(tcp_offer, index, deadline)?)?;
-        endpoint::tell(&socket, &ours, deadline)?;
-        let tail_flags = ours.tail_flags && theirs.tail_flags;
-        Ok(setup_of(VerbsSetup { queue_pair, socket, owner, tail_flags }))
+        endpoint::tell(&socket, &prepared.endpoint, deadline)?;
+        Ok(prepared.connected(socket, &theirs))
     }
 }
 

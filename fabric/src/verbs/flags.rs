@@ -3,19 +3,16 @@
 //! that it tells of: no receive is used and no completion polled. That the flag arrives last is what devices do, and no
 //! promise of the specification; and nothing wakes who sleeps, so nobody may. Hence not the default.
 
-use super::reach::Told;
 use super::sys::{Domain, Registration};
 use crate::error::FabricError;
 use crate::memory::Region;
 use std::sync::Arc;
 
-/// The name under which the words are told; no region has it.
-pub(super) const FLAGS: u64 = u64::MAX;
 /// Words of a ring, and so notices that the peer may not have taken yet.
 pub(super) const ENTRIES: u64 = 256;
 /// Where the peer says how many it has taken.
 const TAKEN_AT: u64 = ENTRIES * 8;
-const BYTES: u64 = TAKEN_AT + 8;
+pub(super) const BYTES: u64 = TAKEN_AT + 8;
 /// It says so after as many.
 const TAKEN_EVERY: u64 = ENTRIES / 4;
 
@@ -23,6 +20,8 @@ const TAKEN_EVERY: u64 = ENTRIES / 4;
 #[derive(Debug)]
 pub(super) struct Flags {
     memory: Registration,
+    /// The other side's: where they begin, and their key.
+    theirs: (u64, u32),
     /// Notices that the peer has sent and we have taken; those of which it knows.
     taken: u64,
     told: u64,
@@ -33,14 +32,25 @@ pub(super) struct Flags {
 impl Flags {
     pub(super) fn new(domain: &Arc<Domain>) -> Result<Self, FabricError> {
         let region = Region::allocate(BYTES as usize, "gradwire-verbs-flags")?;
-        let memory = Registration::new(domain, &region, 0, BYTES)?;
-        Ok(Self { memory, taken: 0, told: 0, sent: 0 })
+        let memory = Registration::new(domain, &region, (0, BYTES), true)?;
+        Ok(Self { memory, theirs: (0, 0), taken: 0, told: 0, sent: 0 })
     }
 
-    /// What the peer has to know.
-    pub(super) fn told(&self) -> Told {
+    /// What the peer has to know of ours.
+    pub(super) fn ours(&self) -> (u64, u32) {
         let (_, key, address) = self.memory.keys();
-        Told { offset: 0, bytes: BYTES, address, key }
+        (address, key)
+    }
+
+    /// What the peer has said of its own.
+    pub(super) fn towards(mut self, theirs: (u64, u32)) -> Self {
+        self.theirs = theirs;
+        self
+    }
+
+    /// Where a word of the peer's is, and the key for it.
+    pub(super) fn at(&self, offset: u64) -> (u64, u32) {
+        (self.theirs.0 + offset, self.theirs.1)
     }
 
     /// The next notice of the peer's.

@@ -5,7 +5,6 @@
 use super::channel::{Channel, OWN_REQUESTS};
 use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
-use super::flags::Flags;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
@@ -35,14 +34,15 @@ const POST_SPANS_MAX: usize = 256;
 const SEND_DEPTH_MAX: usize = 256;
 /// More than this is no wish but a mistake.
 const SEND_DEPTH_ASKED_MAX: usize = 1 << 16;
-/// Channels of a lane at most.
-const CHANNELS_MAX: usize = 4096;
+/// Channels of a lane at most: their completion queue is made for all of them at once.
+const CHANNELS_MAX: usize = 1024;
 /// Marks the ids of receives.
 const RECEIVE: u64 = 1 << 63;
 /// Calls to the device per poll.
 const POLLS_MAX: usize = 8;
-/// The sockets are looked at once in so many idle polls.
-const IDLE_POLLS_PER_LOOK: u32 = 4096;
+/// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
+const POLLS_PER_LOOK: u32 = 4096;
+const POLLS_PER_LOOK_WAITING: u32 = 16;
 const EVENTS: usize = 32;
 /// Extents whose keys a lane remembers.
 const KNOWN_MAX: usize = 1 << 16;
@@ -84,7 +84,7 @@ pub struct VerbsQueue {
     places: Vec<ibverbs_sys::ibv_sge>,
     worked: Vec<Work>,
     ready: Vec<Completion>,
-    idle_polls: u32,
+    polls: u32,
     /// Completions tell by an event: none has come since it was asked for.
     is_armed: bool,
 }
@@ -110,7 +110,7 @@ impl VerbsQueue {
         let completions = Completions::new(context, entries as u32)?;
         let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
         let messages = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
-        let messages = Registration::new(registrar.domain(), &messages, 0, messages.len() as u64)
+        let messages = Registration::new(registrar.domain(), &messages, (0, messages.len() as u64), false)
             .map_err(|error| explain(error, messages.len() as u64, registrar.registered_bytes()))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
@@ -131,7 +131,7 @@ impl VerbsQueue {
             places: Vec::with_capacity(POST_SPANS_MAX),
             worked: Vec::with_capacity(POLLED_MAX),
             ready: Vec::with_capacity(depth),
-            idle_polls: 0,
+            polls: 0,
             is_armed: false,
         };
         for index in 0..RECEIVES {
@@ -206,7 +206,12 @@ impl VerbsQueue {
         if let Some(extent) = self.known.get(&at) {
             return Ok(*extent);
         }
-        let extent = self.shared.registrar.extent(region, offset).map_err(|error| {
+        self.registered(region, offset, false)
+    }
+
+    fn registered(&mut self, region: &Region, offset: u64, for_peers: bool) -> Result<Extent, PostError> {
+        let at = (region.id(), self.shared.registrar.index(offset));
+        let extent = self.shared.registrar.extent(region, offset, for_peers).map_err(|error| {
             tracing::error!(%error, "memory cannot be registered");
             PostError::Unregistered
         })?;
@@ -283,7 +288,14 @@ impl VerbsQueue {
 
     fn received(&mut self, work: &Work, at: Option<usize>) {
         let index = work.id & !RECEIVE;
-        if let Some(at) = at {
+        if let (Some(at), Some(status)) = (at, work.failure) {
+            // Only what the peer sent can make a receive fail.
+            let name = failure_name(status);
+            self.fail(
+                at,
+                DisconnectReason::PeerMisbehaved(format!("what it sent was refused: {name} ({status})")),
+            );
+        } else if let Some(at) = at {
             let told = match work.kind {
                 WorkKind::Notice { immediate } => {
                     let channel = self.channels[at].id;
@@ -335,7 +347,10 @@ impl VerbsQueue {
                 from = extent.offset + extent.bytes;
                 continue;
             }
-            let Extent { offset, bytes, address, remote_key, .. } = self.extent(region, from)?;
+            let Extent { offset, bytes, address, remote_key, .. } = match self.extent(region, from)? {
+                extent if extent.is_remote => extent,
+                _ => self.registered(region, from, true)?,
+            };
             self.channels[at].tell(name, &Told { offset, bytes, address, key: remote_key });
             from = offset + bytes;
         }
@@ -404,7 +419,7 @@ impl CompletionQueue for VerbsQueue {
         let SetupKind::Verbs(setup) = setup.kind else {
             return Err(FabricError::Misuse("a channel of another driver was given to a verbs queue".into()));
         };
-        let VerbsSetup { queue_pair, socket, owner, tail_flags } = *setup;
+        let VerbsSetup { queue_pair, socket, owner, flags } = *setup;
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
@@ -419,7 +434,6 @@ impl CompletionQueue for VerbsQueue {
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
-        let flags = tail_flags.then(|| Flags::new(self.shared.registrar.domain())).transpose()?;
         say_ready(&socket)?;
         self.by_queue_pair.insert(queue_pair.number, id);
         self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));
@@ -430,6 +444,7 @@ impl CompletionQueue for VerbsQueue {
         let at = self.at(channel)?;
         // A large one is told as it is lent.
         let whole = self.shared.registrar.index((region.len() as u64).saturating_sub(1)) == 0;
+        self.shared.registrar.expose(region);
         self.channels[at].exposed.entry(region.id()).or_insert_with(|| region.clone());
         if whole {
             self.tell(at, region, 0, region.len() as u64)?;
@@ -438,7 +453,7 @@ impl CompletionQueue for VerbsQueue {
     }
 
     fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
-        self.shared.registrar.extents(span, |_| ())
+        self.shared.registrar.prepare(span)
     }
 
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
@@ -474,13 +489,14 @@ impl CompletionQueue for VerbsQueue {
         self.take_work();
         let Self { channels, ready, .. } = self;
         channels.iter_mut().for_each(|channel| channel.take_flags(ready));
-        if self.ready.is_empty() {
-            self.idle_polls += 1;
-            let is_waited_for = self.channels.iter().any(|channel| !channel.is_peer_ready);
-            if is_waited_for || self.idle_polls >= IDLE_POLLS_PER_LOOK {
-                self.idle_polls = 0;
-                self.look_at_sockets(Duration::ZERO);
-            }
+        self.polls += 1;
+        let is_idle = self.ready.is_empty();
+        let is_waited_for = self.channels.iter().any(|channel| !channel.is_peer_ready);
+        let most =
+            if is_waited_for { if is_idle { 1 } else { POLLS_PER_LOOK_WAITING } } else { POLLS_PER_LOOK };
+        if self.polls >= most {
+            self.polls = 0;
+            self.look_at_sockets(Duration::ZERO);
         }
         completions.append(&mut self.ready);
     }

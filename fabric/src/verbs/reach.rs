@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub(super) const MESSAGE_BYTES: usize = 64;
 const MAGIC: u32 = 0x4D57_5747;
 /// Extents that one peer may tell.
-const EXTENTS_MAX: usize = 1 << 16;
+const EXTENTS_MAX: usize = 1 << 13;
 
 /// An extent of a peer's region: a stretch with a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,9 @@ impl Reach {
     /// Takes a peer's message; what is wrong with it.
     pub(super) fn hear(&mut self, message: &[u8; MESSAGE_BYTES]) -> Result<(), &'static str> {
         let (name, told) = decode_told(message).ok_or("a message that means nothing")?;
+        if self.regions.len() == EXTENTS_MAX {
+            return Err("it exposes too many regions");
+        }
         let extents = self.regions.entry(name).or_default();
         match extents.binary_search_by_key(&told.offset, |other| other.offset) {
             Ok(at) => extents[at] = told,

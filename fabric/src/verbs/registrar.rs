@@ -6,7 +6,7 @@ use super::sys::{Domain, Registration};
 use crate::error::FabricError;
 use crate::memlock;
 use crate::memory::{Region, Span};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Extents where memory is not scarce. The kernel pins an extent whole.
@@ -27,12 +27,16 @@ pub(super) struct Extent {
     pub(super) local_key: u32,
     /// Key for the peers'.
     pub(super) remote_key: u32,
+    /// May peers reach it?
+    pub(super) is_remote: bool,
 }
 
 #[derive(Debug, Default)]
 struct Held {
-    /// By region id, each in the order of registration.
-    regions: HashMap<u64, Vec<Registration>>,
+    /// By region id, then by offset and whether peers may reach it.
+    regions: HashMap<u64, BTreeMap<(u64, bool), Registration>>,
+    /// Regions that were exposed: what is registered of them is for peers, too.
+    exposed: HashSet<u64>,
     bytes: u64,
 }
 
@@ -69,17 +73,29 @@ impl Registrar {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The extent of a region that an offset lies in, registered now if it was not. Takes a lock, and long at first use:
-    /// lanes remember what they got.
-    pub(super) fn extent(&self, region: &Region, offset: u64) -> Result<Extent, FabricError> {
+    /// Peers may be given keys of this region from now on.
+    pub(super) fn expose(&self, region: &Region) {
+        self.lock().exposed.insert(region.id());
+    }
+
+    /// The extent of a region that an offset lies in, registered now if it was not; `for_peers`: one that they may reach.
+    /// Takes a lock, and long at first use: lanes remember what they got.
+    pub(super) fn extent(
+        &self,
+        region: &Region,
+        offset: u64,
+        for_peers: bool,
+    ) -> Result<Extent, FabricError> {
         let start = self.index(offset) * self.extent_bytes;
-        let bytes = self.extent_bytes.min((region.len() as u64).saturating_sub(start));
-        let mut held = self.lock();
-        let known = held.regions.get(&region.id()).into_iter().flatten();
-        if let Some(registration) = known.into_iter().find(|registration| registration.offset == start) {
-            return Ok(extent(registration));
+        if let Some(extent) = self.lock().find(region, start, for_peers) {
+            return Ok(extent);
         }
-        held.release_unused();
+        self.release_unused();
+        let mut held = self.lock();
+        if let Some(extent) = held.find(region, start, for_peers) {
+            return Ok(extent);
+        }
+        let bytes = self.extent_bytes.min((region.len() as u64).saturating_sub(start));
         let in_use = held.bytes;
         if bytes > self.budget_bytes.saturating_sub(in_use) {
             let budget = self.budget_bytes;
@@ -87,49 +103,87 @@ impl Registrar {
                 "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
             )));
         }
-        let registration = Registration::new(&self.domain, region, start, bytes)
+        let is_remote = for_peers || held.exposed.contains(&region.id());
+        let registration = Registration::new(&self.domain, region, (start, bytes), is_remote)
             .map_err(|error| explain(error, bytes, in_use))?;
         let extent = extent(&registration);
         held.bytes += bytes;
-        held.regions.entry(region.id()).or_default().push(registration);
+        held.regions.entry(region.id()).or_default().insert((start, is_remote), registration);
         Ok(extent)
     }
 
-    /// All extents of a stretch, in order.
-    pub(super) fn extents(&self, span: &Span, mut each: impl FnMut(Extent)) -> Result<(), FabricError> {
+    /// Registers a stretch. Where that fails nothing stays registered that was not before.
+    pub(super) fn prepare(&self, span: &Span) -> Result<(), FabricError> {
         let (mut at, end) = (span.offset(), span.offset() + span.len());
+        let before = self.keys_of(span.region());
         while at < end {
-            let extent = self.extent(span.region(), at)?;
-            each(extent);
-            at = extent.offset + extent.bytes;
+            match self.extent(span.region(), at, false) {
+                Ok(extent) => at = extent.offset + extent.bytes,
+                Err(error) => {
+                    self.forget_all_but(span.region(), &before);
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }
 
+    fn keys_of(&self, region: &Region) -> BTreeSet<(u64, bool)> {
+        self.lock().regions.get(&region.id()).into_iter().flat_map(BTreeMap::keys).copied().collect()
+    }
+
+    /// Nobody has used what is not in `before`.
+    fn forget_all_but(&self, region: &Region, before: &BTreeSet<(u64, bool)>) {
+        let mut gone = Vec::new();
+        let mut held = self.lock();
+        if let Some(extents) = held.regions.get_mut(&region.id()) {
+            let new: Vec<_> = extents.keys().filter(|key| !before.contains(key)).copied().collect();
+            gone.extend(new.iter().filter_map(|key| extents.remove(key)));
+        }
+        drop(held);
+        self.give_back(gone);
+    }
+
     /// Gives back what nobody else owns any more.
     pub(super) fn release_unused(&self) {
-        self.lock().release_unused();
+        let gone = self.lock().take_unused();
+        self.give_back(gone);
+    }
+
+    /// Without the lock: the last owner of user memory may do anything when it goes.
+    fn give_back(&self, gone: Vec<Registration>) {
+        let bytes = gone.iter().map(|registration| registration.bytes).sum::<u64>();
+        drop(gone);
+        self.lock().bytes -= bytes;
     }
 }
 
 impl Held {
-    fn release_unused(&mut self) {
-        let Self { regions, bytes } = self;
-        regions.retain(|_, registrations| {
-            let is_used =
-                registrations.first().is_some_and(|first| first.region.owners() > registrations.len());
-            if !is_used {
-                *bytes -= registrations.iter().map(|registration| registration.bytes).sum::<u64>();
-            }
-            is_used
-        });
+    fn find(&self, region: &Region, start: u64, for_peers: bool) -> Option<Extent> {
+        let extents = self.regions.get(&region.id())?;
+        let local = || extents.get(&(start, false)).filter(|_| !for_peers);
+        extents.get(&(start, true)).or_else(local).map(extent)
+    }
+
+    fn take_unused(&mut self) -> Vec<Registration> {
+        let is_unused = |extents: &BTreeMap<_, Registration>| {
+            extents.first_key_value().is_none_or(|(_, first)| first.region.owners() <= extents.len())
+        };
+        let unused: Vec<u64> =
+            self.regions.iter().filter(|(_, extents)| is_unused(extents)).map(|(id, _)| *id).collect();
+        let mut gone = Vec::new();
+        for id in unused {
+            self.exposed.remove(&id);
+            gone.extend(self.regions.remove(&id).into_iter().flat_map(BTreeMap::into_values));
+        }
+        gone
     }
 }
 
 fn extent(registration: &Registration) -> Extent {
     let (local_key, remote_key, address) = registration.keys();
-    let (offset, bytes) = (registration.offset, registration.bytes);
-    Extent { offset, bytes, address, local_key, remote_key }
+    let Registration { offset, bytes, is_remote, .. } = *registration;
+    Extent { offset, bytes, address, local_key, remote_key, is_remote }
 }
 
 /// Says of a failure to register whether the limit is the reason, and what to do.

@@ -157,6 +157,12 @@ impl LaneEngine {
         self.key_buffers
     }
 
+    /// The index under which storage has a chunk.
+    #[must_use]
+    pub fn index_of(&self, id: ChunkId) -> Option<u32> {
+        self.index.get(&id).copied()
+    }
+
     /// Published version of a chunk.
     #[must_use]
     pub fn version(&self, id: ChunkId) -> Option<Version> {

@@ -20,6 +20,8 @@ use proto_common::message::InboxGrant;
 use std::collections::HashMap;
 use thiserror::Error;
 
+/// Posts that may wait for a worker when a notice joins them: all others are bounded by what the engine keeps.
+const BACKLOG_MAX: usize = 1024;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
@@ -142,8 +144,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
+        // Engine and storage count alike, whatever stands against registering; a repeated assignment tries that again.
         for spec in self.engine.assign(epoch, specs) {
-            for weights in self.storage.add(&spec)? {
+            self.storage.add(&spec)?;
+        }
+        for spec in specs {
+            let Some(chunk) = self.engine.index_of(spec.id) else { continue };
+            for buffer in 0..2 {
+                let weights = self.storage.weights(chunk, buffer)?;
                 self.queue.prepare(&weights)?;
             }
         }
@@ -460,6 +468,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.dropped(peer, post);
             return Ok(());
         };
+        if matches!(post, Post::Notice(_)) && link.backlog.len() >= BACKLOG_MAX {
+            self.expel(peer, "it makes us answer, and takes no answers");
+            return Ok(());
+        }
         link.backlog.push_back(post);
         if link.backlog.len() == 1 { self.drain(peer) } else { Ok(()) }
     }
@@ -488,8 +500,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 }
             }
         }
-        if let Some(error) = failure {
-            self.expel(peer, &format!("a place that it granted cannot be reached: {error}"));
+        match failure {
+            Some(PostError::Unregistered) => {
+                // Ours, and not the worker's: it hears that the channel ended.
+                tracing::error!(
+                    worker = peer.0,
+                    "closing the data channel of a worker, as what it is sent cannot be registered"
+                );
+                self.detach(peer);
+            }
+            Some(error) => self.expel(peer, &format!("a place that it granted cannot be reached: {error}")),
+            None => {}
         }
         Ok(())
     }

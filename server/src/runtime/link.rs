@@ -76,7 +76,9 @@ impl Link {
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {
-        let offset = self.inbox.offset + u64::from(grant.slot) * self.inbox.slot_bytes;
+        // What a worker says of its inbox is checked where it is written to.
+        let offset =
+            self.inbox.offset.saturating_add(u64::from(grant.slot).saturating_mul(self.inbox.slot_bytes));
         RemoteSpan { key: RemoteKey(self.inbox.region), offset }
     }
 

@@ -80,15 +80,16 @@ pub async fn run(
     let heartbeat = move || {
         for_report.get().map_or_else(MemberReport::default, |(rank, lanes)| report(&collect(*rank, lanes)))
     };
-    let (devices, missing) = daemon::devices::open(&settings)?;
+    let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
-    let offer = register.offer.clone();
+    let mut offer = register.offer.clone();
     let connect = SchedulerLink::connect(&settings, register, heartbeat);
     let (link, welcome) = connect.await.map_err(|error| {
         let code = error.exit_code();
         Failure::new(code, error)
     })?;
     let (failed, lane_failures) = mpsc::channel(1);
+    daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let lanes = start_lanes(&settings, incarnation, &welcome, &devices, &failed)?;
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));

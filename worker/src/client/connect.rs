@@ -142,12 +142,13 @@ struct Joined {
 fn join(
     settings: &Settings,
     incarnation: Incarnation,
-    (offer, devices): (Offer, Devices),
+    (mut offer, mut devices): (Offer, Devices),
     roster: &Roster,
     late: &Late,
     progress: (Sender<Step>, Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
+    daemon::devices::settle(settings, &mut devices, &mut offer, shape.lanes)?;
     let pages = if settings.memory.huge_pages { fabric::Pages::Huge } else { fabric::Pages::Normal };
     let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());

@@ -94,10 +94,13 @@ impl RegistrationCache {
 
     /// Lets go of buffers that nobody has any more, and tells what there is.
     pub(super) fn sweep(&self) -> RegistrationStats {
-        self.change(|entries| {
+        let stats = self.change(|entries| {
             entries.sweep();
             entries.stats
-        })
+        });
+        // Also what was let go of while an operation still had it.
+        self.devices.iter().for_each(Devices::release_unused);
+        stats
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Entries) -> T) -> T {

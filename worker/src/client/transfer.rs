@@ -135,9 +135,14 @@ impl Client {
             Some(Source::User(user)) => {
                 let user = buffers.user.insert(user);
                 match self.0.registrations.look_up(user) {
-                    // What the device has no room for goes by a copy.
                     Way::InPlace(span) if self.prepare(&span).is_ok() => span,
-                    Way::InPlace(_) | Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
+                    Way::Copy => buffers.source.insert(self.copy_of(user)?).span(),
+                    Way::InPlace(span) => {
+                        // What the device has no room for goes by a copy.
+                        drop(span);
+                        self.0.registrations.forget(user);
+                        buffers.source.insert(self.copy_of(user)?).span()
+                    }
                 }
             }
         };
@@ -155,6 +160,7 @@ impl Client {
 
     fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
         let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
+        self.prepare(&copy.span())?;
         copy_in(&mut copy, user);
         Ok(copy)
     }

@@ -20,6 +20,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
 
+/// Posts that may wait for a server when another without a batch joins them.
+const BACKLOG_MAX: usize = 1 << 16;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 /// A broken channel is reported by itself only after the scheduler had this long to name a death.
@@ -422,7 +424,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 self.gather.push(source.slice(part.offset, part.block.bytes)?);
             }
         }
-        let offset = inbox.offset + u64::from(slot.slot) * inbox.slot_bytes;
+        // What a server says of its inbox is checked where it is written to.
+        let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
         let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
         link.note(lent);
         let gather = std::mem::take(&mut self.gather);
@@ -496,6 +499,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     fn post_to(&mut self, server: Rank, waiting: Waiting) -> Vec<Span> {
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Vec::new() };
         if !link.backlog.is_empty() {
+            if waiting.block.is_none() && link.backlog.len() >= BACKLOG_MAX {
+                // It makes us answer, and takes no answers.
+                link.refused.get_or_insert(PostError::Full);
+            }
             link.backlog.push_back(waiting);
             return Vec::new();
         }

@@ -133,6 +133,8 @@ impl AsFd for Completions {
 /// The device's word for a failure.
 pub(in crate::verbs) fn failure_name(status: u32) -> &'static str {
     match status {
+        ffi::ibv_wc_status::IBV_WC_LOC_LEN_ERR => "longer than what receives it",
+        ffi::ibv_wc_status::IBV_WC_REM_OP_ERR => "the peer's device could not do it",
         ffi::ibv_wc_status::IBV_WC_LOC_PROT_ERR => "local protection error",
         ffi::ibv_wc_status::IBV_WC_LOC_QP_OP_ERR => "local queue pair error",
         ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "flushed",

@@ -17,6 +17,8 @@ pub(in crate::verbs) struct Registration {
     /// Bytes from the region's start.
     pub(in crate::verbs) offset: u64,
     pub(in crate::verbs) bytes: u64,
+    /// May peers reach it, with its key?
+    pub(in crate::verbs) is_remote: bool,
 }
 
 // SAFETY: as for `Context`.
@@ -26,12 +28,18 @@ impl Registration {
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         region: &Region,
-        offset: u64,
-        bytes: u64,
+        (offset, bytes): (u64, u64),
+        is_remote: bool,
     ) -> Result<Self, FabricError> {
-        let mut flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        let mut flags = ffi::ibv_access_flags(0);
         if region.is_writable() {
             flags |= ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
+        }
+        // A key can be guessed: what no peer is to reach has none that is good for anything.
+        if is_remote {
+            flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        }
+        if is_remote && region.is_writable() {
             flags |= ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         }
         let start = region.mapping().at(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
@@ -39,7 +47,7 @@ impl Registration {
         let pointer =
             unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes as usize, flags.0 as i32) };
         let pointer = made(pointer, "registering memory with the RDMA device")?;
-        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone(), offset, bytes })
+        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone(), offset, bytes, is_remote })
     }
 
     /// Key for our own requests, key for the peers', and the address that both begin at.

@@ -139,7 +139,7 @@ impl VerbsDevice {
         let queue_pair = owner.0.queue_pair()?;
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
-        let flags = self.tail_flags.then(|| Flags::new(self.registrar.domain())).transpose()?;
+        let flags = self.tail_flags.then(|| Flags::new(owner.0.domain())).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
         let endpoint = Endpoint { remote, mtu: self.path.mtu, flags: flags.as_ref().map(Flags::ours) };
         Ok(Prepared { owner, queue_pair, flags, endpoint })

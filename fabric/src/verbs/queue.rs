@@ -8,8 +8,8 @@ use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar, explain};
 use super::sys::{
-    Completions, Context, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind, failure_name,
-    is_flush, place,
+    Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind,
+    failure_name, is_flush, place,
 };
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
@@ -59,6 +59,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn domain(&self) -> &Arc<Domain> {
+        self.registrar.domain()
+    }
+
     pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
         let depth = (self.depth + OWN_REQUESTS) as u32;
         QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, depth)

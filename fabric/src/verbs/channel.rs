@@ -290,8 +290,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // First in error, so that what is under way ends; then the queue pair is destroyed, and only then does the peer
-        // see the end, so that it sends nothing more into memory that is used again.
+        // In error it takes nothing from the peer any more, and what is under way ends. Then the peer is told. The queue
+        // pair is destroyed with the fields, before the memory that it reached is let go of.
         if let Err(error) = self.queue_pair.fail() {
             tracing::debug!(%error, "a queue pair could not be ended before it is destroyed");
         }

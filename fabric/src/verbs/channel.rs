@@ -288,13 +288,20 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // In error it takes nothing from the peer any more, and what is under way ends. Then the peer is told. The queue
-        // pair is destroyed with the fields, before the memory that it reached is let go of.
+impl Channel {
+    /// In error the queue pair takes nothing from the peer any more, and what is under way ends.
+    pub(super) fn end(&self) {
         if let Err(error) = self.queue_pair.fail() {
             tracing::debug!(%error, "a queue pair could not be ended before it is destroyed");
         }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.end();
+        // Then the peer is told. The queue pair is destroyed with the fields, before the memory that it reached is let go
+        // of.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -40,6 +40,8 @@ const CHANNELS_MAX: usize = 1024;
 const RECEIVE: u64 = 1 << 63;
 /// Calls to the device per poll.
 const POLLS_MAX: usize = 8;
+/// The same where a channel ends: all that there may be, but not what others go on to bring.
+const POLLS_AT_END_MAX: usize = 2048;
 /// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
 const POLLS_PER_LOOK: u32 = 4096;
 const POLLS_PER_LOOK_WAITING: u32 = 16;
@@ -87,6 +89,8 @@ pub struct VerbsQueue {
     message_bytes_max: u64,
     places: Vec<ibverbs_sys::ibv_sge>,
     worked: Vec<Work>,
+    /// Taken from the device when a channel ended, and not handled yet.
+    left: Vec<Work>,
     ready: Vec<Completion>,
     polls: u32,
     /// Completions tell by an event: none has come since it was asked for.
@@ -134,6 +138,7 @@ impl VerbsQueue {
             message_bytes_max: context.message_bytes_max()?,
             places: Vec::with_capacity(POST_SPANS_MAX),
             worked: Vec::with_capacity(POLLED_MAX),
+            left: Vec::new(),
             ready: Vec::with_capacity(depth),
             polls: 0,
             is_armed: false,
@@ -258,7 +263,12 @@ impl VerbsQueue {
         let mut any = false;
         for _ in 0..POLLS_MAX {
             let mut worked = std::mem::take(&mut self.worked);
-            let polled = self.shared.completions.poll(|work| worked.push(work));
+            let polled = if self.left.is_empty() {
+                self.shared.completions.poll(|work| worked.push(work))
+            } else {
+                std::mem::swap(&mut worked, &mut self.left);
+                Ok(POLLED_MAX)
+            };
             any |= !worked.is_empty();
             for work in worked.drain(..) {
                 self.handle_work(&work);
@@ -338,6 +348,15 @@ impl VerbsQueue {
     fn remove(&mut self, at: usize) -> ChannelId {
         let channel = self.channels.remove(at);
         self.by_queue_pair.remove(&channel.queue_pair.number);
+        channel.end();
+        // What it received is taken from the device before the queue pair goes: devices forget it with the queue pair, and
+        // its receives would never be posted again.
+        let Self { shared, left, .. } = self;
+        for _ in 0..POLLS_AT_END_MAX {
+            if !matches!(shared.completions.poll(|work| left.push(work)), Ok(POLLED_MAX)) {
+                break;
+            }
+        }
         channel.id
     }
 

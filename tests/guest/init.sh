@@ -6,7 +6,6 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/shm
-mount -t tmpfs tmp /tmp
 mount -t tmpfs shm /dev/shm
 for module in /modules/*.ko; do
     insmod "$module" || echo "guest: insmod $module failed"

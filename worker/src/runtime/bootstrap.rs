@@ -6,6 +6,7 @@ use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::error::ClientError;
 use daemon::control::{Connection, connect_with_retry};
+use daemon::settings::split_address;
 use fabric::{ChannelSetup, CqHandle, Devices};
 use proto_common::batch::SlotGrant;
 use proto_common::error::ExitCode;
@@ -37,8 +38,8 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
         code,
     };
     let io = |error: &dyn std::fmt::Display| failed(error.to_string(), ExitCode::Io);
-    let (host, port) = split_address(&address)
-        .ok_or_else(|| failed("its address is not host:port".into(), ExitCode::Refused))?;
+    let (host, port) = split_address("data_address", &address)
+        .map_err(|_| failed("its address is not host:port".into(), ExitCode::Refused))?;
     let runtime = daemon::process::control_runtime().map_err(|error| io(&error))?;
     let deadline = Instant::now() + connector.within;
     let limit = connector.within;
@@ -92,11 +93,6 @@ fn hello(connector: &Connector, server: &Member) -> Hello {
         epoch: connector.epoch,
         offer: connector.offer.clone(),
     }
-}
-
-fn split_address(address: &str) -> Option<(&str, u16)> {
-    let (host, port) = address.rsplit_once(':')?;
-    Some((host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?))
 }
 
 fn attach_lanes(

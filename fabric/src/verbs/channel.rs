@@ -1,13 +1,13 @@
 //! One channel: what is put together for its queue pair, what is under way, and which of the peer's memory it was told.
 
-use super::cut::Cuts;
+use super::cut::{Cut, Cuts};
 use super::endpoint::READY;
 use super::flags::{ENTRIES, Flags};
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
 use crate::memory::{Region, Span};
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, Write};
+use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteSpan, Write};
 use ibverbs_sys::ibv_sge;
 use socket2::Socket;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -171,19 +171,35 @@ impl Channel {
         if let (Some(immediate), Some(flags)) = (write.immediate, &self.flags) {
             return self.write_and_flag(write, places, bytes_max, (immediate, flags.next_at()));
         }
+        let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
+        let request = |cut: &Cut, is_last: bool| Request::Write {
+            address: cut.address,
+            key: cut.key,
+            immediate: write.immediate.filter(|_| is_last),
+        };
+        self.post(places, write.remote, (GATHER_MAX, bytes_max), request, on_done)?;
+        self.own(write.gather);
+        Ok(())
+    }
+
+    /// Puts together the requests of one transfer, or none of them; the last one's end is the transfer's.
+    fn post(
+        &mut self,
+        places: &[ibv_sge],
+        remote: RemoteSpan,
+        (gather_max, bytes_max): (usize, u64),
+        request: impl Fn(&Cut, bool) -> Request,
+        on_done: OnDone,
+    ) -> Result<(), PostError> {
         let mut cuts = std::mem::take(&mut self.cuts);
-        let cut = cuts.cut(places, write.remote, &self.reach, GATHER_MAX, bytes_max);
+        let cut = cuts.cut(places, remote, &self.reach, gather_max, bytes_max);
         let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
         if posted.is_ok() {
             let last = cuts.cuts.len() - 1;
             for (i, cut) in cuts.cuts.iter().enumerate() {
-                let immediate = write.immediate.filter(|_| i == last);
-                let on_done =
-                    if i == last && write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
-                let request = Request::Write { address: cut.address, key: cut.key, immediate };
-                self.push(request, &cuts.places[cut.places.clone()], on_done);
+                let on_done = if i == last { on_done } else { OnDone::Nothing };
+                self.push(request(cut, i == last), &cuts.places[cut.places.clone()], on_done);
             }
-            self.own(write.gather);
         }
         self.cuts = cuts;
         posted
@@ -224,20 +240,10 @@ impl Channel {
         places: &[ibv_sge],
         bytes_max: u64,
     ) -> Result<(), PostError> {
-        let mut cuts = std::mem::take(&mut self.cuts);
-        let cut = cuts.cut(places, read.remote, &self.reach, 1, bytes_max);
-        let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
-        if posted.is_ok() {
-            let last = cuts.cuts.len() - 1;
-            for (i, cut) in cuts.cuts.iter().enumerate() {
-                let on_done = if i == last { OnDone::ReadDone(read.id) } else { OnDone::Nothing };
-                let request = Request::Read { address: cut.address, key: cut.key };
-                self.push(request, &cuts.places[cut.places.clone()], on_done);
-            }
-            self.own(std::slice::from_ref(read.local));
-        }
-        self.cuts = cuts;
-        posted
+        let request = |cut: &Cut, _| Request::Read { address: cut.address, key: cut.key };
+        self.post(places, read.remote, (1, bytes_max), request, OnDone::ReadDone(read.id))?;
+        self.own(std::slice::from_ref(read.local));
+        Ok(())
     }
 
     /// The device is done with this request and all before it.

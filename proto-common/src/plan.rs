@@ -210,7 +210,9 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     remote(subject, facts, left_bytes)
 }
 
-/// The choice where an RDMA device moves the bytes.
+/// The choice where an RDMA device moves the bytes. Contributions of several workers meet at a chunk, and those that
+/// come before their turn would be copied out of the inbox's slots, which all workers share; a key buffer keeps them
+/// where they landed. One writer's are reduced where they land in any case.
 fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     let bytes = subject.bytes_max().unwrap_or(u64::MAX);
     if bytes < SMALL_BYTES {
@@ -226,12 +228,14 @@ fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
         _ => {}
     }
     let (writers, buffer_bytes) = (writers(subject, facts), buffer_bytes(subject, facts));
-    let noun = if writers == 1 { "worker" } else { "workers" };
-    let what = format!("{} x {writers} {noun}", size(bytes));
+    if writers == 1 {
+        return planned(Placement::Slot, "one worker: what it sends is reduced where it lands");
+    }
+    let what = format!("{} x {writers} workers", size(bytes));
     let (left, budget) = (size(left_bytes), size(facts.budget_bytes));
     if buffer_bytes > left_bytes {
         let why = format!("{what} do not fit what is left ({left}) of the budget of {budget} a server");
-        return planned(Placement::RendezvousRead, why);
+        return planned(Placement::Slot, why);
     }
     let why = format!("{what} fit the budget of {budget} a server");
     Planned { buffer_bytes, ..planned(Placement::Static, why) }

@@ -13,5 +13,5 @@ data=examples/digits/digits.csv
 echo "demo: booting a guest with a software RDMA device; some minutes, as its processor is emulated" >&2
 tests/guest/boot.sh -m 3000 -t 1500 -e "SERVERS=$servers WORKERS=$workers DATA=$PWD/$data TRAIN='$*'" \
     "$folder/base" tests/guest/in-demo.sh "$folder"/bin/gradwire{,-scheduler,-server,-worker} "$data" |
-    sed "/^== loss.svg$/,/^== end$/{/^==/d;w $plot
+    sed -u "/^== loss.svg$/,/^== end$/{/^==/d;w $plot
         d}"

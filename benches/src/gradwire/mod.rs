@@ -37,7 +37,7 @@ impl GradwireSubject {
             label: transport,
             transport,
             variant: Variant::default(),
-            placement: "slot",
+            placement: "auto",
             settings: Vec::new(),
             cpus: None,
             cluster: None,

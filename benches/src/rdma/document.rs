@@ -133,11 +133,7 @@ fn plots(rows: &[Row]) -> Vec<(&'static str, String)> {
             "Pushes with and without a copy by the sender",
             throughput(rows, of("zero_copy", |row| row.buffers.clone())),
         ),
-        (
-            "placement",
-            "push_pull by placement",
-            throughput(rows, of("placement", |row| row.placement.clone())),
-        ),
+        ("placement", "push_pull by placement, 1 and 2 workers", throughput(rows, of("placement", placed))),
     ];
     let mut all: Vec<(&str, String)> = Vec::new();
     for (name, title, lines) in sized.into_iter().filter(|(_, _, lines)| !lines.is_empty()) {
@@ -155,6 +151,13 @@ fn plots(rows: &[Row]) -> Vec<(&'static str, String)> {
     all.extend(latency(rows).map(|svg| ("latency", svg)));
     all.extend(registered(rows).map(|svg| ("registered", svg)));
     all
+}
+
+fn placed(row: &Row) -> Option<String> {
+    let many = row.workers.filter(|workers| *workers > 1);
+    row.placement
+        .as_ref()
+        .map(|name| many.map_or(name.clone(), |workers| format!("{name}, {workers} workers")))
 }
 
 fn latency(rows: &[Row]) -> Option<String> {

@@ -28,6 +28,9 @@ pub(crate) struct RdmaArgs {
     /// Interleaved pairs per benchmark.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pairs: u32,
+    /// Only these sizes of those that a part measures. May be repeated.
+    #[arg(long, value_name = "BYTES")]
+    bytes: Vec<u64>,
     /// The device's address, which perftest's ends meet at.
     #[arg(long, value_name = "IP", default_value = "10.9.0.1")]
     address: String,
@@ -46,9 +49,16 @@ const BUDGET: Duration = Duration::from_secs(540);
 /// The ways a tensor can travel.
 const PLACEMENTS: [&str; 4] = ["slot", "static", "rendezvous-read", "rendezvous-write"];
 
+/// The sizes of tensors that placements are compared by.
+const PLACED_BYTES: [u64; 7] = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB];
+
+/// The same where two workers contribute, and one's contribution waits for the other's.
+const PLACED_BYTES_BY_TWO: [u64; 3] = [64 * KIB, MIB, 16 * MIB];
+
 /// The settings of one run of the suite.
 pub(super) struct Plan {
     pub(super) quick: bool,
+    only_bytes: Vec<u64>,
     pairs: u32,
     seconds: f64,
     address: String,
@@ -56,9 +66,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// These sizes, or with `--quick` those of them that tell most.
+    /// These sizes, or those of them that were asked for, or with `--quick` those that tell most.
     fn sizes(&self, all: &[u64]) -> Vec<u64> {
-        all.iter().copied().filter(|bytes| !self.quick || [64 * KIB, MIB].contains(bytes)).collect()
+        let quick: &[u64] = if self.quick { &[64 * KIB, MIB] } else { all };
+        let chosen = if self.only_bytes.is_empty() { quick } else { &self.only_bytes };
+        all.iter().copied().filter(|bytes| chosen.contains(bytes)).collect()
     }
 
     fn spec(&self, name: &str, op: Op, bytes: u64, inflight: u32) -> WorkSpec {
@@ -98,6 +110,7 @@ pub(crate) fn run(args: &RdmaArgs) -> anyhow::Result<()> {
     anyhow::ensure!(PARTS.iter().any(|(name, _)| chosen(name)), "no such part: see --help");
     let plan = Plan {
         quick: args.quick,
+        only_bytes: args.bytes.clone(),
         pairs: args.pairs,
         seconds: if args.quick { 0.15 } else { 0.5 },
         address: args.address.clone(),
@@ -348,14 +361,17 @@ fn placement(plan: &Plan) -> anyhow::Result<Vec<Row>> {
         let subject = verbs(plan, name, Rule::Assign, Buffers::Library);
         Box::new(subject.with_placement(name)) as Box<dyn Subject>
     };
-    let mut subjects = PLACEMENTS.map(subject);
     let mut rows = Vec::new();
-    for bytes in plan.sizes(&[4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB]) {
-        let spec = plan.spec("placement", Op::PushPull, bytes, in_flight(bytes).min(4));
-        let comparison = Comparison { spec, name: Some("placement"), throughput: true, latency: false };
-        for mut row in compare(plan, &comparison, &mut subjects)? {
-            row.transport = Some("verbs".to_owned());
-            rows.push(row);
+    for (workers, sizes) in [(1, &PLACED_BYTES[..]), (2, &PLACED_BYTES_BY_TWO)] {
+        let mut subjects = PLACEMENTS.map(subject);
+        for bytes in plan.sizes(sizes) {
+            let spec = plan.spec("placement", Op::PushPull, bytes, in_flight(bytes).min(4));
+            let spec = WorkSpec { workers, ..spec };
+            let comparison = Comparison { spec, name: Some("placement"), throughput: true, latency: false };
+            for mut row in compare(plan, &comparison, &mut subjects)? {
+                row.transport = Some("verbs".to_owned());
+                rows.push(row);
+            }
         }
     }
     Ok(rows)
@@ -366,7 +382,14 @@ mod tests {
     use super::*;
 
     fn plan(quick: bool) -> Plan {
-        Plan { quick, pairs: 2, seconds: 0.1, address: "10.9.0.1".into(), settings: Vec::new() }
+        Plan {
+            quick,
+            only_bytes: Vec::new(),
+            pairs: 2,
+            seconds: 0.1,
+            address: "10.9.0.1".into(),
+            settings: Vec::new(),
+        }
     }
 
     struct Fixed(&'static str, u64);

@@ -28,9 +28,9 @@ use std::path::{Path, PathBuf};
 /// and what follows a # are ignored.
 ///
 /// Where the length of a tensor may change, or no RDMA device moves the bytes, shape or driver decide.
-/// Else the budget does: tensors of 64 KiB and more get key buffers at the servers (static) while they
-/// fit, and are read by the servers (rendezvous-read) beyond it. rendezvous-write is never chosen by
-/// itself: static does the same, and asks once only.
+/// Else writers and budget do: tensors of 64 KiB and more that several workers contribute to get key
+/// buffers at the servers (static) while they fit; the others share the inbox (slot). rendezvous-write
+/// is never chosen by itself: static does the same, and asks once only.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PlanArgs {

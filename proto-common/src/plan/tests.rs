@@ -66,10 +66,10 @@ fn the_budget_bounds_key_buffers() {
     assert_eq!(planned.placement, Placement::Static);
     assert_eq!(planned.why, "4.0 MiB x 2 workers fit the budget of 8.0 MiB a server");
     let beyond = one(&fixed(1, 4 * MIB + 4), &facts());
-    assert_eq!(beyond.placement, Placement::RendezvousRead);
+    assert_eq!(beyond.placement, Placement::Slot);
     assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
     let spent = one(&fixed(1, 4 * MIB), &Facts { spent_bytes: 1, ..facts() });
-    assert_eq!(spent.placement, Placement::RendezvousRead, "others were placed before");
+    assert_eq!(spent.placement, Placement::Slot, "others were placed before");
     let shared = one(&fixed(1, 8 * MIB), &Facts { servers: 2, ..facts() });
     assert_eq!(shared.placement, Placement::Static, "two servers have half each");
 }
@@ -78,10 +78,10 @@ fn the_budget_bounds_key_buffers() {
 fn the_budget_goes_to_the_small_and_to_the_busy_first() {
     let subjects = [fixed(1, 4 * MIB), fixed(2, MIB), fixed(3, 3 * MIB)];
     let found = placements(&subjects, &facts());
-    assert_eq!(found, [Placement::RendezvousRead, Placement::Static, Placement::Static]);
+    assert_eq!(found, [Placement::Slot, Placement::Static, Placement::Static]);
     let subjects = [traced(1, 4 * MIB, 5), traced(2, MIB, 1), traced(3, 3 * MIB, 1)];
     let found = placements(&subjects, &facts());
-    assert_eq!(found, [Placement::Static, Placement::RendezvousRead, Placement::RendezvousRead]);
+    assert_eq!(found, [Placement::Static, Placement::Slot, Placement::Slot]);
 }
 
 #[test]
@@ -94,12 +94,17 @@ fn a_trace_says_more_than_a_declaration() {
     let changing = one(&changing, &facts());
     assert_eq!(changing.placement, Placement::RendezvousRead);
     assert_eq!(changing.why, "the length changed between operations");
-    let mut single = traced(1, 8 * MIB, 2);
-    assert_eq!(one(&single, &facts()).placement, Placement::RendezvousRead);
+}
+
+#[test]
+fn one_writer_needs_no_buffer_of_its_own() {
+    let mut single = traced(1, MIB, 2);
+    assert_eq!(one(&single, &facts()).placement, Placement::Static);
+    assert_eq!(one(&single, &Facts { workers: 1, ..facts() }).placement, Placement::Slot);
     single.trace = single.trace.map(|trace| Trace { single_writer: true, ..trace });
     let single = one(&single, &facts());
-    assert_eq!((single.placement, single.buffer_bytes), (Placement::Static, 8 * MIB));
-    assert!(single.why.contains("1 worker fit"), "{single:?}");
+    assert_eq!((single.placement, single.buffer_bytes), (Placement::Slot, 0));
+    assert!(single.why.contains("one worker"), "{single:?}");
 }
 
 #[test]
@@ -147,7 +152,7 @@ fn bytes_beyond_counting_fit_no_budget() {
     let dims = vec![Dim::Fixed(u64::MAX), Dim::Fixed(2)];
     let huge = Subject { dims, ..fixed(1, 4) };
     assert_eq!(huge.bytes_max(), None);
-    assert_eq!(one(&huge, &facts()).placement, Placement::RendezvousRead);
+    assert_eq!(one(&huge, &facts()).placement, Placement::Slot);
     assert_eq!((size(1023), size(1536)), ("1023 B".to_owned(), "1.5 KiB".to_owned()));
 }
 

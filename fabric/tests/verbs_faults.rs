@@ -50,7 +50,9 @@ mod one_device {
     use super::*;
     use conformance::child::Role;
     use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect};
-    use fabric::{Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice};
+    use fabric::{
+        CompletionQueue, Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice,
+    };
     use std::net::{IpAddr, Ipv4Addr};
 
     fn open(config: &VerbsConfig) -> Result<VerbsDevice, FabricError> {
@@ -118,6 +120,33 @@ mod one_device {
             (a.channel, b.channel) = (near, far);
             meet(&mut a, &mut b);
         }
+    }
+
+    /// Numbers of queue pairs come round again, and so may what a device still has to say of one that is gone.
+    #[test]
+    fn a_completion_of_what_is_gone_is_nobody_s() {
+        let lent = region(PAGE);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let source = filled(1, PAGE);
+        let page = source.span(0, PAGE as u64).unwrap();
+        a.write_patiently(std::slice::from_ref(&page), at(key, 0), None, Some(1));
+        assert_eq!(a.next(), CompletionKind::WriteDone { id: 1 });
+        let (live, gone) = (a.channel, connect::<Verbs>(&mut a.queue, &mut b.queue).0);
+        a.queue.close(gone);
+        let before = a.queue.stale();
+        a.post(&[page], at(key, 0), None, Some(2)).unwrap();
+        // An earlier request's, one's that was never posted, a channel's that is gone, and another queue pair's.
+        for (channel, number, queue_pair) in
+            [(live, u32::MAX, live), (live, 1 << 20, live), (gone, 1, live), (live, 1, gone)]
+        {
+            a.queue.complete(channel, number, queue_pair);
+        }
+        // A receive that is not posted: of a turn to come, and no place at all.
+        a.queue.receive(live, (0, 77));
+        a.queue.receive(live, (u32::MAX, 0));
+        assert_eq!(a.queue.stale() - before, 6);
+        a.queue.flush();
+        assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
     }
 
     /// By design it is no fault: a receiver that is slow to post receives is waited for without end.

@@ -3,6 +3,7 @@
 use super::cut::{Cut, Cuts};
 use super::endpoint::READY;
 use super::flags::{ENTRIES, Flags};
+use super::ids::Id;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
 use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
 use crate::error::PostError;
@@ -109,7 +110,8 @@ impl Channel {
     fn push(&mut self, request: Request, places: &[ibv_sge], on_done: OnDone) {
         let number = self.first + self.under_way.len() as u64;
         let signaled = !matches!(on_done, OnDone::Nothing) || number.is_multiple_of(self.signal_every);
-        self.chain.push(number, request, places.iter().copied(), signaled);
+        let id = Id::Sent { channel: self.id, number: number as u32 };
+        self.chain.push(id.encode(), request, places.iter().copied(), signaled);
         self.under_way.push_back(on_done);
     }
 
@@ -244,6 +246,12 @@ impl Channel {
         self.post(places, read.remote, (1, bytes_max), request, OnDone::ReadDone(read.id))?;
         self.own(std::slice::from_ref(read.local));
         Ok(())
+    }
+
+    /// The request of a completion by the lower half of its number; none where it is over already, or never was.
+    pub(super) fn number_of(&self, low: u32) -> Option<u64> {
+        let ahead = u64::from(low.wrapping_sub(self.first as u32));
+        (ahead < self.under_way.len() as u64).then(|| self.first + ahead)
     }
 
     /// The device is done with this request and all before it.

@@ -26,6 +26,8 @@ mod flags;
 #[cfg(feature = "verbs")]
 mod forge;
 #[cfg(feature = "verbs")]
+mod ids;
+#[cfg(feature = "verbs")]
 mod queue;
 #[cfg(feature = "verbs")]
 mod reach;

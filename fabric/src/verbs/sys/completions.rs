@@ -67,6 +67,12 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
+    /// How many completions it has room for.
+    pub(in crate::verbs) fn entries(&self) -> usize {
+        // SAFETY: a queue of ours; the library changes this field in a resize only, which needs the lane's thread, too.
+        usize::try_from(unsafe { self.pointer.as_ref().cqe }).unwrap_or(0)
+    }
+
     /// Asks for an event with the next completion. What came before has to be polled after this.
     pub(in crate::verbs) fn arm(&self) -> Result<(), FabricError> {
         // SAFETY: a queue of ours, whose context has the function for as long as it is open.

@@ -2,19 +2,20 @@
 //! fabric's words. Tells peers the keys of what is lent to them by small messages, which arrive before whatever is posted
 //! on the channel after them.
 
+mod inbound;
+mod work;
+
 use super::channel::{Channel, OWN_REQUESTS};
 use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
-use super::registrar::{Extent, Registrar, explain};
-use super::sys::{
-    Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind,
-    failure_name, is_flush, place,
-};
+use super::registrar::{Extent, Registrar};
+use super::sys::{Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Work, place};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use inbound::Inbound;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -36,18 +37,14 @@ const SEND_DEPTH_MAX: usize = 256;
 const SEND_DEPTH_ASKED_MAX: usize = 1 << 16;
 /// Channels of a lane at most: their completion queue is made for all of them at once.
 const CHANNELS_MAX: usize = 1024;
-/// Marks the ids of receives.
-const RECEIVE: u64 = 1 << 63;
-/// Calls to the device per poll.
-const POLLS_MAX: usize = 8;
-/// The same where a channel ends: all that there may be, but not what others go on to bring.
-const POLLS_AT_END_MAX: usize = 2048;
 /// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
 const POLLS_PER_LOOK: u32 = 4096;
 const POLLS_PER_LOOK_WAITING: u32 = 16;
 const EVENTS: usize = 32;
 /// Extents whose keys a lane remembers.
 const KNOWN_MAX: usize = 1 << 16;
+/// Channels that a lane may have in its life: their numbers are below the bits that tell drivers apart.
+const IDS: u32 = 1 << 30;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
 
@@ -81,16 +78,17 @@ pub struct VerbsQueue {
     shared: Arc<Shared>,
     /// Extents by region and index, so that posting asks nobody.
     known: HashMap<(u64, u64), Extent>,
-    /// Where peers' messages come in.
-    messages: Registration,
+    inbound: Inbound,
     epoll: OwnedFd,
     channels_max: usize,
     next_id: u32,
     message_bytes_max: u64,
     places: Vec<ibverbs_sys::ibv_sge>,
-    worked: Vec<Work>,
-    /// Taken from the device when a channel ended, and not handled yet.
-    left: Vec<Work>,
+    worked: Vec<(Option<ChannelId>, Work)>,
+    /// Taken from the device when a channel came or went, and not handled yet.
+    left: Vec<(Option<ChannelId>, Work)>,
+    /// Completions of what was gone.
+    stale: u64,
     ready: Vec<Completion>,
     polls: u32,
     /// Completions tell by an event: none has come since it was asked for.
@@ -117,21 +115,19 @@ impl VerbsQueue {
         let entries = limit(limits.max_cqe).min(CHANNELS_MAX * per_channel + RECEIVES);
         let completions = Completions::new(context, entries as u32)?;
         let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
-        let messages = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
-        let messages = Registration::new(registrar.domain(), &messages, (0, messages.len() as u64), false)
-            .map_err(|error| explain(error, messages.len() as u64, registrar.registered_bytes()))?;
+        let inbound = Inbound::new(registrar, &receives)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
         let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), depth });
-        let queue = Self {
+        Ok(Self {
             channels: Vec::new(),
             by_queue_pair: HashMap::new(),
             shared,
             known: HashMap::new(),
-            messages,
+            inbound,
             epoll,
             channels_max: entries.saturating_sub(RECEIVES) / per_channel,
             next_id: 0,
@@ -142,11 +138,8 @@ impl VerbsQueue {
             ready: Vec::with_capacity(depth),
             polls: 0,
             is_armed: false,
-        };
-        for index in 0..RECEIVES {
-            queue.post_receive(index as u64)?;
-        }
-        Ok(queue)
+            stale: 0,
+        })
     }
 
     /// What connecting a channel to this queue needs.
@@ -202,13 +195,6 @@ impl VerbsQueue {
         self.look_at_sockets(Duration::ZERO);
     }
 
-    fn post_receive(&self, index: u64) -> Result<(), FabricError> {
-        let (offset, bytes) = (index * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
-        let span =
-            self.messages.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
-        self.shared.receives.post(index | RECEIVE, &place(&span, self.messages.keys().0))
-    }
-
     /// The extent of a region that an offset lies in.
     fn extent(&mut self, region: &Region, offset: u64) -> Result<Extent, PostError> {
         let at = (region.id(), self.shared.registrar.index(offset));
@@ -256,108 +242,6 @@ impl VerbsQueue {
             }
         }
         Ok(())
-    }
-
-    /// Takes what the device has completed, in bounded pieces. Was there any?
-    fn take_work(&mut self) -> bool {
-        let mut any = false;
-        for _ in 0..POLLS_MAX {
-            let mut worked = std::mem::take(&mut self.worked);
-            let polled = if self.left.is_empty() {
-                self.shared.completions.poll(|work| worked.push(work))
-            } else {
-                std::mem::swap(&mut worked, &mut self.left);
-                Ok(POLLED_MAX)
-            };
-            any |= !worked.is_empty();
-            for work in worked.drain(..) {
-                self.handle_work(&work);
-            }
-            self.worked = worked;
-            match polled {
-                Ok(POLLED_MAX) => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::error!(%error, "a completion queue cannot be polled");
-                    break;
-                }
-            }
-        }
-        any
-    }
-
-    fn handle_work(&mut self, work: &Work) {
-        let id = self.by_queue_pair.get(&work.queue_pair).copied();
-        // None of a channel that has ended.
-        let at = id.and_then(|id| self.at(id).ok());
-        if work.id & RECEIVE != 0 {
-            self.received(work, at);
-        } else if let Some(at) = at {
-            match work.failure {
-                None => self.channels[at].over(work.id, &mut self.ready),
-                Some(status) => self.fail(at, reason(status)),
-            }
-        }
-    }
-
-    fn received(&mut self, work: &Work, at: Option<usize>) {
-        let index = work.id & !RECEIVE;
-        if let (Some(at), Some(status)) = (at, work.failure) {
-            // Only what the peer sent can make a receive fail.
-            let name = failure_name(status);
-            self.fail(
-                at,
-                DisconnectReason::PeerMisbehaved(format!("what it sent was refused: {name} ({status})")),
-            );
-        } else if let Some(at) = at {
-            let told = match work.kind {
-                WorkKind::Notice { immediate } => {
-                    let channel = self.channels[at].id;
-                    self.ready.push(Completion { channel, kind: CompletionKind::Received { immediate } });
-                    Ok(())
-                }
-                WorkKind::Message { bytes } => self.hear(at, index, bytes),
-                WorkKind::Sent => Ok(()),
-            };
-            if let Err(what) = told {
-                self.fail(at, DisconnectReason::PeerMisbehaved(what.into()));
-            }
-        }
-        if let Err(error) = self.post_receive(index) {
-            tracing::error!(%error, "a receive is lost");
-        }
-    }
-
-    /// A peer tells the key of what it exposes.
-    fn hear(&mut self, at: usize, index: u64, bytes: u32) -> Result<(), &'static str> {
-        let mut message = [0; MESSAGE_BYTES];
-        let read = self.messages.region.read(index * MESSAGE_BYTES as u64, &mut message);
-        if read.is_err() || bytes as usize != MESSAGE_BYTES {
-            return Err("a message of the wrong length");
-        }
-        self.channels[at].reach.hear(&message)
-    }
-
-    /// Ends a channel: its queue pair reaches no memory once this returns.
-    fn fail(&mut self, at: usize, reason: DisconnectReason) {
-        self.channels[at].take_flags(&mut self.ready);
-        let channel = self.remove(at);
-        self.ready.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });
-    }
-
-    fn remove(&mut self, at: usize) -> ChannelId {
-        let channel = self.channels.remove(at);
-        self.by_queue_pair.remove(&channel.queue_pair.number);
-        channel.end();
-        // What it received is taken from the device before the queue pair goes: devices forget it with the queue pair, and
-        // its receives would never be posted again.
-        let Self { shared, left, .. } = self;
-        for _ in 0..POLLS_AT_END_MAX {
-            if !matches!(shared.completions.poll(|work| left.push(work)), Ok(POLLED_MAX)) {
-                break;
-            }
-        }
-        channel.id
     }
 
     /// Tells a channel's peer the extents of a stretch, those that it does not know yet.
@@ -430,13 +314,6 @@ impl VerbsQueue {
     }
 }
 
-fn reason(status: u32) -> DisconnectReason {
-    if is_flush(status) {
-        return DisconnectReason::PeerClosed;
-    }
-    DisconnectReason::Failed(format!("the RDMA device reports: {} ({status})", failure_name(status)))
-}
-
 impl CompletionQueue for VerbsQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
         let SetupKind::Verbs(setup) = setup.kind else {
@@ -452,12 +329,19 @@ impl CompletionQueue for VerbsQueue {
                 self.channels_max
             )));
         }
+        if self.next_id == IDS {
+            return Err(FabricError::Misuse(format!(
+                "this lane has had {IDS} verbs channels and has no number for one more; restart the process"
+            )));
+        }
         let id = ChannelId(self.next_id);
         self.next_id += 1;
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
         say_ready(&socket)?;
+        // Of one that had this number before it.
+        self.drain();
         self.by_queue_pair.insert(queue_pair.number, id);
         self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));
         Ok(id)

@@ -1,0 +1,49 @@
+//! Where what peers send comes in: the receives of a lane, each with its stretch of registered memory.
+
+use super::{OWN_BYTES, RECEIVES};
+use crate::error::FabricError;
+use crate::memory::Region;
+use crate::verbs::ids::Turns;
+use crate::verbs::reach::MESSAGE_BYTES;
+use crate::verbs::registrar::{Registrar, explain};
+use crate::verbs::sys::{Receives, Registration, place};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(super) struct Inbound {
+    memory: Registration,
+    receives: Arc<Receives>,
+    turns: Turns,
+}
+
+impl Inbound {
+    /// All receives are posted.
+    pub(super) fn new(registrar: &Registrar, receives: &Arc<Receives>) -> Result<Self, FabricError> {
+        let region = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
+        let memory = Registration::new(registrar.domain(), &region, (0, region.len() as u64), false)
+            .map_err(|error| explain(error, region.len() as u64, registrar.registered_bytes()))?;
+        let this = Self { memory, receives: Arc::clone(receives), turns: Turns::new(RECEIVES) };
+        (0..RECEIVES as u32).try_for_each(|index| this.post(index))?;
+        Ok(this)
+    }
+
+    /// Posts a receive, which has been taken.
+    pub(super) fn post(&self, index: u32) -> Result<(), FabricError> {
+        let (offset, bytes) = (u64::from(index) * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
+        let span =
+            self.memory.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
+        self.receives.post(self.turns.id(index), &place(&span, self.memory.keys().0))
+    }
+
+    /// Takes a receive that has completed. False: it is none that is posted.
+    pub(super) fn take(&mut self, index: u32, turn: u32) -> bool {
+        self.turns.take(index, turn)
+    }
+
+    /// The message in a receive that was taken.
+    pub(super) fn message(&self, index: u32) -> Option<[u8; MESSAGE_BYTES]> {
+        let mut message = [0; MESSAGE_BYTES];
+        let read = self.memory.region.read(u64::from(index) * MESSAGE_BYTES as u64, &mut message);
+        read.is_ok().then_some(message)
+    }
+}

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 // The process that the tests below start.
 over!(over_verbs, crate::conformance::rig::Verbs;);
 
-/// Longest time until a device with the default patience gives up.
+/// Longest time until a device with the patience of `Verbs` gives up.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(5);
 const PAGE: usize = 4096;
 const UNTOUCHED: u8 = 0xEE;
@@ -288,7 +288,7 @@ mod two_devices {
     }
 
     /// The same devices, which try again for some two seconds instead of half a one: an emulated machine that is busy is
-    /// itself slower than the usual patience, and each time costs one of the retries that the wire is to have.
+    /// itself slower than the short patience, and each time costs one of the retries that the wire is to have.
     #[derive(Clone, Copy, Debug)]
     struct Patient;
 

@@ -7,7 +7,7 @@ use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
 use crate::mailbox::Mailbox;
 use crate::memory::Region;
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
@@ -262,7 +262,7 @@ impl Polling {
                 }
                 // Machines send each other no notices; a peer that does gains nothing.
                 CompletionKind::Received { .. } => {}
-                CompletionKind::Disconnected(reason) => self.end(channel, &told(&reason)),
+                CompletionKind::Disconnected(reason) => self.end(channel, &reason.to_string()),
             }
         }
         self.inbox = inbox;
@@ -326,13 +326,5 @@ impl Polling {
         for channel in channels {
             self.end(channel, "this machine is closed");
         }
-    }
-}
-
-fn told(reason: &DisconnectReason) -> String {
-    match reason {
-        DisconnectReason::PeerClosed => "the peer closed it or died".into(),
-        DisconnectReason::PeerMisbehaved(what) => format!("the peer misbehaved: {what}"),
-        DisconnectReason::Failed(why) => why.clone(),
     }
 }

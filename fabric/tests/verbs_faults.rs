@@ -145,6 +145,7 @@ mod one_device {
         a.queue.receive(live, (0, 77));
         a.queue.receive(live, (u32::MAX, 0));
         assert_eq!(a.queue.stale() - before, 6);
+        assert_eq!(VerbsDevice::kept_objects(), 0, "all that was destroyed until now is gone");
         a.queue.flush();
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
     }
@@ -234,6 +235,8 @@ mod one_device {
         a.write_patiently(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), None, Some(1));
         let (reason, before) = a.ended();
         report("link down", &format!("{before:?} {reason:?}"), down);
+        let why = reason.to_string();
+        assert!(why.contains("port 1 of RDMA device") && why.contains("went down"), "{why}");
         let refused = open(&VerbsConfig::default()).unwrap_err().to_string();
         assert!(refused.contains("is down"), "{refused}");
         run("ip", &["link", "set", &netdev, "up"]);

@@ -63,6 +63,12 @@ impl VerbsDevice {
         match *self {}
     }
 
+    /// Objects that devices did not give back: none.
+    #[must_use]
+    pub fn kept_objects() -> u64 {
+        0
+    }
+
     /// Bytes registered with the device.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {

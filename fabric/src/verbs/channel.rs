@@ -314,8 +314,10 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.end();
-        // Then the peer is told. The queue pair is destroyed with the fields, before the memory that it reached is let go
-        // of.
+        // The memory that it reached is let go of after it.
+        let reached = (std::mem::take(&mut self.owned), std::mem::take(&mut self.exposed), self.flags.take());
+        self.queue_pair.destroy(reached);
+        // Then the peer is told.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -7,6 +7,7 @@ use super::info::{DeviceInfo, Gid, PortInfo, choose};
 use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;
 use super::sys::{self, Context, Domain, Path, QueuePair, Remote};
+use super::watch::Watch;
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use crate::memory::Span;
@@ -24,6 +25,7 @@ pub const VERBS_QUEUE_BYTES: u64 = OWN_BYTES;
 #[derive(Clone, Debug)]
 pub struct VerbsDevice {
     context: Arc<Context>,
+    watch: Arc<Watch>,
     registrar: Arc<Registrar>,
     path: Path,
     gid: [u8; 16],
@@ -104,7 +106,8 @@ impl VerbsDevice {
         let registrar = Arc::new(Registrar::new(domain, config.registered_bytes_max));
         let tcp = TcpDevice::new(bind, advertise).with_unix(false);
         let tail_flags = config.tail_flags;
-        let device = Self { context, registrar, path, gid: gid.gid, tail_flags, tcp };
+        let watch = Arc::new(Watch::new(&context, config.port));
+        let device = Self { context, watch, registrar, path, gid: gid.gid, tail_flags, tcp };
         // The probe: without the right to pin memory, say, no queue can be made.
         device.queue(1)?;
         Ok(device)
@@ -113,7 +116,7 @@ impl VerbsDevice {
     /// A completion queue on this device. `send_depth`: unfinished requests one channel may have; what the device has no
     /// room for is taken off.
     pub fn queue(&self, send_depth: usize) -> Result<VerbsQueue, FabricError> {
-        VerbsQueue::new(&self.context, &self.registrar, send_depth)
+        VerbsQueue::new(&self.context, &self.watch, &self.registrar, send_depth)
     }
 
     /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
@@ -134,8 +137,16 @@ impl VerbsDevice {
         self.registrar.registered_bytes()
     }
 
+    /// Objects that devices did not give back since the process began. The memory that they may reach is kept until its
+    /// end; the log says why.
+    #[must_use]
+    pub fn kept_objects() -> u64 {
+        sys::kept()
+    }
+
     /// A queue pair of a lane, and what a peer has to know of it.
     fn endpoint(&self, owner: VerbsHandle) -> Result<Prepared, FabricError> {
+        self.watch.check()?;
         let queue_pair = owner.0.queue_pair()?;
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);

@@ -35,6 +35,8 @@ mod reach;
 mod registrar;
 #[cfg(feature = "verbs")]
 mod sys;
+#[cfg(feature = "verbs")]
+mod watch;
 
 #[cfg(not(feature = "verbs"))]
 use absent as driver;

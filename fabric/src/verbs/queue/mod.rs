@@ -11,6 +11,7 @@ use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
 use super::sys::{Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Work, place};
+use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
@@ -40,13 +41,16 @@ const CHANNELS_MAX: usize = 1024;
 /// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
 const POLLS_PER_LOOK: u32 = 4096;
 const POLLS_PER_LOOK_WAITING: u32 = 16;
-const EVENTS: usize = 32;
+const SOCKETS: usize = 32;
 /// Extents whose keys a lane remembers.
 const KNOWN_MAX: usize = 1 << 16;
 /// Channels that a lane may have in its life: their numbers are below the bits that tell drivers apart.
 const IDS: u32 = 1 << 30;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
+/// That of the device's events, and of those that another lane has read.
+const EVENTS: u64 = u64::MAX - 1;
+const ALARM: u64 = u64::MAX - 2;
 
 /// What a lane's queue pairs are made of.
 #[derive(Debug)]
@@ -79,6 +83,8 @@ pub struct VerbsQueue {
     /// Extents by region and index, so that posting asks nobody.
     known: HashMap<(u64, u64), Extent>,
     inbound: Inbound,
+    watch: Arc<Watch>,
+    alarm: Arc<Alarm>,
     epoll: OwnedFd,
     channels_max: usize,
     next_id: u32,
@@ -98,6 +104,7 @@ pub struct VerbsQueue {
 impl VerbsQueue {
     pub(super) fn new(
         context: &Arc<Context>,
+        watch: &Arc<Watch>,
         registrar: &Arc<Registrar>,
         send_depth: usize,
     ) -> Result<Self, FabricError> {
@@ -106,6 +113,7 @@ impl VerbsQueue {
                 "send_depth must be 1 to {SEND_DEPTH_ASKED_MAX}, not {send_depth}"
             )));
         }
+        watch.check()?;
         let limits = context.limits()?;
         let limit = |value: i32| usize::try_from(value).unwrap_or(0);
         let depth_max = limit(limits.max_qp_wr).saturating_sub(OWN_REQUESTS).clamp(1, SEND_DEPTH_MAX);
@@ -121,6 +129,11 @@ impl VerbsQueue {
         let watched = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
+        let alarm = watch.alarm(completions.address(), receives.address())?;
+        for (fd, mark) in [(alarm.fd(), ALARM), (watch.fd(), EVENTS)] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
+                .map_err(|e| FabricError::os("watching a device's events", e))?;
+        }
         let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), depth });
         Ok(Self {
             channels: Vec::new(),
@@ -128,6 +141,8 @@ impl VerbsQueue {
             shared,
             known: HashMap::new(),
             inbound,
+            watch: Arc::clone(watch),
+            alarm,
             epoll,
             channels_max: entries.saturating_sub(RECEIVES) / per_channel,
             next_id: 0,
@@ -265,7 +280,7 @@ impl VerbsQueue {
     }
 
     fn look_at_sockets(&mut self, timeout: Duration) {
-        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; SOCKETS];
         let timeout = Timespec::try_from(timeout).ok();
         let events: &[epoll::Event] = match epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) {
             Ok((events, _)) => events,
@@ -280,10 +295,15 @@ impl VerbsQueue {
             if event == COMPLETIONS {
                 self.shared.completions.take_events();
                 self.is_armed = false;
+            } else if event == EVENTS {
+                self.watch.look();
+            } else if event == ALARM {
+                // Taken below.
             } else if let Some(at) = u32::try_from(event).ok().and_then(|id| self.at(ChannelId(id)).ok()) {
                 self.listen(at);
             }
         }
+        self.heed();
     }
 
     fn listen(&mut self, at: usize) {
@@ -329,6 +349,7 @@ impl CompletionQueue for VerbsQueue {
                 self.channels_max
             )));
         }
+        self.watch.check()?;
         if self.next_id == IDS {
             return Err(FabricError::Misuse(format!(
                 "this lane has had {IDS} verbs channels and has no number for one more; restart the process"
@@ -340,7 +361,8 @@ impl CompletionQueue for VerbsQueue {
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
         say_ready(&socket)?;
-        // Of one that had this number before it.
+        // What was of one that had this number before it.
+        self.heed();
         self.drain();
         self.by_queue_pair.insert(queue_pair.number, id);
         self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));

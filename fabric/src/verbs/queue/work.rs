@@ -5,6 +5,7 @@ use super::VerbsQueue;
 use crate::verbs::ids::Id;
 use crate::verbs::reach::MESSAGE_BYTES;
 use crate::verbs::sys::{POLLED_MAX, Work, WorkKind, failure_name, is_flush};
+use crate::verbs::watch::Word;
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason};
 
 /// Calls to the device per poll.
@@ -86,7 +87,10 @@ impl VerbsQueue {
         let Some(number) = self.channels[at].number_of(number) else { return self.is_stale(work) };
         match work.failure {
             None => self.channels[at].over(number, &mut self.ready),
-            Some(status) => self.fail(at, reason(status)),
+            Some(status) => {
+                let reason = self.watch.explain(reason(status));
+                self.fail(at, reason);
+            }
         }
     }
 
@@ -123,6 +127,27 @@ impl VerbsQueue {
         match self.inbound.message(place) {
             Some(message) if bytes as usize == MESSAGE_BYTES => self.channels[at].reach.hear(&message),
             _ => Err("a message of the wrong length"),
+        }
+    }
+
+    /// Does what the device's events ask for.
+    pub(super) fn heed(&mut self) {
+        for word in self.alarm.take() {
+            match word {
+                Word::Channel { queue_pair, reason } => {
+                    let id = self.by_queue_pair.get(&queue_pair).copied();
+                    // What it sent before comes first.
+                    self.take_work();
+                    if let Some(at) = id.and_then(|id| self.at(id).ok()) {
+                        self.fail(at, reason);
+                    }
+                }
+                Word::All { reason } => {
+                    while let Some(last) = self.channels.len().checked_sub(1) {
+                        self.fail(last, reason.clone());
+                    }
+                }
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Completion queues: polling, arming, and what the device says of finished work.
 
 use super::context::Context;
+use super::keep::keep_unless_done;
 use super::{done, last_error, made};
 use crate::error::FabricError;
 use ibverbs_sys as ffi;
@@ -67,6 +68,11 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
+    /// By what events name it.
+    pub(in crate::verbs) fn address(&self) -> usize {
+        self.pointer.as_ptr() as usize
+    }
+
     /// How many completions it has room for.
     pub(in crate::verbs) fn entries(&self) -> usize {
         // SAFETY: a queue of ours; the library changes this field in a resize only, which needs the lane's thread, too.
@@ -123,10 +129,11 @@ fn work(wc: &ffi::ibv_wc) -> Work {
 impl Drop for Completions {
     fn drop(&mut self) {
         // SAFETY: ours; the queue pairs on it held it and are gone, and all events were acknowledged.
-        unsafe {
-            ffi::ibv_destroy_cq(self.pointer.as_ptr());
-            ffi::ibv_destroy_comp_channel(self.channel.as_ptr());
-        }
+        let code = unsafe { ffi::ibv_destroy_cq(self.pointer.as_ptr()) };
+        keep_unless_done(code, "destroying a completion queue", Arc::clone(&self.context));
+        // SAFETY: ours, and nothing uses it any more; with a queue left on it this fails and changes nothing.
+        let code = unsafe { ffi::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        keep_unless_done(code, "closing a completion channel", Arc::clone(&self.context));
     }
 }
 

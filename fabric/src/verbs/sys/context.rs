@@ -1,11 +1,13 @@
 //! Devices: listing, opening, asking what they can do; and protection domains.
 
+use super::keep::keep_unless_done;
 use super::{done, made};
 use crate::error::FabricError;
 use crate::verbs::info::Gid;
 use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -71,8 +73,17 @@ impl Context {
             // SAFETY: a device of the list.
             let pointer =
                 made(unsafe { ffi::ibv_open_device(*device) }, &format!("opening RDMA device {name}"))?;
-            Ok(Arc::new(Self { pointer, name }))
+            let this = Self { pointer, name };
+            rustix::io::ioctl_fionbio(this.events_fd(), true)
+                .map_err(|e| FabricError::os("setting up a device's events", e))?;
+            Ok(Arc::new(this))
         })
+    }
+
+    /// Readable while there is an event (`next_event`).
+    pub(in crate::verbs) fn events_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the device's descriptor is open until drop.
+        unsafe { BorrowedFd::borrow_raw(self.pointer.as_ref().async_fd) }
     }
 
     pub(in crate::verbs) fn limits(&self) -> Result<ffi::ibv_device_attr, FabricError> {
@@ -143,7 +154,9 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened by us; everything made from it held it and is gone.
-        unsafe { ffi::ibv_close_device(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_close_device(self.pointer.as_ptr()) };
+        // Unlike the others it only says whether.
+        keep_unless_done(if code == 0 { 0 } else { libc::EIO }, "closing an RDMA device", ());
     }
 }
 
@@ -171,6 +184,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: ours; everything made from it held it and is gone.
-        unsafe { ffi::ibv_dealloc_pd(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_dealloc_pd(self.pointer.as_ptr()) };
+        keep_unless_done(code, "giving back a protection domain", Arc::clone(&self.context));
     }
 }

@@ -3,6 +3,7 @@
 use super::chain::{Chain, INLINE_BYTES};
 use super::completions::Completions;
 use super::context::Domain;
+use super::keep::keep_unless_done;
 use super::memory::Receives;
 use super::{done, made};
 use crate::error::FabricError;
@@ -39,10 +40,11 @@ const RNR_TIMER: u8 = 12;
 /// A reliable connection.
 #[derive(Debug)]
 pub(in crate::verbs) struct QueuePair {
-    pointer: NonNull<ffi::ibv_qp>,
+    /// Until it is destroyed.
+    pointer: Option<NonNull<ffi::ibv_qp>>,
     pub(in crate::verbs) number: u32,
-    _completions: Arc<Completions>,
-    _receives: Arc<Receives>,
+    completions: Arc<Completions>,
+    receives: Arc<Receives>,
     domain: Arc<Domain>,
 }
 
@@ -78,8 +80,12 @@ impl QueuePair {
         )?;
         // SAFETY: just made.
         let number = unsafe { pointer.as_ref().qp_num };
-        let (_completions, _receives) = (Arc::clone(completions), Arc::clone(receives));
-        Ok(Self { pointer, number, _completions, _receives, domain: Arc::clone(domain) })
+        let (completions, receives) = (Arc::clone(completions), Arc::clone(receives));
+        Ok(Self { pointer: Some(pointer), number, completions, receives, domain: Arc::clone(domain) })
+    }
+
+    fn pointer(&self) -> Result<NonNull<ffi::ibv_qp>, FabricError> {
+        self.pointer.ok_or_else(|| FabricError::Internal("a queue pair was used after its end".into()))
     }
 
     fn modify(
@@ -88,8 +94,9 @@ impl QueuePair {
         mask: ffi::ibv_qp_attr_mask,
         what: &str,
     ) -> Result<(), FabricError> {
+        let pointer = self.pointer()?;
         // SAFETY: a queue pair of ours and the attributes that the mask names.
-        done(unsafe { ffi::ibv_modify_qp(self.pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
+        done(unsafe { ffi::ibv_modify_qp(pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
     }
 
     /// To "ready to send", towards the peer.
@@ -160,18 +167,29 @@ impl QueuePair {
         self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE, "ending a queue pair")
     }
 
+    /// From here on the device neither reads nor writes memory for it. Where it refuses, what the queue pair may reach is
+    /// kept for good.
+    pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) {
+        let Some(pointer) = self.pointer.take() else { return };
+        // SAFETY: ours, and taken here so that it happens once.
+        let code = unsafe { ffi::ibv_destroy_qp(pointer.as_ptr()) };
+        let made_of = (Arc::clone(&self.completions), Arc::clone(&self.receives), Arc::clone(&self.domain));
+        keep_unless_done(code, "destroying a queue pair", (made_of, reaches));
+    }
+
     /// Posts what was put together, in order, as one chain; empties it.
     pub(in crate::verbs) fn post(&self, chain: &mut Chain) -> Result<(), FabricError> {
         if chain.requests.is_empty() {
             return Ok(());
         }
+        let pointer = self.pointer()?;
         let first = chain.link();
         let mut bad = null_mut();
         // SAFETY: the chain's requests point into its own vectors, which do not change during the call; what they
         // name is registered and, by the caller's promise to `Chain`, left alone until it completes.
         let code = unsafe {
             let ops = &(*self.domain.context.pointer.as_ptr()).ops;
-            ops.post_send.map_or(libc::ENOSYS, |post| post(self.pointer.as_ptr(), first, &mut bad))
+            ops.post_send.map_or(libc::ENOSYS, |post| post(pointer.as_ptr(), first, &mut bad))
         };
         chain.clear();
         done(code, "posting requests")
@@ -180,7 +198,6 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: ours. From here on the device neither reads nor writes memory for it.
-        unsafe { ffi::ibv_destroy_qp(self.pointer.as_ptr()) };
+        self.destroy(());
     }
 }

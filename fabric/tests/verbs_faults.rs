@@ -49,7 +49,7 @@ fn assert_peer_closed(case: &str, end: &mut End<Verbs>, since: Instant) {
 mod one_device {
     use super::*;
     use conformance::child::Role;
-    use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect};
+    use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect, pair_of_depth};
     use fabric::{
         CompletionQueue, Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice,
     };
@@ -148,6 +148,51 @@ mod one_device {
         assert_eq!(VerbsDevice::kept_objects(), 0, "all that was destroyed until now is gone");
         a.queue.flush();
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
+    }
+
+    fn assert_goes_on_as_requests_end<R: Rig>() {
+        const SPANS: usize = 200;
+        let lent = region(2 * PAGE);
+        let (mut a, mut b) = pair_of_depth::<R>(4);
+        let key = b.grant(&lent);
+        assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: key.0 as u32 });
+        let source = filled(3, 2 * SPANS);
+        let spans: Vec<_> = (0..SPANS).map(|i| source.span(2 * i as u64, 1).unwrap()).collect();
+        // Some of which the device says nothing.
+        for _ in 0..3 {
+            a.write_patiently(&spans[..1], at(key, 0), None, None);
+        }
+        a.write_patiently(&spans, at(key, 10), Some(7), Some(1));
+        assert_eq!(
+            a.write(&spans[..1], at(key, 0), None, None),
+            Err(PostError::Full),
+            "nothing overtakes it"
+        );
+        drop(spans);
+        assert_eq!(a.next_with(&mut b), CompletionKind::WriteDone { id: 1 });
+        assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 7 });
+        let sent = bytes_of(&source, 0, 2 * SPANS);
+        let expected: Vec<u8> = sent.into_iter().step_by(2).collect();
+        assert_eq!(bytes_of(&lent, 10, SPANS), expected);
+        meet(&mut a, &mut b);
+    }
+
+    #[test]
+    fn a_transfer_of_more_requests_than_the_depth_goes_on_as_they_end() {
+        assert_goes_on_as_requests_end::<Verbs>();
+        assert_goes_on_as_requests_end::<conformance::rig::VerbsFlags>();
+        // Three requests of the software device, one at a time.
+        const LONG: usize = 17 << 20;
+        let lent = filled(4, LONG);
+        let (mut a, mut b) = pair_of_depth::<Verbs>(1);
+        let key = b.expose(&lent);
+        b.queue.lend(b.channel, &lent.all()).unwrap();
+        b.notify(key.0 as u32);
+        assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: key.0 as u32 });
+        let into = region(LONG);
+        a.read(&into.all(), at(key, 0), 5).unwrap();
+        assert_eq!(a.next(), CompletionKind::ReadDone { id: 5 });
+        assert!(bytes_of(&into, 0, LONG) == bytes_of(&lent, 0, LONG));
     }
 
     /// By design it is no fault: a receiver that is slow to post receives is waited for without end.

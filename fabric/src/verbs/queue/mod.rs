@@ -93,6 +93,8 @@ pub struct VerbsQueue {
     worked: Vec<(Option<ChannelId>, Work)>,
     /// Taken from the device when a channel came or went, and not handled yet.
     left: Vec<(Option<ChannelId>, Work)>,
+    /// Something waits to be sent for which there was no room before.
+    has_more: bool,
     /// Completions of what was gone.
     stale: u64,
     ready: Vec<Completion>,
@@ -153,6 +155,7 @@ impl VerbsQueue {
             ready: Vec::with_capacity(depth),
             polls: 0,
             is_armed: false,
+            has_more: false,
             stale: 0,
         })
     }

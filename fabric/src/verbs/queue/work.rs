@@ -41,6 +41,10 @@ impl VerbsQueue {
                 break;
             }
         }
+        // What waited for room goes now: whoever is about to sleep does not look again.
+        if std::mem::take(&mut self.has_more) {
+            self.send_all();
+        }
         any
     }
 
@@ -86,7 +90,7 @@ impl VerbsQueue {
         let Some(at) = at.filter(its) else { return self.is_stale(work) };
         let Some(number) = self.channels[at].number_of(number) else { return self.is_stale(work) };
         match work.failure {
-            None => self.channels[at].over(number, &mut self.ready),
+            None => self.has_more |= self.channels[at].over(number, &mut self.ready),
             Some(status) => {
                 let reason = self.watch.explain(reason(status));
                 self.fail(at, reason);

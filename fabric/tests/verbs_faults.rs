@@ -150,6 +150,20 @@ mod one_device {
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
     }
 
+    #[test]
+    fn a_completion_queue_grows_with_the_channels_of_its_lane() {
+        let (mut a, mut b) = pair_of_depth::<Verbs>(4);
+        let (few, mut others) = (a.queue.entries(), Vec::new());
+        while others.len() < 70 {
+            others.push(connect::<Verbs>(&mut a.queue, &mut b.queue));
+        }
+        // Each may end with its four requests and those of our own told.
+        let needed = 1024 + 71 * 68;
+        assert!(few < needed && a.queue.entries() >= needed, "{few}, then {}", a.queue.entries());
+        (a.channel, b.channel) = others[69];
+        meet(&mut a, &mut b);
+    }
+
     fn assert_goes_on_as_requests_end<R: Rig>() {
         const SPANS: usize = 200;
         let lent = region(2 * PAGE);

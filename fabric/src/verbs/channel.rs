@@ -4,8 +4,9 @@ use super::cut::{Cut, Cuts};
 use super::endpoint::READY;
 use super::flags::{ENTRIES, Flags};
 use super::ids::Id;
+use super::queue::Plan;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
-use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
+use super::sys::{Chain, QueuePair, Request, inline_place};
 use crate::error::PostError;
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteSpan, Write};
@@ -75,6 +76,8 @@ pub(super) struct Channel {
     /// Unfinished requests of its user, at most.
     depth: usize,
     signal_every: u64,
+    /// Places of one request.
+    gather_max: usize,
     /// Requests that are not known to be over, by age; the first one's number.
     under_way: VecDeque<OnDone>,
     first: u64,
@@ -100,15 +103,17 @@ impl Channel {
         id: ChannelId,
         queue_pair: QueuePair,
         socket: Socket,
-        depth: usize,
+        plan: &Plan,
         flags: Option<Flags>,
     ) -> Self {
+        let &Plan { depth, gather_max, .. } = plan;
         Self {
             id,
+            chain: Chain::new(queue_pair.inline_bytes),
             queue_pair,
             socket,
             is_peer_ready: false,
-            chain: Chain::default(),
+            gather_max,
             cuts: Cuts::default(),
             rest: None,
             depth,
@@ -214,7 +219,7 @@ impl Channel {
         }
         let transfer =
             Transfer { kind: Kind::Write { immediate }, next: 0, flag, on_done, regions: Vec::new() };
-        self.post(transfer, (places, write.remote, write.gather), (GATHER_MAX, bytes_max))
+        self.post(transfer, (places, write.remote, write.gather), (self.gather_max, bytes_max))
     }
 
     /// Puts together the requests of one transfer, or none of them: as many as it may have at once.

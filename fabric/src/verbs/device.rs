@@ -101,6 +101,9 @@ impl VerbsDevice {
             retries: config.retries,
             rnr_retries: config.rnr_retries,
             traffic_class: config.traffic_class,
+            // Each channel's own, with what its peer can.
+            reads: 1,
+            reads_answered: 1,
         };
         let domain = Domain::new(Arc::clone(&context))?;
         let registrar = Arc::new(Registrar::new(domain, config.registered_bytes_max));
@@ -116,7 +119,7 @@ impl VerbsDevice {
     /// A completion queue on this device. `send_depth`: unfinished requests one channel may have; what the device has no
     /// room for is taken off.
     pub fn queue(&self, send_depth: usize) -> Result<VerbsQueue, FabricError> {
-        VerbsQueue::new(&self.context, &self.watch, &self.registrar, send_depth)
+        VerbsQueue::new(&self.context, &self.watch, &self.registrar, (send_depth, self.path.port))
     }
 
     /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
@@ -148,11 +151,17 @@ impl VerbsDevice {
     fn endpoint(&self, owner: VerbsHandle) -> Result<Prepared, FabricError> {
         self.watch.check()?;
         let queue_pair = owner.0.queue_pair()?;
+        let plan = owner.0.plan();
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
         let flags = self.tail_flags.then(|| Flags::new(owner.0.domain())).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
-        let endpoint = Endpoint { remote, mtu: self.path.mtu, flags: flags.as_ref().map(Flags::ours) };
+        let endpoint = Endpoint {
+            remote,
+            mtu: self.path.mtu,
+            reads: plan.reads_answered,
+            flags: flags.as_ref().map(Flags::ours),
+        };
         Ok(Prepared { owner, queue_pair, flags, endpoint })
     }
 
@@ -164,7 +173,10 @@ impl VerbsDevice {
                     .into(),
             ));
         }
-        let path = Path { mtu: ours.mtu.min(theirs.mtu), ..self.path };
+        let plan = prepared.owner.0.plan();
+        let reads = plan.reads.min(theirs.reads);
+        let path =
+            Path { mtu: ours.mtu.min(theirs.mtu), reads, reads_answered: plan.reads_answered, ..self.path };
         queue_pair.connect(&path, &theirs.remote, ours.remote.first_packet)
     }
 }

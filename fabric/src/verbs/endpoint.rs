@@ -23,6 +23,8 @@ pub(super) struct Endpoint {
     pub(super) remote: Remote,
     /// The largest packet of its port, an `ibv_mtu`.
     pub(super) mtu: u32,
+    /// Reads that it answers at once.
+    pub(super) reads: u8,
     /// Where it would have notices by flags, and the key of that memory.
     pub(super) flags: Option<(u64, u32)>,
 }
@@ -39,6 +41,7 @@ impl Endpoint {
         bytes[16..32].copy_from_slice(&self.remote.gid);
         bytes[32..40].copy_from_slice(&address.to_le_bytes());
         bytes[40..44].copy_from_slice(&key.to_le_bytes());
+        bytes[44] = self.reads;
         bytes
     }
 
@@ -47,7 +50,7 @@ impl Endpoint {
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..32]);
         let (queue_pair, first_packet, mtu) = (word(4), word(8), word(12) & !TAIL_FLAGS);
-        let fits = queue_pair < 1 << 24 && first_packet < 1 << 24 && (1..=5).contains(&mtu);
+        let fits = queue_pair < 1 << 24 && first_packet < 1 << 24 && (1..=5).contains(&mtu) && bytes[44] > 0;
         if word(0) != MAGIC || !fits {
             return Err(FabricError::Peer("what it said is no verbs endpoint".into()));
         }
@@ -56,7 +59,7 @@ impl Endpoint {
         if flags.is_some_and(|(address, _)| address.checked_add(flags::BYTES).is_none()) {
             return Err(FabricError::Peer("its flags lie nowhere".into()));
         }
-        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu, flags })
+        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu, reads: bytes[44], flags })
     }
 }
 
@@ -125,11 +128,11 @@ mod tests {
     fn an_endpoint_survives_and_nonsense_does_not() {
         let remote = Remote { gid: [7; 16], queue_pair: 0x00AB_CDEF, first_packet: 0x0012_3456 };
         for flags in [None, Some((0x7F00_1234_5678_9AB0, 0xABCD_EF01))] {
-            let endpoint = Endpoint { remote, mtu: 3, flags };
+            let endpoint = Endpoint { remote, mtu: 3, reads: 16, flags };
             assert_eq!(Endpoint::decode(&endpoint.encode()).ok(), Some(endpoint));
         }
-        let bytes = Endpoint { remote, mtu: 3, flags: None }.encode();
-        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0), (13, 2)] {
+        let bytes = Endpoint { remote, mtu: 3, reads: 16, flags: None }.encode();
+        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0), (13, 2), (44, 0)] {
             let mut bad = bytes;
             bad[at] = value;
             assert!(matches!(Endpoint::decode(&bad), Err(FabricError::Peer(_))), "byte {at}");

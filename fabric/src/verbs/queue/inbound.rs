@@ -1,6 +1,5 @@
 //! Where what peers send comes in: the receives of a lane, each with its stretch of registered memory.
 
-use super::{OWN_BYTES, RECEIVES};
 use crate::error::FabricError;
 use crate::memory::Region;
 use crate::verbs::ids::Turns;
@@ -18,12 +17,16 @@ pub(super) struct Inbound {
 
 impl Inbound {
     /// All receives are posted.
-    pub(super) fn new(registrar: &Registrar, receives: &Arc<Receives>) -> Result<Self, FabricError> {
-        let region = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
+    pub(super) fn new(
+        registrar: &Registrar,
+        receives: &Arc<Receives>,
+        count: usize,
+    ) -> Result<Self, FabricError> {
+        let region = Region::allocate(count * MESSAGE_BYTES, "gradwire-verbs-messages")?;
         let memory = Registration::new(registrar.domain(), &region, (0, region.len() as u64), false)
             .map_err(|error| explain(error, region.len() as u64, registrar.registered_bytes()))?;
-        let this = Self { memory, receives: Arc::clone(receives), turns: Turns::new(RECEIVES) };
-        (0..RECEIVES as u32).try_for_each(|index| this.post(index))?;
+        let this = Self { memory, receives: Arc::clone(receives), turns: Turns::new(count) };
+        (0..count as u32).try_for_each(|index| this.post(index))?;
         Ok(this)
     }
 

@@ -3,9 +3,10 @@
 //! on the channel after them.
 
 mod inbound;
+mod plan;
 mod work;
 
-use super::channel::{Channel, OWN_REQUESTS};
+use super::channel::Channel;
 use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
@@ -17,6 +18,8 @@ use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use inbound::Inbound;
+pub(super) use plan::Plan;
+use plan::RECEIVES_MAX;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -25,19 +28,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Receives posted for all channels of a lane: notices and messages that may be under way to it.
-const RECEIVES: usize = 1024;
 /// Bytes that a queue registers for itself.
-pub(super) const OWN_BYTES: u64 = (RECEIVES * MESSAGE_BYTES) as u64;
+pub(super) const OWN_BYTES: u64 = (RECEIVES_MAX * MESSAGE_BYTES) as u64;
 /// Spans of one post, which may become several requests.
 const POST_SPANS_MAX: usize = 256;
-/// Unfinished requests one channel may have at most: each may become a completion, and there must be room for those of
-/// all channels.
-const SEND_DEPTH_MAX: usize = 256;
-/// More than this is no wish but a mistake.
-const SEND_DEPTH_ASKED_MAX: usize = 1 << 16;
-/// Channels of a lane at most: their completion queue is made for all of them at once.
-const CHANNELS_MAX: usize = 1024;
 /// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
 const POLLS_PER_LOOK: u32 = 4096;
 const POLLS_PER_LOOK_WAITING: u32 = 16;
@@ -58,7 +52,7 @@ pub(super) struct Shared {
     completions: Arc<Completions>,
     receives: Arc<Receives>,
     registrar: Arc<Registrar>,
-    depth: usize,
+    plan: Plan,
 }
 
 impl Shared {
@@ -66,9 +60,13 @@ impl Shared {
         self.registrar.domain()
     }
 
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
-        let depth = (self.depth + OWN_REQUESTS) as u32;
-        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, depth)
+        let size = (self.plan.requests, self.plan.gather_max);
+        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, size)
     }
 }
 
@@ -86,7 +84,6 @@ pub struct VerbsQueue {
     watch: Arc<Watch>,
     alarm: Arc<Alarm>,
     epoll: OwnedFd,
-    channels_max: usize,
     next_id: u32,
     message_bytes_max: u64,
     places: Vec<ibverbs_sys::ibv_sge>,
@@ -108,24 +105,13 @@ impl VerbsQueue {
         context: &Arc<Context>,
         watch: &Arc<Watch>,
         registrar: &Arc<Registrar>,
-        send_depth: usize,
+        (send_depth, port): (usize, u8),
     ) -> Result<Self, FabricError> {
-        if send_depth == 0 || send_depth > SEND_DEPTH_ASKED_MAX {
-            return Err(FabricError::Misuse(format!(
-                "send_depth must be 1 to {SEND_DEPTH_ASKED_MAX}, not {send_depth}"
-            )));
-        }
         watch.check()?;
-        let limits = context.limits()?;
-        let limit = |value: i32| usize::try_from(value).unwrap_or(0);
-        let depth_max = limit(limits.max_qp_wr).saturating_sub(OWN_REQUESTS).clamp(1, SEND_DEPTH_MAX);
-        let depth = send_depth.min(depth_max);
-        // Every request of a queue pair that fails is told of, so there is room for all of them, and for all receives.
-        let per_channel = depth + OWN_REQUESTS;
-        let entries = limit(limits.max_cqe).min(CHANNELS_MAX * per_channel + RECEIVES);
-        let completions = Completions::new(context, entries as u32)?;
-        let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
-        let inbound = Inbound::new(registrar, &receives)?;
+        let plan = Plan::new(&context.limits()?, send_depth)?;
+        let completions = Completions::new(context, plan.entries_at_first() as u32)?;
+        let receives = Receives::new(registrar.domain(), plan.receives as u32)?;
+        let inbound = Inbound::new(registrar, &receives, plan.receives)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
@@ -136,7 +122,7 @@ impl VerbsQueue {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
                 .map_err(|e| FabricError::os("watching a device's events", e))?;
         }
-        let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), depth });
+        let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), plan });
         Ok(Self {
             channels: Vec::new(),
             by_queue_pair: HashMap::new(),
@@ -146,13 +132,12 @@ impl VerbsQueue {
             watch: Arc::clone(watch),
             alarm,
             epoll,
-            channels_max: entries.saturating_sub(RECEIVES) / per_channel,
             next_id: 0,
-            message_bytes_max: context.message_bytes_max()?,
+            message_bytes_max: context.message_bytes_max(port)?,
             places: Vec::with_capacity(POST_SPANS_MAX),
             worked: Vec::with_capacity(POLLED_MAX),
             left: Vec::new(),
-            ready: Vec::with_capacity(depth),
+            ready: Vec::with_capacity(plan.depth),
             polls: 0,
             is_armed: false,
             has_more: false,
@@ -211,6 +196,33 @@ impl VerbsQueue {
     /// After a sleep: takes what the sockets and the device have told.
     pub(crate) fn settle(&mut self) {
         self.look_at_sockets(Duration::ZERO);
+    }
+
+    /// Room for the completions of one more channel.
+    fn make_room(&self) -> Result<(), FabricError> {
+        let (plan, completions) = (&self.shared.plan, &self.shared.completions);
+        let (channels, has) = (self.channels.len() + 1, self.channels.len());
+        let full = || {
+            FabricError::Misuse(format!(
+                "a lane has room for {has} verbs channels on this device; use more servers or lanes"
+            ))
+        };
+        if channels > plan.channels_max {
+            return Err(full());
+        }
+        if completions.entries() < plan.entries(channels) {
+            completions.grow(plan.entries_grown(channels)).map_err(|error| {
+                tracing::error!(%error, "a device cannot make a completion queue larger");
+                full()
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Completions that there is room for.
+    #[doc(hidden)]
+    pub fn entries(&self) -> usize {
+        self.shared.completions.entries()
     }
 
     /// The extent of a region that an offset lies in.
@@ -346,12 +358,7 @@ impl CompletionQueue for VerbsQueue {
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
-        if self.channels.len() == self.channels_max {
-            return Err(FabricError::Misuse(format!(
-                "a lane has room for {} verbs channels on this device; use more servers or lanes",
-                self.channels_max
-            )));
-        }
+        self.make_room()?;
         self.watch.check()?;
         if self.next_id == IDS {
             return Err(FabricError::Misuse(format!(
@@ -368,7 +375,7 @@ impl CompletionQueue for VerbsQueue {
         self.heed();
         self.drain();
         self.by_queue_pair.insert(queue_pair.number, id);
-        self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));
+        self.channels.push(Channel::new(id, queue_pair, socket, &self.shared.plan, flags));
         Ok(id)
     }
 
@@ -441,7 +448,7 @@ impl CompletionQueue for VerbsQueue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.depth }
+        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.plan.depth }
     }
 }
 

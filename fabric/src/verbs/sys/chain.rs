@@ -1,11 +1,12 @@
 //! Requests as the library takes them, put together to chains without allocating for each.
 
 use crate::memory::Span;
+use crate::verbs::reach::MESSAGE_BYTES;
 use ibverbs_sys as ffi;
 use std::ptr::null_mut;
 
-/// Bytes that a request carries inside itself.
-pub(super) const INLINE_BYTES: u32 = 128;
+/// Bytes that a request carries inside itself: as many as are of use, or else as many as messages need.
+pub(super) const INLINE_BYTES: [u32; 2] = [128, MESSAGE_BYTES as u32];
 
 /// A stretch of registered memory as requests name it.
 pub(in crate::verbs) fn place(span: &Span, key: u32) -> ffi::ibv_sge {
@@ -14,11 +15,7 @@ pub(in crate::verbs) fn place(span: &Span, key: u32) -> ffi::ibv_sge {
 
 /// Bytes of ours that travel inside a request.
 pub(in crate::verbs) fn inline_place(bytes: &[u8]) -> ffi::ibv_sge {
-    debug_assert!(
-        bytes.len() <= INLINE_BYTES as usize,
-        "{} bytes do not travel inside a request",
-        bytes.len()
-    );
+    debug_assert!(bytes.len() <= MESSAGE_BYTES, "{} bytes do not travel inside a request", bytes.len());
     ffi::ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }
 }
 
@@ -39,8 +36,8 @@ pub(in crate::verbs) enum Request {
 }
 
 /// Requests that are posted together. Keeps its memory for the next.
-#[derive(Default)]
 pub(in crate::verbs) struct Chain {
+    inline_bytes: u32,
     pub(super) requests: Vec<ffi::ibv_send_wr>,
     /// Of each request, its first place.
     firsts: Vec<usize>,
@@ -57,6 +54,11 @@ impl std::fmt::Debug for Chain {
 unsafe impl Send for Chain {}
 
 impl Chain {
+    /// For a queue pair whose requests carry so many bytes inside themselves.
+    pub(in crate::verbs) fn new(inline_bytes: u32) -> Self {
+        Self { inline_bytes, requests: Vec::new(), firsts: Vec::new(), places: Vec::new() }
+    }
+
     pub(in crate::verbs) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -105,7 +107,7 @@ impl Chain {
         if signaled {
             flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED;
         }
-        if bytes <= u64::from(INLINE_BYTES) && !matches!(request, Request::Read { .. }) {
+        if bytes <= u64::from(self.inline_bytes) && !matches!(request, Request::Read { .. }) {
             flags |= ffi::ibv_send_flags::IBV_SEND_INLINE;
         }
         raw.send_flags = flags.0;

@@ -73,6 +73,14 @@ impl Completions {
         self.pointer.as_ptr() as usize
     }
 
+    /// Makes room for so many completions; those in it stay. By the thread that polls only.
+    pub(in crate::verbs) fn grow(&self, entries: usize) -> Result<(), FabricError> {
+        let wanted = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: a queue of ours, which nobody else polls.
+        let code = unsafe { ffi::ibv_resize_cq(self.pointer.as_ptr(), wanted) };
+        done(code, &format!("making a completion queue of {} entries one of {entries}", self.entries()))
+    }
+
     /// How many completions it has room for.
     pub(in crate::verbs) fn entries(&self) -> usize {
         // SAFETY: a queue of ours; the library changes this field in a resize only, which needs the lane's thread, too.

@@ -11,6 +11,21 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// What one queue or queue pair of a device may have at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Limits {
+    pub(in crate::verbs) requests: usize,
+    /// Of a shared receive queue.
+    pub(in crate::verbs) receives: usize,
+    /// Places of a request.
+    pub(in crate::verbs) gather: usize,
+    /// Reads under way, and those that it answers at once.
+    pub(in crate::verbs) reads: usize,
+    pub(in crate::verbs) reads_answered: usize,
+    /// Completions of a queue.
+    pub(in crate::verbs) entries: usize,
+}
+
 /// An open device.
 #[derive(Debug)]
 pub(in crate::verbs) struct Context {
@@ -86,22 +101,35 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(self.pointer.as_ref().async_fd) }
     }
 
-    pub(in crate::verbs) fn limits(&self) -> Result<ffi::ibv_device_attr, FabricError> {
-        let mut limits = ffi::ibv_device_attr::default();
+    fn attributes(&self) -> Result<ffi::ibv_device_attr, FabricError> {
+        let mut attributes = ffi::ibv_device_attr::default();
         // SAFETY: an open device and a structure to fill in.
-        let code = unsafe { ffi::ibv_query_device(self.pointer.as_ptr(), &mut limits) };
+        let code = unsafe { ffi::ibv_query_device(self.pointer.as_ptr(), &mut attributes) };
         done(code, "asking for a device's limits")?;
-        Ok(limits)
+        Ok(attributes)
+    }
+
+    pub(in crate::verbs) fn limits(&self) -> Result<Limits, FabricError> {
+        let attributes = self.attributes()?;
+        let most = |value: i32| usize::try_from(value).unwrap_or(0);
+        Ok(Limits {
+            requests: most(attributes.max_qp_wr),
+            receives: most(attributes.max_srq_wr),
+            gather: most(attributes.max_sge),
+            reads: most(attributes.max_qp_init_rd_atom),
+            reads_answered: most(attributes.max_qp_rd_atom),
+            entries: most(attributes.max_cqe),
+        })
     }
 
     /// How many ports it has; they are counted from 1.
     pub(in crate::verbs) fn port_count(&self) -> Result<u8, FabricError> {
-        Ok(self.limits()?.phys_port_cnt)
+        Ok(self.attributes()?.phys_port_cnt)
     }
 
-    /// The longest request of port 1, at most 1 GiB, in whole pages.
-    pub(in crate::verbs) fn message_bytes_max(&self) -> Result<u64, FabricError> {
-        let (_, attributes) = self.port_attributes(1)?;
+    /// The longest request of a port, at most 1 GiB, in whole pages.
+    pub(in crate::verbs) fn message_bytes_max(&self, port: u8) -> Result<u64, FabricError> {
+        let (_, attributes) = self.port_attributes(port)?;
         Ok(u64::from(attributes.max_msg_sz).clamp(4096, 1 << 30) & !4095)
     }
 

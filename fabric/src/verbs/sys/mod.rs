@@ -14,11 +14,11 @@ mod queue_pair;
 
 pub(super) use chain::{Chain, Request, inline_place, place};
 pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
-pub(super) use context::{Context, Domain, device_names};
+pub(super) use context::{Context, Domain, Limits, device_names};
 pub(super) use events::{Event, Fault};
 pub(super) use keep::kept;
 pub(super) use memory::{Receives, Registration};
-pub(super) use queue_pair::{GATHER_MAX, Path, QueuePair, Remote};
+pub(super) use queue_pair::{Path, QueuePair, Remote};
 
 use crate::error::FabricError;
 use std::io;

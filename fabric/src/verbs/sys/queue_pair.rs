@@ -21,6 +21,9 @@ pub(in crate::verbs) struct Path {
     pub(in crate::verbs) retries: u8,
     pub(in crate::verbs) rnr_retries: u8,
     pub(in crate::verbs) traffic_class: u8,
+    /// Reads of ours that may be under way, and of the peer's that are answered at once.
+    pub(in crate::verbs) reads: u8,
+    pub(in crate::verbs) reads_answered: u8,
 }
 
 /// The other end.
@@ -31,10 +34,6 @@ pub(in crate::verbs) struct Remote {
     pub(in crate::verbs) first_packet: u32,
 }
 
-/// Places of one request.
-pub(in crate::verbs) const GATHER_MAX: usize = 8;
-/// Reads that one side may have under way.
-const READS_MAX: u8 = 16;
 const RNR_TIMER: u8 = 12;
 
 /// A reliable connection.
@@ -43,6 +42,8 @@ pub(in crate::verbs) struct QueuePair {
     /// Until it is destroyed.
     pointer: Option<NonNull<ffi::ibv_qp>>,
     pub(in crate::verbs) number: u32,
+    /// Bytes that a request carries inside itself.
+    pub(in crate::verbs) inline_bytes: u32,
     completions: Arc<Completions>,
     receives: Arc<Receives>,
     domain: Arc<Domain>,
@@ -52,36 +53,44 @@ pub(in crate::verbs) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
+    /// Of so many requests, with so many places each.
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
         receives: &Arc<Receives>,
-        depth: u32,
+        (requests, gather_max): (usize, usize),
     ) -> Result<Self, FabricError> {
-        let mut init = ffi::ibv_qp_init_attr {
-            qp_context: null_mut(),
-            send_cq: completions.pointer.as_ptr(),
-            recv_cq: completions.pointer.as_ptr(),
-            srq: receives.pointer.as_ptr(),
-            cap: ffi::ibv_qp_cap {
-                max_send_wr: depth,
-                max_recv_wr: 0,
-                max_send_sge: GATHER_MAX as u32,
-                max_recv_sge: 0,
-                max_inline_data: INLINE_BYTES,
-            },
-            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
-            sq_sig_all: 0,
+        let what = format!("making a queue pair of {requests} requests");
+        let make = |inline_bytes: u32| {
+            let mut init = ffi::ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq: completions.pointer.as_ptr(),
+                recv_cq: completions.pointer.as_ptr(),
+                srq: receives.pointer.as_ptr(),
+                cap: ffi::ibv_qp_cap {
+                    max_send_wr: requests as u32,
+                    max_recv_wr: 0,
+                    max_send_sge: gather_max as u32,
+                    max_recv_sge: 0,
+                    max_inline_data: inline_bytes,
+                },
+                qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: everything named is ours and kept alive below.
+            made(unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) }, &what)
         };
-        // SAFETY: everything named is ours and kept alive below.
-        let pointer = made(
-            unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) },
-            &format!("making a queue pair of {depth} requests"),
-        )?;
+        // Devices do not say beforehand how much they carry inside a request.
+        let [most, least] = INLINE_BYTES;
+        let (pointer, inline_bytes) = match make(most) {
+            Ok(pointer) => (pointer, most),
+            Err(_) => (make(least)?, least),
+        };
         // SAFETY: just made.
         let number = unsafe { pointer.as_ref().qp_num };
         let (completions, receives) = (Arc::clone(completions), Arc::clone(receives));
-        Ok(Self { pointer: Some(pointer), number, completions, receives, domain: Arc::clone(domain) })
+        let domain = Arc::clone(domain);
+        Ok(Self { pointer: Some(pointer), number, inline_bytes, completions, receives, domain })
     }
 
     fn pointer(&self) -> Result<NonNull<ffi::ibv_qp>, FabricError> {
@@ -130,7 +139,7 @@ impl QueuePair {
             path_mtu: path.mtu,
             dest_qp_num: remote.queue_pair,
             rq_psn: remote.first_packet,
-            max_dest_rd_atomic: READS_MAX,
+            max_dest_rd_atomic: path.reads_answered,
             min_rnr_timer: RNR_TIMER,
             ah_attr: ffi::ibv_ah_attr { grh, is_global: 1, port_num: path.port, ..Default::default() },
             ..Default::default()
@@ -149,7 +158,7 @@ impl QueuePair {
             timeout: path.timeout,
             retry_cnt: path.retries,
             rnr_retry: path.rnr_retries,
-            max_rd_atomic: READS_MAX,
+            max_rd_atomic: path.reads,
             ..Default::default()
         };
         let mask = Mask::IBV_QP_STATE

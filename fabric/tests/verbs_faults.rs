@@ -151,6 +151,19 @@ mod one_device {
     }
 
     #[test]
+    fn a_region_that_cannot_be_exposed_is_not_half_exposed() {
+        let config = VerbsConfig { registered_bytes_max: 1 << 20, ..VerbsConfig::default() };
+        let device = open(&config).unwrap();
+        let (mut near, mut far) = (device.queue(4).unwrap(), Verbs::queue(Place::Far, 4).unwrap());
+        let (a, _b) = connect::<Verbs>(&mut near, &mut far);
+        let (large, small) = (region(2 << 20), region(PAGE));
+        assert_eq!(near.expose(a, &large), Err(PostError::Unregistered));
+        assert_eq!(near.lend(a, &large.span(0, 1).unwrap()), Err(PostError::RemoteAccess));
+        near.expose(a, &small).unwrap();
+        assert_eq!(near.lend(a, &small.all()), Ok(()));
+    }
+
+    #[test]
     fn a_completion_queue_grows_with_the_channels_of_its_lane() {
         let (mut a, mut b) = pair_of_depth::<Verbs>(4);
         let (few, mut others) = (a.queue.entries(), Vec::new());

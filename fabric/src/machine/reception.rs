@@ -7,7 +7,7 @@ use super::poller::{Attached, Order};
 use super::words::{Answer, Question, VERSION, receive, send, tune};
 use super::{Inner, ask_poller};
 use crate::device::ChannelSetup;
-use crate::error::FabricError;
+use crate::error::{FabricError, PostError};
 use crate::memory::Region;
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -127,7 +127,7 @@ impl Visit<'_> {
     fn attach(&mut self, index: u16, at: usize, setup: ChannelSetup) -> Result<(), FabricError> {
         let exposed = self.looked_up.clone();
         let poller = &self.inner.pollers[at];
-        let attached = ask_poller(poller, self.inner.step, |reply| Order::Attach(setup, exposed, reply))??;
+        let attached = poller.attach(setup, exposed, self.inner.step)?;
         if let Some((old, before)) = self.channels.insert(index, (at, attached)) {
             self.inner.pollers[old].orders.send(Order::Close(before.id));
         }
@@ -150,8 +150,12 @@ impl Visit<'_> {
         for (at, attached) in self.channels.values().filter(|(_, attached)| attached.ended.get().is_none()) {
             let order = |reply| Order::Expose(attached.id, region.clone(), reply);
             let exposed = ask_poller(&self.inner.pollers[*at], self.inner.step, order)?;
-            let named = exposed.map_err(|error| FabricError::Misuse(error.to_string()))?;
-            debug_assert_eq!(named.0, key, "every driver names a region by its id");
+            match exposed {
+                Ok(named) => debug_assert_eq!(named.0, key, "every driver names a region by its id"),
+                // It has ended meanwhile: what is left of it cannot use the region.
+                Err(PostError::Closed) => {}
+                Err(error) => return Err(FabricError::Misuse(error.to_string())),
+            }
         }
         self.looked_up.push(region);
         Ok(Answer::Region { key, bytes })

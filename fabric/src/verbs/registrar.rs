@@ -73,9 +73,14 @@ impl Registrar {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Peers may be given keys of this region from now on.
-    pub(super) fn expose(&self, region: &Region) {
-        self.lock().exposed.insert(region.id());
+    /// Peers may be given keys of this region from now on. False: they could before.
+    pub(super) fn expose(&self, region: &Region) -> bool {
+        self.lock().exposed.insert(region.id())
+    }
+
+    /// No peer was given a key: what is registered from now on is for us alone.
+    pub(super) fn withdraw(&self, region: &Region) {
+        self.lock().exposed.remove(&region.id());
     }
 
     /// The extent of a region that an offset lies in, registered now if it was not; `for_peers`: one that they may reach.

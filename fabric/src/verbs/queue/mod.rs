@@ -383,10 +383,16 @@ impl CompletionQueue for VerbsQueue {
         let at = self.at(channel)?;
         // A large one is told as it is lent.
         let whole = self.shared.registrar.index((region.len() as u64).saturating_sub(1)) == 0;
-        self.shared.registrar.expose(region);
-        self.channels[at].exposed.entry(region.id()).or_insert_with(|| region.clone());
-        if whole {
-            self.tell(at, region, 0, region.len() as u64)?;
+        let is_first = self.shared.registrar.expose(region);
+        let is_new = self.channels[at].exposed.insert(region.id(), region.clone()).is_none();
+        if whole && let Err(error) = self.tell(at, region, 0, region.len() as u64) {
+            if is_new {
+                self.channels[at].exposed.remove(&region.id());
+            }
+            if is_first {
+                self.shared.registrar.withdraw(region);
+            }
+            return Err(error);
         }
         Ok(RemoteKey(region.id()))
     }

@@ -42,7 +42,8 @@ impl Peer {
             _ => FabricError::os(format!("connecting to machine {endpoint} (does it run?)"), error),
         })?;
         tune(&stream)?;
-        send(&stream, &Question::Hello { version: VERSION, means: inner.means.clone() }, deadline)?;
+        let (secret, means) = (inner.secret.as_str().to_owned(), inner.means.clone());
+        send(&stream, &Question::Hello { version: VERSION, secret, means }, deadline)?;
         let theirs = match next(&stream, deadline)? {
             Answer::Hello { version: VERSION, means } => means,
             other => return Err(unexpected(other)),

@@ -80,13 +80,23 @@ impl Visit<'_> {
                 Err(error) => Answer::Refused(error.to_string()),
             };
             send(&self.stream, &answer, Instant::now() + step)?;
+            // No second guess at the secret, and no question of one who has not said it.
+            if self.greeted.is_none() {
+                return Err(FabricError::Peer("it was refused".into()));
+            }
         }
         Ok(())
     }
 
     fn answer(&mut self, question: Question) -> Result<Answer, FabricError> {
         match question {
-            Question::Hello { version: VERSION, means } => {
+            Question::Hello { version: VERSION, secret, means } => {
+                if !self.inner.secret.is(&secret) {
+                    tracing::warn!("a stranger at a machine's endpoint does not know its secret");
+                    return Err(FabricError::Peer(
+                        "it does not know this machine's secret (set the same one at both)".into(),
+                    ));
+                }
                 let ours = self.inner.means.clone();
                 // Where nothing fits the peer says so; its next question is refused here.
                 self.greeted = choose(&ours, &means).ok().map(|choice| choice.driver);
@@ -95,6 +105,7 @@ impl Visit<'_> {
             Question::Hello { version, .. } => {
                 Err(FabricError::Peer(format!("version {version} of the set-up is not {VERSION}")))
             }
+            _ if self.greeted.is_none() => Err(FabricError::Peer("it has not greeted".into())),
             Question::Channel { index, driver } => self.open(index, driver).map(|()| Answer::Connected),
             Question::Attached => Err(FabricError::Peer("it has not asked for a channel".into())),
             Question::Lookup { name, wait_ms } => self.look_up(&name, Duration::from_millis(wait_ms)),

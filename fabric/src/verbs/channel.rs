@@ -6,7 +6,7 @@ use super::flags::{ENTRIES, Flags};
 use super::ids::Id;
 use super::queue::Plan;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
-use super::sys::{Chain, QueuePair, Request, inline_place};
+use super::sys::{Chain, QueuePair, Request};
 use crate::error::PostError;
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteSpan, Write};
@@ -87,8 +87,6 @@ pub(super) struct Channel {
     owned: VecDeque<(u64, Region)>,
     /// What the peer is to be told, oldest first; nothing overtakes it.
     to_tell: VecDeque<[u8; MESSAGE_BYTES]>,
-    /// Messages and words of the chain. They travel inside their requests, and so need be here only until it is posted.
-    telling: Vec<Box<[u8]>>,
     /// Extents (region and index) that the peer knows the keys of, or will.
     pub(super) lent: HashSet<(u64, u64)>,
     /// Exposed regions live as long as the peer may reach them.
@@ -123,7 +121,6 @@ impl Channel {
             own_under_way: 0,
             owned: VecDeque::new(),
             to_tell: VecDeque::new(),
-            telling: Vec::new(),
             lent: HashSet::new(),
             exposed: HashMap::new(),
             reach: Reach::default(),
@@ -171,10 +168,11 @@ impl Channel {
         }
     }
 
+    /// Of bytes that travel inside the request.
     fn push_inline(&mut self, request: Request, bytes: &[u8], on_done: OnDone) {
-        let bytes: Box<[u8]> = bytes.into();
-        self.push(request, &[inline_place(&bytes)], on_done);
-        self.telling.push(bytes);
+        let number = self.first + self.under_way.len() as u64;
+        self.chain.push_word(Id::Sent { channel: self.id, number: number as u32 }.encode(), request, bytes);
+        self.under_way.push_back(on_done);
     }
 
     /// The peer's notices by flags, and where they were many the word that they were taken.
@@ -336,7 +334,6 @@ impl Channel {
         }
         self.tell_more();
         let posted = self.queue_pair.post(&mut self.chain);
-        self.telling.clear();
         posted.map_err(|e| DisconnectReason::Failed(e.to_string()))
     }
 

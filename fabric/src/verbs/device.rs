@@ -154,7 +154,7 @@ impl VerbsDevice {
         let plan = owner.0.plan();
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
-        let flags = self.tail_flags.then(|| Flags::new(owner.0.domain())).transpose()?;
+        let flags = self.tail_flags.then(|| Flags::new(owner.0.registrar())).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
         let endpoint = Endpoint {
             remote,

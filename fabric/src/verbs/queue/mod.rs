@@ -11,7 +11,7 @@ use super::device::{VerbsHandle, VerbsSetup};
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
-use super::sys::{Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Work, place};
+use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, place};
 use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
@@ -56,8 +56,8 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn domain(&self) -> &Arc<Domain> {
-        self.registrar.domain()
+    pub(super) fn registrar(&self) -> &Arc<Registrar> {
+        &self.registrar
     }
 
     pub(super) fn plan(&self) -> &Plan {

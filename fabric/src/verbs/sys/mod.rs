@@ -12,7 +12,7 @@ mod keep;
 mod memory;
 mod queue_pair;
 
-pub(super) use chain::{Chain, Request, inline_place, place};
+pub(super) use chain::{Chain, Request, place};
 pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
 pub(super) use context::{Context, Domain, Limits, device_names};
 pub(super) use events::{Event, Fault};

@@ -44,6 +44,9 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
+// For the fuzz target only.
+#[doc(hidden)]
+pub use verbs::{reach as verbs_reach, words as verbs_words};
 // For the driver's own tests only.
 #[cfg(feature = "verbs")]
 #[doc(hidden)]

@@ -1,13 +1,14 @@
 //! Opening a device, choosing its address, and bringing queue pairs together.
 
 use super::VerbsConfig;
-use super::endpoint::{self, Endpoint};
+use super::endpoint;
 use super::flags::Flags;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
 use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;
-use super::sys::{self, Context, Domain, Path, QueuePair, Remote};
+use super::sys::{self, Context, Domain, Path, QueuePair};
 use super::watch::Watch;
+use super::words::{Endpoint, Remote, decode_offer, encode_offer};
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use crate::memory::Span;
@@ -212,26 +213,6 @@ fn mtu_code(bytes: u32, of_port: u32, device: &str) -> Result<u32, FabricError> 
 fn handle_of(queue: &CqHandle) -> Result<VerbsHandle, FabricError> {
     let missing = || FabricError::Misuse("a queue without verbs was given to the verbs driver".into());
     queue.verbs.clone().ok_or_else(missing)
-}
-
-/// Of an offer: the queue pairs, then what the TCP driver says.
-fn encode_offer(endpoints: &[Endpoint], tcp: &[u8]) -> Vec<u8> {
-    let mut offer = (endpoints.len() as u16).to_le_bytes().to_vec();
-    endpoints.iter().for_each(|endpoint| offer.extend_from_slice(&endpoint.encode()));
-    offer.extend_from_slice(tcp);
-    offer
-}
-
-fn decode_offer(offer: &[u8], index: u16) -> Result<(Endpoint, &[u8]), FabricError> {
-    let torn = || FabricError::Peer("its verbs offer is torn".into());
-    let (count, rest) = offer.split_first_chunk::<2>().ok_or_else(torn)?;
-    let count = u16::from_le_bytes(*count);
-    if index >= count {
-        return Err(FabricError::Misuse(format!("channel {index} of an offer of {count} channels")));
-    }
-    let (endpoints, tcp) = rest.split_at_checked(usize::from(count) * endpoint::BYTES).ok_or_else(torn)?;
-    let (endpoints, _) = endpoints.as_chunks::<{ endpoint::BYTES }>();
-    Ok((Endpoint::decode(&endpoints[usize::from(index)])?, tcp))
 }
 
 struct Pending {

@@ -11,7 +11,8 @@ use std::sync::Arc;
 pub(super) const ENTRIES: u64 = 256;
 /// Where the peer says how many it has taken.
 const TAKEN_AT: u64 = ENTRIES * 8;
-pub(super) const BYTES: u64 = TAKEN_AT + 8;
+pub(super) use super::words::FLAGS_BYTES as BYTES;
+const _: () = assert!(BYTES == TAKEN_AT + 8);
 /// It says so after as many.
 const TAKEN_EVERY: u64 = ENTRIES / 4;
 

@@ -10,6 +10,8 @@
 
 mod config;
 mod info;
+pub mod reach;
+pub mod words;
 
 #[cfg(not(feature = "verbs"))]
 mod absent;
@@ -29,8 +31,6 @@ mod forge;
 mod ids;
 #[cfg(feature = "verbs")]
 mod queue;
-#[cfg(feature = "verbs")]
-mod reach;
 #[cfg(feature = "verbs")]
 mod registrar;
 #[cfg(feature = "verbs")]

@@ -18,7 +18,7 @@ pub(super) use context::{Context, Domain, Limits, device_names};
 pub(super) use events::{Event, Fault};
 pub(super) use keep::kept;
 pub(super) use memory::{Receives, Registration};
-pub(super) use queue_pair::{Path, QueuePair, Remote};
+pub(super) use queue_pair::{Path, QueuePair};
 
 use crate::error::FabricError;
 use std::io;

@@ -7,6 +7,7 @@ use super::keep::keep_unless_done;
 use super::memory::Receives;
 use super::{done, made};
 use crate::error::FabricError;
+use crate::verbs::words::Remote;
 use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -24,14 +25,6 @@ pub(in crate::verbs) struct Path {
     /// Reads of ours that may be under way, and of the peer's that are answered at once.
     pub(in crate::verbs) reads: u8,
     pub(in crate::verbs) reads_answered: u8,
-}
-
-/// The other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::verbs) struct Remote {
-    pub(in crate::verbs) gid: [u8; 16],
-    pub(in crate::verbs) queue_pair: u32,
-    pub(in crate::verbs) first_packet: u32,
 }
 
 const RNR_TIMER: u8 = 12;

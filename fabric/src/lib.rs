@@ -52,6 +52,6 @@ pub use verbs::{reach as verbs_reach, words as verbs_words};
 #[doc(hidden)]
 pub use verbs::Forged;
 pub use verbs::{
-    DeviceInfo, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+    DeviceInfo, Dmabuf, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
 };
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -51,9 +51,10 @@ mod one_device {
     use conformance::child::Role;
     use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect, pair_of_depth};
     use fabric::{
-        CompletionQueue, Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice,
+        Access, CompletionQueue, Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice,
     };
     use std::net::{IpAddr, Ipv4Addr};
+    use std::os::fd::AsFd;
 
     fn open(config: &VerbsConfig) -> Result<VerbsDevice, FabricError> {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -148,6 +149,22 @@ mod one_device {
         assert_eq!(VerbsDevice::kept_objects(), 0, "all that was destroyed until now is gone");
         a.queue.flush();
         assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
+    }
+
+    /// The software device cannot, whatever the descriptor is of.
+    #[test]
+    fn a_device_that_takes_no_dmabuf_says_so() {
+        let device = open(&VerbsConfig::default()).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let refused = device.register_dmabuf(file.as_fd(), 0, 4096, Access::ReadWrite).unwrap_err();
+        assert!(
+            matches!(&refused, FabricError::Unsupported { why, .. } if why.contains("rxe0")),
+            "{refused}"
+        );
+        for (offset, bytes) in [(0, 0), (1, 4096), (4095, 1)] {
+            let refused = device.register_dmabuf(file.as_fd(), offset, bytes, Access::Read).unwrap_err();
+            assert!(matches!(refused, FabricError::Misuse(_)), "{refused}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One channel: what is put together for its queue pair, what is under way, and which of the peer's memory it was told.
 
 use super::cut::{Cut, Cuts};
+use super::dmabuf::Dmabuf;
 use super::endpoint::READY;
 use super::flags::{ENTRIES, Flags};
 use super::ids::Id;
@@ -91,6 +92,7 @@ pub(super) struct Channel {
     pub(super) lent: HashSet<(u64, u64)>,
     /// Exposed regions live as long as the peer may reach them.
     pub(super) exposed: HashMap<u64, Region>,
+    dmabufs: Vec<Dmabuf>,
     pub(super) reach: Reach,
     /// Notices by flags.
     pub(super) flags: Option<Flags>,
@@ -123,6 +125,7 @@ impl Channel {
             to_tell: VecDeque::new(),
             lent: HashSet::new(),
             exposed: HashMap::new(),
+            dmabufs: Vec::new(),
             reach: Reach::default(),
             flags,
         }
@@ -157,6 +160,16 @@ impl Channel {
         self.lent.insert(name);
         self.to_tell.push_back(encode_told(name.0, told));
         self.tell_more();
+    }
+
+    /// A dmabuf is told whole, once.
+    pub(super) fn expose_dmabuf(&mut self, dmabuf: &Dmabuf) {
+        if self.dmabufs.iter().any(|known| known.name() == dmabuf.name()) {
+            return;
+        }
+        let told = Told { offset: 0, bytes: dmabuf.len(), address: 0, key: dmabuf.key() };
+        self.tell((dmabuf.name(), 0), &told);
+        self.dmabufs.push(dmabuf.clone());
     }
 
     fn tell_more(&mut self) {
@@ -367,7 +380,8 @@ impl Drop for Channel {
         self.end();
         // The memory that it reached is let go of after it.
         let owned = (std::mem::take(&mut self.owned), self.rest.take());
-        self.queue_pair.destroy((owned, std::mem::take(&mut self.exposed), self.flags.take()));
+        let exposed = (std::mem::take(&mut self.exposed), std::mem::take(&mut self.dmabufs));
+        self.queue_pair.destroy((owned, exposed, self.flags.take()));
         // Then the peer is told.
         let _ = self.socket.shutdown(Shutdown::Both);
     }

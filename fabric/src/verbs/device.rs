@@ -1,6 +1,7 @@
 //! Opening a device, choosing its address, and bringing queue pairs together.
 
 use super::VerbsConfig;
+use super::dmabuf::Dmabuf;
 use super::endpoint;
 use super::flags::Flags;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
@@ -11,11 +12,12 @@ use super::watch::Watch;
 use super::words::{Endpoint, Remote, decode_offer, encode_offer};
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
-use crate::memory::Span;
+use crate::memory::{Access, Span};
 use crate::random;
 use crate::tcp::TcpDevice;
 use socket2::Socket;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -126,6 +128,21 @@ impl VerbsDevice {
     /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
     pub fn prepare(&self, span: &Span) -> Result<(), FabricError> {
         self.registrar.prepare(span)
+    }
+
+    /// Registers memory of another device by its dmabuf, for peers to read and, with [`Access::ReadWrite`], to write: expose
+    /// it with [`VerbsQueue::expose_dmabuf`]. One stretch without holes, whatever its shape is to whoever computes there:
+    /// `bytes` bytes (no elements, no rows) from `offset` bytes on, which is a multiple of 4096; peers count from 0 at its
+    /// beginning. It is no memory of this process: nothing is posted from it or into it here, and it does not count in the
+    /// budget. [`FabricError::Unsupported`] where the device or the library cannot.
+    pub fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Dmabuf, FabricError> {
+        Dmabuf::new(&self.registrar, fd, (offset, bytes), access)
     }
 
     /// Gives back the registrations of regions that nobody else owns any more. It also happens by itself, with the

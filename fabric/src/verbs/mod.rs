@@ -22,6 +22,8 @@ mod cut;
 #[cfg(feature = "verbs")]
 mod device;
 #[cfg(feature = "verbs")]
+mod dmabuf;
+#[cfg(feature = "verbs")]
 mod endpoint;
 #[cfg(feature = "verbs")]
 mod flags;
@@ -44,8 +46,10 @@ use absent as driver;
 use device as driver;
 
 #[cfg(not(feature = "verbs"))]
-pub use absent::VerbsQueue;
+pub use absent::{Dmabuf, VerbsQueue};
 pub use config::{HAS_VERBS, VerbsConfig};
+#[cfg(feature = "verbs")]
+pub use dmabuf::Dmabuf;
 pub use driver::{VERBS_QUEUE_BYTES, VerbsDevice};
 pub(crate) use driver::{VerbsHandle, VerbsSetup};
 #[cfg(feature = "verbs")]

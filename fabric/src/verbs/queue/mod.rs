@@ -8,6 +8,7 @@ mod work;
 
 use super::channel::Channel;
 use super::device::{VerbsHandle, VerbsSetup};
+use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
 use super::registrar::{Extent, Registrar};
@@ -153,6 +154,18 @@ impl VerbsQueue {
 
     pub(crate) fn verbs_handle(&self) -> VerbsHandle {
         VerbsHandle(Arc::clone(&self.shared))
+    }
+
+    /// Lets the channel's peer address a dmabuf, for as long as the channel lives; repeating it is cheap. Must come before a
+    /// grant that names it, as with a region.
+    pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
+        let at = self.at(channel)?;
+        if !dmabuf.is_of(&self.shared.registrar) {
+            tracing::error!("a dmabuf was registered with another device than the channel's");
+            return Err(PostError::Unregistered);
+        }
+        self.channels[at].expose_dmabuf(dmabuf);
+        Ok(RemoteKey(dmabuf.name()))
     }
 
     /// Sleeps until there is something to poll, or the time is over.

@@ -7,6 +7,7 @@
 mod chain;
 mod completions;
 mod context;
+mod dmabuf;
 mod events;
 mod keep;
 mod memory;
@@ -15,6 +16,7 @@ mod queue_pair;
 pub(super) use chain::{Chain, Request, place};
 pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
 pub(super) use context::{Context, Domain, Limits, device_names};
+pub(super) use dmabuf::DmabufRegistration;
 pub(super) use events::{Event, Fault};
 pub(super) use keep::kept;
 pub(super) use memory::{Receives, Registration};

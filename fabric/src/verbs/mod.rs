@@ -5,8 +5,8 @@
 //! A channel is set up over a TCP connection (`endpoint`), which stays open: its end tells of a dead peer when nothing
 //! is under way that could time out. `device` opens and connects, `registrar` registers memory piece by piece, `queue`
 //! polls, `channel` posts, `reach` knows what of the peer's memory may be reached, `watch` hears what the device says of
-//! itself; `sys` holds the library and all `unsafe`. Built with the feature `verbs` only, because a program with it does not start without the verbs library;
-//! without it, `absent` says so wherever a device is asked for.
+//! itself; `sys` holds the library and all `unsafe`. Built with the feature `verbs` only, because a program with it does not
+//! start without the verbs library; without it, `absent` says so wherever a device is asked for.
 
 mod config;
 mod info;

@@ -97,6 +97,7 @@ pub fn decode_offer(offer: &[u8], index: u16) -> Result<(Endpoint, &[u8]), Fabri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn an_endpoint_survives_and_nonsense_does_not() {
@@ -110,6 +111,24 @@ mod tests {
             let mut bad = bytes;
             bad[at] = value;
             assert!(matches!(Endpoint::decode(&bad), Err(FabricError::Peer(_))), "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_an_offer_holds_it_is_refused_or_means_something(
+            offer in prop::collection::vec(any::<u8>(), 0..200),
+            (count, index) in (0u16..5, 0u16..5),
+        ) {
+            let mut mended = count.to_le_bytes().to_vec();
+            mended.extend_from_slice(&MAGIC.to_le_bytes());
+            mended.extend_from_slice(&offer);
+            for offer in [&offer, &mended] {
+                if let Ok((endpoint, tcp)) = decode_offer(offer, index) {
+                    prop_assert_eq!(Endpoint::decode(&endpoint.encode()).ok(), Some(endpoint));
+                    prop_assert!(tcp.len() + ENDPOINT_BYTES < offer.len());
+                }
+            }
         }
     }
 }

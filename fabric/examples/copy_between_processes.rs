@@ -7,7 +7,8 @@
 //! ```
 //!
 //! ADDRESS is one of this host that the other process reaches. `--driver shm|verbs|tcp` as the last argument asks for a
-//! driver; else it is the first of these that both have. Verbs needs the feature of that name.
+//! driver; else it is the first of these that both have. Verbs needs the feature of that name. Beyond loopback both need
+//! the same secret, in the variable `MACHINE_SECRET`.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 
@@ -52,7 +53,12 @@ fn driver(name: &str) -> Outcome<Driver> {
 
 /// The paper's `CreateRdmaDevice(num_cqs, num_qps_per_peer, endpoint)`.
 fn open(endpoint: &str, driver: Option<Driver>) -> Outcome<Machine> {
-    Ok(Machine::open(&MachineConfig { driver, ..MachineConfig::new(endpoint.parse()?, 2, CHANNELS) })?)
+    let secret = std::env::var("MACHINE_SECRET").unwrap_or_default().into();
+    Ok(Machine::open(&MachineConfig {
+        driver,
+        secret,
+        ..MachineConfig::new(endpoint.parse()?, 2, CHANNELS)
+    })?)
 }
 
 fn lend(machine: &Machine, bytes: usize) -> Outcome<()> {

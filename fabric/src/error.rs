@@ -28,6 +28,14 @@ pub enum FabricError {
     /// The caller asked for something that does not exist.
     #[error("{0}")]
     Misuse(String),
+    /// The system, a library or a device has no such thing.
+    #[error("{what} is not to be had here: {why}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Who cannot, and what to do instead.
+        why: String,
+    },
     /// A bug of ours.
     #[error("internal error: {0}")]
     Internal(String),

@@ -7,7 +7,7 @@ use crate::memory::{Region, Span};
 use crate::rest::{Rest, Sleeper};
 use crate::shm::{Bell, ShmQueue, View};
 use crate::tcp::TcpQueue;
-use crate::verbs::{VerbsDevice, VerbsQueue};
+use crate::verbs::{Dmabuf, VerbsDevice, VerbsQueue};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,6 +147,15 @@ impl LaneQueue {
         match route(channel) {
             Route::Shm(channel) => self.shm.view(channel, remote, bytes),
             Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
+        }
+    }
+
+    /// Lets the channel's peer address memory of another device. RDMA devices only: a channel of another driver answers
+    /// [`PostError::NotShareable`].
+    pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
+        match route(channel) {
+            Route::Verbs(channel) => self.verbs()?.expose_dmabuf(channel, dmabuf),
+            Route::Shm(_) | Route::Tcp(_) => Err(PostError::NotShareable),
         }
     }
 

@@ -44,11 +44,14 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
+// For the fuzz target only.
+#[doc(hidden)]
+pub use verbs::{reach as verbs_reach, words as verbs_words};
 // For the driver's own tests only.
 #[cfg(feature = "verbs")]
 #[doc(hidden)]
 pub use verbs::Forged;
 pub use verbs::{
-    DeviceInfo, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+    DeviceInfo, Dmabuf, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
 };
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -1,6 +1,7 @@
 //! Work requests and completions: what goes into a channel and what comes out of a completion queue.
 
 use crate::memory::Span;
+use std::fmt;
 
 /// A channel of one completion queue (one queue pair on verbs). Ids are not reused within a queue's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +57,16 @@ pub enum DisconnectReason {
     Failed(String),
 }
 
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PeerClosed => f.write_str("the peer closed it or died"),
+            Self::PeerMisbehaved(what) => write!(f, "the peer misbehaved: {what}"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
 /// What a completion is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompletionKind {
@@ -85,4 +96,17 @@ pub struct Completion {
     pub channel: ChannelId,
     /// What happened.
     pub kind: CompletionKind,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_a_channel_ended_is_said_for_people() {
+        let misbehaved = DisconnectReason::PeerMisbehaved("it talked".into());
+        assert_eq!(misbehaved.to_string(), "the peer misbehaved: it talked");
+        assert_eq!(DisconnectReason::PeerClosed.to_string(), "the peer closed it or died");
+        assert_eq!(DisconnectReason::Failed("no answer".into()).to_string(), "no answer");
+    }
 }

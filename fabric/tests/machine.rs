@@ -401,6 +401,38 @@ fn nobody_there_and_a_silent_endpoint_are_told_apart_in_time() {
 }
 
 #[test]
+fn who_does_not_know_the_secret_gets_nothing() {
+    let with = |secret: &str| {
+        let secret = secret.to_owned().into();
+        Machine::open(&MachineConfig { secret, ..config(Some(Driver::Tcp)) }).unwrap()
+    };
+    let (there, friend) = (with("open sesame"), with("open sesame"));
+    there.publish("lent", &there.allocate_region(4096).unwrap()).unwrap();
+    for wrong in ["", "open", "open sesame!"] {
+        let stranger = with(wrong);
+        for error in [
+            stranger.lookup(there.endpoint(), "lent", SOON).unwrap_err(),
+            stranger.channel(there.endpoint(), 0, SOON).unwrap_err(),
+        ] {
+            assert!(matches!(&error, FabricError::Peer(why) if why.contains("secret")), "{error}");
+        }
+    }
+    // One that does not even greet: the question for a region, by its number and its name.
+    let mut rude = TcpStream::connect(there.endpoint()).unwrap();
+    rude.set_read_timeout(Some(SOON)).unwrap();
+    let mut body = 3u32.to_le_bytes().to_vec();
+    body.extend_from_slice(&4u64.to_le_bytes());
+    body.extend_from_slice(b"lent");
+    body.extend_from_slice(&0u64.to_le_bytes());
+    rude.write_all(&(body.len() as u32).to_le_bytes()).unwrap();
+    rude.write_all(&body).unwrap();
+    let mut answer = Vec::new();
+    rude.read_to_end(&mut answer).unwrap();
+    assert!(String::from_utf8_lossy(&answer).contains("has not greeted"), "{answer:?}");
+    assert_eq!(friend.lookup(there.endpoint(), "lent", SOON).unwrap().len(), 4096);
+}
+
+#[test]
 fn strangers_at_the_endpoint_are_sent_away_and_disturb_nobody() {
     let step = Duration::from_millis(200);
     let there = Machine::open(&MachineConfig { step, ..config(Some(Driver::Tcp)) }).unwrap();

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 // The process that the tests below start.
 over!(over_verbs, crate::conformance::rig::Verbs;);
 
-/// Longest time until a device with the default patience gives up.
+/// Longest time until a device with the patience of `Verbs` gives up.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(5);
 const PAGE: usize = 4096;
 const UNTOUCHED: u8 = 0xEE;
@@ -49,9 +49,12 @@ fn assert_peer_closed(case: &str, end: &mut End<Verbs>, since: Instant) {
 mod one_device {
     use super::*;
     use conformance::child::Role;
-    use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect};
-    use fabric::{Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice};
+    use conformance::rig::{DEPTH, NOWHERE, Place, Rig, connect, pair_of_depth};
+    use fabric::{
+        Access, CompletionQueue, Device, FabricError, Forged, PostError, ShmDevice, VerbsConfig, VerbsDevice,
+    };
     use std::net::{IpAddr, Ipv4Addr};
+    use std::os::fd::AsFd;
 
     fn open(config: &VerbsConfig) -> Result<VerbsDevice, FabricError> {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -118,6 +121,123 @@ mod one_device {
             (a.channel, b.channel) = (near, far);
             meet(&mut a, &mut b);
         }
+    }
+
+    /// Numbers of queue pairs come round again, and so may what a device still has to say of one that is gone.
+    #[test]
+    fn a_completion_of_what_is_gone_is_nobody_s() {
+        let lent = region(PAGE);
+        let (mut a, mut b, key) = pair_with::<Verbs>(&lent);
+        let source = filled(1, PAGE);
+        let page = source.span(0, PAGE as u64).unwrap();
+        a.write_patiently(std::slice::from_ref(&page), at(key, 0), None, Some(1));
+        assert_eq!(a.next(), CompletionKind::WriteDone { id: 1 });
+        let (live, gone) = (a.channel, connect::<Verbs>(&mut a.queue, &mut b.queue).0);
+        a.queue.close(gone);
+        let before = a.queue.stale();
+        a.post(&[page], at(key, 0), None, Some(2)).unwrap();
+        // An earlier request's, one's that was never posted, a channel's that is gone, and another queue pair's.
+        for (channel, number, queue_pair) in
+            [(live, u32::MAX, live), (live, 1 << 20, live), (gone, 1, live), (live, 1, gone)]
+        {
+            a.queue.complete(channel, number, queue_pair);
+        }
+        // A receive that is not posted: of a turn to come, and no place at all.
+        a.queue.receive(live, (0, 77));
+        a.queue.receive(live, (u32::MAX, 0));
+        assert_eq!(a.queue.stale() - before, 6);
+        assert_eq!(VerbsDevice::kept_objects(), 0, "all that was destroyed until now is gone");
+        a.queue.flush();
+        assert_eq!(a.next(), CompletionKind::WriteDone { id: 2 });
+    }
+
+    /// The software device cannot, whatever the descriptor is of.
+    #[test]
+    fn a_device_that_takes_no_dmabuf_says_so() {
+        let device = open(&VerbsConfig::default()).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let refused = device.register_dmabuf(file.as_fd(), 0, 4096, Access::ReadWrite).unwrap_err();
+        assert!(
+            matches!(&refused, FabricError::Unsupported { why, .. } if why.contains("rxe0")),
+            "{refused}"
+        );
+        for (offset, bytes) in [(0, 0), (1, 4096), (4095, 1)] {
+            let refused = device.register_dmabuf(file.as_fd(), offset, bytes, Access::Read).unwrap_err();
+            assert!(matches!(refused, FabricError::Misuse(_)), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_region_that_cannot_be_exposed_is_not_half_exposed() {
+        let config = VerbsConfig { registered_bytes_max: 1 << 20, ..VerbsConfig::default() };
+        let device = open(&config).unwrap();
+        let (mut near, mut far) = (device.queue(4).unwrap(), Verbs::queue(Place::Far, 4).unwrap());
+        let (a, _b) = connect::<Verbs>(&mut near, &mut far);
+        let (large, small) = (region(2 << 20), region(PAGE));
+        assert_eq!(near.expose(a, &large), Err(PostError::Unregistered));
+        assert_eq!(near.lend(a, &large.span(0, 1).unwrap()), Err(PostError::RemoteAccess));
+        near.expose(a, &small).unwrap();
+        assert_eq!(near.lend(a, &small.all()), Ok(()));
+    }
+
+    #[test]
+    fn a_completion_queue_grows_with_the_channels_of_its_lane() {
+        let (mut a, mut b) = pair_of_depth::<Verbs>(4);
+        let (few, mut others) = (a.queue.entries(), Vec::new());
+        // The software device rounds up, to room for 105.
+        while others.len() < 110 {
+            others.push(connect::<Verbs>(&mut a.queue, &mut b.queue));
+        }
+        // Each may end with its four requests and those of our own told.
+        let needed = 1024 + 111 * 68;
+        assert!(few < needed && a.queue.entries() >= needed, "{few}, then {}", a.queue.entries());
+        (a.channel, b.channel) = others[109];
+        meet(&mut a, &mut b);
+    }
+
+    fn assert_goes_on_as_requests_end<R: Rig>() {
+        const SPANS: usize = 200;
+        let lent = region(2 * PAGE);
+        let (mut a, mut b) = pair_of_depth::<R>(4);
+        let key = b.grant(&lent);
+        assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: key.0 as u32 });
+        let source = filled(3, 2 * SPANS);
+        let spans: Vec<_> = (0..SPANS).map(|i| source.span(2 * i as u64, 1).unwrap()).collect();
+        // Some of which the device says nothing.
+        for _ in 0..3 {
+            a.write_patiently(&spans[..1], at(key, 0), None, None);
+        }
+        a.write_patiently(&spans, at(key, 10), Some(7), Some(1));
+        assert_eq!(
+            a.write(&spans[..1], at(key, 0), None, None),
+            Err(PostError::Full),
+            "nothing overtakes it"
+        );
+        drop(spans);
+        assert_eq!(a.next_with(&mut b), CompletionKind::WriteDone { id: 1 });
+        assert_eq!(b.next_with(&mut a), CompletionKind::Received { immediate: 7 });
+        let sent = bytes_of(&source, 0, 2 * SPANS);
+        let expected: Vec<u8> = sent.into_iter().step_by(2).collect();
+        assert_eq!(bytes_of(&lent, 10, SPANS), expected);
+        meet(&mut a, &mut b);
+    }
+
+    #[test]
+    fn a_transfer_of_more_requests_than_the_depth_goes_on_as_they_end() {
+        assert_goes_on_as_requests_end::<Verbs>();
+        assert_goes_on_as_requests_end::<conformance::rig::VerbsFlags>();
+        // Three requests of the software device, one at a time.
+        const LONG: usize = 17 << 20;
+        let lent = filled(4, LONG);
+        let (mut a, mut b) = pair_of_depth::<Verbs>(1);
+        let key = b.expose(&lent);
+        b.queue.lend(b.channel, &lent.all()).unwrap();
+        b.notify(key.0 as u32);
+        assert_eq!(a.next_with(&mut b), CompletionKind::Received { immediate: key.0 as u32 });
+        let into = region(LONG);
+        a.read(&into.all(), at(key, 0), 5).unwrap();
+        assert_eq!(a.next(), CompletionKind::ReadDone { id: 5 });
+        assert!(bytes_of(&into, 0, LONG) == bytes_of(&lent, 0, LONG));
     }
 
     /// By design it is no fault: a receiver that is slow to post receives is waited for without end.
@@ -205,6 +325,8 @@ mod one_device {
         a.write_patiently(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), None, Some(1));
         let (reason, before) = a.ended();
         report("link down", &format!("{before:?} {reason:?}"), down);
+        let why = reason.to_string();
+        assert!(why.contains("port 1 of RDMA device") && why.contains("went down"), "{why}");
         let refused = open(&VerbsConfig::default()).unwrap_err().to_string();
         assert!(refused.contains("is down"), "{refused}");
         run("ip", &["link", "set", &netdev, "up"]);
@@ -259,7 +381,7 @@ mod two_devices {
     }
 
     /// The same devices, which try again for some two seconds instead of half a one: an emulated machine that is busy is
-    /// itself slower than the usual patience, and each time costs one of the retries that the wire is to have.
+    /// itself slower than the short patience, and each time costs one of the retries that the wire is to have.
     #[derive(Clone, Copy, Debug)]
     struct Patient;
 
@@ -466,5 +588,13 @@ mod ownership {
         assert_eq!(device.registered_bytes(), 0);
         device.prepare(&small.all()).unwrap();
         assert_eq!(device.registered_bytes(), 1 << 20);
+        // What the driver itself needs counts, too.
+        let queue = device.queue(4).unwrap();
+        assert_eq!(device.registered_bytes(), (1 << 20) + fabric::VERBS_QUEUE_BYTES);
+        drop(queue);
+        assert_eq!(device.registered_bytes(), 1 << 20);
+        let little = fabric::VerbsConfig { registered_bytes_max: 1024, ..fabric::VerbsConfig::default() };
+        let error = VerbsDevice::open(&little, local, local.to_string()).unwrap_err().to_string();
+        assert!(error.contains("memory.registered_bytes"), "{error}");
     }
 }

@@ -12,11 +12,47 @@ const NUM_CQS_MAX: u16 = 64;
 /// Queue pairs with each peer.
 const NUM_QPS_PER_PEER_MAX: u16 = 1024;
 
+/// Bytes of a secret.
+const SECRET_BYTES_MAX: usize = 256;
+
+/// What machines know that may reach each other; the same at all of them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl std::fmt::Debug for Secret {
+    /// Secrets stay out of logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl Secret {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Compares without telling by its time how many bytes fit.
+    pub(super) fn is(&self, other: &str) -> bool {
+        let pairs = self.0.bytes().zip(other.bytes());
+        other.len() == self.0.len() && pairs.fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+    }
+}
+
 /// See [`Machine::open`](super::Machine::open).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineConfig {
     /// Where peers reach it for set-up: an address of this host that they can use, and a port (0: any that is free).
     pub endpoint: SocketAddr,
+    /// Who connects has to say it before anything else. None is needed on a loopback address; then whoever is on this host
+    /// may read and write what is published. It travels in clear, as offers do: it keeps strangers out, not those who can
+    /// listen on the network.
+    pub secret: Secret,
     /// Completion queues, each with a polling thread.
     pub num_cqs: u16,
     /// Queue pairs (channels) with each peer.
@@ -41,6 +77,7 @@ impl MachineConfig {
     pub fn new(endpoint: SocketAddr, num_cqs: u16, num_qps_per_peer: u16) -> Self {
         Self {
             endpoint,
+            secret: Secret::default(),
             num_cqs,
             num_qps_per_peer,
             driver: None,
@@ -63,6 +100,18 @@ impl MachineConfig {
         }
         if self.endpoint.ip().is_unspecified() {
             return wrong(format!("endpoint {}: name the address that peers are to use", self.endpoint));
+        }
+        if self.secret.0.len() > SECRET_BYTES_MAX {
+            return wrong(format!(
+                "a secret of {} bytes: use at most {SECRET_BYTES_MAX}",
+                self.secret.0.len()
+            ));
+        }
+        if self.secret.0.is_empty() && !self.endpoint.ip().is_loopback() {
+            let at = self.endpoint;
+            return wrong(format!(
+                "endpoint {at} can be reached from other hosts: set a secret, the same at all machines, or use a loopback address"
+            ));
         }
         if self.send_depth == 0 || self.step.is_zero() || self.copy_within.is_zero() {
             return wrong("send_depth, step and copy_within cannot be 0".into());
@@ -97,6 +146,22 @@ mod tests {
         assert!(is_good(|c| c.num_qps_per_peer = 1024) && !is_good(|c| c.num_qps_per_peer = 1025));
         assert!(!is_good(|c| c.num_qps_per_peer = 0) && !is_good(|c| c.send_depth = 0));
         assert!(!is_good(|c| c.endpoint = "0.0.0.0:1".parse().unwrap()));
+        assert!(!is_good(|c| c.endpoint = "10.0.0.1:1".parse().unwrap()));
+        assert!(is_good(|c| {
+            c.endpoint = "10.0.0.1:1".parse().unwrap();
+            c.secret = "x".repeat(SECRET_BYTES_MAX).into();
+        }));
+        assert!(!is_good(|c| c.secret = "x".repeat(SECRET_BYTES_MAX + 1).into()));
         assert!(!is_good(|c| c.copy_within = Duration::ZERO) && !is_good(|c| c.step = Duration::ZERO));
+    }
+
+    #[test]
+    fn a_secret_is_itself_only_and_stays_out_of_logs() {
+        let secret = Secret::from("hush".to_owned());
+        assert!(secret.is("hush") && Secret::default().is(""));
+        for other in ["", "hus", "husH", "hushh"] {
+            assert!(!secret.is(other), "{other:?}");
+        }
+        assert!(!format!("{secret:?}").contains("hush"));
     }
 }

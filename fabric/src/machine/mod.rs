@@ -13,9 +13,10 @@
 //! peers are spread over them round-robin. A polling thread spins briefly, then sleeps. The driver is the first of shared
 //! memory, verbs and tcp that both machines have, or the one that is asked for; [`Machine::choice`] says which and why.
 //!
-//! Who connects owns the channel: where both sides ask for one, each has its own. Set-up connections (`words`,
-//! `reception`, `peer`) are not authenticated: whoever reaches a machine's endpoint may look up what it has published,
-//! and write to it. Callbacks run on polling threads and must not block. Every wait has a deadline, and a copy that is
+//! Who connects owns the channel: where both sides ask for one, each has its own. Over set-up connections
+//! (`words`, `reception`, `peer`) who connects says the secret of the machine first ([`MachineConfig::secret`]): without
+//! it nothing is told, no region looked up and no channel opened. Only a machine on a loopback address may go without:
+//! then whoever is on its host may look up what it has published, and write to it. Callbacks run on polling threads and must not block. Every wait has a deadline, and a copy that is
 //! late closes its channel, as nobody else could promise that its bytes do not move any more.
 //!
 //! The parameter server's own data path does not go this way: it posts from the thread that polls, with notices.
@@ -57,7 +58,7 @@ mod words;
 
 pub use channel::Channel;
 pub use choice::{Choice, Driver};
-pub use config::MachineConfig;
+pub use config::{MachineConfig, Secret};
 pub use copy::{CopyError, Copying, Direction, RemoteRegion};
 
 use crate::device::Device;
@@ -96,6 +97,7 @@ struct Inner {
     step: Duration,
     copy_within: Duration,
     means: Means,
+    secret: Secret,
     devices: Devices,
     pollers: Vec<Poller>,
     next_poller: AtomicUsize,
@@ -137,6 +139,7 @@ impl Machine {
             step: config.step,
             copy_within: config.copy_within,
             means,
+            secret: config.secret.clone(),
             devices,
             pollers,
             next_poller: AtomicUsize::new(0),

@@ -1,11 +1,11 @@
 //! A peer as this machine reached it: the set-up connection to its endpoint, and the channels opened over that. One
 //! question at a time; whatever breaks is made anew with the next use.
 
+use super::Inner;
 use super::choice::{Choice, Driver, choose};
 use super::copy::RemoteRegion;
 use super::poller::{Attached, Order};
 use super::words::{Answer, Question, VERSION, receive, send, tune};
-use super::{Inner, ask_poller};
 use crate::error::FabricError;
 use crate::work::RemoteKey;
 use std::collections::HashMap;
@@ -42,7 +42,8 @@ impl Peer {
             _ => FabricError::os(format!("connecting to machine {endpoint} (does it run?)"), error),
         })?;
         tune(&stream)?;
-        send(&stream, &Question::Hello { version: VERSION, means: inner.means.clone() }, deadline)?;
+        let (secret, means) = (inner.secret.as_str().to_owned(), inner.means.clone());
+        send(&stream, &Question::Hello { version: VERSION, secret, means }, deadline)?;
         let theirs = match next(&stream, deadline)? {
             Answer::Hello { version: VERSION, means } => means,
             other => return Err(unexpected(other)),
@@ -90,7 +91,7 @@ impl Peer {
         let poller = &inner.pollers[at];
         let setup = inner.device(driver)?.connect(offer, 0, &poller.handle, deadline)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let attached = ask_poller(poller, left, |reply| Order::Attach(setup, Vec::new(), reply))??;
+        let attached = poller.attach(setup, Vec::new(), left)?;
         let answer = match &self.link {
             Some((stream, _)) => {
                 send(stream, &Question::Attached, deadline).and_then(|()| next(stream, deadline))

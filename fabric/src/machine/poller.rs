@@ -1,13 +1,14 @@
 //! The polling thread of one completion queue: posts the copies that it is handed, polls, tells of ends, keeps their
 //! deadlines, and sleeps when there is nothing to do. It owns its channels; it must not know of endpoints and names.
 
+use super::ask_poller;
 use super::copy::{CopyError, Direction, Job};
 use crate::device::{ChannelSetup, CompletionQueue, CqHandle};
 use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
 use crate::mailbox::Mailbox;
 use crate::memory::Region;
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
@@ -23,8 +24,8 @@ const KEY_WAIT: Duration = Duration::from_millis(1);
 /// What a polling thread is told.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// Take over a channel, and let its peer reach these.
-    Attach(ChannelSetup, Vec<Region>, SyncSender<Result<Attached, FabricError>>),
+    /// Take over a channel, and let its peer reach these. Where nobody takes the answer it is to be closed.
+    Attach(ChannelSetup, Vec<Region>, Mailbox<Order>, SyncSender<Result<Unclaimed, FabricError>>),
     /// Let a channel's peer reach a region.
     Expose(ChannelId, Region, SyncSender<Result<RemoteKey, PostError>>),
     Copy(ChannelId, Job),
@@ -40,6 +41,24 @@ pub(super) struct Attached {
     pub(super) ended: Arc<OnceLock<String>>,
     /// Its copies that have not ended.
     pub(super) pending: Arc<AtomicUsize>,
+}
+
+/// An attached channel on its way to whoever asked for it, who may have given up: it is closed then.
+#[derive(Debug)]
+pub(super) struct Unclaimed(Option<Attached>, Mailbox<Order>);
+
+impl Unclaimed {
+    fn claim(mut self) -> Option<Attached> {
+        self.0.take()
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(attached) = self.0.take() {
+            self.1.send(Order::Close(attached.id));
+        }
+    }
 }
 
 /// A polling thread, as others know it.
@@ -60,6 +79,18 @@ impl Poller {
             .spawn(move || polling.run())
             .map_err(|e| FabricError::os("starting a polling thread", e))?;
         Ok(Self { orders, handle, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Hands a channel over, whose peer may reach these regions.
+    pub(super) fn attach(
+        &self,
+        setup: ChannelSetup,
+        regions: Vec<Region>,
+        within: Duration,
+    ) -> Result<Attached, FabricError> {
+        let back = self.orders.clone();
+        let attached = ask_poller(self, within, |reply| Order::Attach(setup, regions, back, reply))??;
+        attached.claim().ok_or_else(|| FabricError::Internal("a channel was taken twice".into()))
     }
 
     /// Ends all channels with their copies, and waits for the thread.
@@ -154,8 +185,9 @@ impl Polling {
     fn obey(&mut self, order: Order) {
         // Who asks may have given up waiting for the answer.
         match order {
-            Order::Attach(setup, regions, reply) => {
-                let _ = reply.send(self.attach(setup, &regions));
+            Order::Attach(setup, regions, back, reply) => {
+                let attached = self.attach(setup, &regions);
+                let _ = reply.send(attached.map(|attached| Unclaimed(Some(attached), back)));
             }
             Order::Expose(channel, region, reply) => {
                 let _ = reply.send(self.expose(channel, &region));
@@ -171,7 +203,10 @@ impl Polling {
         let ended = Arc::new(OnceLock::new());
         self.flows.insert(id, Flow { waiting: VecDeque::new(), ended: Arc::clone(&ended) });
         for region in regions {
-            self.expose(id, region).map_err(|error| FabricError::Misuse(error.to_string()))?;
+            if let Err(error) = self.expose(id, region) {
+                self.end(id, "its peer cannot be let reach a region");
+                return Err(FabricError::Misuse(error.to_string()));
+            }
         }
         Ok(Attached { id, ended, pending: Arc::default() })
     }
@@ -262,7 +297,7 @@ impl Polling {
                 }
                 // Machines send each other no notices; a peer that does gains nothing.
                 CompletionKind::Received { .. } => {}
-                CompletionKind::Disconnected(reason) => self.end(channel, &told(&reason)),
+                CompletionKind::Disconnected(reason) => self.end(channel, &reason.to_string()),
             }
         }
         self.inbox = inbox;
@@ -329,10 +364,63 @@ impl Polling {
     }
 }
 
-fn told(reason: &DisconnectReason) -> String {
-    match reason {
-        DisconnectReason::PeerClosed => "the peer closed it or died".into(),
-        DisconnectReason::PeerMisbehaved(what) => format!("the peer misbehaved: {what}"),
-        DisconnectReason::Failed(why) => why.clone(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::memory::UserBuffer;
+    use crate::shm::ShmDevice;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// A channel that was connected for the first queue, and is attached to the second.
+    fn connected(near: &LaneQueue, far: &mut LaneQueue) -> (ChannelSetup, ChannelId) {
+        let (device, soon) = (ShmDevice::new(), Instant::now() + SOON);
+        let (offer, pending) = device.offer(&[near.handle()]).unwrap();
+        let handle = far.handle();
+        let (ours, theirs) = std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| device.connect(&offer, 0, &handle, soon).unwrap());
+            (pending.accept(soon).unwrap().pop().unwrap(), connecting.join().unwrap())
+        });
+        (ours, far.attach(theirs).unwrap())
+    }
+
+    fn assert_ends(far: &mut LaneQueue, channel: ChannelId) {
+        let (mut told, started) = (Vec::new(), Instant::now());
+        while !told
+            .iter()
+            .any(|c: &Completion| c.channel == channel && matches!(c.kind, CompletionKind::Disconnected(_)))
+        {
+            assert!(started.elapsed() < SOON, "its peer hears nothing");
+            far.wait(Duration::from_millis(10));
+            far.poll(&mut told);
+        }
+    }
+
+    #[test]
+    fn a_channel_that_cannot_be_given_its_regions_is_not_left_behind() {
+        let (near, mut far) = (LaneQueue::new(4).unwrap(), LaneQueue::new(4).unwrap());
+        let (ours, theirs) = connected(&near, &mut far);
+        let (_orders, received) = Mailbox::new(near.waker());
+        let mut polling = Polling::new(near, received, Duration::ZERO);
+        // No other process can map it.
+        let user = UserBuffer::from(Arc::new(vec![1.0f32; 1024])).region();
+        let refused = polling.attach(ours, &[user]).unwrap_err().to_string();
+        assert!(refused.contains("map"), "{refused}");
+        assert!(polling.flows.is_empty());
+        assert_ends(&mut far, theirs);
+    }
+
+    #[test]
+    fn a_channel_that_nobody_waits_for_any_more_is_closed() {
+        let (near, mut far) = (LaneQueue::new(4).unwrap(), LaneQueue::new(4).unwrap());
+        let (ours, theirs) = connected(&near, &mut far);
+        let poller = Poller::start(0, near, Duration::ZERO).unwrap();
+        let given_up = poller.attach(ours, Vec::new(), Duration::ZERO);
+        // Where the thread was quicker it is dropped here, and has to be closed by hand.
+        if let Ok(attached) = given_up {
+            poller.orders.send(Order::Close(attached.id));
+        }
+        assert_ends(&mut far, theirs);
     }
 }

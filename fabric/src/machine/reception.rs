@@ -7,7 +7,7 @@ use super::poller::{Attached, Order};
 use super::words::{Answer, Question, VERSION, receive, send, tune};
 use super::{Inner, ask_poller};
 use crate::device::ChannelSetup;
-use crate::error::FabricError;
+use crate::error::{FabricError, PostError};
 use crate::memory::Region;
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -80,13 +80,23 @@ impl Visit<'_> {
                 Err(error) => Answer::Refused(error.to_string()),
             };
             send(&self.stream, &answer, Instant::now() + step)?;
+            // No second guess at the secret, and no question of one who has not said it.
+            if self.greeted.is_none() {
+                return Err(FabricError::Peer("it was refused".into()));
+            }
         }
         Ok(())
     }
 
     fn answer(&mut self, question: Question) -> Result<Answer, FabricError> {
         match question {
-            Question::Hello { version: VERSION, means } => {
+            Question::Hello { version: VERSION, secret, means } => {
+                if !self.inner.secret.is(&secret) {
+                    tracing::warn!("a stranger at a machine's endpoint does not know its secret");
+                    return Err(FabricError::Peer(
+                        "it does not know this machine's secret (set the same one at both)".into(),
+                    ));
+                }
                 let ours = self.inner.means.clone();
                 // Where nothing fits the peer says so; its next question is refused here.
                 self.greeted = choose(&ours, &means).ok().map(|choice| choice.driver);
@@ -95,6 +105,7 @@ impl Visit<'_> {
             Question::Hello { version, .. } => {
                 Err(FabricError::Peer(format!("version {version} of the set-up is not {VERSION}")))
             }
+            _ if self.greeted.is_none() => Err(FabricError::Peer("it has not greeted".into())),
             Question::Channel { index, driver } => self.open(index, driver).map(|()| Answer::Connected),
             Question::Attached => Err(FabricError::Peer("it has not asked for a channel".into())),
             Question::Lookup { name, wait_ms } => self.look_up(&name, Duration::from_millis(wait_ms)),
@@ -127,7 +138,7 @@ impl Visit<'_> {
     fn attach(&mut self, index: u16, at: usize, setup: ChannelSetup) -> Result<(), FabricError> {
         let exposed = self.looked_up.clone();
         let poller = &self.inner.pollers[at];
-        let attached = ask_poller(poller, self.inner.step, |reply| Order::Attach(setup, exposed, reply))??;
+        let attached = poller.attach(setup, exposed, self.inner.step)?;
         if let Some((old, before)) = self.channels.insert(index, (at, attached)) {
             self.inner.pollers[old].orders.send(Order::Close(before.id));
         }
@@ -150,8 +161,12 @@ impl Visit<'_> {
         for (at, attached) in self.channels.values().filter(|(_, attached)| attached.ended.get().is_none()) {
             let order = |reply| Order::Expose(attached.id, region.clone(), reply);
             let exposed = ask_poller(&self.inner.pollers[*at], self.inner.step, order)?;
-            let named = exposed.map_err(|error| FabricError::Misuse(error.to_string()))?;
-            debug_assert_eq!(named.0, key, "every driver names a region by its id");
+            match exposed {
+                Ok(named) => debug_assert_eq!(named.0, key, "every driver names a region by its id"),
+                // It has ended meanwhile: what is left of it cannot use the region.
+                Err(PostError::Closed) => {}
+                Err(error) => return Err(FabricError::Misuse(error.to_string())),
+            }
         }
         self.looked_up.push(region);
         Ok(Answer::Region { key, bytes })

@@ -16,14 +16,14 @@ const FRAME_BYTES_MAX: usize = 64 << 10;
 pub(super) const NAME_BYTES_MAX: usize = 256;
 /// A silent connection is asked whether its other end is there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Of this protocol; peers of another one are refused. 1: the first.
-pub(super) const VERSION: u32 = 1;
+/// Of this protocol; peers of another one are refused. 1: the first. 2: who connects says the secret.
+pub(super) const VERSION: u32 = 2;
 
 /// A question, by the machine that connected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Question {
-    /// First of all.
-    Hello { version: u32, means: Means },
+    /// First of all, with the secret of the machine that is asked.
+    Hello { version: u32, secret: String, means: Means },
     /// A channel, by its index among those of this connection.
     Channel { index: u16, driver: Driver },
     /// It is connected and attached here: from now on it can take what comes.

@@ -10,5 +10,7 @@ pub use blocks::Blocks;
 pub use elements::F32s;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
+#[cfg(feature = "verbs")]
+pub(crate) use region::next_id;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};
 pub use user::{BufferId, Handles, UserBuffer};

@@ -167,6 +167,11 @@ impl std::fmt::Debug for Region {
 /// Region ids are unique within the process for its whole life: one that is gone is never honoured again.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// A name that no other memory of this process has.
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Region {
     /// Allocates zeroed memory. Pages are taken from the system at first touch.
     pub fn allocate(bytes: usize, name: &str) -> Result<Self, FabricError> {
@@ -214,7 +219,7 @@ impl Region {
     }
 
     fn new(mapping: Mapping, backing: Backing) -> Self {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         Self(Arc::new(Inner { mapping, backing, id }))
     }
 

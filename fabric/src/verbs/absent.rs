@@ -5,7 +5,7 @@ use super::VerbsConfig;
 use super::info::DeviceInfo;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span};
+use crate::memory::{Access, Region, Span};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -31,6 +31,10 @@ pub(crate) enum VerbsSetup {}
 fn absent<T>() -> Result<T, FabricError> {
     Err(FabricError::Misuse("built without verbs".into()))
 }
+
+/// A registered stretch of a dmabuf.
+#[derive(Clone, Debug)]
+pub enum Dmabuf {}
 
 impl VerbsDevice {
     /// The names of the devices here.
@@ -58,9 +62,26 @@ impl VerbsDevice {
         match *self {}
     }
 
+    /// Registers memory of another device.
+    pub fn register_dmabuf(
+        &self,
+        _: BorrowedFd<'_>,
+        _: u64,
+        _: u64,
+        _: Access,
+    ) -> Result<Dmabuf, FabricError> {
+        match *self {}
+    }
+
     /// Gives back the registrations of regions that nobody else owns any more.
     pub fn release_unused(&self) {
         match *self {}
+    }
+
+    /// Objects that devices did not give back: none.
+    #[must_use]
+    pub fn kept_objects() -> u64 {
+        0
     }
 
     /// Bytes registered with the device.
@@ -81,6 +102,11 @@ impl Device for VerbsDevice {
 }
 
 impl VerbsQueue {
+    /// Lets the channel's peer address a dmabuf.
+    pub fn expose_dmabuf(&mut self, _: ChannelId, _: &Dmabuf) -> Result<RemoteKey, PostError> {
+        match *self {}
+    }
+
     pub(crate) fn verbs_handle(&self) -> VerbsHandle {
         match *self {}
     }

@@ -1,10 +1,13 @@
 //! One channel: what is put together for its queue pair, what is under way, and which of the peer's memory it was told.
 
 use super::cut::{Cut, Cuts};
+use super::dmabuf::Dmabuf;
 use super::endpoint::READY;
 use super::flags::{ENTRIES, Flags};
+use super::ids::Id;
+use super::queue::Plan;
 use super::reach::{MESSAGE_BYTES, Reach, Told, encode_told};
-use super::sys::{Chain, GATHER_MAX, QueuePair, Request, inline_place};
+use super::sys::{Chain, QueuePair, Request};
 use crate::error::PostError;
 use crate::memory::{Region, Span};
 use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteSpan, Write};
@@ -28,6 +31,38 @@ enum OnDone {
     ReadDone(u64),
 }
 
+/// What the requests of a transfer are.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Write { immediate: Option<u32> },
+    Read,
+}
+
+impl Kind {
+    fn request(self, cut: &Cut, is_last: bool) -> Request {
+        let Cut { address, key, .. } = *cut;
+        match self {
+            Self::Write { immediate } => {
+                Request::Write { address, key, immediate: immediate.filter(|_| is_last) }
+            }
+            Self::Read => Request::Read { address, key },
+        }
+    }
+}
+
+/// One transfer, cut into requests (`cuts`).
+#[derive(Debug)]
+struct Transfer {
+    kind: Kind,
+    /// The first that is not put together yet.
+    next: usize,
+    /// A notice by a flag, after the last.
+    flag: Option<u32>,
+    on_done: OnDone,
+    /// Its memory, where requests of it are still to come.
+    regions: Vec<Region>,
+}
+
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) id: ChannelId,
@@ -37,9 +72,13 @@ pub(super) struct Channel {
     pub(super) is_peer_ready: bool,
     chain: Chain,
     cuts: Cuts,
+    /// A transfer of more requests than fit, whose rest follows as they end; nothing overtakes it.
+    rest: Option<Transfer>,
     /// Unfinished requests of its user, at most.
     depth: usize,
     signal_every: u64,
+    /// Places of one request.
+    gather_max: usize,
     /// Requests that are not known to be over, by age; the first one's number.
     under_way: VecDeque<OnDone>,
     first: u64,
@@ -49,12 +88,11 @@ pub(super) struct Channel {
     owned: VecDeque<(u64, Region)>,
     /// What the peer is to be told, oldest first; nothing overtakes it.
     to_tell: VecDeque<[u8; MESSAGE_BYTES]>,
-    /// Messages and words of the chain. They travel inside their requests, and so need be here only until it is posted.
-    telling: Vec<Box<[u8]>>,
     /// Extents (region and index) that the peer knows the keys of, or will.
     pub(super) lent: HashSet<(u64, u64)>,
     /// Exposed regions live as long as the peer may reach them.
     pub(super) exposed: HashMap<u64, Region>,
+    dmabufs: Vec<Dmabuf>,
     pub(super) reach: Reach,
     /// Notices by flags.
     pub(super) flags: Option<Flags>,
@@ -65,16 +103,19 @@ impl Channel {
         id: ChannelId,
         queue_pair: QueuePair,
         socket: Socket,
-        depth: usize,
+        plan: &Plan,
         flags: Option<Flags>,
     ) -> Self {
+        let &Plan { depth, gather_max, .. } = plan;
         Self {
             id,
+            chain: Chain::new(queue_pair.inline_bytes),
             queue_pair,
             socket,
             is_peer_ready: false,
-            chain: Chain::default(),
+            gather_max,
             cuts: Cuts::default(),
+            rest: None,
             depth,
             signal_every: (depth as u64 / 4).clamp(1, SIGNAL_EVERY_MAX),
             under_way: VecDeque::with_capacity(depth + OWN_REQUESTS),
@@ -82,21 +123,21 @@ impl Channel {
             own_under_way: 0,
             owned: VecDeque::new(),
             to_tell: VecDeque::new(),
-            telling: Vec::new(),
             lent: HashSet::new(),
             exposed: HashMap::new(),
+            dmabufs: Vec::new(),
             reach: Reach::default(),
             flags,
         }
     }
 
-    /// What was just pushed owns the memory of these spans.
-    fn own(&mut self, spans: &[Span]) {
+    /// What was just pushed owns this memory.
+    fn own<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) {
         let number = (self.first + self.under_way.len() as u64).saturating_sub(1);
-        for span in spans {
+        for region in regions {
             match self.owned.back_mut() {
-                Some((last, region)) if region.id() == span.region().id() => *last = number,
-                _ => self.owned.push_back((number, span.region().clone())),
+                Some((last, known)) if known.id() == region.id() => *last = number,
+                _ => self.owned.push_back((number, region.clone())),
             }
         }
     }
@@ -109,7 +150,8 @@ impl Channel {
     fn push(&mut self, request: Request, places: &[ibv_sge], on_done: OnDone) {
         let number = self.first + self.under_way.len() as u64;
         let signaled = !matches!(on_done, OnDone::Nothing) || number.is_multiple_of(self.signal_every);
-        self.chain.push(number, request, places.iter().copied(), signaled);
+        let id = Id::Sent { channel: self.id, number: number as u32 };
+        self.chain.push(id.encode(), request, places.iter().copied(), signaled);
         self.under_way.push_back(on_done);
     }
 
@@ -118,6 +160,16 @@ impl Channel {
         self.lent.insert(name);
         self.to_tell.push_back(encode_told(name.0, told));
         self.tell_more();
+    }
+
+    /// A dmabuf is told whole, once.
+    pub(super) fn expose_dmabuf(&mut self, dmabuf: &Dmabuf) {
+        if self.dmabufs.iter().any(|known| known.name() == dmabuf.name()) {
+            return;
+        }
+        let told = Told { offset: 0, bytes: dmabuf.len(), address: 0, key: dmabuf.key() };
+        self.tell((dmabuf.name(), 0), &told);
+        self.dmabufs.push(dmabuf.clone());
     }
 
     fn tell_more(&mut self) {
@@ -129,10 +181,11 @@ impl Channel {
         }
     }
 
+    /// Of bytes that travel inside the request.
     fn push_inline(&mut self, request: Request, bytes: &[u8], on_done: OnDone) {
-        let bytes: Box<[u8]> = bytes.into();
-        self.push(request, &[inline_place(&bytes)], on_done);
-        self.telling.push(bytes);
+        let number = self.first + self.under_way.len() as u64;
+        self.chain.push_word(Id::Sent { channel: self.id, number: number as u32 }.encode(), request, bytes);
+        self.under_way.push_back(on_done);
     }
 
     /// The peer's notices by flags, and where they were many the word that they were taken.
@@ -151,12 +204,12 @@ impl Channel {
         }
     }
 
-    /// Is there room for so many more requests of its user, after all that is to be told?
+    /// Is there room for the first of so many more requests of its user, after all that is to be told? Half of the depth
+    /// is always there once: of fewer requests the device may not tell that they are over.
     fn check_room(&self, requests: usize) -> Result<(), PostError> {
-        if requests > self.depth {
-            return Err(PostError::TooManySpans);
-        }
-        if !self.to_tell.is_empty() || self.under_way.len() - self.own_under_way + requests > self.depth {
+        let enough = requests.min(self.depth.div_ceil(2));
+        let free = self.depth.saturating_sub(self.under_way.len() - self.own_under_way);
+        if self.rest.is_some() || !self.to_tell.is_empty() || free < enough {
             return Err(PostError::Full);
         }
         Ok(())
@@ -168,70 +221,77 @@ impl Channel {
         places: &[ibv_sge],
         bytes_max: u64,
     ) -> Result<(), PostError> {
-        if let (Some(immediate), Some(flags)) = (write.immediate, &self.flags) {
-            return self.write_and_flag(write, places, bytes_max, (immediate, flags.next_at()));
-        }
         let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
-        let request = |cut: &Cut, is_last: bool| Request::Write {
-            address: cut.address,
-            key: cut.key,
-            immediate: write.immediate.filter(|_| is_last),
-        };
-        self.post(places, write.remote, (GATHER_MAX, bytes_max), request, on_done)?;
-        self.own(write.gather);
-        Ok(())
+        let (immediate, flag) =
+            if self.flags.is_some() { (None, write.immediate) } else { (write.immediate, None) };
+        // The peer may be behind: there is no room then.
+        if flag.is_some() && self.flags.as_ref().is_some_and(Flags::is_full) {
+            return Err(PostError::Full);
+        }
+        let transfer =
+            Transfer { kind: Kind::Write { immediate }, next: 0, flag, on_done, regions: Vec::new() };
+        self.post(transfer, (places, write.remote, write.gather), (self.gather_max, bytes_max))
     }
 
-    /// Puts together the requests of one transfer, or none of them; the last one's end is the transfer's.
+    /// Puts together the requests of one transfer, or none of them: as many as it may have at once.
     fn post(
         &mut self,
-        places: &[ibv_sge],
-        remote: RemoteSpan,
+        transfer: Transfer,
+        (places, remote, spans): (&[ibv_sge], RemoteSpan, &[Span]),
         (gather_max, bytes_max): (usize, u64),
-        request: impl Fn(&Cut, bool) -> Request,
-        on_done: OnDone,
     ) -> Result<(), PostError> {
-        let mut cuts = std::mem::take(&mut self.cuts);
-        let cut = cuts.cut(places, remote, &self.reach, gather_max, bytes_max);
-        let posted = cut.and_then(|()| self.check_room(cuts.cuts.len()));
-        if posted.is_ok() {
-            let last = cuts.cuts.len() - 1;
-            for (i, cut) in cuts.cuts.iter().enumerate() {
-                let on_done = if i == last { on_done } else { OnDone::Nothing };
-                self.push(request(cut, i == last), &cuts.places[cut.places.clone()], on_done);
+        // The requests of the one before it are still needed.
+        self.check_room(1)?;
+        self.cuts.cut(places, remote, &self.reach, gather_max, bytes_max)?;
+        if transfer.flag.is_some() && places.is_empty() {
+            self.cuts.cuts.clear();
+        }
+        self.check_room(self.cuts.cuts.len() + usize::from(transfer.flag.is_some()))?;
+        match self.go_on(transfer) {
+            None => self.own(spans.iter().map(Span::region)),
+            Some(mut rest) => {
+                rest.regions.extend(spans.iter().map(|span| span.region().clone()));
+                rest.regions.dedup_by_key(|region| region.id());
+                self.rest = Some(rest);
             }
         }
-        self.cuts = cuts;
-        posted
+        Ok(())
     }
 
-    /// As a write without notice, followed by the word that is the notice. The peer may be behind: there is no room then.
-    fn write_and_flag(
-        &mut self,
-        write: &Write<'_>,
-        places: &[ibv_sge],
-        bytes_max: u64,
-        (immediate, at): (u32, u64),
-    ) -> Result<(), PostError> {
-        let Some((address, key)) = self.flags.as_ref().filter(|flags| !flags.is_full()).map(|f| f.at(at))
-        else {
-            return Err(PostError::Full);
-        };
-        self.check_room(2)?;
-        if !places.is_empty() {
-            // One request less than it may have, for the word.
-            let bytes = Write { immediate: None, signaled: false, ..*write };
-            self.depth -= 1;
-            let posted = self.write(&bytes, places, bytes_max);
-            self.depth += 1;
-            posted?;
+    /// Pushes requests of a transfer while there is room; what is left of it. The last one's end is the transfer's.
+    fn go_on(&mut self, mut transfer: Transfer) -> Option<Transfer> {
+        let cuts = std::mem::take(&mut self.cuts);
+        let count = cuts.cuts.len();
+        while transfer.next < count && self.has_room() {
+            let cut = &cuts.cuts[transfer.next];
+            transfer.next += 1;
+            let is_last = transfer.next == count;
+            let ends = is_last && transfer.flag.is_none();
+            let on_done = if ends { transfer.on_done } else { OnDone::Nothing };
+            self.push(transfer.kind.request(cut, is_last), &cuts.places[cut.places.clone()], on_done);
         }
-        let Some(word) = self.flags.as_mut().map(|flags| flags.next(immediate)) else {
-            return Err(PostError::Full);
-        };
-        let on_done = if write.signaled { OnDone::WriteDone(write.id) } else { OnDone::Nothing };
+        self.cuts = cuts;
+        if transfer.next < count {
+            return Some(transfer);
+        }
+        let immediate = transfer.flag?;
+        if !self.has_room() {
+            return Some(transfer);
+        }
+        self.push_flag(immediate, transfer.on_done);
+        None
+    }
+
+    fn has_room(&self) -> bool {
+        self.under_way.len() - self.own_under_way < self.depth
+    }
+
+    /// The word that is a notice, after the bytes that it tells of.
+    fn push_flag(&mut self, immediate: u32, on_done: OnDone) {
+        let Some(flags) = &mut self.flags else { return };
+        let (address, key) = flags.at(flags.next_at());
+        let word = flags.next(immediate);
         self.push_inline(Request::Write { address, key, immediate: None }, &word, on_done);
-        Ok(())
     }
 
     pub(super) fn read(
@@ -240,14 +300,19 @@ impl Channel {
         places: &[ibv_sge],
         bytes_max: u64,
     ) -> Result<(), PostError> {
-        let request = |cut: &Cut, _| Request::Read { address: cut.address, key: cut.key };
-        self.post(places, read.remote, (1, bytes_max), request, OnDone::ReadDone(read.id))?;
-        self.own(std::slice::from_ref(read.local));
-        Ok(())
+        let on_done = OnDone::ReadDone(read.id);
+        let transfer = Transfer { kind: Kind::Read, next: 0, flag: None, on_done, regions: Vec::new() };
+        self.post(transfer, (places, read.remote, std::slice::from_ref(read.local)), (1, bytes_max))
     }
 
-    /// The device is done with this request and all before it.
-    pub(super) fn over(&mut self, number: u64, completions: &mut Vec<Completion>) {
+    /// The request of a completion by the lower half of its number; none where it is over already, or never was.
+    pub(super) fn number_of(&self, low: u32) -> Option<u64> {
+        let ahead = u64::from(low.wrapping_sub(self.first as u32));
+        (ahead < self.under_way.len() as u64).then(|| self.first + ahead)
+    }
+
+    /// The device is done with this request and all before it. Is there now something to send?
+    pub(super) fn over(&mut self, number: u64, completions: &mut Vec<Completion>) -> bool {
         while self.owned.front().is_some_and(|(last, _)| *last <= number) {
             self.owned.pop_front();
         }
@@ -266,6 +331,14 @@ impl Channel {
             };
             completions.push(Completion { channel: self.id, kind });
         }
+        if let Some(mut rest) = self.rest.take() {
+            let regions = std::mem::take(&mut rest.regions);
+            match self.go_on(rest) {
+                None => self.own(regions.iter()),
+                Some(rest) => self.rest = Some(Transfer { regions, ..rest }),
+            }
+        }
+        !self.is_quiet()
     }
 
     pub(super) fn send(&mut self) -> Result<(), DisconnectReason> {
@@ -274,7 +347,6 @@ impl Channel {
         }
         self.tell_more();
         let posted = self.queue_pair.post(&mut self.chain);
-        self.telling.clear();
         posted.map_err(|e| DisconnectReason::Failed(e.to_string()))
     }
 
@@ -306,8 +378,11 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.end();
-        // Then the peer is told. The queue pair is destroyed with the fields, before the memory that it reached is let go
-        // of.
+        // The memory that it reached is let go of after it.
+        let owned = (std::mem::take(&mut self.owned), self.rest.take());
+        let exposed = (std::mem::take(&mut self.exposed), std::mem::take(&mut self.dmabufs));
+        self.queue_pair.destroy((owned, exposed, self.flags.take()));
+        // Then the peer is told.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

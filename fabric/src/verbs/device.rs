@@ -1,19 +1,23 @@
 //! Opening a device, choosing its address, and bringing queue pairs together.
 
 use super::VerbsConfig;
-use super::endpoint::{self, Endpoint};
+use super::dmabuf::Dmabuf;
+use super::endpoint;
 use super::flags::Flags;
 use super::info::{DeviceInfo, Gid, PortInfo, choose};
 use super::queue::{OWN_BYTES, Shared, VerbsQueue};
 use super::registrar::Registrar;
-use super::sys::{self, Context, Domain, Path, QueuePair, Remote};
+use super::sys::{self, Context, Domain, Path, QueuePair};
+use super::watch::Watch;
+use super::words::{Endpoint, Remote, decode_offer, encode_offer};
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
-use crate::memory::Span;
+use crate::memory::{Access, Span};
 use crate::random;
 use crate::tcp::TcpDevice;
 use socket2::Socket;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,6 +28,7 @@ pub const VERBS_QUEUE_BYTES: u64 = OWN_BYTES;
 #[derive(Clone, Debug)]
 pub struct VerbsDevice {
     context: Arc<Context>,
+    watch: Arc<Watch>,
     registrar: Arc<Registrar>,
     path: Path,
     gid: [u8; 16],
@@ -99,12 +104,16 @@ impl VerbsDevice {
             retries: config.retries,
             rnr_retries: config.rnr_retries,
             traffic_class: config.traffic_class,
+            // Each channel's own, with what its peer can.
+            reads: 1,
+            reads_answered: 1,
         };
         let domain = Domain::new(Arc::clone(&context))?;
         let registrar = Arc::new(Registrar::new(domain, config.registered_bytes_max));
         let tcp = TcpDevice::new(bind, advertise).with_unix(false);
         let tail_flags = config.tail_flags;
-        let device = Self { context, registrar, path, gid: gid.gid, tail_flags, tcp };
+        let watch = Arc::new(Watch::new(&context, config.port));
+        let device = Self { context, watch, registrar, path, gid: gid.gid, tail_flags, tcp };
         // The probe: without the right to pin memory, say, no queue can be made.
         device.queue(1)?;
         Ok(device)
@@ -113,12 +122,27 @@ impl VerbsDevice {
     /// A completion queue on this device. `send_depth`: unfinished requests one channel may have; what the device has no
     /// room for is taken off.
     pub fn queue(&self, send_depth: usize) -> Result<VerbsQueue, FabricError> {
-        VerbsQueue::new(&self.context, &self.registrar, send_depth)
+        VerbsQueue::new(&self.context, &self.watch, &self.registrar, (send_depth, self.path.port))
     }
 
     /// Registers a stretch now rather than when it is first used, so that what stands against it is told at once.
     pub fn prepare(&self, span: &Span) -> Result<(), FabricError> {
         self.registrar.prepare(span)
+    }
+
+    /// Registers memory of another device by its dmabuf, for peers to read and, with [`Access::ReadWrite`], to write: expose
+    /// it with [`VerbsQueue::expose_dmabuf`]. One stretch without holes, whatever its shape is to whoever computes there:
+    /// `bytes` bytes (no elements, no rows) from `offset` bytes on, which is a multiple of 4096; peers count from 0 at its
+    /// beginning. It is no memory of this process: nothing is posted from it or into it here, and it does not count in the
+    /// budget. [`FabricError::Unsupported`] where the device or the library cannot.
+    pub fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Dmabuf, FabricError> {
+        Dmabuf::new(&self.registrar, fd, (offset, bytes), access)
     }
 
     /// Gives back the registrations of regions that nobody else owns any more. It also happens by itself, with the
@@ -134,14 +158,28 @@ impl VerbsDevice {
         self.registrar.registered_bytes()
     }
 
+    /// Objects that devices did not give back since the process began. The memory that they may reach is kept until its
+    /// end; the log says why.
+    #[must_use]
+    pub fn kept_objects() -> u64 {
+        sys::kept()
+    }
+
     /// A queue pair of a lane, and what a peer has to know of it.
     fn endpoint(&self, owner: VerbsHandle) -> Result<Prepared, FabricError> {
+        self.watch.check()?;
         let queue_pair = owner.0.queue_pair()?;
+        let plan = owner.0.plan();
         let [a, b, c, ..] = random::random()?;
         let first_packet = u32::from_le_bytes([a, b, c, 0]);
-        let flags = self.tail_flags.then(|| Flags::new(owner.0.domain())).transpose()?;
+        let flags = self.tail_flags.then(|| Flags::new(owner.0.registrar())).transpose()?;
         let remote = Remote { gid: self.gid, queue_pair: queue_pair.number, first_packet };
-        let endpoint = Endpoint { remote, mtu: self.path.mtu, flags: flags.as_ref().map(Flags::ours) };
+        let endpoint = Endpoint {
+            remote,
+            mtu: self.path.mtu,
+            reads: plan.reads_answered,
+            flags: flags.as_ref().map(Flags::ours),
+        };
         Ok(Prepared { owner, queue_pair, flags, endpoint })
     }
 
@@ -153,7 +191,10 @@ impl VerbsDevice {
                     .into(),
             ));
         }
-        let path = Path { mtu: ours.mtu.min(theirs.mtu), ..self.path };
+        let plan = prepared.owner.0.plan();
+        let reads = plan.reads.min(theirs.reads);
+        let path =
+            Path { mtu: ours.mtu.min(theirs.mtu), reads, reads_answered: plan.reads_answered, ..self.path };
         queue_pair.connect(&path, &theirs.remote, ours.remote.first_packet)
     }
 }
@@ -189,26 +230,6 @@ fn mtu_code(bytes: u32, of_port: u32, device: &str) -> Result<u32, FabricError> 
 fn handle_of(queue: &CqHandle) -> Result<VerbsHandle, FabricError> {
     let missing = || FabricError::Misuse("a queue without verbs was given to the verbs driver".into());
     queue.verbs.clone().ok_or_else(missing)
-}
-
-/// Of an offer: the queue pairs, then what the TCP driver says.
-fn encode_offer(endpoints: &[Endpoint], tcp: &[u8]) -> Vec<u8> {
-    let mut offer = (endpoints.len() as u16).to_le_bytes().to_vec();
-    endpoints.iter().for_each(|endpoint| offer.extend_from_slice(&endpoint.encode()));
-    offer.extend_from_slice(tcp);
-    offer
-}
-
-fn decode_offer(offer: &[u8], index: u16) -> Result<(Endpoint, &[u8]), FabricError> {
-    let torn = || FabricError::Peer("its verbs offer is torn".into());
-    let (count, rest) = offer.split_first_chunk::<2>().ok_or_else(torn)?;
-    let count = u16::from_le_bytes(*count);
-    if index >= count {
-        return Err(FabricError::Misuse(format!("channel {index} of an offer of {count} channels")));
-    }
-    let (endpoints, tcp) = rest.split_at_checked(usize::from(count) * endpoint::BYTES).ok_or_else(torn)?;
-    let (endpoints, _) = endpoints.as_chunks::<{ endpoint::BYTES }>();
-    Ok((Endpoint::decode(&endpoints[usize::from(index)])?, tcp))
 }
 
 struct Pending {

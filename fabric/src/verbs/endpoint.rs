@@ -2,63 +2,14 @@
 //! says it over the channel's TCP connection. There, each says that it is ready once its lane has the channel, and sends
 //! nothing before it has heard the other's word: what comes for a queue pair that a lane does not know would be lost.
 
-use super::flags;
-use super::sys::Remote;
+use super::words::{ENDPOINT_BYTES as BYTES, Endpoint};
 use crate::error::FabricError;
 use socket2::Socket;
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
-const MAGIC: u32 = 0x5642_5747;
-pub(super) const BYTES: usize = 48;
 /// Says: my queue pair receives.
 pub(super) const READY: u8 = 0x52;
-
-/// Beside the largest packet: notices by flags are wanted.
-const TAIL_FLAGS: u32 = 1 << 8;
-
-/// One side's queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
-    pub(super) remote: Remote,
-    /// The largest packet of its port, an `ibv_mtu`.
-    pub(super) mtu: u32,
-    /// Where it would have notices by flags, and the key of that memory.
-    pub(super) flags: Option<(u64, u32)>,
-}
-
-impl Endpoint {
-    pub(super) fn encode(&self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.remote.queue_pair.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.remote.first_packet.to_le_bytes());
-        let mtu = self.mtu | if self.flags.is_some() { TAIL_FLAGS } else { 0 };
-        let (address, key) = self.flags.unwrap_or_default();
-        bytes[12..16].copy_from_slice(&mtu.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.remote.gid);
-        bytes[32..40].copy_from_slice(&address.to_le_bytes());
-        bytes[40..44].copy_from_slice(&key.to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8; BYTES]) -> Result<Self, FabricError> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let mut gid = [0; 16];
-        gid.copy_from_slice(&bytes[16..32]);
-        let (queue_pair, first_packet, mtu) = (word(4), word(8), word(12) & !TAIL_FLAGS);
-        let fits = queue_pair < 1 << 24 && first_packet < 1 << 24 && (1..=5).contains(&mtu);
-        if word(0) != MAGIC || !fits {
-            return Err(FabricError::Peer("what it said is no verbs endpoint".into()));
-        }
-        let address = u64::from(word(36)) << 32 | u64::from(word(32));
-        let flags = (word(12) & TAIL_FLAGS != 0).then_some((address, word(40)));
-        if flags.is_some_and(|(address, _)| address.checked_add(flags::BYTES).is_none()) {
-            return Err(FabricError::Peer("its flags lie nowhere".into()));
-        }
-        Ok(Self { remote: Remote { gid, queue_pair, first_packet }, mtu, flags })
-    }
-}
 
 fn said<T>(result: std::io::Result<T>, started: Instant) -> Result<T, FabricError> {
     result.map_err(|e| match e.kind() {
@@ -115,24 +66,4 @@ pub(super) fn say_ready(socket: &Socket) -> Result<(), FabricError> {
 
 fn impatient(socket: &Socket) -> Result<(), FabricError> {
     socket.set_nonblocking(true).map_err(|e| FabricError::os("setting up a channel's socket", e))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_survives_and_nonsense_does_not() {
-        let remote = Remote { gid: [7; 16], queue_pair: 0x00AB_CDEF, first_packet: 0x0012_3456 };
-        for flags in [None, Some((0x7F00_1234_5678_9AB0, 0xABCD_EF01))] {
-            let endpoint = Endpoint { remote, mtu: 3, flags };
-            assert_eq!(Endpoint::decode(&endpoint.encode()).ok(), Some(endpoint));
-        }
-        let bytes = Endpoint { remote, mtu: 3, flags: None }.encode();
-        for (at, value) in [(0, 0), (7, 1), (11, 1), (12, 6), (12, 0), (13, 2)] {
-            let mut bad = bytes;
-            bad[at] = value;
-            assert!(matches!(Endpoint::decode(&bad), Err(FabricError::Peer(_))), "byte {at}");
-        }
-    }
 }

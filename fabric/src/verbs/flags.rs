@@ -3,23 +3,23 @@
 //! that it tells of: no receive is used and no completion polled. That the flag arrives last is what devices do, and no
 //! promise of the specification; and nothing wakes who sleeps, so nobody may. Hence not the default.
 
-use super::sys::{Domain, Registration};
+use super::registrar::{Own, Registrar};
 use crate::error::FabricError;
-use crate::memory::Region;
 use std::sync::Arc;
 
 /// Words of a ring, and so notices that the peer may not have taken yet.
 pub(super) const ENTRIES: u64 = 256;
 /// Where the peer says how many it has taken.
 const TAKEN_AT: u64 = ENTRIES * 8;
-pub(super) const BYTES: u64 = TAKEN_AT + 8;
+pub(super) use super::words::FLAGS_BYTES as BYTES;
+const _: () = assert!(BYTES == TAKEN_AT + 8);
 /// It says so after as many.
 const TAKEN_EVERY: u64 = ENTRIES / 4;
 
 /// One side's words.
 #[derive(Debug)]
 pub(super) struct Flags {
-    memory: Registration,
+    memory: Own,
     /// The other side's: where they begin, and their key.
     theirs: (u64, u32),
     /// Notices that the peer has sent and we have taken; those of which it knows.
@@ -30,15 +30,14 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    pub(super) fn new(domain: &Arc<Domain>) -> Result<Self, FabricError> {
-        let region = Region::allocate(BYTES as usize, "gradwire-verbs-flags")?;
-        let memory = Registration::new(domain, &region, (0, BYTES), true)?;
+    pub(super) fn new(registrar: &Arc<Registrar>) -> Result<Self, FabricError> {
+        let memory = registrar.own(BYTES, "gradwire-verbs-flags", true)?;
         Ok(Self { memory, theirs: (0, 0), taken: 0, told: 0, sent: 0 })
     }
 
     /// What the peer has to know of ours.
     pub(super) fn ours(&self) -> (u64, u32) {
-        let (_, key, address) = self.memory.keys();
+        let (_, key, address) = self.memory.registration.keys();
         (address, key)
     }
 
@@ -91,7 +90,7 @@ impl Flags {
 
     fn load(&self, at: u64) -> u64 {
         // All offsets here are within the region.
-        u64::from_le(self.memory.region.load(at).unwrap_or(0))
+        u64::from_le(self.memory.registration.region.load(at).unwrap_or(0))
     }
 }
 

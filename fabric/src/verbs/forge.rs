@@ -1,6 +1,7 @@
-//! For tests of what a device refuses: what a queue was told of a peer's memory can be read, and made a lie that only
-//! the device can find. Nothing else may use it.
+//! For tests of what devices do wrong or refuse: what a queue was told of a peer's memory can be read, and made a lie
+//! that only the device can find; completions can be made up. Nothing else may use it.
 
+use super::ids::Id;
 use super::queue::VerbsQueue;
 use super::reach::{Told, encode_told};
 use crate::error::PostError;
@@ -32,5 +33,25 @@ impl VerbsQueue {
         let Forged { address, bytes, rkey } = forged;
         let told = Told { offset: 0, bytes, address, key: rkey };
         self.reach_of(channel)?.hear(&encode_told(key.0, &told)).map_err(|_| PostError::RemoteAccess)
+    }
+
+    /// As if the device had completed a request of a channel, by number, on that one's queue pair or another.
+    #[doc(hidden)]
+    pub fn complete(&mut self, channel: ChannelId, number: u32, queue_pair: ChannelId) {
+        let queue_pair = self.queue_pair_of(queue_pair).unwrap_or(u32::MAX);
+        self.made_up(Id::Sent { channel, number }, queue_pair);
+    }
+
+    /// As if a notice had been received on a channel by a receive, the so many-th in its place.
+    #[doc(hidden)]
+    pub fn receive(&mut self, channel: ChannelId, (place, turn): (u32, u32)) {
+        let queue_pair = self.queue_pair_of(channel).unwrap_or(u32::MAX);
+        self.made_up(Id::Received { place, turn }, queue_pair);
+    }
+
+    /// Completions that were of nothing there is.
+    #[doc(hidden)]
+    pub fn stale(&self) -> u64 {
+        self.stale_count()
     }
 }

@@ -5,22 +5,27 @@ use crate::error::PostError;
 use std::collections::HashMap;
 
 /// Bytes of a message.
-pub(super) const MESSAGE_BYTES: usize = 64;
+pub const MESSAGE_BYTES: usize = 64;
 const MAGIC: u32 = 0x4D57_5747;
 /// Extents that one peer may tell.
 const EXTENTS_MAX: usize = 1 << 13;
 
 /// An extent of a peer's region: a stretch with a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub struct Told {
     /// Bytes from the region's start.
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    pub(super) address: u64,
-    pub(super) key: u32,
+    pub offset: u64,
+    /// Its length, never 0.
+    pub bytes: u64,
+    /// Where it begins, as the peer's device knows it.
+    pub address: u64,
+    /// Its rkey.
+    pub key: u32,
 }
 
-pub(super) fn encode_told(name: u64, told: &Told) -> [u8; MESSAGE_BYTES] {
+/// The message that tells an extent of the region of this name.
+#[must_use]
+pub fn encode_told(name: u64, told: &Told) -> [u8; MESSAGE_BYTES] {
     let mut message = [0; MESSAGE_BYTES];
     message[0..4].copy_from_slice(&MAGIC.to_le_bytes());
     message[4..8].copy_from_slice(&told.key.to_le_bytes());
@@ -30,7 +35,9 @@ pub(super) fn encode_told(name: u64, told: &Told) -> [u8; MESSAGE_BYTES] {
     message
 }
 
-fn decode_told(message: &[u8; MESSAGE_BYTES]) -> Option<(u64, Told)> {
+/// What a message tells, where that means something.
+#[must_use]
+pub fn decode_told(message: &[u8; MESSAGE_BYTES]) -> Option<(u64, Told)> {
     let (words, _) = message.as_chunks::<4>();
     let (longs, _) = message.as_chunks::<8>();
     let long = |at: usize| u64::from_le_bytes(longs[at]);
@@ -42,7 +49,7 @@ fn decode_told(message: &[u8; MESSAGE_BYTES]) -> Option<(u64, Told)> {
 
 /// A peer's regions by name, as far as it told them.
 #[derive(Debug, Default)]
-pub(super) struct Reach {
+pub struct Reach {
     /// The extents of each, by offset.
     regions: HashMap<u64, Vec<Told>>,
     extents: usize,
@@ -50,7 +57,7 @@ pub(super) struct Reach {
 
 impl Reach {
     /// Takes a peer's message; what is wrong with it.
-    pub(super) fn hear(&mut self, message: &[u8; MESSAGE_BYTES]) -> Result<(), &'static str> {
+    pub fn hear(&mut self, message: &[u8; MESSAGE_BYTES]) -> Result<(), &'static str> {
         let (name, told) = decode_told(message).ok_or("a message that means nothing")?;
         if self.regions.len() == EXTENTS_MAX {
             return Err("it exposes too many regions");
@@ -68,12 +75,13 @@ impl Reach {
     }
 
     /// What was told of a region's beginning.
-    pub(super) fn first(&self, name: u64) -> Option<Told> {
+    #[must_use]
+    pub fn first(&self, name: u64) -> Option<Told> {
         self.regions.get(&name)?.first().copied()
     }
 
     /// Where a place of a region lies: its address and key, and the bytes from there to the end of its extent.
-    pub(super) fn at(&self, name: u64, offset: u64) -> Result<(u64, u32, u64), PostError> {
+    pub fn at(&self, name: u64, offset: u64) -> Result<(u64, u32, u64), PostError> {
         let extents = self.regions.get(&name).ok_or(PostError::RemoteAccess)?;
         let after = extents.partition_point(|told| told.offset <= offset);
         let told = after.checked_sub(1).map(|at| extents[at]).ok_or(PostError::RemoteAccess)?;

@@ -73,9 +73,14 @@ impl Registrar {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Peers may be given keys of this region from now on.
-    pub(super) fn expose(&self, region: &Region) {
-        self.lock().exposed.insert(region.id());
+    /// Peers may be given keys of this region from now on. False: they could before.
+    pub(super) fn expose(&self, region: &Region) -> bool {
+        self.lock().exposed.insert(region.id())
+    }
+
+    /// No peer was given a key: what is registered from now on is for us alone.
+    pub(super) fn withdraw(&self, region: &Region) {
+        self.lock().exposed.remove(&region.id());
     }
 
     /// The extent of a region that an offset lies in, registered now if it was not; `for_peers`: one that they may reach.
@@ -97,17 +102,12 @@ impl Registrar {
         }
         let bytes = self.extent_bytes.min((region.len() as u64).saturating_sub(start));
         let in_use = held.bytes;
-        if bytes > self.budget_bytes.saturating_sub(in_use) {
-            let budget = self.budget_bytes;
-            return Err(FabricError::Misuse(format!(
-                "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
-            )));
-        }
+        held.take(bytes, self.budget_bytes)?;
         let is_remote = for_peers || held.exposed.contains(&region.id());
         let registration = Registration::new(&self.domain, region, (start, bytes), is_remote)
-            .map_err(|error| explain(error, bytes, in_use))?;
+            .map_err(|error| explain(error, bytes, in_use))
+            .inspect_err(|_| held.bytes -= bytes)?;
         let extent = extent(&registration);
-        held.bytes += bytes;
         held.regions.entry(region.id()).or_default().insert((start, is_remote), registration);
         Ok(extent)
     }
@@ -126,6 +126,17 @@ impl Registrar {
             }
         }
         Ok(())
+    }
+
+    /// Registers memory that the driver itself needs: it counts as any other.
+    pub(super) fn own(self: &Arc<Self>, bytes: u64, name: &str, is_remote: bool) -> Result<Own, FabricError> {
+        let region = Region::allocate(bytes as usize, name)?;
+        self.lock().take(bytes, self.budget_bytes)?;
+        // Given back with this, also where there is no registration.
+        let charge = Charge { registrar: Arc::clone(self), bytes };
+        let registration = Registration::new(&self.domain, &region, (0, bytes), is_remote)
+            .map_err(|error| explain(error, bytes, self.registered_bytes()))?;
+        Ok(Own { registration, _charge: charge })
     }
 
     fn keys_of(&self, region: &Region) -> BTreeSet<(u64, bool)> {
@@ -158,7 +169,39 @@ impl Registrar {
     }
 }
 
+/// Memory of the driver's own: what peers send comes in there.
+#[derive(Debug)]
+pub(super) struct Own {
+    // Given back before it is taken off the budget.
+    pub(super) registration: Registration,
+    _charge: Charge,
+}
+
+#[derive(Debug)]
+struct Charge {
+    registrar: Arc<Registrar>,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.registrar.lock().bytes -= self.bytes;
+    }
+}
+
 impl Held {
+    /// Takes bytes off the budget.
+    fn take(&mut self, bytes: u64, budget: u64) -> Result<(), FabricError> {
+        let in_use = self.bytes;
+        if bytes > budget.saturating_sub(in_use) {
+            return Err(FabricError::Misuse(format!(
+                "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
+            )));
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
     fn find(&self, region: &Region, start: u64, for_peers: bool) -> Option<Extent> {
         let extents = self.regions.get(&region.id())?;
         let local = || extents.get(&(start, false)).filter(|_| !for_peers);

@@ -162,9 +162,12 @@ pub struct Verbs;
 
 #[cfg(feature = "verbs")]
 impl Verbs {
-    /// `timeout`: as in `VerbsConfig`, where it is not to be the usual one.
+    /// Gives up after half a second, so that tests need not wait for the end of a usual patience.
+    const TIMEOUT: u8 = 14;
+
+    /// `timeout`: as in `VerbsConfig`, where it is not to be the short one.
     pub fn open(place: Place, timeout: Option<u8>) -> fabric::VerbsDevice {
-        Self::open_with(place, |config| config.timeout = timeout.unwrap_or(config.timeout))
+        Self::open_with(place, |config| config.timeout = timeout.unwrap_or(Self::TIMEOUT))
     }
 
     fn open_with(place: Place, edit: impl FnOnce(&mut fabric::VerbsConfig)) -> fabric::VerbsDevice {

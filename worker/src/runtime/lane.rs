@@ -299,7 +299,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 self.blocks.give(id as u32);
             }
             CompletionKind::ReadDone { .. } => {}
-            CompletionKind::Disconnected(reason) => self.lose(server, now_ms, &format!("{reason:?}")),
+            CompletionKind::Disconnected(reason) => self.lose(server, now_ms, &reason.to_string()),
         }
         Ok(())
     }

@@ -1,25 +1,16 @@
 //! Requests as the library takes them, put together to chains without allocating for each.
 
 use crate::memory::Span;
+use crate::verbs::reach::MESSAGE_BYTES;
 use ibverbs_sys as ffi;
 use std::ptr::null_mut;
 
-/// Bytes that a request carries inside itself.
-pub(super) const INLINE_BYTES: u32 = 128;
+/// Bytes that a request carries inside itself: as many as are of use, or else as many as messages need.
+pub(super) const INLINE_BYTES: [u32; 2] = [128, MESSAGE_BYTES as u32];
 
 /// A stretch of registered memory as requests name it.
 pub(in crate::verbs) fn place(span: &Span, key: u32) -> ffi::ibv_sge {
     ffi::ibv_sge { addr: span.as_ptr() as u64, length: span.len() as u32, lkey: key }
-}
-
-/// Bytes of ours that travel inside a request.
-pub(in crate::verbs) fn inline_place(bytes: &[u8]) -> ffi::ibv_sge {
-    debug_assert!(
-        bytes.len() <= INLINE_BYTES as usize,
-        "{} bytes do not travel inside a request",
-        bytes.len()
-    );
-    ffi::ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 }
 }
 
 /// What a request does.
@@ -39,12 +30,14 @@ pub(in crate::verbs) enum Request {
 }
 
 /// Requests that are posted together. Keeps its memory for the next.
-#[derive(Default)]
 pub(in crate::verbs) struct Chain {
+    inline_bytes: u32,
     pub(super) requests: Vec<ffi::ibv_send_wr>,
     /// Of each request, its first place.
     firsts: Vec<usize>,
     places: Vec<ffi::ibv_sge>,
+    /// Bytes of our own that travel inside a request, and the place that they are.
+    words: Vec<(usize, [u8; MESSAGE_BYTES])>,
 }
 
 impl std::fmt::Debug for Chain {
@@ -57,6 +50,11 @@ impl std::fmt::Debug for Chain {
 unsafe impl Send for Chain {}
 
 impl Chain {
+    /// For a queue pair whose requests carry so many bytes inside themselves.
+    pub(in crate::verbs) fn new(inline_bytes: u32) -> Self {
+        Self { inline_bytes, requests: Vec::new(), firsts: Vec::new(), places: Vec::new(), words: Vec::new() }
+    }
+
     pub(in crate::verbs) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -65,6 +63,18 @@ impl Chain {
         self.requests.clear();
         self.firsts.clear();
         self.places.clear();
+        self.words.clear();
+    }
+
+    /// Adds a request of bytes that travel inside it, of which the chain has its own copy: no longer than a message.
+    pub(in crate::verbs) fn push_word(&mut self, id: u64, request: Request, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(MESSAGE_BYTES)];
+        let mut word = [0; MESSAGE_BYTES];
+        word[..bytes.len()].copy_from_slice(bytes);
+        self.words.push((self.places.len(), word));
+        // Where it lies is known once the chain is complete.
+        let place = ffi::ibv_sge { addr: 0, length: bytes.len() as u32, lkey: 0 };
+        self.push(id, request, std::iter::once(place), true);
     }
 
     /// Adds a request. The places must stay registered, and as they are, until it completes; with so few bytes that
@@ -105,7 +115,7 @@ impl Chain {
         if signaled {
             flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED;
         }
-        if bytes <= u64::from(INLINE_BYTES) && !matches!(request, Request::Read { .. }) {
+        if bytes <= u64::from(self.inline_bytes) && !matches!(request, Request::Read { .. }) {
             flags |= ffi::ibv_send_flags::IBV_SEND_INLINE;
         }
         raw.send_flags = flags.0;
@@ -115,6 +125,9 @@ impl Chain {
 
     /// Sets the pointers, which no push may follow before the post.
     pub(super) fn link(&mut self) -> *mut ffi::ibv_send_wr {
+        for (place, word) in &self.words {
+            self.places[*place].addr = word.as_ptr() as u64;
+        }
         let places = self.places.as_mut_ptr();
         let requests = self.requests.as_mut_ptr();
         for (i, &first) in self.firsts.iter().enumerate() {
@@ -126,5 +139,32 @@ impl Chain {
             }
         }
         requests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_found_wherever_the_chain_has_moved_them() {
+        let mut chain = Chain::new(INLINE_BYTES[1]);
+        for round in 0..2u8 {
+            for i in 0..100u8 {
+                chain.push(0, Request::Message, std::iter::empty(), false);
+                chain.push_word(i.into(), Request::Message, &[i, round]);
+            }
+            chain.link();
+            for (i, (place, word)) in chain.words.iter().enumerate() {
+                let sge = chain.places[*place];
+                assert_eq!((sge.addr, sge.length), (word.as_ptr() as u64, 2));
+                assert_eq!(word[..2], [i as u8, round]);
+            }
+            let flags = ffi::ibv_send_flags::IBV_SEND_INLINE | ffi::ibv_send_flags::IBV_SEND_SIGNALED;
+            assert!(chain.requests.iter().skip(1).step_by(2).all(|request| request.send_flags == flags.0));
+            let kept = chain.words.capacity();
+            chain.clear();
+            assert!(chain.is_empty() && chain.words.capacity() == kept);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Completion queues: polling, arming, and what the device says of finished work.
 
 use super::context::Context;
+use super::keep::keep_unless_done;
 use super::{done, last_error, made};
 use crate::error::FabricError;
 use ibverbs_sys as ffi;
@@ -67,6 +68,25 @@ impl Completions {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
+    /// By what events name it.
+    pub(in crate::verbs) fn address(&self) -> usize {
+        self.pointer.as_ptr() as usize
+    }
+
+    /// Makes room for so many completions; those in it stay. By the thread that polls only.
+    pub(in crate::verbs) fn grow(&self, entries: usize) -> Result<(), FabricError> {
+        let wanted = i32::try_from(entries).unwrap_or(i32::MAX);
+        // SAFETY: a queue of ours, which nobody else polls.
+        let code = unsafe { ffi::ibv_resize_cq(self.pointer.as_ptr(), wanted) };
+        done(code, &format!("making a completion queue of {} entries one of {entries}", self.entries()))
+    }
+
+    /// How many completions it has room for.
+    pub(in crate::verbs) fn entries(&self) -> usize {
+        // SAFETY: a queue of ours; the library changes this field in a resize only, which needs the lane's thread, too.
+        usize::try_from(unsafe { self.pointer.as_ref().cqe }).unwrap_or(0)
+    }
+
     /// Asks for an event with the next completion. What came before has to be polled after this.
     pub(in crate::verbs) fn arm(&self) -> Result<(), FabricError> {
         // SAFETY: a queue of ours, whose context has the function for as long as it is open.
@@ -117,10 +137,11 @@ fn work(wc: &ffi::ibv_wc) -> Work {
 impl Drop for Completions {
     fn drop(&mut self) {
         // SAFETY: ours; the queue pairs on it held it and are gone, and all events were acknowledged.
-        unsafe {
-            ffi::ibv_destroy_cq(self.pointer.as_ptr());
-            ffi::ibv_destroy_comp_channel(self.channel.as_ptr());
-        }
+        let code = unsafe { ffi::ibv_destroy_cq(self.pointer.as_ptr()) };
+        keep_unless_done(code, "destroying a completion queue", Arc::clone(&self.context));
+        // SAFETY: ours, and nothing uses it any more; with a queue left on it this fails and changes nothing.
+        let code = unsafe { ffi::ibv_destroy_comp_channel(self.channel.as_ptr()) };
+        keep_unless_done(code, "closing a completion channel", Arc::clone(&self.context));
     }
 }
 

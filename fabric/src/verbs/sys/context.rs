@@ -1,13 +1,30 @@
 //! Devices: listing, opening, asking what they can do; and protection domains.
 
+use super::keep::keep_unless_done;
 use super::{done, made};
 use crate::error::FabricError;
 use crate::verbs::info::Gid;
 use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// What one queue or queue pair of a device may have at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Limits {
+    pub(in crate::verbs) requests: usize,
+    /// Of a shared receive queue.
+    pub(in crate::verbs) receives: usize,
+    /// Places of a request.
+    pub(in crate::verbs) gather: usize,
+    /// Reads under way, and those that it answers at once.
+    pub(in crate::verbs) reads: usize,
+    pub(in crate::verbs) reads_answered: usize,
+    /// Completions of a queue.
+    pub(in crate::verbs) entries: usize,
+}
 
 /// An open device.
 #[derive(Debug)]
@@ -71,26 +88,48 @@ impl Context {
             // SAFETY: a device of the list.
             let pointer =
                 made(unsafe { ffi::ibv_open_device(*device) }, &format!("opening RDMA device {name}"))?;
-            Ok(Arc::new(Self { pointer, name }))
+            let this = Self { pointer, name };
+            rustix::io::ioctl_fionbio(this.events_fd(), true)
+                .map_err(|e| FabricError::os("setting up a device's events", e))?;
+            Ok(Arc::new(this))
         })
     }
 
-    pub(in crate::verbs) fn limits(&self) -> Result<ffi::ibv_device_attr, FabricError> {
-        let mut limits = ffi::ibv_device_attr::default();
+    /// Readable while there is an event (`next_event`).
+    pub(in crate::verbs) fn events_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the device's descriptor is open until drop.
+        unsafe { BorrowedFd::borrow_raw(self.pointer.as_ref().async_fd) }
+    }
+
+    fn attributes(&self) -> Result<ffi::ibv_device_attr, FabricError> {
+        let mut attributes = ffi::ibv_device_attr::default();
         // SAFETY: an open device and a structure to fill in.
-        let code = unsafe { ffi::ibv_query_device(self.pointer.as_ptr(), &mut limits) };
+        let code = unsafe { ffi::ibv_query_device(self.pointer.as_ptr(), &mut attributes) };
         done(code, "asking for a device's limits")?;
-        Ok(limits)
+        Ok(attributes)
+    }
+
+    pub(in crate::verbs) fn limits(&self) -> Result<Limits, FabricError> {
+        let attributes = self.attributes()?;
+        let most = |value: i32| usize::try_from(value).unwrap_or(0);
+        Ok(Limits {
+            requests: most(attributes.max_qp_wr),
+            receives: most(attributes.max_srq_wr),
+            gather: most(attributes.max_sge),
+            reads: most(attributes.max_qp_init_rd_atom),
+            reads_answered: most(attributes.max_qp_rd_atom),
+            entries: most(attributes.max_cqe),
+        })
     }
 
     /// How many ports it has; they are counted from 1.
     pub(in crate::verbs) fn port_count(&self) -> Result<u8, FabricError> {
-        Ok(self.limits()?.phys_port_cnt)
+        Ok(self.attributes()?.phys_port_cnt)
     }
 
-    /// The longest request of port 1, at most 1 GiB, in whole pages.
-    pub(in crate::verbs) fn message_bytes_max(&self) -> Result<u64, FabricError> {
-        let (_, attributes) = self.port_attributes(1)?;
+    /// The longest request of a port, at most 1 GiB, in whole pages.
+    pub(in crate::verbs) fn message_bytes_max(&self, port: u8) -> Result<u64, FabricError> {
+        let (_, attributes) = self.port_attributes(port)?;
         Ok(u64::from(attributes.max_msg_sz).clamp(4096, 1 << 30) & !4095)
     }
 
@@ -143,7 +182,9 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: opened by us; everything made from it held it and is gone.
-        unsafe { ffi::ibv_close_device(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_close_device(self.pointer.as_ptr()) };
+        // Unlike the others it only says whether.
+        keep_unless_done(if code == 0 { 0 } else { libc::EIO }, "closing an RDMA device", ());
     }
 }
 
@@ -171,6 +212,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: ours; everything made from it held it and is gone.
-        unsafe { ffi::ibv_dealloc_pd(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_dealloc_pd(self.pointer.as_ptr()) };
+        keep_unless_done(code, "giving back a protection domain", Arc::clone(&self.context));
     }
 }

@@ -1,6 +1,7 @@
 //! Memory that a device may reach: registered regions, and receives posted into them.
 
 use super::context::Domain;
+use super::keep::keep_unless_done;
 use super::{done, made};
 use crate::error::FabricError;
 use crate::memory::Region;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(in crate::verbs) struct Registration {
     pointer: NonNull<ffi::ibv_mr>,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
     pub(in crate::verbs) region: Region,
     /// Bytes from the region's start.
     pub(in crate::verbs) offset: u64,
@@ -47,7 +48,7 @@ impl Registration {
         let pointer =
             unsafe { ffi::ibv_reg_mr(domain.pointer.as_ptr(), start.cast(), bytes as usize, flags.0 as i32) };
         let pointer = made(pointer, "registering memory with the RDMA device")?;
-        Ok(Self { pointer, _domain: Arc::clone(domain), region: region.clone(), offset, bytes, is_remote })
+        Ok(Self { pointer, domain: Arc::clone(domain), region: region.clone(), offset, bytes, is_remote })
     }
 
     /// Key for our own requests, key for the peers', and the address that both begin at.
@@ -61,7 +62,9 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: registered by us, once. The domain and the region are dropped after this.
-        unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_dereg_mr(self.pointer.as_ptr()) };
+        let needs = (self.region.clone(), Arc::clone(&self.domain));
+        keep_unless_done(code, "taking memory back from an RDMA device", needs);
     }
 }
 
@@ -87,6 +90,11 @@ impl Receives {
         Ok(Arc::new(Self { pointer, domain: Arc::clone(domain) }))
     }
 
+    /// By what events name it.
+    pub(in crate::verbs) fn address(&self) -> usize {
+        self.pointer.as_ptr() as usize
+    }
+
     /// Posts a receive into a stretch of registered memory.
     pub(in crate::verbs) fn post(&self, id: u64, place: &ffi::ibv_sge) -> Result<(), FabricError> {
         let mut place = *place;
@@ -104,6 +112,7 @@ impl Receives {
 impl Drop for Receives {
     fn drop(&mut self) {
         // SAFETY: ours; the queue pairs on it held it and are gone.
-        unsafe { ffi::ibv_destroy_srq(self.pointer.as_ptr()) };
+        let code = unsafe { ffi::ibv_destroy_srq(self.pointer.as_ptr()) };
+        keep_unless_done(code, "destroying a shared receive queue", Arc::clone(&self.domain));
     }
 }

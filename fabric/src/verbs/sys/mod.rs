@@ -7,14 +7,20 @@
 mod chain;
 mod completions;
 mod context;
+mod dmabuf;
+mod events;
+mod keep;
 mod memory;
 mod queue_pair;
 
-pub(super) use chain::{Chain, Request, inline_place, place};
+pub(super) use chain::{Chain, Request, place};
 pub(super) use completions::{Completions, POLLED_MAX, Work, WorkKind, failure_name, is_flush};
-pub(super) use context::{Context, Domain, device_names};
+pub(super) use context::{Context, Domain, Limits, device_names};
+pub(super) use dmabuf::DmabufRegistration;
+pub(super) use events::{Event, Fault};
+pub(super) use keep::kept;
 pub(super) use memory::{Receives, Registration};
-pub(super) use queue_pair::{GATHER_MAX, Path, QueuePair, Remote};
+pub(super) use queue_pair::{Path, QueuePair};
 
 use crate::error::FabricError;
 use std::io;

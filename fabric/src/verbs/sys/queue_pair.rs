@@ -3,9 +3,11 @@
 use super::chain::{Chain, INLINE_BYTES};
 use super::completions::Completions;
 use super::context::Domain;
+use super::keep::keep_unless_done;
 use super::memory::Receives;
 use super::{done, made};
 use crate::error::FabricError;
+use crate::verbs::words::Remote;
 use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -20,29 +22,23 @@ pub(in crate::verbs) struct Path {
     pub(in crate::verbs) retries: u8,
     pub(in crate::verbs) rnr_retries: u8,
     pub(in crate::verbs) traffic_class: u8,
+    /// Reads of ours that may be under way, and of the peer's that are answered at once.
+    pub(in crate::verbs) reads: u8,
+    pub(in crate::verbs) reads_answered: u8,
 }
 
-/// The other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::verbs) struct Remote {
-    pub(in crate::verbs) gid: [u8; 16],
-    pub(in crate::verbs) queue_pair: u32,
-    pub(in crate::verbs) first_packet: u32,
-}
-
-/// Places of one request.
-pub(in crate::verbs) const GATHER_MAX: usize = 8;
-/// Reads that one side may have under way.
-const READS_MAX: u8 = 16;
 const RNR_TIMER: u8 = 12;
 
 /// A reliable connection.
 #[derive(Debug)]
 pub(in crate::verbs) struct QueuePair {
-    pointer: NonNull<ffi::ibv_qp>,
+    /// Until it is destroyed.
+    pointer: Option<NonNull<ffi::ibv_qp>>,
     pub(in crate::verbs) number: u32,
-    _completions: Arc<Completions>,
-    _receives: Arc<Receives>,
+    /// Bytes that a request carries inside itself.
+    pub(in crate::verbs) inline_bytes: u32,
+    completions: Arc<Completions>,
+    receives: Arc<Receives>,
     domain: Arc<Domain>,
 }
 
@@ -50,36 +46,48 @@ pub(in crate::verbs) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
+    /// Of so many requests, with so many places each.
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
         receives: &Arc<Receives>,
-        depth: u32,
+        (requests, gather_max): (usize, usize),
     ) -> Result<Self, FabricError> {
-        let mut init = ffi::ibv_qp_init_attr {
-            qp_context: null_mut(),
-            send_cq: completions.pointer.as_ptr(),
-            recv_cq: completions.pointer.as_ptr(),
-            srq: receives.pointer.as_ptr(),
-            cap: ffi::ibv_qp_cap {
-                max_send_wr: depth,
-                max_recv_wr: 0,
-                max_send_sge: GATHER_MAX as u32,
-                max_recv_sge: 0,
-                max_inline_data: INLINE_BYTES,
-            },
-            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
-            sq_sig_all: 0,
+        let what = format!("making a queue pair of {requests} requests");
+        let make = |inline_bytes: u32| {
+            let mut init = ffi::ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq: completions.pointer.as_ptr(),
+                recv_cq: completions.pointer.as_ptr(),
+                srq: receives.pointer.as_ptr(),
+                cap: ffi::ibv_qp_cap {
+                    max_send_wr: requests as u32,
+                    max_recv_wr: 0,
+                    max_send_sge: gather_max as u32,
+                    max_recv_sge: 0,
+                    max_inline_data: inline_bytes,
+                },
+                qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: everything named is ours and kept alive below.
+            made(unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) }, &what)
         };
-        // SAFETY: everything named is ours and kept alive below.
-        let pointer = made(
-            unsafe { ffi::ibv_create_qp(domain.pointer.as_ptr(), &mut init) },
-            &format!("making a queue pair of {depth} requests"),
-        )?;
+        // Devices do not say beforehand how much they carry inside a request.
+        let [most, least] = INLINE_BYTES;
+        let (pointer, inline_bytes) = match make(most) {
+            Ok(pointer) => (pointer, most),
+            Err(_) => (make(least)?, least),
+        };
         // SAFETY: just made.
         let number = unsafe { pointer.as_ref().qp_num };
-        let (_completions, _receives) = (Arc::clone(completions), Arc::clone(receives));
-        Ok(Self { pointer, number, _completions, _receives, domain: Arc::clone(domain) })
+        let (completions, receives) = (Arc::clone(completions), Arc::clone(receives));
+        let domain = Arc::clone(domain);
+        Ok(Self { pointer: Some(pointer), number, inline_bytes, completions, receives, domain })
+    }
+
+    fn pointer(&self) -> Result<NonNull<ffi::ibv_qp>, FabricError> {
+        self.pointer.ok_or_else(|| FabricError::Internal("a queue pair was used after its end".into()))
     }
 
     fn modify(
@@ -88,8 +96,9 @@ impl QueuePair {
         mask: ffi::ibv_qp_attr_mask,
         what: &str,
     ) -> Result<(), FabricError> {
+        let pointer = self.pointer()?;
         // SAFETY: a queue pair of ours and the attributes that the mask names.
-        done(unsafe { ffi::ibv_modify_qp(self.pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
+        done(unsafe { ffi::ibv_modify_qp(pointer.as_ptr(), &mut attributes, mask.0 as i32) }, what)
     }
 
     /// To "ready to send", towards the peer.
@@ -123,7 +132,7 @@ impl QueuePair {
             path_mtu: path.mtu,
             dest_qp_num: remote.queue_pair,
             rq_psn: remote.first_packet,
-            max_dest_rd_atomic: READS_MAX,
+            max_dest_rd_atomic: path.reads_answered,
             min_rnr_timer: RNR_TIMER,
             ah_attr: ffi::ibv_ah_attr { grh, is_global: 1, port_num: path.port, ..Default::default() },
             ..Default::default()
@@ -142,7 +151,7 @@ impl QueuePair {
             timeout: path.timeout,
             retry_cnt: path.retries,
             rnr_retry: path.rnr_retries,
-            max_rd_atomic: READS_MAX,
+            max_rd_atomic: path.reads,
             ..Default::default()
         };
         let mask = Mask::IBV_QP_STATE
@@ -160,18 +169,29 @@ impl QueuePair {
         self.modify(attributes, ffi::ibv_qp_attr_mask::IBV_QP_STATE, "ending a queue pair")
     }
 
+    /// From here on the device neither reads nor writes memory for it. Where it refuses, what the queue pair may reach is
+    /// kept for good.
+    pub(in crate::verbs) fn destroy(&mut self, reaches: impl Sized) {
+        let Some(pointer) = self.pointer.take() else { return };
+        // SAFETY: ours, and taken here so that it happens once.
+        let code = unsafe { ffi::ibv_destroy_qp(pointer.as_ptr()) };
+        let made_of = (Arc::clone(&self.completions), Arc::clone(&self.receives), Arc::clone(&self.domain));
+        keep_unless_done(code, "destroying a queue pair", (made_of, reaches));
+    }
+
     /// Posts what was put together, in order, as one chain; empties it.
     pub(in crate::verbs) fn post(&self, chain: &mut Chain) -> Result<(), FabricError> {
         if chain.requests.is_empty() {
             return Ok(());
         }
+        let pointer = self.pointer()?;
         let first = chain.link();
         let mut bad = null_mut();
         // SAFETY: the chain's requests point into its own vectors, which do not change during the call; what they
         // name is registered and, by the caller's promise to `Chain`, left alone until it completes.
         let code = unsafe {
             let ops = &(*self.domain.context.pointer.as_ptr()).ops;
-            ops.post_send.map_or(libc::ENOSYS, |post| post(self.pointer.as_ptr(), first, &mut bad))
+            ops.post_send.map_or(libc::ENOSYS, |post| post(pointer.as_ptr(), first, &mut bad))
         };
         chain.clear();
         done(code, "posting requests")
@@ -180,7 +200,6 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: ours. From here on the device neither reads nor writes memory for it.
-        unsafe { ffi::ibv_destroy_qp(self.pointer.as_ptr()) };
+        self.destroy(());
     }
 }

@@ -2,19 +2,25 @@
 //! fabric's words. Tells peers the keys of what is lent to them by small messages, which arrive before whatever is posted
 //! on the channel after them.
 
-use super::channel::{Channel, OWN_REQUESTS};
+mod inbound;
+mod plan;
+mod work;
+
+use super::channel::Channel;
 use super::device::{VerbsHandle, VerbsSetup};
+use super::dmabuf::Dmabuf;
 use super::endpoint::say_ready;
 use super::reach::{MESSAGE_BYTES, Reach, Told};
-use super::registrar::{Extent, Registrar, explain};
-use super::sys::{
-    Completions, Context, Domain, POLLED_MAX, QueuePair, Receives, Registration, Work, WorkKind,
-    failure_name, is_flush, place,
-};
+use super::registrar::{Extent, Registrar};
+use super::sys::{Completions, Context, POLLED_MAX, QueuePair, Receives, Work, place};
+use super::watch::{Alarm, Watch};
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span};
-use crate::work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use inbound::Inbound;
+pub(super) use plan::Plan;
+use plan::RECEIVES_MAX;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -23,33 +29,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Receives posted for all channels of a lane: notices and messages that may be under way to it.
-const RECEIVES: usize = 1024;
 /// Bytes that a queue registers for itself.
-pub(super) const OWN_BYTES: u64 = (RECEIVES * MESSAGE_BYTES) as u64;
+pub(super) const OWN_BYTES: u64 = (RECEIVES_MAX * MESSAGE_BYTES) as u64;
 /// Spans of one post, which may become several requests.
 const POST_SPANS_MAX: usize = 256;
-/// Unfinished requests one channel may have at most: each may become a completion, and there must be room for those of
-/// all channels.
-const SEND_DEPTH_MAX: usize = 256;
-/// More than this is no wish but a mistake.
-const SEND_DEPTH_ASKED_MAX: usize = 1 << 16;
-/// Channels of a lane at most: their completion queue is made for all of them at once.
-const CHANNELS_MAX: usize = 1024;
-/// Marks the ids of receives.
-const RECEIVE: u64 = 1 << 63;
-/// Calls to the device per poll.
-const POLLS_MAX: usize = 8;
-/// The same where a channel ends: all that there may be, but not what others go on to bring.
-const POLLS_AT_END_MAX: usize = 2048;
 /// The sockets are looked at once in so many polls; sooner while a peer's first word is waited for.
 const POLLS_PER_LOOK: u32 = 4096;
 const POLLS_PER_LOOK_WAITING: u32 = 16;
-const EVENTS: usize = 32;
+const SOCKETS: usize = 32;
 /// Extents whose keys a lane remembers.
 const KNOWN_MAX: usize = 1 << 16;
+/// Channels that a lane may have in its life: their numbers are below the bits that tell drivers apart.
+const IDS: u32 = 1 << 30;
 /// The completion channel's mark in the epoll set; no channel has it.
 const COMPLETIONS: u64 = u64::MAX;
+/// That of the device's events, and of those that another lane has read.
+const EVENTS: u64 = u64::MAX - 1;
+const ALARM: u64 = u64::MAX - 2;
 
 /// What a lane's queue pairs are made of.
 #[derive(Debug)]
@@ -57,17 +53,21 @@ pub(super) struct Shared {
     completions: Arc<Completions>,
     receives: Arc<Receives>,
     registrar: Arc<Registrar>,
-    depth: usize,
+    plan: Plan,
 }
 
 impl Shared {
-    pub(super) fn domain(&self) -> &Arc<Domain> {
-        self.registrar.domain()
+    pub(super) fn registrar(&self) -> &Arc<Registrar> {
+        &self.registrar
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     pub(super) fn queue_pair(&self) -> Result<QueuePair, FabricError> {
-        let depth = (self.depth + OWN_REQUESTS) as u32;
-        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, depth)
+        let size = (self.plan.requests, self.plan.gather_max);
+        QueuePair::new(self.registrar.domain(), &self.completions, &self.receives, size)
     }
 }
 
@@ -81,16 +81,20 @@ pub struct VerbsQueue {
     shared: Arc<Shared>,
     /// Extents by region and index, so that posting asks nobody.
     known: HashMap<(u64, u64), Extent>,
-    /// Where peers' messages come in.
-    messages: Registration,
+    inbound: Inbound,
+    watch: Arc<Watch>,
+    alarm: Arc<Alarm>,
     epoll: OwnedFd,
-    channels_max: usize,
     next_id: u32,
     message_bytes_max: u64,
     places: Vec<ibverbs_sys::ibv_sge>,
-    worked: Vec<Work>,
-    /// Taken from the device when a channel ended, and not handled yet.
-    left: Vec<Work>,
+    worked: Vec<(Option<ChannelId>, Work)>,
+    /// Taken from the device when a channel came or went, and not handled yet.
+    left: Vec<(Option<ChannelId>, Work)>,
+    /// Something waits to be sent for which there was no room before.
+    has_more: bool,
+    /// Completions of what was gone.
+    stale: u64,
     ready: Vec<Completion>,
     polls: u32,
     /// Completions tell by an event: none has come since it was asked for.
@@ -100,53 +104,46 @@ pub struct VerbsQueue {
 impl VerbsQueue {
     pub(super) fn new(
         context: &Arc<Context>,
+        watch: &Arc<Watch>,
         registrar: &Arc<Registrar>,
-        send_depth: usize,
+        (send_depth, port): (usize, u8),
     ) -> Result<Self, FabricError> {
-        if send_depth == 0 || send_depth > SEND_DEPTH_ASKED_MAX {
-            return Err(FabricError::Misuse(format!(
-                "send_depth must be 1 to {SEND_DEPTH_ASKED_MAX}, not {send_depth}"
-            )));
-        }
-        let limits = context.limits()?;
-        let limit = |value: i32| usize::try_from(value).unwrap_or(0);
-        let depth_max = limit(limits.max_qp_wr).saturating_sub(OWN_REQUESTS).clamp(1, SEND_DEPTH_MAX);
-        let depth = send_depth.min(depth_max);
-        // Every request of a queue pair that fails is told of, so there is room for all of them, and for all receives.
-        let per_channel = depth + OWN_REQUESTS;
-        let entries = limit(limits.max_cqe).min(CHANNELS_MAX * per_channel + RECEIVES);
-        let completions = Completions::new(context, entries as u32)?;
-        let receives = Receives::new(registrar.domain(), RECEIVES as u32)?;
-        let messages = Region::allocate(OWN_BYTES as usize, "gradwire-verbs-messages")?;
-        let messages = Registration::new(registrar.domain(), &messages, (0, messages.len() as u64), false)
-            .map_err(|error| explain(error, messages.len() as u64, registrar.registered_bytes()))?;
+        watch.check()?;
+        let plan = Plan::new(&context.limits()?, send_depth)?;
+        let completions = Completions::new(context, plan.entries_at_first() as u32)?;
+        let receives = Receives::new(registrar.domain(), plan.receives as u32)?;
+        let inbound = Inbound::new(registrar, &receives, plan.receives)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| FabricError::os("making an epoll set (raise the limit of open files)", e))?;
         let watched = epoll::EventData::new_u64(COMPLETIONS);
         epoll::add(&epoll, completions.as_fd(), watched, epoll::EventFlags::IN)
             .map_err(|e| FabricError::os("watching a completion channel", e))?;
-        let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), depth });
-        let queue = Self {
+        let alarm = watch.alarm(completions.address(), receives.address())?;
+        for (fd, mark) in [(alarm.fd(), ALARM), (watch.fd(), EVENTS)] {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(mark), epoll::EventFlags::IN)
+                .map_err(|e| FabricError::os("watching a device's events", e))?;
+        }
+        let shared = Arc::new(Shared { completions, receives, registrar: Arc::clone(registrar), plan });
+        Ok(Self {
             channels: Vec::new(),
             by_queue_pair: HashMap::new(),
             shared,
             known: HashMap::new(),
-            messages,
+            inbound,
+            watch: Arc::clone(watch),
+            alarm,
             epoll,
-            channels_max: entries.saturating_sub(RECEIVES) / per_channel,
             next_id: 0,
-            message_bytes_max: context.message_bytes_max()?,
+            message_bytes_max: context.message_bytes_max(port)?,
             places: Vec::with_capacity(POST_SPANS_MAX),
             worked: Vec::with_capacity(POLLED_MAX),
             left: Vec::new(),
-            ready: Vec::with_capacity(depth),
+            ready: Vec::with_capacity(plan.depth),
             polls: 0,
             is_armed: false,
-        };
-        for index in 0..RECEIVES {
-            queue.post_receive(index as u64)?;
-        }
-        Ok(queue)
+            has_more: false,
+            stale: 0,
+        })
     }
 
     /// What connecting a channel to this queue needs.
@@ -157,6 +154,18 @@ impl VerbsQueue {
 
     pub(crate) fn verbs_handle(&self) -> VerbsHandle {
         VerbsHandle(Arc::clone(&self.shared))
+    }
+
+    /// Lets the channel's peer address a dmabuf, for as long as the channel lives; repeating it is cheap. Must come before a
+    /// grant that names it, as with a region.
+    pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
+        let at = self.at(channel)?;
+        if !dmabuf.is_of(&self.shared.registrar) {
+            tracing::error!("a dmabuf was registered with another device than the channel's");
+            return Err(PostError::Unregistered);
+        }
+        self.channels[at].expose_dmabuf(dmabuf);
+        Ok(RemoteKey(dmabuf.name()))
     }
 
     /// Sleeps until there is something to poll, or the time is over.
@@ -202,11 +211,31 @@ impl VerbsQueue {
         self.look_at_sockets(Duration::ZERO);
     }
 
-    fn post_receive(&self, index: u64) -> Result<(), FabricError> {
-        let (offset, bytes) = (index * MESSAGE_BYTES as u64, MESSAGE_BYTES as u64);
-        let span =
-            self.messages.region.span(offset, bytes).map_err(|e| FabricError::Internal(e.to_string()))?;
-        self.shared.receives.post(index | RECEIVE, &place(&span, self.messages.keys().0))
+    /// Room for the completions of one more channel.
+    fn make_room(&self) -> Result<(), FabricError> {
+        let (plan, completions) = (&self.shared.plan, &self.shared.completions);
+        let (channels, has) = (self.channels.len() + 1, self.channels.len());
+        let full = || {
+            FabricError::Misuse(format!(
+                "a lane has room for {has} verbs channels on this device; use more servers or lanes"
+            ))
+        };
+        if channels > plan.channels_max {
+            return Err(full());
+        }
+        if completions.entries() < plan.entries(channels) {
+            completions.grow(plan.entries_grown(channels)).map_err(|error| {
+                tracing::error!(%error, "a device cannot make a completion queue larger");
+                full()
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Completions that there is room for.
+    #[doc(hidden)]
+    pub fn entries(&self) -> usize {
+        self.shared.completions.entries()
     }
 
     /// The extent of a region that an offset lies in.
@@ -258,108 +287,6 @@ impl VerbsQueue {
         Ok(())
     }
 
-    /// Takes what the device has completed, in bounded pieces. Was there any?
-    fn take_work(&mut self) -> bool {
-        let mut any = false;
-        for _ in 0..POLLS_MAX {
-            let mut worked = std::mem::take(&mut self.worked);
-            let polled = if self.left.is_empty() {
-                self.shared.completions.poll(|work| worked.push(work))
-            } else {
-                std::mem::swap(&mut worked, &mut self.left);
-                Ok(POLLED_MAX)
-            };
-            any |= !worked.is_empty();
-            for work in worked.drain(..) {
-                self.handle_work(&work);
-            }
-            self.worked = worked;
-            match polled {
-                Ok(POLLED_MAX) => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::error!(%error, "a completion queue cannot be polled");
-                    break;
-                }
-            }
-        }
-        any
-    }
-
-    fn handle_work(&mut self, work: &Work) {
-        let id = self.by_queue_pair.get(&work.queue_pair).copied();
-        // None of a channel that has ended.
-        let at = id.and_then(|id| self.at(id).ok());
-        if work.id & RECEIVE != 0 {
-            self.received(work, at);
-        } else if let Some(at) = at {
-            match work.failure {
-                None => self.channels[at].over(work.id, &mut self.ready),
-                Some(status) => self.fail(at, reason(status)),
-            }
-        }
-    }
-
-    fn received(&mut self, work: &Work, at: Option<usize>) {
-        let index = work.id & !RECEIVE;
-        if let (Some(at), Some(status)) = (at, work.failure) {
-            // Only what the peer sent can make a receive fail.
-            let name = failure_name(status);
-            self.fail(
-                at,
-                DisconnectReason::PeerMisbehaved(format!("what it sent was refused: {name} ({status})")),
-            );
-        } else if let Some(at) = at {
-            let told = match work.kind {
-                WorkKind::Notice { immediate } => {
-                    let channel = self.channels[at].id;
-                    self.ready.push(Completion { channel, kind: CompletionKind::Received { immediate } });
-                    Ok(())
-                }
-                WorkKind::Message { bytes } => self.hear(at, index, bytes),
-                WorkKind::Sent => Ok(()),
-            };
-            if let Err(what) = told {
-                self.fail(at, DisconnectReason::PeerMisbehaved(what.into()));
-            }
-        }
-        if let Err(error) = self.post_receive(index) {
-            tracing::error!(%error, "a receive is lost");
-        }
-    }
-
-    /// A peer tells the key of what it exposes.
-    fn hear(&mut self, at: usize, index: u64, bytes: u32) -> Result<(), &'static str> {
-        let mut message = [0; MESSAGE_BYTES];
-        let read = self.messages.region.read(index * MESSAGE_BYTES as u64, &mut message);
-        if read.is_err() || bytes as usize != MESSAGE_BYTES {
-            return Err("a message of the wrong length");
-        }
-        self.channels[at].reach.hear(&message)
-    }
-
-    /// Ends a channel: its queue pair reaches no memory once this returns.
-    fn fail(&mut self, at: usize, reason: DisconnectReason) {
-        self.channels[at].take_flags(&mut self.ready);
-        let channel = self.remove(at);
-        self.ready.push(Completion { channel, kind: CompletionKind::Disconnected(reason) });
-    }
-
-    fn remove(&mut self, at: usize) -> ChannelId {
-        let channel = self.channels.remove(at);
-        self.by_queue_pair.remove(&channel.queue_pair.number);
-        channel.end();
-        // What it received is taken from the device before the queue pair goes: devices forget it with the queue pair, and
-        // its receives would never be posted again.
-        let Self { shared, left, .. } = self;
-        for _ in 0..POLLS_AT_END_MAX {
-            if !matches!(shared.completions.poll(|work| left.push(work)), Ok(POLLED_MAX)) {
-                break;
-            }
-        }
-        channel.id
-    }
-
     /// Tells a channel's peer the extents of a stretch, those that it does not know yet.
     fn tell(&mut self, at: usize, region: &Region, offset: u64, bytes: u64) -> Result<(), PostError> {
         let mut from = offset;
@@ -381,7 +308,7 @@ impl VerbsQueue {
     }
 
     fn look_at_sockets(&mut self, timeout: Duration) {
-        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; SOCKETS];
         let timeout = Timespec::try_from(timeout).ok();
         let events: &[epoll::Event] = match epoll::wait(&self.epoll, &mut buffer[..], timeout.as_ref()) {
             Ok((events, _)) => events,
@@ -396,10 +323,15 @@ impl VerbsQueue {
             if event == COMPLETIONS {
                 self.shared.completions.take_events();
                 self.is_armed = false;
+            } else if event == EVENTS {
+                self.watch.look();
+            } else if event == ALARM {
+                // Taken below.
             } else if let Some(at) = u32::try_from(event).ok().and_then(|id| self.at(ChannelId(id)).ok()) {
                 self.listen(at);
             }
         }
+        self.heed();
     }
 
     fn listen(&mut self, at: usize) {
@@ -430,13 +362,6 @@ impl VerbsQueue {
     }
 }
 
-fn reason(status: u32) -> DisconnectReason {
-    if is_flush(status) {
-        return DisconnectReason::PeerClosed;
-    }
-    DisconnectReason::Failed(format!("the RDMA device reports: {} ({status})", failure_name(status)))
-}
-
 impl CompletionQueue for VerbsQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
         let SetupKind::Verbs(setup) = setup.kind else {
@@ -446,10 +371,11 @@ impl CompletionQueue for VerbsQueue {
         if !Arc::ptr_eq(&owner.0, &self.shared) {
             return Err(FabricError::Misuse("a channel was connected for another queue than this".into()));
         }
-        if self.channels.len() == self.channels_max {
+        self.make_room()?;
+        self.watch.check()?;
+        if self.next_id == IDS {
             return Err(FabricError::Misuse(format!(
-                "a lane has room for {} verbs channels on this device; use more servers or lanes",
-                self.channels_max
+                "this lane has had {IDS} verbs channels and has no number for one more; restart the process"
             )));
         }
         let id = ChannelId(self.next_id);
@@ -458,8 +384,11 @@ impl CompletionQueue for VerbsQueue {
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
         say_ready(&socket)?;
+        // What was of one that had this number before it.
+        self.heed();
+        self.drain();
         self.by_queue_pair.insert(queue_pair.number, id);
-        self.channels.push(Channel::new(id, queue_pair, socket, self.shared.depth, flags));
+        self.channels.push(Channel::new(id, queue_pair, socket, &self.shared.plan, flags));
         Ok(id)
     }
 
@@ -467,10 +396,16 @@ impl CompletionQueue for VerbsQueue {
         let at = self.at(channel)?;
         // A large one is told as it is lent.
         let whole = self.shared.registrar.index((region.len() as u64).saturating_sub(1)) == 0;
-        self.shared.registrar.expose(region);
-        self.channels[at].exposed.entry(region.id()).or_insert_with(|| region.clone());
-        if whole {
-            self.tell(at, region, 0, region.len() as u64)?;
+        let is_first = self.shared.registrar.expose(region);
+        let is_new = self.channels[at].exposed.insert(region.id(), region.clone()).is_none();
+        if whole && let Err(error) = self.tell(at, region, 0, region.len() as u64) {
+            if is_new {
+                self.channels[at].exposed.remove(&region.id());
+            }
+            if is_first {
+                self.shared.registrar.withdraw(region);
+            }
+            return Err(error);
         }
         Ok(RemoteKey(region.id()))
     }
@@ -532,7 +467,7 @@ impl CompletionQueue for VerbsQueue {
     }
 
     fn caps(&self) -> Caps {
-        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.depth }
+        Caps { gather_max: POST_SPANS_MAX, send_depth: self.shared.plan.depth }
     }
 }
 

@@ -81,7 +81,7 @@ impl LaneEngine {
         if !setter {
             return Ok(());
         }
-        if chunk.initialised || chunk.initialising() {
+        if chunk.initialised || chunk.is_reading_initial() {
             self.pass_over(index, peer, from);
             return Ok(());
         }

@@ -197,6 +197,19 @@ fn a_kept_grant_serves_again_and_again() {
 }
 
 #[test]
+fn a_kept_grant_asked_for_once_more_for_one_landing_ends_with_that() {
+    let mut rig = Rig::new(config(1));
+    assert_eq!(rig.ask(0, push(1, 1), true), Some(0));
+    rig.send(0, &[placed(push(1, 1))]);
+    rig.flush();
+    assert_eq!(rig.ask(0, push(2, 2), false), Some(0), "the same one");
+    rig.send(0, &[placed(push(2, 2))]);
+    assert_eq!(rig.flush(), [done(0, 2, 2)]);
+    assert_eq!((rig.engine.key_buffers(), rig.engine.spills().0), (0, 0));
+    assert!(expelled(&rig.send(0, &[placed(push(3, 3))])).contains("without a grant"));
+}
+
+#[test]
 fn a_key_buffer_keeps_a_contribution_until_its_turn() {
     let mut rig = Rig::new(config(3));
     rig.ask(2, push(1, 1), true);

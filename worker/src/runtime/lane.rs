@@ -17,6 +17,7 @@ use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -213,6 +214,15 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
         self.engine.fail_all(&error, &mut self.commands);
         self.execute()
+    }
+
+    /// The lane ends, perhaps after a panic in its middle: whatever operation it has not told of its end by now is told,
+    /// one by one, because a callback may panic, too.
+    pub(super) fn abandon(&mut self, error: &OpError) {
+        for (_, Live { state, .. }) in self.live.drain() {
+            let _ = catch_unwind(AssertUnwindSafe(|| state.fail(error.clone())));
+            let _ = catch_unwind(AssertUnwindSafe(|| state.lane_done(0)));
+        }
     }
 
     /// An operation's share of this lane.

@@ -150,14 +150,17 @@ impl Away {
             Some(self.park.map_or(PARK_MIN, |park| (park * 2).min(PARK_MAX)))
         } else if seat.is_waited_for() {
             None
+        } else if self.gave_way {
+            // Once: callers who drive for moments only leave others' transfers to us.
+            None
         } else if drove {
             Some(PARK_MIN)
-        } else if came && !self.gave_way {
+        } else if came {
             Some(GIVE_WAY)
         } else {
             None
         };
-        self.gave_way = park == Some(GIVE_WAY);
+        self.gave_way = park.is_some() && !is_driven;
         self.park = park.filter(|_| is_driven);
         park
     }
@@ -288,6 +291,7 @@ impl Core {
 mod tests {
     use super::*;
     use crate::engine::{EngineConfig, PartSpec};
+    use crate::runtime::seat::drive_until;
     use crate::runtime::{LaneConfig, OpState};
     use fabric::Pool;
     use proto_common::batch::OpKind;
@@ -297,7 +301,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    pub(super) fn lane(index: u16) -> (LaneHandle, JoinHandle<()>) {
+    fn driver(index: u16) -> LaneDriver<LaneQueue> {
         let engine = EngineConfig {
             job: JobId(1),
             incarnation: Incarnation(1),
@@ -308,8 +312,12 @@ mod tests {
         };
         let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
         let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
-        let driver = LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap();
-        spawn_lane(driver, index, Duration::ZERO).unwrap()
+        LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
+    }
+
+    /// A caller that drives for a moment and does not stay.
+    fn drive(lane: &LaneHandle) {
+        drive_until(std::iter::once(lane), Instant::now(), || true);
     }
 
     fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
@@ -335,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_data_thread_ends_what_waits_with_an_error_that_names_the_lane() {
-        let (lane, thread) = lane(3);
+        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO).unwrap();
         let (first, second) = (submit(&lane, 1), submit(&lane, 2));
         // The first word of its end makes the data thread panic.
         for state in [&first, &second] {
@@ -347,5 +355,27 @@ mod tests {
         assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
         thread.join().unwrap();
         assert!(!lane.kick(), "the lane has ended");
+    }
+
+    /// Two callers: one drives for moments, again and again; the transfer of the other, which does not wait for it, is
+    /// the data thread's work.
+    #[test]
+    fn callers_that_drive_for_moments_do_not_keep_the_data_thread_away() {
+        let mut driver = driver(0);
+        let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
+        let seat = Arc::new(Seat::new(Core::new(driver, receiver), Duration::ZERO));
+        let lane = LaneHandle::new(seat.clone(), mailbox);
+        let mut away = Away::default();
+        assert_eq!(away.look(&seat), None);
+        for _ in 0..3 {
+            drive(&lane);
+            assert_eq!(away.look(&seat), Some(PARK_MIN), "the caller may come back");
+            drive(&lane);
+            assert_eq!(away.look(&seat), None, "it came back, and left again");
+        }
+        lane.visit();
+        assert_eq!(away.look(&seat), Some(GIVE_WAY));
+        lane.visit();
+        assert_eq!(away.look(&seat), None);
     }
 }

@@ -231,6 +231,20 @@ fn a_worker_that_ends_before_it_joins_ends_the_launch_at_once_and_is_named() {
     }
 }
 
+/// A server waits long for a scheduler that is not there yet, but not when it is told to stop.
+#[test]
+fn sigterm_ends_a_server_that_waits_for_its_scheduler() {
+    let mut command = Place::default().command("gradwire-server");
+    command.args(["--scheduler", "127.0.0.1:1", "--set", "deadlines.connect_ms=600000"]);
+    command.args(["--set", "transport.verbs=prefer", "--set", "verbs.device=nowhere"]);
+    let mut server = Process::start("server", &mut command);
+    // Said once signals are heard.
+    server.expect_line("no RDMA device", PATIENCE);
+    server.signal(Signal::TERM);
+    assert_eq!(server.expect_end(Duration::from_secs(20)), 0);
+    assert!(server.log().text().contains("leaving before the scheduler has answered"));
+}
+
 /// Command lines of the processes whose environment holds the marker.
 fn marked(marker: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();

@@ -84,8 +84,14 @@ pub async fn run(
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
-    let connect = SchedulerLink::connect(&settings, register, heartbeat);
-    let (link, welcome) = connect.await.map_err(|error| {
+    let connected = tokio::select! {
+        connected = SchedulerLink::connect(&settings, register, heartbeat) => connected,
+        reason = shutdown.wait() => {
+            tracing::info!(reason, "leaving before the scheduler has answered");
+            return Ok(());
+        }
+    };
+    let (link, welcome) = connected.map_err(|error| {
         let code = error.exit_code();
         Failure::new(code, error)
     })?;

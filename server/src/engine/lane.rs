@@ -235,6 +235,13 @@ impl LaneEngine {
         }
         self.stats.corrupt_batches += 1;
         for block in batch.blocks {
+            // What its worker has given up is here: header and table are sound.
+            if block.status == Status::Corrupt {
+                if !self.block(batch, block, 0, out) {
+                    return;
+                }
+                continue;
+            }
             if !self.count_operation(batch.peer, out) {
                 return;
             }
@@ -333,6 +340,8 @@ impl LaneEngine {
                 // What follows it on the key is no gap.
                 self.chunks[index as usize].mark_taken(peer, block.operation);
                 self.refuse(peer, block, status);
+                // It may be what others waited for.
+                self.settle(index, out);
             }
         }
         true

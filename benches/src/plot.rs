@@ -1,6 +1,7 @@
 //! Plots as small SVGs that are readable on light and dark pages: lines over a logarithmic axis, and ranges. Makes text,
 //! writes no file.
 
+use gradwire_worker::train::axis::{escape, from_zero, short};
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 720.0;
@@ -10,8 +11,6 @@ const TOP: f64 = 92.0;
 /// Of the part that lines are drawn in.
 const PLOT_HEIGHT: f64 = 280.0;
 const BOTTOM: f64 = 56.0;
-/// About how many marks a linear axis gets.
-const MARKS: f64 = 6.0;
 /// Powers of ten that a logarithmic axis shows marks between.
 const LOG_POWERS_MAX: usize = 4;
 /// Of one range.
@@ -94,11 +93,8 @@ impl Axis {
 
     /// From 0 to a round number that holds all values.
     fn linear(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
-        let highest = values.fold(0.0, f64::max).max(1e-9);
-        let step = nice_step(highest / MARKS);
-        let count = (highest / step).ceil().max(1.0);
-        let marks = (0..=count as u32).map(|k| f64::from(k) * step).collect();
-        Self { is_log: false, low: 0.0, high: count * step, start, end, marks }
+        let (marks, high) = from_zero(values);
+        Self { is_log: false, low: 0.0, high, start, end, marks }
     }
 
     /// From a mark to a mark that hold all values: 1, 2 and 5 times powers of ten, or powers only where those are many.
@@ -271,22 +267,6 @@ impl Ranges<'_> {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, not below `rough`.
-fn nice_step(rough: f64) -> f64 {
-    let power = 10f64.powf(rough.max(1e-12).log10().floor());
-    [1.0, 2.0, 5.0].into_iter().map(|k| k * power).find(|step| *step >= rough).unwrap_or(10.0 * power)
-}
-
-/// Up to four significant digits, without trailing zeros.
-fn short(value: f64) -> String {
-    if value == 0.0 {
-        return "0".into();
-    }
-    let digits = (3.0 - value.abs().log10().floor()).clamp(0.0, 12.0) as usize;
-    let text = format!("{value:.digits$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
-}
-
 /// In the largest unit that leaves no fraction.
 fn bytes(value: f64) -> String {
     match value as u64 {
@@ -295,10 +275,6 @@ fn bytes(value: f64) -> String {
         n if n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
         n => format!("{n} B"),
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -365,12 +341,10 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_numbers_are_short() {
+    fn sizes_are_short() {
         assert_eq!(
             [0.0, 100.0, 4096.0, 3e6, 16_777_216.0].map(bytes),
             ["0", "100 B", "4 KiB", "3000000 B", "16 MiB"]
         );
-        assert_eq!([0.25, 0.0, 20.0].map(short), ["0.25", "0", "20"]);
-        assert_eq!((nice_step(0.3), nice_step(4.0), nice_step(7.0)), (0.5, 5.0, 10.0));
     }
 }

@@ -24,4 +24,5 @@ for side in 0:1 1:0; do
     $ip neigh replace "10.1.0.1$there" lladdr "$(cat "/sys/class/net/v$there/address")" dev "v$here" nud permanent
     rdma link add "rxe$here" type rxe netdev "v$here"
 done
-verbs_faults two_devices:: --test-threads=1 --nocapture
+verbs_faults two_devices:: --test-threads=1 --nocapture || exit
+rdma_train two_devices:: --test-threads=1 --nocapture

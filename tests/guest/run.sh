@@ -13,7 +13,8 @@ tests/guest/base.sh "$folder/base"
 # fails its test and not the machine.
 tests/guest/boot.sh -m 1536 -t 400 "$folder/base" tests/guest/fabric.sh \
     "$bin"/{drivers,verbs_faults,machine,copy_between_processes}
-tests/guest/boot.sh -m 1536 -t 300 "$folder/base" tests/guest/netem.sh "$bin/verbs_faults"
+tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,rdma_train} \
+    "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.
 tests/guest/boot.sh -m 3000 -t 400 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
     "$bin"/{rdma_train,process_placement,process_buffers} "$(command -v setpriv)" examples/digits/digits.csv

@@ -6,6 +6,7 @@
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::hostile::Rogue;
 use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::programs;
 use proto_common::error::ExitCode;
 use proto_common::transport::Driver;
 use rustix::process::Signal;
@@ -209,6 +210,39 @@ fn ctrl_c_of_the_launcher_leaves_nobody() {
     launcher.signal(Signal::INT);
     assert_eq!(launcher.expect_end(Duration::from_secs(10)), 128 + 2);
     assert_eq!(marked(&marker), [""; 0], "left behind");
+}
+
+/// The others wait for whoever never came; the launcher knows better, and does not wait for its own patience to end.
+#[test]
+fn a_worker_that_ends_before_it_joins_ends_the_launch_at_once_and_is_named() {
+    for (program, code) in [("exit 65", 65), ("exit 0", 1)] {
+        let mut command = Place::default().command("gradwire");
+        command.args(["launch", "--workers", "2", "--grace-ms", "60000", "--", "sh", "-c"]);
+        let worker = programs::program("gradwire-worker");
+        let others = format!("exec {} train {}", worker.display(), ENDLESS.join(" "));
+        command.arg(format!("[ $GRADWIRE_NODE__RANK = 0 ] || {program}; {others}"));
+        let mut launcher = Process::start("gradwire launch", &mut command);
+        assert_eq!(launcher.expect_end(Duration::from_secs(20)), code);
+        let text = launcher.log().text();
+        assert!(
+            text.contains("worker 1 failed first: ") && text.contains("before it joined the cluster"),
+            "{text}"
+        );
+    }
+}
+
+/// A server waits long for a scheduler that is not there yet, but not when it is told to stop.
+#[test]
+fn sigterm_ends_a_server_that_waits_for_its_scheduler() {
+    let mut command = Place::default().command("gradwire-server");
+    command.args(["--scheduler", "127.0.0.1:1", "--set", "deadlines.connect_ms=600000"]);
+    command.args(["--set", "transport.verbs=prefer", "--set", "verbs.device=nowhere"]);
+    let mut server = Process::start("server", &mut command);
+    // Said once signals are heard.
+    server.expect_line("no RDMA device", PATIENCE);
+    server.signal(Signal::TERM);
+    assert_eq!(server.expect_end(Duration::from_secs(20)), 0);
+    assert!(server.log().text().contains("leaving before the scheduler has answered"));
 }
 
 /// Command lines of the processes whose environment holds the marker.

@@ -6,9 +6,12 @@
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::process::Process;
-use gradwire_tests::rigs::training::{Carrier, SHM, UNIX, VERBS, reference, trained, trained_with};
+use gradwire_tests::rigs::training::{
+    Carrier, SHM, TRAIN, UNIX, VERBS, hash_in, reference, trained, trained_with,
+};
 use proto_common::error::ExitCode;
 use rustix::process::Signal;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Longer than silence takes to tell; a closed connection tells at once.
@@ -73,6 +76,93 @@ fn server(place: Place, args: &[&str]) -> (Cluster, Process) {
     let mut command = cluster.member("gradwire-server", &[], None, args);
     let server = Process::start("server", &mut command);
     (cluster, server)
+}
+
+/// One server and two workers whose ways to each other over a device are closed.
+fn closed(servers: &[&str], workers: &[&str]) -> Cluster {
+    let mut cluster = Cluster::new(1, 2, &[]);
+    cluster.add_servers(1, servers);
+    cluster.add_trainers(2, &[&TRAIN[..], workers].concat());
+    cluster
+}
+
+/// Another driver carries the data, each worker says why, and the weights are the same.
+fn falls_back(mut cluster: Cluster, why: &str) {
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed: {}", process.name(), process.log().text());
+    }
+    cluster.assert_no_panic();
+    for worker in &cluster.workers {
+        let text = worker.log().text();
+        assert!(
+            text.contains("no verbs (between this worker and this server: ") && text.contains(why),
+            "{text}"
+        );
+    }
+    let text = cluster.workers[0].log().text();
+    assert!(text.contains("transport=tcp"), "{text}");
+    assert_eq!(hash_in(&text), reference(2));
+}
+
+/// A driver that is required is not replaced, and the error says what to do.
+fn is_refused(mut cluster: Cluster, why: &str) {
+    // One of them is the first, and the others may hear of that before they have tried.
+    let ends: Vec<i32> = cluster.workers.iter_mut().map(|worker| worker.expect_end(PATIENCE)).collect();
+    let first = ends.iter().position(|end| *end == ExitCode::Transport as i32);
+    let first = first.unwrap_or_else(|| panic!("{ends:?}: {}", cluster.workers[0].log().text()));
+    let text = cluster.workers[first].log().text();
+    assert!(text.contains(why) && text.contains("mend the cause"), "{text}");
+}
+
+/// The first address of a device is its link's own, of IPv6; by default that of IPv4 is taken.
+#[test]
+fn addresses_of_two_kinds_are_no_way_and_it_is_said() {
+    let (no_shm, other) = (["--set", "transport.shm=off"], ["--set", "verbs.gid_index=0"]);
+    falls_back(closed(&no_shm, &[no_shm, other].concat()), "verbs.gid_index");
+    let required = ["--transport", "verbs"];
+    is_refused(closed(&no_shm, &[&required[..], &other].concat()), "verbs.gid_index");
+}
+
+/// Where a wire lies between two devices (`tests/guest/netem.sh`).
+mod two_devices {
+    use super::*;
+
+    /// Lets nothing through, like a firewall that knows nothing of RDMA, until it is dropped.
+    struct Blocked;
+
+    impl Blocked {
+        fn new() -> Self {
+            let this = Self;
+            for end in ["v0", "v1"] {
+                let how = ["qdisc", "replace", "dev", end, "root", "netem", "loss", "100%"];
+                assert!(Command::new("tc").args(how).status().unwrap().success());
+            }
+            this
+        }
+    }
+
+    impl Drop for Blocked {
+        fn drop(&mut self) {
+            for end in ["v0", "v1"] {
+                let _ = Command::new("tc").args(["qdisc", "del", "dev", end, "root"]).status();
+            }
+        }
+    }
+
+    #[test]
+    fn a_way_that_is_blocked_is_found_before_it_is_used_and_another_is_taken() {
+        let near = ["--set", "transport.shm=off", "--set", "verbs.device=rxe0"];
+        let far = ["--set", "transport.shm=off", "--set", "verbs.device=rxe1"];
+        {
+            let cluster = closed(&near, &far);
+            let text = cluster.workers[0].expect_line("data path ready", PATIENCE);
+            assert!(text.contains("driver=verbs"), "not blocked yet: {text}");
+        }
+        let _blocked = Blocked::new();
+        falls_back(closed(&near, &far), "UDP port 4791");
+        let required = ["--transport", "verbs", "--set", "verbs.device=rxe1"];
+        is_refused(closed(&near, &required), "UDP port 4791");
+    }
 }
 
 #[test]

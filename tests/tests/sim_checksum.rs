@@ -230,6 +230,10 @@ fn what_changes_every_time_ends_with_an_error_that_says_so() {
     let error = result.unwrap_err();
     assert!(matches!(error, OpError::Refused { status: Status::Corrupt, .. }), "{error}");
     assert_eq!(pair.stats().contributions, 0, "nothing of it was reduced");
+    // The path is mended: what follows is taken in its turn, whatever was given up before it.
+    pair.worker.queue_mut().flips = 0;
+    let round_of_its_own = pair.push_pull().0.unwrap_err();
+    assert!(matches!(round_of_its_own, OpError::Deadline { .. }), "{round_of_its_own}");
 }
 
 #[test]

@@ -113,3 +113,22 @@ fn a_static_tensor_is_announced_once() {
         assert_eq!(cluster.server_stats(0).spills, 0, "a key buffer keeps what comes before its turn");
     });
 }
+
+/// A tensor that is placed anew lets go of its key buffers with its next contribution.
+#[test]
+fn a_tensor_placed_anew_gives_its_key_buffers_back() {
+    for placement in [Placement::Slot, Placement::RendezvousRead, Placement::RendezvousWrite] {
+        seeds::for_each(FILE, "a_tensor_placed_anew_gives_its_key_buffers_back", 5, |seed| {
+            let shape =
+                Shape { placements: vec![Placement::Static], servers: 1, workers: 2, ..Shape::default() };
+            let mut cluster = Cluster::new(seed, Shape { faults: SimFaults::rough(), ..shape });
+            cluster.run_until_connected();
+            cluster.train(if seed % 2 == 0 { Style::Waited } else { Style::Pipelined }, 12);
+            // Of both workers, for 5 chunks each.
+            cluster.run_until("a buffer for everything", |cluster| cluster.key_buffers(0) == 10);
+            cluster.place_by(&[placement]);
+            cluster.finish();
+            assert_eq!(cluster.key_buffers(0), 0, "{placement}");
+        });
+    }
+}

@@ -11,7 +11,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OpError {
     /// The round did not complete in time.
-    #[error("tensor {}: round {round} did not complete within {waited_ms} ms, workers that did not contribute: {}", chunk.key, ranks(missing))]
+    #[error("tensor {}: round {round} did not complete within {waited_ms} ms, workers that did not contribute: {}; look at their logs and at `gradwire status` (stuck, slower than the others, or not pushing to this tensor), or raise deadlines.operation_ms", chunk.key, ranks(missing))]
     Deadline {
         /// A chunk of the tensor.
         chunk: ChunkId,
@@ -23,7 +23,7 @@ pub enum OpError {
         missing: Vec<Rank>,
     },
     /// The round is complete, but its weights found no place in time.
-    #[error("tensor {}: round {round} is complete, but could not be published within {waited_ms} ms, because workers {} still read older weights", chunk.key, ranks(readers))]
+    #[error("tensor {}: round {round} is complete, but could not be published within {waited_ms} ms, because workers {} still read older weights; look whether they are stopped or their network is stuck (`gradwire status`), or raise deadlines.operation_ms", chunk.key, ranks(readers))]
     StillRead {
         /// A chunk of the tensor.
         chunk: ChunkId,
@@ -36,7 +36,7 @@ pub enum OpError {
     },
     /// Servers did not answer at all.
     #[error(
-        "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow",
+        "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow: look at its log, try the way to it with `gradwire doctor`, or raise deadlines.operation_ms",
         ranks(servers)
     )]
     NoAnswer {
@@ -255,4 +255,24 @@ impl ClientError {
 pub fn death_code(death: &Death) -> ExitCode {
     let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: Rank(0) };
     if death.member == scheduler { ExitCode::SchedulerUnreachable } else { ExitCode::MemberDied }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waited_in_vain_is_told_for_whom_and_what_to_do() {
+        let (chunk, round, waited_ms) = (ChunkId::new(7, 0), 3, 60_000);
+        let ranks = vec![Rank(2), Rank(5)];
+        let errors = [
+            OpError::Deadline { chunk, round, waited_ms, missing: ranks.clone() },
+            OpError::StillRead { chunk, round, waited_ms, readers: ranks.clone() },
+            OpError::NoAnswer { key: chunk.key, servers: ranks, waited_ms },
+        ];
+        for text in errors.map(|error| error.to_string()) {
+            assert!(text.contains("2, 5") && text.contains("60000 ms"), "{text}");
+            assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use daemon::settings::Loaded;
 use fabric::{Devices, LaneQueue, Region, VERBS_QUEUE_BYTES, memlock};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
-use proto_common::footprint::{server_bytes, worker_bytes};
+use proto_common::footprint::{Limit, inbox_slots, server_bytes, spill_bytes, worker_bytes};
 use proto_common::transport::Driver;
 use rustix::process::{Resource, getrlimit};
 use std::io::ErrorKind;
@@ -94,31 +94,50 @@ fn opening(opened: Result<&Devices, String>, is_usable: bool) -> Option<Check> {
     })
 }
 
-/// Memory that may be pinned, against what is registered with a RDMA device.
+/// Memory that may be pinned and registered, against what is registered with a RDMA device. A server's inbox is made to
+/// fit, as the server itself does it.
 fn pinned(limit: Option<u64>, settings: &Settings, is_usable: bool) -> Check {
     let what = "memlock";
-    let Some(limit) = limit else { return Check::good(what, "no limit") };
-    let messages = u64::from(settings.cluster.lanes) * VERBS_QUEUE_BYTES;
-    let (server, worker) = (server_bytes(settings) + messages, worker_bytes(settings) + messages);
-    let most = server.max(worker).saturating_add(settings.memory.pool_bytes);
-    let need = format!(
-        "with verbs a server registers {} and a worker {} ({} lanes × (inbox slots × slot bytes + batches and \
-         messages under way)), and tensors as far as used (a worker's pool has {})",
-        bytes(server),
-        bytes(worker),
-        settings.cluster.lanes,
-        bytes(settings.memory.pool_bytes)
-    );
-    let seen = format!("{} may be pinned; {need}", bytes(limit));
     if !is_usable {
-        return Check::good(what, format!("{} may be pinned, which matters for verbs only", bytes(limit)));
+        let may = limit.map_or_else(|| "any memory".to_owned(), bytes);
+        return Check::good(what, format!("{may} may be pinned, which matters for verbs only"));
     }
-    if limit < server.max(worker) {
-        return Check::fail(what, ExitCode::Transport, seen, memlock::FIX);
+    let (cluster, memory) = (&settings.cluster, &settings.memory);
+    let bound = Limit::of(memory, limit);
+    let slots = inbox_slots(memory, (cluster.lanes, cluster.chunk_bytes), VERBS_QUEUE_BYTES, bound);
+    let messages = u64::from(cluster.lanes) * VERBS_QUEUE_BYTES;
+    let (server, worker) = (server_bytes(settings, slots) + messages, worker_bytes(settings) + messages);
+    let (spill, pool) = (spill_bytes(settings), memory.pool_bytes);
+    let most = server.saturating_add(spill).max(worker.saturating_add(pool));
+    if limit.is_none() && most <= bound.bytes() && slots == memory.inbox_slots {
+        return Check::good(what, "no limit");
     }
-    match limit < most {
-        true => Check::warn(what, seen, format!("if tensors need more than is left, {}", memlock::FIX)),
-        false => Check::good(what, seen),
+    let (may, fix) = match bound {
+        Limit::Pinned(_) => ("may be pinned", memlock::FIX),
+        Limit::Registered(_) => {
+            ("may be registered (memory.registered_bytes)", "raise memory.registered_bytes")
+        }
+    };
+    let seen = format!(
+        "{} {may}; with verbs a server registers {} ({} inbox slots of the {} set) and a worker {}, over {} lanes, and \
+         as far as they are used up to {} of spill area, a worker's pool of {}, and tensors",
+        bytes(bound.bytes()),
+        bytes(server),
+        slots,
+        memory.inbox_slots,
+        bytes(worker),
+        cluster.lanes,
+        bytes(spill),
+        bytes(pool)
+    );
+    if bound.bytes() < server.max(worker) {
+        Check::fail(what, ExitCode::Transport, seen, fix)
+    } else if slots < memory.inbox_slots {
+        Check::warn(what, seen, format!("for all slots, {fix}"))
+    } else if bound.bytes() < most {
+        Check::warn(what, seen, format!("if more is used than is left, {fix}"))
+    } else {
+        Check::good(what, seen)
     }
 }
 
@@ -241,17 +260,39 @@ mod tests {
     #[test]
     fn memory_that_may_be_pinned_is_judged_at_each_bound() {
         let settings = Settings::default();
-        let need = server_bytes(&settings).max(worker_bytes(&settings)) + VERBS_QUEUE_BYTES;
-        let most = need + settings.memory.pool_bytes;
+        let least = server_bytes(&settings, 2).max(worker_bytes(&settings)) + VERBS_QUEUE_BYTES;
+        let most = worker_bytes(&settings) + VERBS_QUEUE_BYTES + settings.memory.pool_bytes;
         let judged = |limit, is_usable| level(&pinned(limit, &settings, is_usable));
         assert_eq!(judged(None, true), "ok");
         assert_eq!(judged(Some(most), true), "ok");
         assert_eq!(judged(Some(most - 1), true), "warn");
-        assert_eq!(judged(Some(need), true), "warn");
-        assert_eq!(judged(Some(need - 1), true), "FAIL");
+        assert_eq!(judged(Some(least), true), "warn", "a smaller inbox fits");
+        assert_eq!(judged(Some(least - 1), true), "FAIL");
         assert_eq!(judged(Some(0), false), "ok", "nobody pins anything");
         let told = pinned(Some(64 << 10), &settings, true).to_string();
         assert!(told.contains("64.0 KiB") && told.contains("ulimit -l"), "{told}");
+        let told = pinned(Some(8 << 20), &settings, true).to_string();
+        assert!(told.starts_with("warn") && told.contains("inbox slots of the 16 set"), "{told}");
+    }
+
+    #[test]
+    fn the_settings_own_limit_of_registered_memory_is_judged_too() {
+        let mut settings = Settings::default();
+        settings.memory.registered_bytes = 8 << 20;
+        let told = pinned(None, &settings, true).to_string();
+        assert!(told.starts_with("warn") && told.contains("memory.registered_bytes"), "{told}");
+        settings.memory.registered_bytes = 1 << 20;
+        assert_eq!(level(&pinned(Some(1 << 40), &settings, true)), "FAIL");
+    }
+
+    #[test]
+    fn the_spill_area_counts() {
+        let mut settings = Settings::default();
+        settings.memory.pool_bytes = 0;
+        settings.memory.spill_bytes = 1 << 30;
+        let most = server_bytes(&settings, 16) + VERBS_QUEUE_BYTES + (1 << 30);
+        assert_eq!(level(&pinned(Some(most), &settings, true)), "ok");
+        assert_eq!(level(&pinned(Some(most - 1), &settings, true)), "warn");
     }
 
     #[test]

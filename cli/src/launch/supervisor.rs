@@ -6,8 +6,10 @@ use super::child::{self, Running, ending};
 use super::guard::{Guard, kill_group};
 use super::output::{LogFile, Printer, PrinterThread, Target, forward};
 use super::plan::{ChildSpec, Plan};
+use crate::status::get;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
+use daemon::status::{ClusterStatus, JobPhase};
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Role};
 use rustix::process::{Pid, Signal};
@@ -26,6 +28,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 const BIND_MS: u64 = 10_000;
 /// Milliseconds between looks for the scheduler's port file.
 const LOOK_MS: u64 = 5;
+/// Milliseconds that the scheduler may take to say who has joined.
+const ASK_MS: u64 = 500;
 /// Milliseconds that pipes may stay open after the last process has ended and its group was killed.
 const PIPES_MS: u64 = 1_000;
 
@@ -67,6 +71,8 @@ pub(super) struct Supervisor {
     timeout: Option<Duration>,
     keep_logs: Option<PathBuf>,
     plain_rank0: bool,
+    /// The scheduler's HTTP address, once it has one.
+    status_at: Option<String>,
 }
 
 impl Supervisor {
@@ -89,6 +95,7 @@ impl Supervisor {
             timeout: args.timeout.map(Duration::from_secs),
             keep_logs: args.keep_logs.clone(),
             plain_rank0: args.plain_rank0,
+            status_at: None,
         })
     }
 
@@ -124,6 +131,7 @@ impl Supervisor {
         let status =
             if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
         self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
+        self.status_at = Some(http).filter(|http| !http.is_empty());
         let (host, port) = control.rsplit_once(':').unwrap_or((&control, ""));
         for spec in plan.members(host, port) {
             self.start(&spec)?;
@@ -217,7 +225,15 @@ impl Supervisor {
             Ok(status) => ending(status),
             Err(error) => (1, error.to_string()),
         };
-        if code != 0 {
+        // Nobody else notices who was never there: the others would wait for it.
+        let is_awaited = !self.groups.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
+        let never_joined = is_awaited && self.never_joined(id).await;
+        if never_joined {
+            let code = if code == 0 { ExitCode::Failure as u8 } else { code };
+            let words = format!("{words}, before it joined the cluster");
+            self.failed(Blame { id, code, words }).await;
+            self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
+        } else if code != 0 {
             self.failed(Blame { id, code, words }).await;
         }
         let worker_left = self.groups.keys().any(|id| id.role == Role::Worker);
@@ -225,6 +241,17 @@ impl Supervisor {
             // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
             self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
         }
+    }
+
+    /// Does the cluster still wait for this member, which has ended? The scheduler knows; where it does not say, it is
+    /// taken for one that the others will hear of.
+    async fn never_joined(&self, id: MemberId) -> bool {
+        let Some(address) = &self.status_at else { return false };
+        let asked = timeout(Duration::from_millis(ASK_MS), get(address, "/status")).await;
+        let Ok(Ok(answer)) = asked else { return false };
+        let Ok(status) = serde_json::from_slice::<ClusterStatus>(&answer) else { return false };
+        let has_joined = status.members.iter().any(|member| (member.role, member.rank) == (id.role, id.rank));
+        status.phase == JobPhase::Assembling && !has_joined
     }
 
     async fn failed(&mut self, failure: Blame) {

@@ -4,6 +4,8 @@
 mod fetch;
 mod table;
 
+pub(crate) use fetch::get;
+
 use clap::Args;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::status::{ClusterStatus, JobPhase};

@@ -73,7 +73,8 @@ pub enum Status {
     /// still read older ones.
     DeadlineReading = 9,
     /// The batch's payload is not what its checksum says: it changed on the way. Nothing of it was taken; send it
-    /// again, but not for ever.
+    /// again, but not for ever. In a request: the operation is given up for that, carries nothing, and is refused; its
+    /// number is used up.
     Corrupt = 10,
     /// To an announcement: `landing` is the buffer to write the payload into, for one landing or, where that was asked
     /// for, until the channel ends. Without a landing, also to a reference: none is to be had, send it in a slot.
@@ -160,7 +161,7 @@ pub struct Block {
     pub dtype: Dtype,
     /// 0: plain. Other codecs come with their own wire ids.
     pub codec: u8,
-    /// How it ended ([`Status::None`] in requests).
+    /// How it ended; in requests [`Status::None`], or [`Status::Corrupt`].
     pub status: Status,
     /// The worker's operation number on the key.
     pub operation: Operation,

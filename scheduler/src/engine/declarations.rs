@@ -239,11 +239,7 @@ impl Declarations {
             }
         }
         let ranges = assign(&fresh, &self.loads, self.chunk_bytes);
-        let names: usize = fresh.iter().map(|spec| spec.name.len() + TENSOR_BYTES).sum();
-        if names + ranges.len() * RANGE_BYTES > CONTROL_FRAME_BYTES_MAX {
-            let what = "the declaration is too large for one message; declare fewer tensors at once";
-            return Err(DeclareError::NotNow(what.into()));
-        }
+        fits_a_message(fresh.iter(), ranges.len())?;
         let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
         for range in &ranges {
             by_key.entry(range.first.key).or_default().push(*range);
@@ -282,16 +278,34 @@ impl Declarations {
         if let Some(error) = failed {
             return Some(Err(error));
         }
+        if entries.iter().any(|entry| matches!(entry.state, State::Pending)) {
+            return None;
+        }
+        // Each was declared in a message that it fitted, and all of them need not fit one.
+        let ranges = entries.iter().map(|entry| entry.ranges.len()).sum();
+        if let Err(error) = fits_a_message(entries.iter().map(|entry| &entry.spec), ranges) {
+            return Some(Err(error));
+        }
         for entry in entries {
-            if matches!(entry.state, State::Pending) {
-                return None;
-            }
             update.epoch = update.epoch.max(entry.epoch);
             update.tensors.push(entry.spec.clone());
             update.ranges.extend_from_slice(&entry.ranges);
         }
         Some(Ok(update))
     }
+}
+
+/// Can tensors and their ranges be told in one message?
+fn fits_a_message<'a>(
+    specs: impl Iterator<Item = &'a TensorSpec>,
+    ranges: usize,
+) -> Result<(), DeclareError> {
+    let names: usize = specs.map(|spec| spec.name.len() + TENSOR_BYTES).sum();
+    if names + ranges * RANGE_BYTES > CONTROL_FRAME_BYTES_MAX {
+        let what = "the declaration is too large for one message; declare fewer tensors at once";
+        return Err(DeclareError::NotNow(what.into()));
+    }
+    Ok(())
 }
 
 fn describe(spec: &TensorSpec) -> String {

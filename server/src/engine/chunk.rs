@@ -7,6 +7,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::optimizer::Optimizer;
+use std::cmp::Ordering;
 
 /// A chunk that this lane is to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +35,27 @@ pub(super) struct Held {
     pub(super) spill: u32,
     /// Is it all there? Not while it is being read out of the worker's memory.
     pub(super) arrived: bool,
+}
+
+/// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
+/// is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reopened {
+    pub(super) rank: Rank,
+    pub(super) operation: Operation,
+    /// As of [`Held`].
+    pub(super) round: u64,
+}
+
+/// How an operation's number stands to those that its worker sent before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Number {
+    /// It is the next one.
+    Fresh,
+    /// It came before, and was taken.
+    Repeated,
+    /// One before it has not come.
+    Early,
 }
 
 /// The spill block that a worker may write its contributions to a chunk into.
@@ -91,6 +113,8 @@ pub(super) struct Chunk {
     pub(super) waiters: Vec<Waiter>,
     /// Last operation taken, per worker rank.
     pub(super) operations: Vec<u64>,
+    /// Operations up to those that are to come again. Never more than workers have under way.
+    pub(super) reopened: Vec<Reopened>,
 }
 
 impl Chunk {
@@ -108,7 +132,26 @@ impl Chunk {
             buffers: Vec::new(),
             waiters: Vec::new(),
             operations: vec![0; workers as usize],
+            reopened: Vec::new(),
         }
+    }
+
+    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not.
+    pub(super) fn number(&self, rank: Rank, operation: Operation) -> Number {
+        let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
+        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize] + 1));
+        match operation.cmp(&next) {
+            Ordering::Less => Number::Repeated,
+            Ordering::Equal => Number::Fresh,
+            Ordering::Greater => Number::Early,
+        }
+    }
+
+    /// An operation is taken, or refused for good: it is not awaited any more.
+    pub(super) fn mark_taken(&mut self, rank: Rank, operation: Operation) {
+        let last = &mut self.operations[rank.0 as usize];
+        *last = (*last).max(operation.0);
+        self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
     /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
@@ -153,8 +196,13 @@ impl Chunk {
         self.held.iter().any(|held| held.rank == rank && held.operation == operation && !held.arrived)
     }
 
-    /// Is the initial value being read? Nothing is folded, and nothing told, before it is there.
+    /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
+        self.held.iter().any(|held| held.round == 0) || self.reopened.iter().any(|open| open.round == 0)
+    }
+
+    /// Is its payload being read at this moment?
+    pub(super) fn is_reading_initial(&self) -> bool {
         self.held.iter().any(|held| held.round == 0)
     }
 

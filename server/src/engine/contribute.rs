@@ -81,7 +81,7 @@ impl LaneEngine {
         if !setter {
             return Ok(());
         }
-        if chunk.initialised || chunk.initialising() {
+        if chunk.initialised || chunk.is_reading_initial() {
             self.pass_over(index, peer, from);
             return Ok(());
         }
@@ -94,8 +94,9 @@ impl LaneEngine {
                 self.initialise(index, peer, source, out);
                 Ok(())
             }
-            Payload::There { .. } if self.fetch(index, peer, block, from, out) => Ok(()),
-            Payload::There { .. } => Err(Status::Granted),
+            Payload::There { region, offset } => {
+                self.fetch(Turn::Now, index, (peer, block), (region, offset), out)
+            }
         }
     }
 
@@ -146,11 +147,8 @@ impl LaneEngine {
                 self.fill(index, peer, source);
                 self.hold(index, peer, block, spill, true);
             }
-            (turn, Payload::There { .. }) => {
-                if !self.fetch(index, peer, block, from, out) {
-                    // Where others wait for it, it needs no spill block in a slot.
-                    return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
-                }
+            (turn, Payload::There { region, offset }) => {
+                return self.fetch(turn, index, (peer, block), (region, offset), out);
             }
         }
         Ok(())
@@ -175,14 +173,23 @@ impl LaneEngine {
         self.chunks[index as usize].held.push(held);
     }
 
-    /// Starts reading a payload into a spill block; false where none is free.
-    fn fetch(&mut self, index: u32, peer: Rank, block: &Block, from: Payload, out: &mut Commands) -> bool {
-        let Payload::There { region, offset } = from else { return false };
-        let Some(to) = self.spills.pop() else { return false };
+    /// Starts reading a payload into a spill block. Without one it is to come in a slot where others wait for it, as it
+    /// needs none there, and else later.
+    fn fetch(
+        &mut self,
+        turn: Turn,
+        index: u32,
+        (peer, block): (Rank, &Block),
+        (region, offset): (u64, u64),
+        out: &mut Commands,
+    ) -> Result<(), Status> {
+        let Some(to) = self.spills.pop() else {
+            return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
+        };
         self.hold(index, peer, block, to, false);
         self.stats.fetches += 1;
         out.push(Command::Fetch { peer, chunk: index, region, offset, to });
-        true
+        Ok(())
     }
 
     /// A payload that is not needed: its key buffer, if it lies in one, may be written again.

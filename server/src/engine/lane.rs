@@ -1,7 +1,7 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
 use super::answers::{answer_block, late, push_result};
-use super::chunk::{Chunk, ChunkSpec, Waiter};
+use super::chunk::{Chunk, ChunkSpec, Number, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
@@ -235,6 +235,13 @@ impl LaneEngine {
         }
         self.stats.corrupt_batches += 1;
         for block in batch.blocks {
+            // What its worker has given up is here: header and table are sound.
+            if block.status == Status::Corrupt {
+                if !self.block(batch, block, 0, out) {
+                    return;
+                }
+                continue;
+            }
             if !self.count_operation(batch.peer, out) {
                 return;
             }
@@ -304,19 +311,21 @@ impl LaneEngine {
             out.push(Command::Expel { peer, reason });
             return false;
         }
-        let last = self.chunks[index as usize].operations[peer.0 as usize];
-        if block.operation.0 > last + 1 {
-            self.retry(peer, block, Vec::new());
-            return true;
-        }
-        let fresh = block.operation.0 == last + 1;
-        if !fresh {
-            self.stats.duplicates += 1;
-        }
+        let fresh = match self.chunks[index as usize].number(peer, block.operation) {
+            Number::Early => {
+                self.retry(peer, block, Vec::new());
+                return true;
+            }
+            Number::Fresh => true,
+            Number::Repeated => {
+                self.stats.duplicates += 1;
+                false
+            }
+        };
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
-                self.mark_taken(index, peer, block);
+                self.chunks[index as usize].mark_taken(peer, block.operation);
                 self.wait_for(index, peer, block, version, now_ms);
                 self.settle(index, out);
             }
@@ -329,16 +338,13 @@ impl LaneEngine {
             }
             Err(status) => {
                 // What follows it on the key is no gap.
-                self.mark_taken(index, peer, block);
+                self.chunks[index as usize].mark_taken(peer, block.operation);
                 self.refuse(peer, block, status);
+                // It may be what others waited for.
+                self.settle(index, out);
             }
         }
         true
-    }
-
-    fn mark_taken(&mut self, index: u32, peer: Rank, block: &Block) {
-        let last = &mut self.chunks[index as usize].operations[peer.0 as usize];
-        *last = (*last).max(block.operation.0);
     }
 
     /// Counts an operation that will be answered; false when the worker has too many, which costs it its channel.

@@ -2,7 +2,7 @@
 //! memory. Owns the life of key buffers; both kinds lie in spill blocks, and so within the spill budget.
 
 use super::answers::push_result;
-use super::chunk::KeyBuffer;
+use super::chunk::{Held, KeyBuffer, Reopened};
 use super::command::{Commands, ResultBlock, Source};
 use super::lane::LaneEngine;
 use proto_common::batch::{Block, BlockData, Landing, Status};
@@ -120,12 +120,14 @@ impl LaneEngine {
                     chunk.set_buffer(rank, KeyBuffer::None);
                 }
             }
-            let last = &mut chunk.operations[rank.0 as usize];
+            // Those behind it stay taken: the worker does not send again what a deadline has ended.
+            let reopened = &mut chunk.reopened;
             chunk.held.retain(|held| {
                 let dropped = held.rank == rank && !held.arrived;
                 if dropped {
                     spills.push(held.spill);
-                    *last = (*last).min(held.operation.0.saturating_sub(1));
+                    let Held { rank, round, operation, .. } = *held;
+                    reopened.push(Reopened { rank, operation, round });
                 }
                 !dropped
             });

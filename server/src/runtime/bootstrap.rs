@@ -46,9 +46,7 @@ pub(super) async fn receive(
     };
     let rank = hello.rank;
     if let Err(reason) = check(&reception, &hello).await {
-        let refused = FromServer::Refused { reason: reason.clone() };
-        let _ = link.send_within(&refused, reception.handshake).await;
-        return Err(format!("worker {rank}: {reason}"));
+        return refuse(&mut link, &reception, rank, reason).await;
     }
     let choice = match choose(&hello.offer, &reception.offer) {
         Ok(choice) => choice,
@@ -66,7 +64,11 @@ pub(super) async fn receive(
         .await
         .map_err(|error| error.to_string())?;
     let deadline = Instant::now() + reception.connect;
-    let setups = blocking(move || pending.accept(deadline).map_err(|error| error.to_string())).await?;
+    let accepted = blocking(move || pending.accept(deadline).map_err(|error| error.to_string())).await;
+    let setups = match accepted {
+        Ok(setups) => setups,
+        Err(reason) => return refuse(&mut link, &reception, rank, reason).await,
+    };
     let carriers = ChannelSetup::carriers(&setups);
     let theirs = match link.receive_within::<ToServer>(reception.connect).await {
         Ok(Some(ToServer::Inboxes(inboxes))) => inboxes,
@@ -77,16 +79,24 @@ pub(super) async fn receive(
     let ours = blocking(move || attach(&shared, rank, life, setups, theirs)).await;
     let ours = match ours {
         Ok(ours) => ours,
-        Err(reason) => {
-            let _ =
-                link.send_within(&FromServer::Refused { reason: reason.clone() }, reception.handshake).await;
-            return Err(format!("worker {rank}: {reason}"));
-        }
+        Err(reason) => return refuse(&mut link, &reception, rank, reason).await,
     };
     link.send_within(&FromServer::Inboxes(ours), reception.handshake)
         .await
         .map_err(|error| error.to_string())?;
     Ok((rank, driver, carriers))
+}
+
+/// Tells the worker why, as far as it still listens.
+async fn refuse<T>(
+    link: &mut Connection,
+    reception: &Reception,
+    rank: Rank,
+    reason: String,
+) -> Result<T, String> {
+    let refused = FromServer::Refused { reason: reason.clone() };
+    let _ = link.send_within(&refused, reception.handshake).await;
+    Err(format!("worker {rank}: {reason}"))
 }
 
 async fn blocking<T: Send + 'static>(

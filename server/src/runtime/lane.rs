@@ -40,6 +40,12 @@ pub enum LaneError {
     /// A place that is not where it should be.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
+    /// Its thread panicked.
+    #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
+    Panicked {
+        /// Which lane.
+        lane: u16,
+    },
     /// A worker cannot be attached.
     #[error("worker {rank} cannot be attached: {reason}")]
     Attach {

@@ -12,8 +12,9 @@ use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::Settings;
 use proto_common::error::{Death, ExitCode};
+use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::{INBOX_SLOTS_MIN, PROTOCOL_VERSION, RESULT_SLOT_BYTES, slot_bytes_for};
+use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
 use proto_common::message::{
     ClusterShape, FromScheduler, Member, MemberReport, RefusalReason, Register, ToScheduler, Welcome,
 };
@@ -83,8 +84,14 @@ pub async fn run(
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
-    let connect = SchedulerLink::connect(&settings, register, heartbeat);
-    let (link, welcome) = connect.await.map_err(|error| {
+    let connected = tokio::select! {
+        connected = SchedulerLink::connect(&settings, register, heartbeat) => connected,
+        reason = shutdown.wait() => {
+            tracing::info!(reason, "leaving before the scheduler has answered");
+            return Ok(());
+        }
+    };
+    let (link, welcome) = connected.map_err(|error| {
         let code = error.exit_code();
         Failure::new(code, error)
     })?;
@@ -161,9 +168,7 @@ fn start_lanes(
             deterministic: shape.deterministic,
             inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
-            spill_blocks: u32::try_from(settings.memory.spill_bytes / shape.chunk_bytes)
-                .unwrap_or(u32::MAX)
-                .max(1),
+            spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
         };
         let lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
@@ -177,22 +182,32 @@ fn start_lanes(
     Ok(lanes)
 }
 
-/// As many slots as are set, or as may be pinned for a RDMA device beside everything else.
+/// As many slots as are set, or as may be registered with a RDMA device beside everything else.
 fn inbox_slots(settings: &Settings, shape: &ClusterShape, devices: &Devices) -> u32 {
-    let wanted = settings.memory.inbox_slots;
-    let Some(limit) = devices.verbs.as_ref().and_then(|_| fabric::memlock::limit_bytes()) else {
+    let (memory, wanted) = (&settings.memory, settings.memory.inbox_slots);
+    if devices.verbs.is_none() {
         return wanted;
-    };
-    let slot_bytes = slot_bytes_for(shape.chunk_bytes) * u64::from(shape.lanes);
-    let slots = u32::try_from(limit / 2 / slot_bytes).unwrap_or(u32::MAX).clamp(INBOX_SLOTS_MIN, wanted);
+    }
+    let limit = Limit::of(memory, fabric::memlock::limit_bytes());
+    let slots =
+        footprint::inbox_slots(memory, (shape.lanes, shape.chunk_bytes), fabric::VERBS_QUEUE_BYTES, limit);
     if slots < wanted {
+        let (why, kib) = (lowered_by(limit), limit.bytes() / 1024);
         tracing::warn!(
-            "memory.inbox_slots is lowered from {wanted} to {slots}, because this process may pin {} KiB only; {}",
-            limit / 1024,
-            fabric::memlock::FIX
+            "memory.inbox_slots is lowered from {wanted} to {slots}, because this process may {} {kib} KiB only; {}",
+            why.0,
+            why.1
         );
     }
     slots
+}
+
+/// What a limit keeps a process from, and what lifts it.
+fn lowered_by(limit: Limit) -> (&'static str, &'static str) {
+    match limit {
+        Limit::Pinned(_) => ("pin", fabric::memlock::FIX),
+        Limit::Registered(_) => ("register", "raise memory.registered_bytes"),
+    }
 }
 
 fn serve_http(

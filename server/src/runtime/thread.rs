@@ -6,6 +6,7 @@ use crate::engine::{ChunkSpec, LaneStats, Waiting};
 use fabric::{ChannelSetup, LaneQueue, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,12 +55,24 @@ pub(super) fn spawn_lane(
 ) -> std::io::Result<(Mailbox<LaneMessage>, JoinHandle<()>)> {
     let mut lane = lane;
     let (mailbox, receiver) = Mailbox::new(lane.queue_mut().waker());
-    let thread = std::thread::Builder::new().name(format!("gradwire-data-{index}")).spawn(move || {
-        if let Err(error) = (Loop { lane, receiver, spin, start: Instant::now() }).run() {
+    let work = move || (Loop { lane, receiver, spin, start: Instant::now() }).run();
+    Ok((mailbox, start(index, work, failed)?))
+}
+
+/// A thread that says how its work failed, also where it panicked: the server is to end then, and not to go on without a
+/// lane.
+fn start(
+    index: u16,
+    work: impl FnOnce() -> Result<(), LaneError> + Send + 'static,
+    failed: impl FnOnce(LaneError) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(format!("gradwire-data-{index}")).spawn(move || {
+        // What a panic leaves half done is dropped by it.
+        let ended = catch_unwind(AssertUnwindSafe(work));
+        if let Err(error) = ended.unwrap_or(Err(LaneError::Panicked { lane: index })) {
             failed(error);
         }
-    })?;
-    Ok((mailbox, thread))
+    })
 }
 
 struct Loop {
@@ -139,5 +152,20 @@ impl Loop {
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_failure_that_names_the_lane() {
+        let (sender, failures) = std::sync::mpsc::channel();
+        let failed = move |error| sender.send(error).unwrap();
+        start(3, || panic!("a bug"), failed).unwrap().join().unwrap();
+        let failure = failures.recv().unwrap();
+        assert!(matches!(failure, LaneError::Panicked { lane: 3 }), "{failure}");
+        assert!(failure.to_string().contains("lane 3"));
     }
 }

@@ -5,7 +5,7 @@ use super::cluster::{Cluster, PATIENCE, Place};
 use super::process::Process;
 
 /// A few steps over tensors of 0.2 to 6.6 chunks of 4 KiB and less than one of 256 KiB.
-const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "2", "--batch", "8", "--seed", "7"];
+pub const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "2", "--batch", "8", "--seed", "7"];
 /// Delays each gradient by up to this, differently in every rank.
 const JITTER: [&str; 2] = ["--jitter-us", "1500"];
 

@@ -223,8 +223,9 @@ fn connect_servers(
     roster: &Roster,
     (progress, steps): (Sender<Step>, Receiver<Step>),
 ) -> Result<Vec<(Rank, Choice)>, ClientError> {
-    // Each step of a connection has this long; a thread that tells nothing at all has panicked.
-    let patience = 5 * connector.within + DEATH_GRACE;
+    // Each step of a connection has this long, and there may be two tries; a thread that tells nothing at all has
+    // panicked.
+    let patience = 10 * connector.within + DEATH_GRACE;
     let connector = Arc::new(connector);
     let servers = roster.members.iter().filter(|member| member.id.role == Role::Server);
     let mut missing = 0;

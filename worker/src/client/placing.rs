@@ -15,8 +15,9 @@ impl Client {
     /// tensors are placed anew.
     pub(super) fn look_at_round(&self, round: u64) {
         if round == SECOND_ROUND && !self.0.traced.swap(true, Ordering::Relaxed) {
-            self.0.planned_bytes.store(0, Ordering::Relaxed);
             let tensors = self.0.tensors.read().unwrap_or_else(PoisonError::into_inner);
+            // Whoever declares meanwhile waits: what it plans is not to be counted twice.
+            self.0.planned_bytes.store(0, Ordering::Relaxed);
             self.place(&tensors.values().cloned().collect::<Vec<_>>(), true);
         }
     }
@@ -38,8 +39,13 @@ impl Client {
 
     fn trace(&self, tensor: &Tensor) -> Trace {
         let bytes = tensor.bytes();
-        let (contributions, single_writer) = (tensor.numbers().rounds(), self.0.shape.workers == 1);
-        Trace { contributions, bytes_min: bytes, bytes_max: bytes, single_writer }
+        let single_writer = self.0.shape.workers == 1;
+        Trace {
+            contributions: in_first_iteration(tensor.numbers().rounds()),
+            bytes_min: bytes,
+            bytes_max: bytes,
+            single_writer,
+        }
     }
 
     fn facts(&self) -> Facts {
@@ -59,5 +65,46 @@ impl Client {
             drivers,
             policy: settings.transport.placement,
         }
+    }
+}
+
+/// How many of a tensor's contributions were of the first iteration: the one that ended it is of the second, and so is
+/// what other threads have started meanwhile.
+fn in_first_iteration(rounds: u64) -> u64 {
+    rounds.min(SECOND_ROUND - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::optimizer::Optimizer;
+    use proto_common::plan::{Placement, PlacementPolicy};
+    use proto_common::tensor::TensorSpec;
+
+    /// Room for one of two: the smaller one, whichever began the second iteration.
+    #[test]
+    fn the_contribution_that_ends_the_first_iteration_gets_its_tensor_no_precedence() {
+        let facts = Facts {
+            chunk_bytes: 256 << 10,
+            workers: 1,
+            servers: 1,
+            budget_bytes: 512 << 10,
+            spent_bytes: 0,
+            drivers: vec![Driver::Verbs],
+            checksums: false,
+            policy: PlacementPolicy::Auto,
+        };
+        let subject = |key: u64, elements: u64, rounds: u64| {
+            let contributions = in_first_iteration(rounds);
+            let bytes = elements * 4;
+            let trace = Trace { contributions, bytes_min: bytes, bytes_max: bytes, single_writer: true };
+            Subject::of(&TensorSpec::f32(key, elements, Optimizer::sum()), Some(trace))
+        };
+        for rounds in [[1, 1], [2, 1], [2, 2]] {
+            let planned = plan(&[subject(1, 128 << 10, rounds[0]), subject(2, 64 << 10, rounds[1])], &facts);
+            let placements: Vec<_> = planned.iter().map(|planned| planned.placement).collect();
+            assert_eq!(placements, [Placement::RendezvousRead, Placement::Static], "{rounds:?}");
+        }
+        assert_eq!(in_first_iteration(0), 0);
     }
 }

@@ -114,7 +114,7 @@ impl LaneEngine {
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };
-        Some(PartBlock { op: op.id, offset: spec.offset, block })
+        Some(PartBlock { op: op.id, offset: spec.offset, block: part.as_sent(block) })
     }
 
     /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.

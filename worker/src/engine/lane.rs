@@ -23,7 +23,7 @@ const RETRY_MS: u64 = 2;
 /// Doublings of it.
 const RETRY_DOUBLINGS_MAX: u32 = 4;
 /// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
-const CORRUPT_RETRIES_MAX: u8 = 3;
+pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
 /// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
 /// costs is shared then, and more would gain little.
 const GATHER_BYTES_MAX: u64 = 16 << 10;
@@ -344,12 +344,8 @@ impl LaneEngine {
             self.note_awaited(index, part.op, block, payload);
             return;
         }
-        if block.status == Status::Corrupt && part.corrupt < CORRUPT_RETRIES_MAX {
-            self.stats.retries += 1;
-            self.put_back(index, part);
-            if let Some(part) = self.parts.get_mut(index) {
-                (part.corrupt, part.told_ms) = (part.corrupt + 1, None);
-            }
+        if block.status == Status::Corrupt {
+            self.changed_on_the_way(index, part, server, out);
             return;
         }
         let failure = self.failure(server, &part, block, payload);
@@ -359,6 +355,23 @@ impl LaneEngine {
             op.landed = Some((bytes.saturating_add(landed), newest.max(block.round)));
         }
         self.end_part(index, part.spec, block.round, failure, out);
+    }
+
+    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
+    /// and takes what follows it on the chunk.
+    fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
+        self.stats.retries += 1;
+        self.put_back(index, part);
+        let Some(part) = self.parts.get_mut(index) else { return };
+        (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
+        let (chunk, status) = (part.spec.id, Status::Corrupt);
+        if part.is_given_up()
+            && let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed)
+        {
+            op.failed = true;
+            self.stats.failed += 1;
+            out.list.push(Command::Failed { op: op.id, error: OpError::Refused { chunk, server, status } });
+        }
     }
 
     /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them

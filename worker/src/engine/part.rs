@@ -1,6 +1,7 @@
 //! Operations and their parts: one part is one chunk's share of one operation.
 
-use proto_common::batch::{BlockData, OpKind};
+use super::lane::CORRUPT_RETRIES_MAX;
+use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
@@ -93,6 +94,22 @@ pub(super) struct Part {
     pub(super) told_ms: Option<u64>,
     /// How often its payload changed on the way.
     pub(super) corrupt: u8,
+}
+
+impl Part {
+    /// Has its payload changed on the way too often?
+    pub(super) fn is_given_up(&self) -> bool {
+        self.corrupt > CORRUPT_RETRIES_MAX
+    }
+
+    /// Its block as it is sent: of one that is given up only its number, which the server has to know.
+    pub(super) fn as_sent(&self, block: Block) -> Block {
+        if !self.is_given_up() {
+            return block;
+        }
+        let data = BlockData::Inline { offset: 0 };
+        Block { status: Status::Corrupt, bytes: 0, data, landing: None, ..block }
+    }
 }
 
 /// Place in a server's queue: higher priority first, then older first.

@@ -33,15 +33,20 @@ impl LaneEngine {
     pub(super) fn way(&self, op: &Op, spec: &PartSpec) -> BlockData {
         let slot = BlockData::Inline { offset: 0 };
         let Some(link) = self.links.get(spec.server.0 as usize) else { return slot };
-        if !op.payload || spec.bytes == 0 || op.placement == Placement::Slot || link.slots_only {
+        if !op.payload || spec.bytes == 0 || link.slots_only {
             return slot;
         }
         let keep = match (op.placement, link.buffers.get(&spec.id)) {
+            // Placed anew: the buffer is asked for once more, for one landing, and is the server's again after that.
+            (placement, Some(KeyBuffer::Granted { keep: true, .. })) if placement != Placement::Static => {
+                false
+            }
+            (_, Some(KeyBuffer::Granted { .. })) => return BlockData::Placed,
+            (Placement::Slot, _) => return slot,
             (_, Some(KeyBuffer::Refused { until_ms })) if self.now_ms < *until_ms => return slot,
             (Placement::RendezvousRead, _) => {
                 return BlockData::ByReference { region: 0, offset: spec.offset };
             }
-            (_, Some(KeyBuffer::Granted { .. })) => return BlockData::Placed,
             (_, Some(KeyBuffer::Occupied { .. })) => return slot,
             (placement, Some(KeyBuffer::Refused { .. }) | None) => placement == Placement::Static,
         };

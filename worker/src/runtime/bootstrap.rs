@@ -15,6 +15,12 @@ use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromServer, Hello, InboxGrant, Member, ServerOffer, ToServer};
 use proto_common::transport::{Choice, Driver, Offer};
 use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// What to look at where probes fail; `gradwire doctor` tries the same.
+const BLOCKED: &str = "the data path is blocked: a firewall (RDMA over Ethernet is UDP port 4791)?";
+/// A RDMA device gets this part of the time, so that another driver has some left.
+const VERBS_PART: u32 = 3;
 
 /// What connecting to any server needs.
 pub(crate) struct Connector {
@@ -28,28 +34,47 @@ pub(crate) struct Connector {
     pub(crate) within: Duration,
 }
 
-/// Connects all lanes to one server. Blocks; runs on a thread of its own.
+/// Why a server is not connected, and the driver that was being tried, once one had been chosen.
+struct Failed {
+    error: ClientError,
+    over: Option<(Driver, String)>,
+}
+
+/// Connects all lanes to one server. Blocks; runs on a thread of its own. A device that both sides have and whose way
+/// to this server is closed (addresses of two kinds, a firewall) is ruled out for this pair, with the reason, and both
+/// choose again: that is another driver, or the error that one of them requires this one.
 pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<Choice, ClientError> {
+    let mut offer = connector.offer.clone();
+    match attempt(connector, server, &offer) {
+        Err(Failed { over: Some((Driver::Verbs, reason)), .. }) => {
+            tracing::warn!(server = server.id.rank.0, reason, "no way to this server over the RDMA device");
+            offer.missing.push((Driver::Verbs, format!("between this worker and this server: {reason}")));
+            attempt(connector, server, &offer)
+        }
+        attempted => attempted,
+    }
+    .map_err(|failed| failed.error)
+}
+
+/// One try, with this offer.
+fn attempt(connector: &Connector, server: &Member, offer: &Offer) -> Result<Choice, Failed> {
     let address = server.data_address.clone().unwrap_or_default();
-    let failed = |reason: String, code: ExitCode| ClientError::Server {
-        server: server.id.rank,
-        address: address.clone(),
-        reason,
-        code,
+    let failed = |reason: String, code: ExitCode| Failed {
+        error: ClientError::Server { server: server.id.rank, address: address.clone(), reason, code },
+        over: None,
     };
     let io = |error: &dyn std::fmt::Display| failed(error.to_string(), ExitCode::Io);
     let (host, port) = split_address("data_address", &address)
         .map_err(|_| failed("its address is not host:port".into(), ExitCode::Refused))?;
     let runtime = daemon::process::control_runtime().map_err(|error| io(&error))?;
-    let deadline = Instant::now() + connector.within;
     let limit = connector.within;
     let within_ms = limit.as_millis() as u64;
     let fix = "check that the server runs, and that node.advertise names an address that workers reach";
     let stream = runtime.block_on(connect_with_retry(host, port, within_ms, fix)).map_err(|e| io(&e))?;
     let mut link = runtime.block_on(async { Connection::new(stream) }).map_err(|e| io(&e))?;
-    let mut say = |message: &ToServer| runtime.block_on(link.send_within(message, limit)).map_err(|e| io(&e));
-    say(&ToServer::Hello(hello(connector, server)))?;
-    let mut offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
+    let hello = ToServer::Hello(hello(connector, server, offer));
+    runtime.block_on(link.send_within(&hello, limit)).map_err(|error| io(&error))?;
+    let offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
         Some(FromServer::Offer(offer)) => offer,
         Some(FromServer::NoTransport(refused)) => {
             return Err(failed(refused.to_string(), ExitCode::Transport));
@@ -60,8 +85,27 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
         }
         None => return Err(failed("it closed the connection".into(), ExitCode::Io)),
     };
+    let driver = offer.choice.driver;
+    open(connector, server, (&runtime, &mut link), offer).map_err(|(reason, code)| {
+        let over = Some((driver, reason.clone()));
+        Failed { over, ..failed(reason, code) }
+    })
+}
+
+/// Brings the channels of a driver up that both sides have chosen: the probe write each way is answered.
+fn open(
+    connector: &Connector,
+    server: &Member,
+    (runtime, link): (&Runtime, &mut Connection),
+    mut offer: ServerOffer,
+) -> Result<Choice, (String, ExitCode)> {
+    let io = |error: &dyn std::fmt::Display| (error.to_string(), ExitCode::Io);
+    // Another driver is to have its time, too.
+    let tries = if offer.choice.driver == Driver::Verbs { VERBS_PART } else { 1 };
+    let limit = connector.within / tries;
+    let deadline = Instant::now() + limit;
     let (ours, carriers) =
-        attach_lanes(connector, server, &offer, deadline).map_err(|reason| failed(reason, ExitCode::Io))?;
+        attach_lanes(connector, server, &offer, deadline).map_err(|reason| (reason, ExitCode::Io))?;
     if offer.choice.driver == Driver::Tcp {
         // Which kind of socket it is shows only now; the status tells it with the reason.
         offer.choice.why.push_str(&format!("; over {carriers}"));
@@ -70,20 +114,19 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
     runtime.block_on(link.send_within(&inboxes, limit)).map_err(|e| io(&e))?;
     let theirs = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
         Some(FromServer::Inboxes(inboxes)) => inboxes,
-        Some(FromServer::Refused { reason }) => return Err(failed(reason, ExitCode::Refused)),
-        _ => return Err(failed("it did not tell its inboxes".into(), ExitCode::Refused)),
+        Some(FromServer::Refused { reason }) => return Err((reason, ExitCode::Refused)),
+        _ => return Err(("it did not tell its inboxes".into(), ExitCode::Refused)),
     };
     // Between processes that share memory nothing is on the way.
     let sums = connector.offer.policies.payload_checksum && offer.choice.driver != Driver::Shm;
     if sums {
         offer.choice.why.push_str(", payload checksums");
     }
-    activate_lanes(connector, server, &theirs, sums, deadline)
-        .map_err(|reason| failed(reason, ExitCode::Io))?;
+    activate_lanes(connector, server, &theirs, sums, deadline).map_err(|reason| (reason, ExitCode::Io))?;
     Ok(offer.choice)
 }
 
-fn hello(connector: &Connector, server: &Member) -> Hello {
+fn hello(connector: &Connector, server: &Member, offer: &Offer) -> Hello {
     Hello {
         protocol: PROTOCOL_VERSION,
         job: connector.job,
@@ -91,7 +134,7 @@ fn hello(connector: &Connector, server: &Member) -> Hello {
         incarnation: connector.incarnation,
         server_incarnation: server.incarnation,
         epoch: connector.epoch,
-        offer: connector.offer.clone(),
+        offer: offer.clone(),
     }
 }
 
@@ -144,9 +187,9 @@ fn activate_lanes(
         let (server, incarnation) = (server.id.rank, server.incarnation);
         let activate = |reply| LaneMessage::Activate { server, incarnation, inbox, sum_payloads, reply };
         let probed = lane.ask(left, activate);
-        probed.ok_or_else(|| {
-            format!("the probe write on lane {index} was not answered; the data path is blocked (firewall?)")
-        })??;
+        let probed =
+            probed.ok_or_else(|| format!("the probe write on lane {index} was not answered; {BLOCKED}"))?;
+        probed.map_err(|reason| format!("the probe write on lane {index} failed ({reason}); {BLOCKED}"))?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -77,6 +78,8 @@ pub struct LaneDriver<Q> {
     servers: HashMap<ChannelId, Rank>,
     /// Servers whose channel broke, since when and why.
     broken: Vec<(Rank, u64, String)>,
+    /// Servers whose channel broke before its probe was answered, and why: whoever connects them is told, nobody else.
+    unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
     blocks: Blocks,
     prefix: Box<[u8]>,
@@ -104,6 +107,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             links: (0..config.engine.servers).map(|_| None).collect(),
             servers: HashMap::new(),
             broken: Vec::new(),
+            unready: Vec::new(),
             live: HashMap::new(),
             blocks: Blocks::new(PREFIXES_PER_LANE, TABLE_BYTES_MAX as u64, "gradwire-prefixes")?,
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
@@ -141,6 +145,12 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.probed)
     }
 
+    /// Why the first write to this server will never be answered, once that is so.
+    #[must_use]
+    pub fn unready(&self, server: Rank) -> Option<&str> {
+        self.unready.iter().find(|(rank, _)| *rank == server).map(|(_, reason)| reason.as_str())
+    }
+
     /// The membership's epoch, for batch headers.
     pub fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = self.epoch.max(epoch);
@@ -149,6 +159,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Takes over a connected channel. Returns what the server needs of our inbox.
     pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
+        self.unready.retain(|(rank, _)| *rank != server);
         let region = self.queue.expose(channel, &self.inbox)?.0;
         self.queue.lend(channel, &self.inbox.all())?;
         let landing_key = self.queue.expose(channel, &self.landing)?.0;
@@ -213,6 +224,15 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
         self.engine.fail_all(&error, &mut self.commands);
         self.execute()
+    }
+
+    /// The lane ends, perhaps after a panic in its middle: whatever operation it has not told of its end by now is told,
+    /// one by one, because a callback may panic, too.
+    pub(super) fn abandon(&mut self, error: &OpError) {
+        for (_, Live { state, .. }) in self.live.drain() {
+            let _ = catch_unwind(AssertUnwindSafe(|| state.fail(error.clone())));
+            let _ = catch_unwind(AssertUnwindSafe(|| state.lane_done(0)));
+        }
     }
 
     /// An operation's share of this lane.
@@ -308,8 +328,14 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         if self.failed.is_none() {
             tracing::warn!(server = server.0, reason, "data channel to a server ended");
         }
+        let was_ready = self.probed(server);
         self.detach(server);
-        self.broken.push((server, now_ms, reason.to_owned()));
+        if was_ready {
+            self.broken.push((server, now_ms, reason.to_owned()));
+        } else {
+            self.unready.retain(|(rank, _)| *rank != server);
+            self.unready.push((server, reason.to_owned()));
+        }
     }
 
     fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {

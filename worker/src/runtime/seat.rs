@@ -138,12 +138,13 @@ impl Core {
     fn answer_probes(&mut self) {
         let driver = &self.driver;
         self.probes.retain(|(server, reply)| {
-            let probed = driver.probed(*server);
-            if probed {
-                // Nobody listens any more where the bootstrap's deadline has passed.
-                let _ = reply.try_send(Ok(()));
-            }
-            !probed
+            let broke = driver.unready(*server).map(|reason| Err(reason.to_owned()));
+            let Some(answer) = broke.or_else(|| driver.probed(*server).then_some(Ok(()))) else {
+                return true;
+            };
+            // Nobody listens any more where the bootstrap's deadline has passed.
+            let _ = reply.try_send(answer);
+            false
         });
     }
 

@@ -10,9 +10,10 @@ use crate::error::{ClientError, OpError};
 use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::{SyncSender, TryRecvError};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ const PARK_MAX: Duration = Duration::from_millis(2);
 /// Whoever comes to wait has this long to take the seat. Short, because work must not wait for callers who only pass
 /// by.
 const GIVE_WAY: Duration = Duration::from_micros(100);
+
+/// What to do about a panic.
+const BUG: &str = "please report it with what the log says before";
 
 /// What a lane's thread is told.
 pub(crate) enum LaneMessage {
@@ -69,12 +73,31 @@ pub(crate) fn spawn_lane(
     let handle = LaneHandle::new(seat.clone(), mailbox);
     let thread = std::thread::Builder::new()
         .name(format!("gradwire-lane-{index}"))
-        .spawn(move || run(&seat, &sleeper, spin))
+        .spawn(move || guarded(&seat, index, || run(&seat, &sleeper, spin)))
         .map_err(|error| ClientError::Internal(format!("cannot start a data thread: {error}")))?;
     Ok((handle, thread))
 }
 
-fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
+/// However the work ends, the lane ends with it, and says why to whoever waits or comes.
+fn guarded(seat: &Seat, index: u16, work: impl FnOnce() -> Ended) {
+    // Whatever it left half done is not used any more, but for telling those who wait.
+    let why = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ended::Asked) => "the client was dropped".to_owned(),
+        Ok(Ended::Poisoned) => format!("a thread panicked while it drove lane {index}; {BUG}"),
+        Err(_) => format!("the data thread of lane {index} panicked; {BUG}"),
+    };
+    tracing::debug!(lane = index, why, "a lane ends");
+    end(seat, &why);
+}
+
+/// Why a data thread has ended.
+enum Ended {
+    Asked,
+    /// A caller panicked with the seat.
+    Poisoned,
+}
+
+fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) -> Ended {
     // Set once: a lane has one data thread.
     let _ = seat.thread.set(std::thread::current());
     let mut away = Away::default();
@@ -85,13 +108,13 @@ fn run(seat: &Seat, sleeper: &Sleeper, spin: Duration) {
         }
         let mut guard = match seat.core.lock() {
             Ok(guard) => guard,
-            Err(poisoned) => {
+            Err(_) => {
                 tracing::error!("a thread panicked while it drove a lane, which ends");
-                return end(seat, poisoned.into_inner());
+                return Ended::Poisoned;
             }
         };
-        let Some(core) = guard.as_mut() else { return };
-        let Some((rest, timeout)) = core.hold(seat, spin) else { return end(seat, guard) };
+        let Some(core) = guard.as_mut() else { return Ended::Asked };
+        let Some((rest, timeout)) = core.hold(seat, spin) else { return Ended::Asked };
         drop(guard);
         match rest {
             // A caller that drives meanwhile leaves the sleep alone, but for one that sleeps in our place.
@@ -127,25 +150,32 @@ impl Away {
             Some(self.park.map_or(PARK_MIN, |park| (park * 2).min(PARK_MAX)))
         } else if seat.is_waited_for() {
             None
+        } else if self.gave_way {
+            // Once: callers who drive for moments only leave others' transfers to us.
+            None
         } else if drove {
             Some(PARK_MIN)
-        } else if came && !self.gave_way {
+        } else if came {
             Some(GIVE_WAY)
         } else {
             None
         };
-        self.gave_way = park == Some(GIVE_WAY);
+        self.gave_way = park.is_some() && !is_driven;
         self.park = park.filter(|_| is_driven);
         park
     }
 }
 
 /// Fails what is in progress, and whatever still comes.
-fn end(seat: &Seat, mut guard: MutexGuard<'_, Option<Core>>) {
+fn end(seat: &Seat, why: &str) {
+    let mut guard = seat.core.lock().unwrap_or_else(PoisonError::into_inner);
     seat.ended.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     let Some(mut core) = guard.take() else { return };
-    let _ = core.driver.fail(OpError::Closed("the client was dropped".into()));
+    let error = OpError::Closed(why.to_owned());
+    // After a panic it may panic again; nobody is to wait for that.
+    let _ = catch_unwind(AssertUnwindSafe(|| core.driver.fail(error.clone())));
+    core.driver.abandon(&error);
     while let Ok(message) = core.receiver.try_recv() {
         if let LaneMessage::Submit(submission) = message {
             core.submit(submission);
@@ -254,5 +284,98 @@ impl Core {
             }
             LaneMessage::Stop => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{EngineConfig, PartSpec};
+    use crate::runtime::seat::drive_until;
+    use crate::runtime::{LaneConfig, OpState};
+    use fabric::Pool;
+    use proto_common::batch::OpKind;
+    use proto_common::element::Dtype;
+    use proto_common::ids::{ChunkId, JobId, Lane, Operation};
+    use proto_common::plan::Placement;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn driver(index: u16) -> LaneDriver<LaneQueue> {
+        let engine = EngineConfig {
+            job: JobId(1),
+            incarnation: Incarnation(1),
+            lane: Lane(index),
+            servers: 1,
+            gather_max: 8,
+            in_flight_max: 8,
+        };
+        let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
+        let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
+        LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
+    }
+
+    /// A caller that drives for a moment and does not stay.
+    fn drive(lane: &LaneHandle) {
+        drive_until(std::iter::once(lane), Instant::now(), || true);
+    }
+
+    fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
+        let state = OpState::new(1);
+        let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4 };
+        let submission = Submission {
+            state: state.clone(),
+            op,
+            kind: OpKind::Push,
+            dtype: Dtype::F32,
+            placement: Placement::Slot,
+            operation: Operation(1),
+            round: 1,
+            priority: 0,
+            timeout_ms: 600_000,
+            parts: [part].into(),
+            source: None,
+            target: None,
+        };
+        assert!(lane.submit(submission) && lane.kick());
+        state
+    }
+
+    #[test]
+    fn a_panic_of_the_data_thread_ends_what_waits_with_an_error_that_names_the_lane() {
+        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO).unwrap();
+        let (first, second) = (submit(&lane, 1), submit(&lane, 2));
+        // The first word of its end makes the data thread panic.
+        for state in [&first, &second] {
+            state.on_end(Box::new(|_| panic!("a trainer's callback")));
+        }
+        let third = submit(&lane, 3);
+        lane.send(LaneMessage::Fail(OpError::Closed("a test".into())));
+        let told = third.wait(Instant::now() + PATIENCE).expect("it hangs").unwrap_err().to_string();
+        assert!(told.contains("the data thread of lane 3 panicked"), "{told}");
+        thread.join().unwrap();
+        assert!(!lane.kick(), "the lane has ended");
+    }
+
+    /// Two callers: one drives for moments, again and again; the transfer of the other, which does not wait for it, is
+    /// the data thread's work.
+    #[test]
+    fn callers_that_drive_for_moments_do_not_keep_the_data_thread_away() {
+        let mut driver = driver(0);
+        let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
+        let seat = Arc::new(Seat::new(Core::new(driver, receiver), Duration::ZERO));
+        let lane = LaneHandle::new(seat.clone(), mailbox);
+        let mut away = Away::default();
+        assert_eq!(away.look(&seat), None);
+        for _ in 0..3 {
+            drive(&lane);
+            assert_eq!(away.look(&seat), Some(PARK_MIN), "the caller may come back");
+            drive(&lane);
+            assert_eq!(away.look(&seat), None, "it came back, and left again");
+        }
+        lane.visit();
+        assert_eq!(away.look(&seat), Some(GIVE_WAY));
+        lane.visit();
+        assert_eq!(away.look(&seat), None);
     }
 }

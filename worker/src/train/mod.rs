@@ -8,6 +8,7 @@
 //! pass waits for each layer's new weights only when it needs them.
 
 pub mod args;
+pub mod axis;
 pub mod cluster;
 pub mod data;
 pub mod error;

@@ -1,5 +1,6 @@
 //! The loss curve as a small SVG, readable on light and dark pages. Makes text, writes no file.
 
+use super::axis::{MARKS, escape, from_zero, nice_step, short};
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 720.0;
@@ -8,8 +9,6 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 52.0;
-/// About how many marks an axis gets.
-const MARKS: f64 = 6.0;
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#333}.title{font-size:15px;font-weight:600}\
 .grid{stroke:#8886;stroke-width:1}.axis{stroke:#666;stroke-width:1}\
@@ -19,7 +18,7 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#333}.title{font-s
 /// Draws `losses`, the mean training loss of epochs `first_epoch`, `first_epoch + 1`, …
 pub fn loss_curve(title: &str, first_epoch: u32, losses: &[f64]) -> String {
     let (x_marks, x_low, x_high) = epoch_axis(first_epoch, losses.len());
-    let (y_marks, y_high) = loss_axis(losses);
+    let (y_marks, y_high) = from_zero(losses.iter().copied());
     let x = |epoch: f64| LEFT + (epoch - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT);
     let y = |loss: f64| HEIGHT - BOTTOM - loss / y_high * (HEIGHT - TOP - BOTTOM);
 
@@ -79,34 +78,6 @@ fn epoch_axis(first: u32, count: usize) -> (Vec<f64>, f64, f64) {
     (marks, low, high)
 }
 
-/// Marks from 0 to a round number at or above the highest loss, and that number.
-fn loss_axis(losses: &[f64]) -> (Vec<f64>, f64) {
-    let highest = losses.iter().copied().filter(|l| l.is_finite()).fold(0.0, f64::max).max(1e-9);
-    let step = nice_step(highest / MARKS);
-    let count = (highest / step).ceil().max(1.0);
-    ((0..=count as u32).map(|k| f64::from(k) * step).collect(), count * step)
-}
-
-/// 1, 2 or 5 times a power of ten, not below `rough`.
-fn nice_step(rough: f64) -> f64 {
-    let power = 10f64.powf(rough.max(1e-12).log10().floor());
-    [1.0, 2.0, 5.0].into_iter().map(|k| k * power).find(|s| *s >= rough).unwrap_or(10.0 * power)
-}
-
-/// Up to four significant digits, without trailing zeros.
-fn short(value: f64) -> String {
-    if value == 0.0 {
-        return "0".into();
-    }
-    let digits = (3.0 - value.abs().log10().floor()).clamp(0.0, 12.0) as usize;
-    let text = format!("{value:.digits$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,13 +98,5 @@ mod tests {
             let svg = loss_curve("t", 5, losses);
             assert!(svg.len() < 20_000 && !svg.contains("inf"), "{svg}");
         }
-    }
-
-    #[test]
-    fn steps_and_labels_are_round() {
-        assert_eq!(nice_step(0.3), 0.5);
-        assert_eq!(nice_step(4.0), 5.0);
-        assert_eq!(nice_step(7.0), 10.0);
-        assert_eq!((short(0.25), short(0.0), short(20.0)), ("0.25".into(), "0".into(), "20".into()));
     }
 }

@@ -1,6 +1,7 @@
 //! Declarations: placed once, agreed by all, answered only when servers have allocated.
 
 use super::*;
+use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 
 const ELEMENTS: u64 = 3 * 1024;
 const TIMEOUT_MS: u64 = 40;
@@ -191,4 +192,19 @@ fn who_is_gone_is_not_answered_at_its_deadline() {
     assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
     rig.say(worker(0), ToScheduler::Goodbye);
     assert!(rig.tick_at(TIMEOUT_MS).is_empty());
+}
+
+#[test]
+fn what_was_declared_in_parts_need_not_fit_one_answer() {
+    let mut rig = Rig::running(1, 2);
+    let half = CONTROL_FRAME_BYTES_MAX as u64 / 150;
+    let part = |first: u64| (first..first + half).map(tensor).collect::<Vec<_>>();
+    for first in [1, 1 + half] {
+        let update = assignment(&rig.say(worker(0), declare(first, part(first))));
+        assert_eq!(answer(&rig.say(server(0), assigned(update.epoch))).1.unwrap().tensors.len() as u64, half);
+    }
+    let all = [part(1), part(1 + half)].concat();
+    let (_, refused) = answer(&rig.say(worker(1), declare(7, all)));
+    assert!(refused.unwrap_err().to_string().contains("declare fewer tensors at once"));
+    assert!(answer(&rig.say(worker(1), declare(8, part(1 + half)))).1.is_ok(), "and so it goes");
 }

@@ -112,6 +112,39 @@ fn a_channel_that_ends_in_mid_read_takes_the_operation_back() {
 }
 
 #[test]
+fn an_operation_taken_back_leaves_no_gap_before_one_that_its_deadline_ended() {
+    let mut rig = Rig::new(config(2));
+    rig.send(0, &[by_reference(push(1, 1), 0), push(2, 2), by_reference(push(3, 3), 64)]);
+    let told = rig.tick(1_000);
+    assert_eq!((told.len(), told[0].operation, told[0].status), (1, 2, Status::DeadlineWaiting), "{told:?}");
+    rig.engine.peer_down(Rank(0));
+    rig.connect(0);
+    assert_eq!(rig.send(0, &[push(3, 3), push(4, 4)]), [], "not before the first one");
+    let told = rig.flush();
+    assert!(told.iter().all(|told| told.status == Status::Retry) && told.len() == 2, "{told:?}");
+    let commands = rig.send(0, &[push(1, 1), push(3, 3), push(4, 4)]);
+    assert_eq!(commands.first(), Some(&reduce(rig.at(), true)), "the second one was told of its end");
+    for round in 1..5 {
+        rig.send(1, &[push(round, round)]);
+        rig.flush();
+    }
+    assert_eq!((rig.version(), rig.engine.stats().contributions), (4, 8));
+}
+
+#[test]
+fn nothing_is_folded_before_an_initial_value_that_is_to_be_read_again() {
+    let mut rig = Rig::new(config(2));
+    rig.send(0, &[by_reference(init(1, BYTES), 8), push(2, 1)]);
+    rig.engine.peer_down(Rank(0));
+    rig.connect(0);
+    let early = rig.send(1, &[init(1, 0), push(2, 1)]);
+    assert!(matches!(early[..], [Command::Spill { .. }]), "{early:?}");
+    let commands = rig.send(0, &[init(1, BYTES)]);
+    assert_eq!(commands[0], Command::Init { chunk: 0, from: rig.at(), into: 1 });
+    assert!(matches!(commands[1..], [Command::Reduce { .. }, Command::Finish { .. }]), "{commands:?}");
+}
+
+#[test]
 fn an_initial_value_is_read_before_anything_is_folded_or_told() {
     let mut rig = Rig::new(config(2));
     assert_eq!(rig.send(0, &[by_reference(init(1, BYTES), 8)]), [fetch(0, 8, 0)]);
@@ -161,6 +194,19 @@ fn a_kept_grant_serves_again_and_again() {
         );
     }
     assert_eq!((rig.engine.key_buffers(), rig.engine.stats().spills), (2, 0));
+}
+
+#[test]
+fn a_kept_grant_asked_for_once_more_for_one_landing_ends_with_that() {
+    let mut rig = Rig::new(config(1));
+    assert_eq!(rig.ask(0, push(1, 1), true), Some(0));
+    rig.send(0, &[placed(push(1, 1))]);
+    rig.flush();
+    assert_eq!(rig.ask(0, push(2, 2), false), Some(0), "the same one");
+    rig.send(0, &[placed(push(2, 2))]);
+    assert_eq!(rig.flush(), [done(0, 2, 2)]);
+    assert_eq!((rig.engine.key_buffers(), rig.engine.spills().0), (0, 0));
+    assert!(expelled(&rig.send(0, &[placed(push(3, 3))])).contains("without a grant"));
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn actions(workers: u32) -> impl Strategy<Value = Vec<Action>> {
         4 => any::<prop::sample::Index>().prop_map(|at| Action::Landed { at }),
         4 => any::<prop::sample::Index>().prop_map(|at| Action::Fetched { at }),
         1 => rank.prop_map(|rank| Action::Idle { rank }),
-        1 => (0u64..400).prop_map(|ms| Action::Pass { ms }),
+        // Up to beyond the deadline, so that operations end in mid-read.
+        1 => (0u64..1_200).prop_map(|ms| Action::Pass { ms }),
     ];
     prop::collection::vec(action, 1..150)
 }
@@ -284,6 +285,8 @@ impl World {
             turns += 1;
             assert!(turns < 1_000, "not answered: {:?}", self.trainers);
         }
+        // What deadlines ended may still be on its way.
+        self.pass();
     }
 
     /// Everybody sends all it has; everything lands.
@@ -366,7 +369,7 @@ fn travel(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(800))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn rounds_are_exact_whatever_the_interleaving(
         (workers, actions) in (1u32..6).prop_flat_map(|workers| (Just(workers), actions(workers))),

@@ -181,6 +181,28 @@ fn of_a_corrupt_batch_nothing_is_taken_and_all_can_come_again() {
 }
 
 #[test]
+fn a_number_that_is_given_up_leaves_no_gap() {
+    let mut rig = Rig::new(EngineConfig { inbox_slots: 32, ..config(1) });
+    let given_up = |block: Block| Block { status: Status::Corrupt, bytes: 0, landing: None, ..block };
+    for (number, lost) in [(1, pull(1, 0)), (3, push(3, 2)), (5, push_pull(5, 3)), (7, init(7, BYTES))] {
+        let slot = rig.workers[0].credits.pop_front().expect("one is returned with each answer");
+        let header = BatchHeader { wanted: 2, ..rig.header(0) };
+        let mut out = Commands::default();
+        // Another payload of the batch has changed again; this one has none.
+        let blocks = [given_up(lost), push(number + 1, 9)];
+        let context = BatchContext { peer: Rank(0), slot, header: &header, blocks: &blocks, grants: &[] };
+        rig.engine.corrupt_batch(&context, &mut out);
+        assert_eq!(out.list, []);
+        let told: Vec<_> = rig.flush().into_iter().map(|answer| answer.status).collect();
+        assert!(matches!(told[..], [Status::WrongShape | Status::Refused, Status::Corrupt]), "{told:?}");
+        let round = rig.version() + 1;
+        let commands = rig.send_wanting(0, 2, &[push(number + 1, round)]);
+        assert!(matches!(commands[..], [Command::Finish { .. }]), "what follows is taken: {commands:?}");
+        assert_eq!(rig.flush(), [done(0, number + 1, round)]);
+    }
+}
+
+#[test]
 fn a_corrupt_batch_is_judged_like_any_other() {
     let mut rig = Rig::new(config(1));
     let slot = rig.workers[0].credits[0];

@@ -14,6 +14,7 @@ use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::plan::Placement;
 use proto_common::shard_map::{MapUpdate, ShardMap, assign};
 use std::collections::{BTreeSet, VecDeque};
 
@@ -198,6 +199,17 @@ impl Cluster {
     #[must_use]
     pub fn server_stats(&self, rank: u32) -> ServerStats {
         self.servers[rank as usize].lane.engine().stats()
+    }
+
+    /// Key buffers of a server.
+    #[must_use]
+    pub fn key_buffers(&self, rank: u32) -> u32 {
+        self.servers[rank as usize].lane.engine().key_buffers()
+    }
+
+    /// Operations that start from now on have one of these placements.
+    pub fn place_by(&mut self, placements: &[Placement]) {
+        self.shape.placements = placements.to_vec();
     }
 
     /// Credits of a server that nobody holds, and all of them.

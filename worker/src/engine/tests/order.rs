@@ -134,8 +134,19 @@ fn what_changed_on_the_way_is_sent_three_times_again_in_its_place() {
     let error = OpError::Refused { chunk: block.id, server: Rank(0), status: Status::Corrupt };
     assert_eq!(
         rig.results(0, &[reply(&block, Status::Corrupt, 0)], &[]),
-        [Command::Failed { op: first, error }, Command::Done { op: first, version: 0 }]
+        [Command::Failed { op: first, error }]
     );
     assert_eq!(rig.results(0, &[done(&sent[0].blocks[1])], &[]), [Command::Done { op: second, version: 2 }]);
-    assert_eq!(rig.engine.stats().retries, 6);
+    // The server is to know that the number is used up, also where another payload of its batch changes.
+    for status in [Status::Corrupt, Status::Retry, Status::Refused] {
+        rig.now_ms += 100;
+        credits(&mut rig);
+        let sent = rig.flush().sent;
+        let [given_up] = sent[0].blocks[..] else { panic!("{sent:?}") };
+        assert_eq!((given_up.status, given_up.operation, given_up.bytes), (Status::Corrupt, Operation(1), 0));
+        let commands = rig.results(0, &[reply(&given_up, status, 0)], &[]);
+        let ended = [Command::Done { op: first, version: 0 }];
+        assert_eq!(commands, if status == Status::Refused { &ended[..] } else { &[] }, "{status:?}");
+    }
+    assert_eq!((rig.engine.stats().retries, rig.engine.stats().failed), (9, 1));
 }

@@ -113,6 +113,32 @@ fn a_kept_buffer_is_written_without_asking_again() {
 }
 
 #[test]
+fn a_kept_buffer_of_a_tensor_that_is_placed_anew_is_given_up_with_one_last_landing() {
+    for placement in [Placement::Slot, Placement::RendezvousRead, Placement::RendezvousWrite] {
+        let mut rig = Rig::new(8);
+        rig.push_by(Placement::Static, 1);
+        let (block, _) = rig.goes_out();
+        rig.grant(&block, Some(WHERE));
+        let (block, _) = rig.goes_out();
+        rig.push_by(placement, 2);
+        rig.push_by(placement, 3);
+        rig.done(&block);
+        let sent = rig.sent();
+        let [last] = sent[0].blocks[..] else { panic!("{sent:?}") };
+        assert_eq!(announced(&last), Some(false), "for one landing: {placement}");
+        rig.grant(&last, Some(WHERE));
+        let happened = rig.flush();
+        let [last, next] = happened.sent[0].blocks[..] else { panic!("{happened:?}") };
+        assert_eq!((last.data, last.operation), (BlockData::Placed, Operation(2)), "{placement}");
+        assert_ne!(next.data, BlockData::Placed, "{placement}");
+        rig.done(&last);
+        rig.done(&next);
+        rig.push_by(placement, 4);
+        assert_ne!(rig.goes_out().0.data, BlockData::Placed, "it is not ours any more: {placement}");
+    }
+}
+
+#[test]
 fn without_a_buffer_it_goes_by_slot_and_asks_again_later() {
     for placement in [Placement::Static, Placement::RendezvousRead] {
         let mut rig = Rig::new(8);

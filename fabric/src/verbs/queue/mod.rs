@@ -383,10 +383,10 @@ impl CompletionQueue for VerbsQueue {
         let watched = epoll::EventData::new_u64(u64::from(id.0));
         epoll::add(&self.epoll, &socket, watched, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)
             .map_err(|e| FabricError::os("watching a channel's connection", e))?;
-        say_ready(&socket)?;
-        // What was of one that had this number before it.
+        // What was of one that had this number before it; from the peer's next word on it is this one's.
         self.heed();
         self.drain();
+        say_ready(&socket)?;
         self.by_queue_pair.insert(queue_pair.number, id);
         self.channels.push(Channel::new(id, queue_pair, socket, &self.shared.plan, flags));
         Ok(id)

@@ -25,24 +25,40 @@ pub fn registry(role: Role) -> Result<Registry, prometheus::Error> {
     Ok(registry)
 }
 
-/// Adds what a process with devices has registered with its RDMA device; looked at when it is scraped.
-pub fn add_registered_bytes(registry: &Registry, devices: Devices) -> Result<(), prometheus::Error> {
-    let gauge = IntGauge::new("gradwire_registered_bytes", "Bytes registered with the RDMA device.")?;
-    registry.register(Box::new(RegisteredBytes { devices, gauge }))
+/// What is told of a process's RDMA device: name, help, value.
+type OfDevices = (&'static str, &'static str, fn(&Devices) -> u64);
+
+const OF_DEVICES: [OfDevices; 2] = [
+    ("gradwire_registered_bytes", "Bytes registered with the RDMA device.", Devices::registered_bytes),
+    (
+        "gradwire_device_objects_kept",
+        "Objects that the RDMA device did not give back.",
+        Devices::kept_objects,
+    ),
+];
+
+/// Adds what a process with devices knows of its RDMA device; looked at when it is scraped.
+pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometheus::Error> {
+    for (name, help, read) in OF_DEVICES {
+        let gauge = IntGauge::new(name, help)?;
+        registry.register(Box::new(OfDevice { devices: devices.clone(), gauge, read }))?;
+    }
+    Ok(())
 }
 
-struct RegisteredBytes {
+struct OfDevice {
     devices: Devices,
     gauge: IntGauge,
+    read: fn(&Devices) -> u64,
 }
 
-impl Collector for RegisteredBytes {
+impl Collector for OfDevice {
     fn desc(&self) -> Vec<&Desc> {
         self.gauge.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.gauge.set(i64::try_from(self.devices.registered_bytes()).unwrap_or(i64::MAX));
+        self.gauge.set(i64::try_from((self.read)(&self.devices)).unwrap_or(i64::MAX));
         self.gauge.collect()
     }
 }
@@ -74,8 +90,10 @@ mod tests {
             ..Default::default()
         })
         .unwrap();
-        add_registered_bytes(&registry, devices).unwrap();
+        add_devices(&registry, &devices).unwrap();
         let text = String::from_utf8(render(&registry).unwrap()).unwrap();
-        assert!(text.contains("\ngradwire_registered_bytes 0\n"), "{text}");
+        for (name, ..) in OF_DEVICES {
+            assert!(text.contains(&format!("\n{name} 0\n")), "{text}");
+        }
     }
 }

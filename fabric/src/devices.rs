@@ -69,6 +69,13 @@ impl Devices {
         self.verbs.iter().for_each(VerbsDevice::release_unused);
     }
 
+    /// What the RDMA device did not give back since the process began: the memory that it may reach is kept until the
+    /// process ends, and the log says why.
+    #[must_use]
+    pub fn kept_objects(&self) -> u64 {
+        self.verbs.as_ref().map_or(0, |_| VerbsDevice::kept_objects())
+    }
+
     /// Bytes registered with the RDMA device.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {

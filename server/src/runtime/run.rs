@@ -219,7 +219,7 @@ fn serve_http(
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
     registry.register(Box::new(ServerMetrics::new(rank, lanes.mailboxes.clone())?))?;
-    daemon::metrics::add_registered_bytes(&registry, devices.clone())?;
+    daemon::metrics::add_devices(&registry, devices)?;
     let ready = move || match known.borrow().is_some() {
         true => Ok(()),
         false => Err("waiting for the scheduler to announce the roster".to_owned()),

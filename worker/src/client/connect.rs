@@ -108,7 +108,7 @@ fn control_start(
     registry
         .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
         .map_err(|error| internal(&error))?;
-    daemon::metrics::add_registered_bytes(&registry, devices.clone()).map_err(|error| internal(&error))?;
+    daemon::metrics::add_devices(&registry, devices).map_err(|error| internal(&error))?;
     let (ready, status) = (late.clone(), late.clone());
     let http = HttpState::new(registry, move || ready.ready(), move || status.status());
     Ok(ControlStart {

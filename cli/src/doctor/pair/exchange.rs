@@ -291,11 +291,7 @@ fn refused(error: &PostError) -> String {
 }
 
 fn ended(reason: &DisconnectReason) -> String {
-    match reason {
-        DisconnectReason::PeerClosed => "the channel broke: the peer closed it or died".into(),
-        DisconnectReason::PeerMisbehaved(what) => format!("the channel broke: the peer misbehaved: {what}"),
-        DisconnectReason::Failed(why) => format!("the channel broke: {why}"),
-    }
+    format!("the channel broke: {reason}")
 }
 
 #[cfg(test)]

@@ -38,7 +38,10 @@ fn the_table_says_placement_and_reason() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(row(&table, "fc6.weight")[4], "slot");
     assert!(table.contains("392.0 MiB x 2 workers do not fit"), "{table}");
-    assert_eq!(row(&table, "fc6.bias")[4..], ["slot", "small", "(16.0", "KiB):", "shares", "batches"]);
+    assert_eq!(
+        row(&table, "fc6.bias")[4..],
+        ["slot", "less", "than", "a", "chunk", "(16.0", "KiB):", "shares", "batches"]
+    );
     assert_eq!(row(&table, "embedding")[4], "rendezvous-read");
     assert_eq!(row(&table, "conv")[1..5], ["512x512x3x3", "9.0", "MiB", "static"]);
     assert!(table.ends_with("9.0 MiB of 64.0 MiB for key buffers at each server over verbs\n"), "{table}");

@@ -8,9 +8,6 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::fmt;
 
-/// Tensors below this share batches: one write for many costs less than a buffer each.
-const SMALL_BYTES: u64 = 64 << 10;
-
 /// How a tensor's contributions travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -215,8 +212,9 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
 /// where they landed. One writer's are reduced where they land in any case.
 fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     let bytes = subject.bytes_max().unwrap_or(u64::MAX);
-    if bytes < SMALL_BYTES {
-        return planned(Placement::Slot, format!("small ({}): shares batches", size(bytes)));
+    // One write for many costs less than a buffer each.
+    if bytes < facts.chunk_bytes {
+        return planned(Placement::Slot, format!("less than a chunk ({}): shares batches", size(bytes)));
     }
     match subject.trace {
         Some(trace) if trace.contributions == 0 => {

@@ -178,14 +178,18 @@ fn latency(rows: &[Row]) -> Option<String> {
 }
 
 fn registered(rows: &[Row]) -> Option<String> {
-    let line = |name: &str, label: &str| {
+    let line = |name: &str, placement: &str, label: &str| {
         let points = rows
             .iter()
-            .filter(|row| row.name == name)
+            .filter(|row| row.name == name && row.placement.as_deref() == Some(placement))
             .filter_map(|row| Some((f64::from(row.workers?), row.registered_bytes? as f64 / 1e6)));
         Line { name: label.to_owned(), points: points.collect(), is_baseline: false }
     };
-    let lines = vec![line("registered_server", "the server"), line("registered_worker", "each worker")];
+    let lines = vec![
+        line("registered_server", "slot", "the server, slots only"),
+        line("registered_server", "auto", "the server, as planned"),
+        line("registered_worker", "slot", "each worker"),
+    ];
     let chart = Chart {
         title: "Memory registered with the device",
         subtitle: DEVICE,
@@ -223,7 +227,12 @@ mod tests {
             latency,
             row("push_assign", 65_536, 0.07),
             row("ib_write_bw", 65_536, 0.01),
-            Row { workers: Some(8), registered_bytes: Some(1 << 20), ..row("registered_server", 0, 0.0) },
+            Row {
+                workers: Some(8),
+                registered_bytes: Some(1 << 20),
+                placement: Some("slot".to_owned()),
+                ..row("registered_server", 0, 0.0)
+            },
         ];
         document
     }

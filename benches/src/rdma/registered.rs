@@ -25,12 +25,15 @@ const READY_DEADLINE: Duration = Duration::from_secs(180);
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
 const TENSOR_BYTES: u64 = 64 << 10;
 
-/// Both.
+/// Both. With slots only the inbox counts, which all workers share; what the plan gives some tensors beside it comes out of
+/// the spill area's budget.
 pub(super) fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let counts: &[u32] = if plan.quick { &[1, 8] } else { &[1, 8, 64] };
     let mut rows = Vec::new();
-    for count in counts {
-        rows.extend(with_workers(*count)?);
+    for placement in ["slot", "auto"] {
+        for count in counts {
+            rows.extend(with_workers(*count, placement)?);
+        }
     }
     rows.extend(reconnections(if plan.quick { 50 } else { 1000 })?);
     report::progress(report::table(&rows).trim_end());
@@ -57,8 +60,9 @@ const SMALL: [&str; 4] = [
 ];
 
 /// A server and so many workers, each of which has done one round.
-fn with_workers(count: u32) -> anyhow::Result<Vec<Row>> {
-    let small = SMALL.map(str::to_owned);
+fn with_workers(count: u32, placement: &str) -> anyhow::Result<Vec<Row>> {
+    let mut small = SMALL.map(str::to_owned).to_vec();
+    small.push(format!("transport.placement={placement}"));
     let (of_server, of_worker) = (free_address()?, free_address()?);
     let daemons = start_daemons("verbs", (1, count), &small, &of_server.to_string(), None)?;
     let worker = |rank| -> anyhow::Result<Settings> {
@@ -85,7 +89,11 @@ fn with_workers(count: u32) -> anyhow::Result<Vec<Row>> {
     for client in ready {
         client.close();
     }
-    let named = |name, bytes| Row { workers: Some(count), servers: Some(1), ..row(name, bytes) };
+    let placement = Some(placement.to_owned());
+    let named = |name, bytes| {
+        let placement = placement.clone();
+        Row { workers: Some(count), servers: Some(1), placement, ..row(name, bytes) }
+    };
     Ok(vec![named("registered_server", server), named("registered_worker", worker)])
 }
 

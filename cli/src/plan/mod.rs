@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// and what follows a # are ignored.
 ///
 /// Where the length of a tensor may change, or no RDMA device moves the bytes, shape or driver decide.
-/// Else writers and budget do: tensors of 64 KiB and more that several workers contribute to get key
+/// Else writers and budget do: tensors of a chunk and more that several workers contribute to get key
 /// buffers at the servers (static) while they fit; the others share the inbox (slot). rendezvous-write
 /// is never chosen by itself: static does the same, and asks once only.
 #[derive(Args, Debug)]

@@ -50,9 +50,11 @@ fn without_an_rdma_device_slots_are_fastest() {
 
 #[test]
 fn small_ones_share_batches() {
-    let below = one(&fixed(1, SMALL_BYTES - 4), &facts());
-    assert_eq!((below.placement, &below.why[..]), (Placement::Slot, "small (64.0 KiB): shares batches"));
-    let at = one(&fixed(1, SMALL_BYTES), &facts());
+    let chunk_bytes = facts().chunk_bytes;
+    let below = one(&fixed(1, chunk_bytes - 4), &facts());
+    assert_eq!(below.placement, Placement::Slot);
+    assert_eq!(below.why, "less than a chunk (256.0 KiB): shares batches");
+    let at = one(&fixed(1, chunk_bytes), &facts());
     assert_eq!(
         (at.placement, at.buffer_bytes),
         (Placement::Static, 512 << 10),

@@ -4,7 +4,7 @@
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
 use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
-use crate::optimizer::{Optimizer, OptimizerError, OptimizerKind};
+use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -148,7 +148,7 @@ impl TensorSpec {
         if self.mode != Mode::Sync {
             return unsupported(format!("mode {:?} is not served yet; use sync", self.mode));
         }
-        if self.dynamic && self.optimizer.kind != OptimizerKind::Assign {
+        if self.dynamic && self.optimizer.rule != Rule::Assign {
             return unsupported("a dynamic tensor has nothing to update; use the rule assign".into());
         }
         self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))

@@ -1,4 +1,4 @@
-//! The bytes of one lane: accumulators, two buffers of weights per chunk, momentum, and the spill area.
+//! The bytes of one lane: accumulators, two buffers of weights per chunk, what rules keep, and the spill area.
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
@@ -6,7 +6,7 @@ use crate::engine::{ChunkSpec, Source};
 use crate::kernel::{self, Both, Operand, Weights};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use proto_common::batch::payload_checksum;
-use proto_common::optimizer::Optimizer;
+use proto_common::optimizer::{Optimizer, Step};
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -42,13 +42,16 @@ struct Stored {
     now: usize,
     optimizer: Optimizer,
     sum: Vec<f32>,
-    momentum: Vec<f32>,
+    /// The arrays that the rule keeps; empty where it has none.
+    state: [Vec<f32>; 2],
     weights: [Buffer; 2],
 }
 
 /// What completes a round: see `engine::Command::Finish`.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
+    /// Its number, from 1.
+    pub number: u64,
     /// The last contribution, not reduced yet.
     pub last: Option<Source>,
     /// Is it the only one?
@@ -122,22 +125,24 @@ impl Storage {
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
+        let arrays = spec.optimizer.state_arrays();
+        let state = [0, 1].map(|index| if index < arrays { vec![0.0; bytes / 4] } else { Vec::new() });
         self.chunks.push(Stored {
             bytes,
             now: bytes,
             optimizer: spec.optimizer,
             sum: vec![0.0; bytes / 4],
-            momentum,
+            state,
             weights,
         });
         Ok(())
     }
 
-    /// Bytes of weights, accumulators and momentum.
+    /// Bytes of weights, accumulators and what rules keep.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.chunks.iter().map(|c| 3 * c.bytes as u64 + 4 * c.momentum.len() as u64).sum()
+        let kept = |chunk: &Stored| chunk.state.iter().map(|array| 4 * array.len() as u64).sum::<u64>();
+        self.chunks.iter().map(|chunk| 3 * chunk.bytes as u64 + kept(chunk)).sum()
     }
 
     /// The region that weights are sent from.
@@ -205,15 +210,17 @@ impl Storage {
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let Stored { optimizer, now, sum, momentum, weights, .. } = stored;
+        let Stored { optimizer, now, sum, state, weights, .. } = stored;
         let weights = weights_of(weights, round, *now)?;
-        let sum = &sum[..*now / 4];
+        let (sum, step) = (&sum[..*now / 4], optimizer.step(round.number, round.contributors));
+        let [first, second] = state;
+        let state = [&mut first[..], &mut second[..]];
         let Some(from) = round.last else {
-            kernel::update(optimizer, round.contributors, sum, weights, momentum);
+            kernel::update(&step, sum, weights, state);
             return Ok(());
         };
         let (region, at) = find(inbox, spill, from);
-        finish(optimizer, round, region.f32s(at, sum.len())?, sum, weights, momentum);
+        finish(&step, round, region.f32s(at, sum.len())?, sum, weights, state);
         Ok(())
     }
 
@@ -257,18 +264,18 @@ fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> (&'a Region, u6
 
 /// The update with the last contribution, in one pass.
 fn finish(
-    rule: &Optimizer,
+    step: &Step,
     round: &Round,
     last: impl Operand,
     sum: &[f32],
     weights: Weights<'_>,
-    momentum: &mut [f32],
+    state: [&mut [f32]; 2],
 ) {
     if round.only {
-        kernel::update(rule, round.contributors, last, weights, momentum);
+        kernel::update(step, last, weights, state);
     } else {
         // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
-        kernel::update(rule, round.contributors, Both(last, sum), weights, momentum);
+        kernel::update(step, Both(last, sum), weights, state);
     }
 }
 

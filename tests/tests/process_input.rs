@@ -11,7 +11,7 @@ use proto_common::element::Dtype;
 use proto_common::error::Blame;
 use proto_common::ids::Key;
 use proto_common::message::DeclareError;
-use proto_common::optimizer::{Optimizer, OptimizerKind};
+use proto_common::optimizer::{Moments, Optimizer, Rule};
 use proto_common::tensor::{Mode, TensorError, TensorSpec};
 
 /// Tensors that all tests declare: one of less than a chunk, one of several chunks on several servers.
@@ -124,7 +124,7 @@ fn declarations_that_cannot_be_served() {
     let (mut cluster, clients) = cluster(1);
     let client = &clients[0];
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
-    let adam = Optimizer { kind: OptimizerKind::Adam, ..Optimizer::sum() };
+    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
     let wrong: [(TensorSpec, &str); 8] = [
         (TensorSpec { dtype: Dtype::F16, ..good() }, "dtype f16 has no reduction kernel yet; use f32"),
         (TensorSpec { dtype: Dtype::I64, ..good() }, "dtype i64"),
@@ -132,7 +132,7 @@ fn declarations_that_cannot_be_served() {
         (TensorSpec { elements: 0, ..good() }, "has no elements"),
         (TensorSpec { elements: u64::MAX, ..good() }, "too large"),
         (TensorSpec { name: "n".repeat(257), ..good() }, "at most 256"),
-        (TensorSpec { optimizer: adam, ..good() }, "use sum, assign or sgd"),
+        (TensorSpec { optimizer: lamb, ..good() }, "use another, such as adam_w"),
         (TensorSpec { optimizer: Optimizer::sgd(f32::NAN, 0.0, 0.0), ..good() }, "learning_rate"),
     ];
     for (spec, words) in wrong {

@@ -73,7 +73,7 @@ impl Default for Moments {
     }
 }
 
-/// An update rule with its constants. Everything is f32, in the order that the docs of the server's kernel give, never
+/// An update rule with its constants. It is computed in the order that the docs of the server's kernel give, never
 /// fused, so that every machine computes the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,8 +152,7 @@ impl Optimizer {
     /// What holds for one round, counted from 1, with so many contributors.
     #[must_use]
     pub fn step(&self, round: u64, contributors: u32) -> Step {
-        let rate = (f64::from(self.learning_rate) * self.schedule.factor(round)) as f32;
-        let bias = |beta: f32| (1.0 - schedule::power(f64::from(beta), round)) as f32;
+        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round);
         let (bias1, bias2) = match self.rule {
             Rule::Adam(moments) | Rule::AdamW(moments) | Rule::Lamb(moments) => {
                 (bias(moments.beta1), bias(moments.beta2))
@@ -162,9 +161,9 @@ impl Optimizer {
         };
         Step {
             rule: self.rule,
-            rate,
-            decay: self.weight_decay,
-            scale: if self.average { 1.0 / contributors as f32 } else { 1.0 },
+            rate: f64::from(self.learning_rate) * self.schedule.factor(round),
+            decay: f64::from(self.weight_decay),
+            scale: if self.average { 1.0 / f64::from(contributors) } else { 1.0 },
             bias1,
             bias2,
         }
@@ -200,21 +199,21 @@ impl Optimizer {
     }
 }
 
-/// An update rule in one round.
+/// An update rule in one round; numbers are rounded to the type that the tensor's sums have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The rule.
     pub rule: Rule,
     /// The round's step size.
-    pub rate: f32,
+    pub rate: f64,
     /// Weight decay.
-    pub decay: f32,
+    pub decay: f64,
     /// What the contributions' sum is multiplied by.
-    pub scale: f32,
+    pub scale: f64,
     /// 1 - beta1^round, of rules that have it.
-    pub bias1: f32,
+    pub bias1: f64,
     /// 1 - beta2^round, of rules that have it.
-    pub bias2: f32,
+    pub bias2: f64,
 }
 
 #[derive(Clone, Copy)]

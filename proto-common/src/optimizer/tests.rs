@@ -66,7 +66,7 @@ fn schedules_turn_where_they_should() {
 fn a_step_has_the_round_s_rate_and_corrections() {
     let adam = Optimizer::mean(Rule::Adam(Moments { beta1: 0.5, beta2: 0.75, epsilon: 1e-8 }), 0.1);
     let step = adam.step(2, 4);
-    assert_eq!((step.rate, step.scale, step.bias1, step.bias2), (0.1, 0.25, 0.75, 0.4375));
+    assert_eq!((step.rate as f32, step.scale, step.bias1, step.bias2), (0.1, 0.25, 0.75, 0.4375));
     let sum = Optimizer::sum().step(7, 4);
     assert_eq!((sum.scale, sum.bias1, sum.bias2), (1.0, 1.0, 1.0));
 }

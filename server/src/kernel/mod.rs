@@ -1,43 +1,57 @@
-//! Arithmetic on chunks: reduction and update rules, f32 in and out. Every operation is a plain multiply or
-//! add in the order written here, never fused, so that every machine computes the same bits; loops are
-//! written so that the compiler vectorises them.
+//! Arithmetic on chunks: reduction and update rules, in f32, or in f64 for tensors of that. Every operation is a plain
+//! multiply, add, divide or square root in the order written here, never fused, so that every machine computes the same
+//! bits; loops are written so that the compiler vectorises them.
 
+mod real;
 mod rules;
 mod weights;
 
-use fabric::F32s;
+use fabric::Numbers;
 use fabric::simd::{Pass, widest};
 
+pub use real::{Bf16, Element, F16, Real};
 pub use rules::update;
 pub use weights::Weights;
 
 /// One operand of a rule, element by element, wherever it lies.
-pub trait Operand: Copy {
+pub trait Operand<T>: Copy {
     /// Elements.
     fn count(self) -> usize;
     /// The element at `index`; panics where there is none.
-    fn at(self, index: usize) -> f32;
+    fn at(self, index: usize) -> T;
 }
 
-impl Operand for &[f32] {
+impl<T: Real> Operand<T> for &[T] {
     #[inline(always)]
     fn count(self) -> usize {
         self.len()
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
+    fn at(self, index: usize) -> T {
         self[index]
     }
 }
 
-impl Operand for F32s<'_> {
+/// A contribution in memory that its worker can write.
+#[derive(Debug)]
+pub struct Contribution<'a, E: Element>(pub Numbers<'a, E::Bits>);
+
+impl<E: Element> Clone for Contribution<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Element> Copy for Contribution<'_, E> {}
+
+impl<E: Element> Operand<E::Sum> for Contribution<'_, E> {
     #[inline(always)]
     fn count(self) -> usize {
-        F32s::len(&self)
+        self.0.len()
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
-        F32s::at(&self, index)
+    fn at(self, index: usize) -> E::Sum {
+        E::from_bits(self.0.at(index)).widen()
     }
 }
 
@@ -45,13 +59,13 @@ impl Operand for F32s<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Both<A, B>(pub A, pub B);
 
-impl<A: Operand, B: Operand> Operand for Both<A, B> {
+impl<T: Real, A: Operand<T>, B: Operand<T>> Operand<T> for Both<A, B> {
     #[inline(always)]
     fn count(self) -> usize {
         self.0.count().min(self.1.count())
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
+    fn at(self, index: usize) -> T {
         self.0.at(index) + self.1.at(index)
     }
 }
@@ -60,20 +74,30 @@ impl<A: Operand, B: Operand> Operand for Both<A, B> {
 ///
 /// # Panics
 /// They differ in length.
-pub fn add(sum: &mut [f32], contribution: impl Operand) {
-    widest(Add { sum, contribution });
+pub fn add<T: Real + Element<Sum = T>>(sum: &mut [T], contribution: impl Operand<T>) {
+    widest(Fold { sum, contribution, fold: |sum, contribution| sum + contribution });
 }
 
-struct Add<'a, C> {
-    sum: &'a mut [f32],
+/// into = contribution.
+///
+/// # Panics
+/// They differ in length.
+pub fn set<T: Real + Element<Sum = T>>(into: &mut [T], contribution: impl Operand<T>) {
+    widest(Fold { sum: into, contribution, fold: |_, contribution| contribution });
+}
+
+struct Fold<'a, T, C, F> {
+    sum: &'a mut [T],
     contribution: C,
+    fold: F,
 }
 
-impl<C: Operand> Pass for Add<'_, C> {
+impl<T: Real + Element<Sum = T>, C: Operand<T>, F: Fn(T, T) -> T> Pass for Fold<'_, T, C, F> {
     #[inline(always)]
     fn run(self) {
-        Weights::InPlace(self.sum)
-            .apply(self.contribution, (), |sum, contribution, ()| (sum + contribution, ()));
+        let Self { sum, contribution, fold } = self;
+        Weights::<T>::InPlace(sum)
+            .apply(contribution, (), |sum, contribution, ()| (fold(sum, contribution), ()));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The update rules, element by element.
 
-use super::{Operand, Weights};
+use super::{Element, Operand, Real, Weights};
 use fabric::simd::{Pass, widest};
 use proto_common::optimizer::{Moments, Rule, Step};
 
@@ -26,94 +26,120 @@ use proto_common::optimizer::{Moments, Rule, Step};
 ///
 /// # Panics
 /// They differ in length.
-pub fn update(step: &Step, sum: impl Operand, weights: Weights<'_>, state: [&mut [f32]; 2]) {
+pub fn update<E: Element>(
+    step: &Step,
+    sum: impl Operand<E::Sum>,
+    weights: Weights<'_, E>,
+    state: [&mut [E::Sum]; 2],
+) {
     widest(Update { step, sum, weights, state });
 }
 
-struct Update<'a, S> {
+struct Update<'a, E: Element, S> {
     step: &'a Step,
     sum: S,
-    weights: Weights<'a>,
-    state: [&'a mut [f32]; 2],
+    weights: Weights<'a, E>,
+    state: [&'a mut [E::Sum]; 2],
 }
 
-impl<S: Operand> Pass for Update<'_, S> {
+impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
     #[inline(always)]
     fn run(self) {
-        let Step { rate, decay, scale, .. } = *self.step;
+        let [rate, decay, scale] = self.numbers();
         match self.step.rule {
             Rule::Sum => self.weights.apply(self.sum, (), |w, s, ()| (w + s * scale, ())),
             Rule::Assign => self.weights.apply(self.sum, (), |_, s, ()| (s * scale, ())),
             Rule::AdamW(moments) => self.adam(moments, move |w| w - rate * decay * w, |_, g| g),
             // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
-            _ if decay == 0.0 => self.decayed(|_, g| g),
+            _ if self.step.decay == 0.0 => self.decayed(|_, g| g),
             _ => self.decayed(move |w, g| g + decay * w),
         }
     }
 }
 
-impl<S: Operand> Update<'_, S> {
+impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
+    /// Rate, weight decay, and what the sum is multiplied by.
+    #[inline(always)]
+    fn numbers(&self) -> [E::Sum; 3] {
+        [self.step.rate, self.step.decay, self.step.scale].map(E::Sum::of)
+    }
+
     /// The rules whose gradient has the weight decay in it: `d` of weight and gradient.
     #[inline(always)]
-    fn decayed(self, d: impl Fn(f32, f32) -> f32 + Copy) {
-        let Step { rate, scale, .. } = *self.step;
-        let Self { step, sum, weights, state: [first, second] } = self;
-        match step.rule {
+    fn decayed(self, d: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy) {
+        let [rate, _, scale] = self.numbers();
+        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        match self.step.rule {
             Rule::Sgd { momentum: 0.0, .. } => {
-                weights.apply(sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
+                self.weights.apply(self.sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
             }
-            Rule::Sgd { momentum, nesterov: false } => weights.apply(sum, first, |w, s, m| {
-                let m = momentum * m + d(w, s * scale);
-                (w - rate * m, m)
-            }),
-            Rule::Sgd { momentum, nesterov: true } => weights.apply(sum, first, |w, s, m| {
-                let d = d(w, s * scale);
-                let m = momentum * m + d;
-                (w - rate * (d + momentum * m), m)
-            }),
-            Rule::AdaGrad { epsilon } => weights.apply(sum, first, |w, s, h| {
-                let d = d(w, s * scale);
-                let h = h + d * d;
-                (w - rate * d / (h.sqrt() + epsilon), h)
-            }),
-            Rule::RmsProp { decay, epsilon } => weights.apply(sum, first, |w, s, h| {
-                let d = d(w, s * scale);
-                let h = decay * h + (1.0 - decay) * (d * d);
-                (w - rate * d / (h.sqrt() + epsilon), h)
-            }),
-            Rule::Adam(moments) => {
-                Update { step, sum, weights, state: [first, second] }.adam(moments, |w| w, d);
+            Rule::Sgd { momentum, nesterov } => self.momentum(of(momentum), nesterov, d),
+            Rule::AdaGrad { epsilon } => {
+                let ([first, _], epsilon) = (self.state, of(epsilon));
+                self.weights.apply(self.sum, first, |w, s, h| {
+                    let d = d(w, s * scale);
+                    let h = h + d * d;
+                    (w - rate * d / (h.root() + epsilon), h)
+                });
             }
-            Rule::Ftrl { beta, l1, l2 } => {
-                Update { step, sum, weights, state: [first, second] }.ftrl([beta, l1, l2], d);
+            Rule::RmsProp { decay, epsilon } => {
+                let ([first, _], epsilon) = (self.state, of(epsilon));
+                let (kept, fresh) = (of(decay), of(1.0) - of(decay));
+                self.weights.apply(self.sum, first, |w, s, h| {
+                    let d = d(w, s * scale);
+                    let h = kept * h + fresh * (d * d);
+                    (w - rate * d / (h.root() + epsilon), h)
+                });
             }
+            Rule::Adam(moments) => self.adam(moments, |w| w, d),
+            Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
             // Not here, or refused when a tensor is declared.
             Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) => {}
         }
     }
 
     #[inline(always)]
-    fn adam(self, moments: Moments, shrunk: impl Fn(f32) -> f32, d: impl Fn(f32, f32) -> f32) {
-        let Step { rate, scale, bias1, bias2, .. } = *self.step;
+    fn momentum(self, mu: E::Sum, nesterov: bool, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
+        let [first, _] = self.state;
+        if nesterov {
+            self.weights.apply(self.sum, first, |w, s, m| {
+                let d = d(w, s * scale);
+                let m = mu * m + d;
+                (w - rate * (d + mu * m), m)
+            });
+        } else {
+            self.weights.apply(self.sum, first, |w, s, m| {
+                let m = mu * m + d(w, s * scale);
+                (w - rate * m, m)
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn adam(self, moments: Moments, shrunk: impl Fn(E::Sum) -> E::Sum, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
         let Moments { beta1, beta2, epsilon } = moments;
-        let (rate, root) = (rate / bias1, bias2.sqrt());
+        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        let (beta1, beta2, epsilon, one) = (of(beta1), of(beta2), of(epsilon), of(1.0));
+        let (rate, root) = (rate / E::Sum::of(self.step.bias1), E::Sum::of(self.step.bias2).root());
         self.weights.apply(self.sum, self.state, |w, s, [m, v]| {
             let d = d(w, s * scale);
-            let m = beta1 * m + (1.0 - beta1) * d;
-            let v = beta2 * v + (1.0 - beta2) * (d * d);
-            (shrunk(w) - rate * m / (v.sqrt() / root + epsilon), [m, v])
+            let m = beta1 * m + (one - beta1) * d;
+            let v = beta2 * v + (one - beta2) * (d * d);
+            (shrunk(w) - rate * m / (v.root() / root + epsilon), [m, v])
         });
     }
 
     #[inline(always)]
-    fn ftrl(self, [beta, l1, l2]: [f32; 3], d: impl Fn(f32, f32) -> f32) {
-        let Step { rate, scale, .. } = *self.step;
+    fn ftrl(self, [beta, l1, l2]: [E::Sum; 3], d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
         self.weights.apply(self.sum, self.state, |w, s, [z, n]| {
             let d = d(w, s * scale);
             let squares = n + d * d;
-            let z = z + d - (squares.sqrt() - n.sqrt()) / rate * w;
-            let pulled = (l1.copysign(z) - z) / ((beta + squares.sqrt()) / rate + l2);
-            (if z.abs() <= l1 { 0.0 } else { pulled }, [z, squares])
+            let z = z + d - (squares.root() - n.root()) / rate * w;
+            let pulled = (l1.signed_as(z) - z) / ((beta + squares.root()) / rate + l2);
+            (if z.magnitude() <= l1 { E::Sum::default() } else { pulled }, [z, squares])
         });
     }
 }

@@ -99,14 +99,15 @@ impl Chunk {
     fn in_place(&mut self, round: u64, contributors: u32, sum: &[f32]) {
         let step = self.optimizer.step(round, contributors);
         let [first, second] = &mut self.state;
-        update(&step, sum, Weights::InPlace(&mut self.weights), [first, second]);
+        update(&step, sum, Weights::<f32>::InPlace(&mut self.weights), [first, second]);
     }
 
     fn out_of_place(&mut self, round: u64, contributors: u32, sum: &[f32]) {
         let step = self.optimizer.step(round, contributors);
         let [first, second] = &mut self.state;
         let old = std::mem::replace(&mut self.weights, vec![f32::NAN; sum.len()]);
-        update(&step, sum, Weights::OutOfPlace { old: &old, new: &mut self.weights }, [first, second]);
+        let weights: Weights<'_, f32> = Weights::OutOfPlace { old: &old, new: &mut self.weights };
+        update(&step, sum, weights, [first, second]);
     }
 
     /// Every element by itself: loops without vectors, and another place in their blocks.
@@ -117,7 +118,7 @@ impl Chunk {
             let one = |array: &'_ mut Vec<f32>| if array.is_empty() { 0..0 } else { at..at + 1 };
             let (of_first, of_second) = (one(first), one(second));
             let state = [&mut first[of_first], &mut second[of_second]];
-            update(&step, &sum[at..=at], Weights::InPlace(&mut self.weights[at..=at]), state);
+            update(&step, &sum[at..=at], Weights::<f32>::InPlace(&mut self.weights[at..=at]), state);
         }
     }
 }
@@ -165,7 +166,7 @@ fn the_last_contribution_and_the_sum_are_added_in_the_same_pass() {
     let (last, sum) = ([1.0f32, 2.0, 3.0], [10.0f32, 20.0, 30.0]);
     let mut weights = [0.5f32; 3];
     let step = Optimizer::sum().step(1, 2);
-    update(&step, Both(&last[..], &sum[..]), Weights::InPlace(&mut weights), [&mut [], &mut []]);
+    update(&step, Both(&last[..], &sum[..]), Weights::<f32>::InPlace(&mut weights), [&mut [], &mut []]);
     assert_eq!(weights, [11.5, 22.5, 33.5]);
     let mut sum = sum;
     add(&mut sum, &last[..]);
@@ -179,4 +180,42 @@ fn ftrl_s_weights_are_zero_below_l1() {
     chunk.in_place(1, 1, &[0.5, -3.0]);
     assert_eq!(chunk.weights[0], 0.0);
     assert!(chunk.weights[1] > 0.0);
+}
+
+#[test]
+fn f64_rules_are_computed_in_f64() {
+    let optimizer = Optimizer::mean(Rule::Adam(MOMENTS), 0.1);
+    let (mut weights, mut first, mut second) = (vec![1.0f64; 5], vec![0.0f64; 5], vec![0.0f64; 5]);
+    let mut reference = Reference { optimizer, w: 1.0, state: [0.0; 2] };
+    for round in 1..20 {
+        let sum = 0.25 * round as f32;
+        let step = optimizer.step(round, 3);
+        let weights = Weights::<f64>::InPlace(&mut weights);
+        update(&step, &[f64::from(sum); 5][..], weights, [&mut first, &mut second]);
+        reference.step(round, 3, sum);
+    }
+    assert!((weights[4] - reference.w).abs() < 1e-14, "{} {}", weights[4], reference.w);
+}
+
+#[test]
+fn halves_are_summed_in_f32_and_published_rounded() {
+    let region = fabric::Region::allocate(64, "halves").unwrap();
+    // Each step is too small for a half of weight 1: it shows only because the weights are kept as f32.
+    let step = Optimizer::sum().step(1, 1);
+    region.write(6, &[F16::round(0.0001).0; 3].map(u16::to_ne_bytes).concat()).unwrap();
+    let contribution = Contribution::<F16>(region.numbers(6, 3).unwrap());
+    let (mut master, mut new) = (vec![1.0f32; 3], vec![F16(0); 3]);
+    for _ in 0..100 {
+        update(
+            &step,
+            contribution,
+            Weights::Rounded { master: &mut master, new: &mut new },
+            [&mut [], &mut []],
+        );
+    }
+    assert!((master[0] - 1.01).abs() < 1e-4, "{}", master[0]);
+    assert_eq!(new, vec![F16::round(master[0]); 3]);
+    let contribution = Contribution::<Bf16>(region.numbers(6, 3).unwrap());
+    set(&mut master, contribution);
+    assert_eq!(master, [Bf16(F16::round(0.0001).0).widen(); 3], "the same bits as another type");
 }

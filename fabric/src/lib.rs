@@ -35,8 +35,8 @@ pub use host::host_identity;
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
 pub use memory::{
-    Access, Blocks, Buffer, BufferId, F32s, Handles, OutOfBounds, Pages, Pool, PoolError, Region, Span,
-    UserBuffer,
+    Access, Blocks, Buffer, BufferId, Handles, Number, Numbers, OutOfBounds, Pages, Pool, PoolError, Region,
+    Span, UserBuffer,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{ShmDevice, View};

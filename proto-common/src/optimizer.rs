@@ -1,47 +1,90 @@
-//! Server-side update rules: wire ids and typed configuration. The arithmetic lives in the server.
+//! Server-side update rules: typed configuration, and what of it changes from round to round. The arithmetic on
+//! weights lives in the server.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Which update a server applies when a round is complete. The number is the wire id and never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum OptimizerKind {
+mod schedule;
+#[cfg(test)]
+mod tests;
+
+pub use schedule::{Decay, Schedule};
+
+/// Which update a server applies when a round is complete, with the constants that only it has. A rule's place in this
+/// list is its wire id and never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Rule {
     /// value += sum of the round's contributions (ps-lite's default handle).
-    Sum = 1,
+    Sum,
     /// value = sum of the round's contributions (an all-reduce).
-    Assign = 2,
-    /// Stochastic gradient descent, with momentum where it is not zero.
-    Sgd = 3,
-    /// SGD with Nesterov momentum.
-    Nesterov = 4,
-    /// AdaGrad.
-    AdaGrad = 5,
-    /// RMSProp.
-    RmsProp = 6,
-    /// Adam.
-    Adam = 7,
-    /// Adam with decoupled weight decay.
-    AdamW = 8,
-    /// LAMB.
-    Lamb = 9,
-    /// FTRL-proximal.
-    Ftrl = 10,
+    Assign,
+    /// Stochastic gradient descent.
+    Sgd {
+        /// Share of the last step that is kept, 0 to below 1.
+        momentum: f32,
+        /// Look ahead by the momentum (Nesterov, in the form of Sutskever et al. 2013). Without momentum it is plain.
+        nesterov: bool,
+    },
+    /// AdaGrad (Duchi et al. 2011).
+    AdaGrad {
+        /// Added to the denominator.
+        epsilon: f32,
+    },
+    /// RMSProp (Hinton's lecture 6e), not centred.
+    RmsProp {
+        /// Share of the mean square that is kept.
+        decay: f32,
+        /// Added to the denominator.
+        epsilon: f32,
+    },
+    /// Adam (Kingma and Ba 2015), with bias correction.
+    Adam(Moments),
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW(Moments),
+    /// LAMB (You et al. 2020).
+    Lamb(Moments),
+    /// FTRL-proximal (McMahan et al. 2013).
+    Ftrl {
+        /// Added to the root of the squares' sum.
+        beta: f32,
+        /// Weight of the absolute values.
+        l1: f32,
+        /// Weight of the squares.
+        l2: f32,
+    },
 }
 
-/// An update rule with its constants. Everything is f32, multiplied and added in the order the docs of the
-/// server's kernel give, never fused, so that every machine computes the same bits.
+/// The constants of Adam and its relatives.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moments {
+    /// Share of the mean that is kept.
+    pub beta1: f32,
+    /// Share of the mean square that is kept.
+    pub beta2: f32,
+    /// Added to the denominator.
+    pub epsilon: f32,
+}
+
+impl Default for Moments {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 }
+    }
+}
+
+/// An update rule with its constants. It is computed in the order that the docs of the server's kernel give, never
+/// fused, so that every machine computes the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
     /// The rule.
-    pub kind: OptimizerKind,
+    pub rule: Rule,
     /// Step size; used by every rule but `sum` and `assign`.
     pub learning_rate: f32,
-    /// Share of the last step that is kept, 0 to below 1.
-    pub momentum: f32,
-    /// Share of the weight added to its gradient.
+    /// How the step size changes with the rounds.
+    pub schedule: Schedule,
+    /// Share of the weight added to its gradient; of `adam_w` and `lamb`, to its step.
     pub weight_decay: f32,
     /// Divide the sum by the number of contributors before the rule is applied.
     pub average: bool,
@@ -51,8 +94,8 @@ pub struct Optimizer {
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OptimizerError {
     /// The wire id is reserved, the kernel is not there yet.
-    #[error("optimizer {0:?} is not implemented by this server; use sum, assign or sgd")]
-    NotImplemented(OptimizerKind),
+    #[error("optimizer {0} is not implemented by this server; use another, such as adam_w")]
+    NotImplemented(&'static str),
     /// A constant is out of range.
     #[error("optimizer constant {name} = {value} is out of range; it must be finite and {range}")]
     OutOfRange {
@@ -66,71 +109,127 @@ pub enum OptimizerError {
 }
 
 impl Optimizer {
+    const fn new(rule: Rule, learning_rate: f32, average: bool) -> Self {
+        Self { rule, learning_rate, schedule: Schedule::CONSTANT, weight_decay: 0.0, average }
+    }
+
     /// value += sum.
     #[must_use]
     pub const fn sum() -> Self {
-        Self {
-            kind: OptimizerKind::Sum,
-            learning_rate: 0.0,
-            momentum: 0.0,
-            weight_decay: 0.0,
-            average: false,
-        }
+        Self::new(Rule::Sum, 0.0, false)
     }
 
     /// value = sum.
     #[must_use]
     pub const fn assign() -> Self {
-        Self { kind: OptimizerKind::Assign, ..Self::sum() }
+        Self::new(Rule::Assign, 0.0, false)
     }
 
     /// SGD over the mean of the contributions.
     #[must_use]
     pub const fn sgd(learning_rate: f32, momentum: f32, weight_decay: f32) -> Self {
-        Self { kind: OptimizerKind::Sgd, learning_rate, momentum, weight_decay, average: true }
+        let rule = Rule::Sgd { momentum, nesterov: false };
+        Self { weight_decay, ..Self::new(rule, learning_rate, true) }
     }
 
-    /// Does the rule keep a second array (momentum) per tensor?
+    /// A rule over the mean of the contributions, with a constant step and no weight decay.
     #[must_use]
-    pub fn has_momentum(&self) -> bool {
-        self.kind == OptimizerKind::Sgd && self.momentum != 0.0
+    pub const fn mean(rule: Rule, learning_rate: f32) -> Self {
+        Self::new(rule, learning_rate, true)
+    }
+
+    /// How many arrays of the tensor's length the rule keeps beside the weights.
+    #[must_use]
+    pub fn state_arrays(&self) -> usize {
+        match self.rule {
+            Rule::Sum | Rule::Assign => 0,
+            Rule::Sgd { momentum, .. } => usize::from(momentum != 0.0),
+            Rule::AdaGrad { .. } | Rule::RmsProp { .. } => 1,
+            Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Ftrl { .. } => 2,
+        }
+    }
+
+    /// What holds for one round, counted from 1, with so many contributors.
+    #[must_use]
+    pub fn step(&self, round: u64, contributors: u32) -> Step {
+        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round);
+        let (bias1, bias2) = match self.rule {
+            Rule::Adam(moments) | Rule::AdamW(moments) | Rule::Lamb(moments) => {
+                (bias(moments.beta1), bias(moments.beta2))
+            }
+            _ => (1.0, 1.0),
+        };
+        Step {
+            rule: self.rule,
+            rate: f64::from(self.learning_rate) * self.schedule.factor(round),
+            decay: f64::from(self.weight_decay),
+            scale: if self.average { 1.0 / f64::from(contributors) } else { 1.0 },
+            bias1,
+            bias2,
+        }
     }
 
     /// Refuses rules without a kernel and constants out of range.
     pub fn validate(&self) -> Result<(), OptimizerError> {
-        use OptimizerKind as K;
-        if !matches!(self.kind, K::Sum | K::Assign | K::Sgd) {
-            return Err(OptimizerError::NotImplemented(self.kind));
-        }
-        let checks = [
-            ("learning_rate", self.learning_rate, "at least 0", self.learning_rate >= 0.0),
-            ("momentum", self.momentum, "in 0..1", (0.0..1.0).contains(&self.momentum)),
-            ("weight_decay", self.weight_decay, "at least 0", self.weight_decay >= 0.0),
-        ];
-        for (name, value, range, ok) in checks {
-            if !ok || !value.is_finite() {
-                return Err(OptimizerError::OutOfRange { name, value, range });
+        within("learning_rate", self.learning_rate, Range::NotNegative)?;
+        within("weight_decay", self.weight_decay, Range::NotNegative)?;
+        self.schedule.validate()?;
+        match self.rule {
+            Rule::Sum | Rule::Assign => Ok(()),
+            Rule::Sgd { momentum, .. } => within("momentum", momentum, Range::Share),
+            Rule::AdaGrad { epsilon } => within("epsilon", epsilon, Range::Positive),
+            Rule::RmsProp { decay, epsilon } => {
+                within("decay", decay, Range::Share)?;
+                within("epsilon", epsilon, Range::Positive)
+            }
+            Rule::Adam(moments) | Rule::AdamW(moments) => {
+                within("beta1", moments.beta1, Range::Share)?;
+                within("beta2", moments.beta2, Range::Share)?;
+                within("epsilon", moments.epsilon, Range::Positive)
+            }
+            // Its norms are a whole tensor's, and chunks of a tensor finish by themselves.
+            Rule::Lamb(_) => Err(OptimizerError::NotImplemented("lamb")),
+            Rule::Ftrl { beta, l1, l2 } => {
+                within("learning_rate", self.learning_rate, Range::Positive)?;
+                within("beta", beta, Range::NotNegative)?;
+                within("l1", l1, Range::NotNegative)?;
+                within("l2", l2, Range::NotNegative)
             }
         }
-        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// An update rule in one round; numbers are rounded to the type that the tensor's sums have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The rule.
+    pub rule: Rule,
+    /// The round's step size.
+    pub rate: f64,
+    /// Weight decay.
+    pub decay: f64,
+    /// What the contributions' sum is multiplied by.
+    pub scale: f64,
+    /// 1 - beta1^round, of rules that have it.
+    pub bias1: f64,
+    /// 1 - beta2^round, of rules that have it.
+    pub bias2: f64,
+}
 
-    #[test]
-    fn reserved_rules_and_bad_constants_are_refused() {
-        assert!(Optimizer::sgd(0.1, 0.9, 0.0).validate().is_ok());
-        let adam = Optimizer { kind: OptimizerKind::Adam, ..Optimizer::sum() };
-        assert_eq!(adam.validate(), Err(OptimizerError::NotImplemented(OptimizerKind::Adam)));
-        for bad in [
-            Optimizer::sgd(f32::NAN, 0.0, 0.0),
-            Optimizer::sgd(0.1, 1.0, 0.0),
-            Optimizer::sgd(0.1, 0.0, -1.0),
-        ] {
-            assert!(matches!(bad.validate(), Err(OptimizerError::OutOfRange { .. })), "{bad:?}");
-        }
-    }
+#[derive(Clone, Copy)]
+enum Range {
+    NotNegative,
+    Positive,
+    Share,
+    UpToOne,
+}
+
+fn within(name: &'static str, value: f32, range: Range) -> Result<(), OptimizerError> {
+    let (ok, range) = match range {
+        Range::NotNegative => (value >= 0.0, "at least 0"),
+        Range::Positive => (value > 0.0, "above 0"),
+        Range::Share => ((0.0..1.0).contains(&value), "in 0..1"),
+        Range::UpToOne => ((0.0..=1.0).contains(&value), "from 0 to 1"),
+    };
+    if ok && value.is_finite() { Ok(()) } else { Err(OptimizerError::OutOfRange { name, value, range }) }
 }

@@ -4,7 +4,7 @@
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
 use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
-use crate::optimizer::{Optimizer, OptimizerError, OptimizerKind};
+use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -91,7 +91,14 @@ impl TensorSpec {
     /// A synchronous f32 tensor.
     #[must_use]
     pub fn f32(key: u64, elements: u64, optimizer: Optimizer) -> Self {
-        let (name, dtype, mode) = (String::new(), Dtype::F32, Mode::Sync);
+        Self::of(Dtype::F32, key, elements, optimizer)
+    }
+
+    /// A synchronous tensor of any type. Halves are summed in f32, and the server keeps their weights in f32: what is
+    /// pulled is rounded, nothing else.
+    #[must_use]
+    pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
+        let (name, mode) = (String::new(), Mode::Sync);
         Self { key: Key(key), name, dtype, elements, dynamic: false, optimizer, mode }
     }
 
@@ -142,13 +149,16 @@ impl TensorSpec {
             return Err(TensorError::NameTooLong { key, bytes: self.name.len() });
         }
         let unsupported = |what: String| Err(TensorError::Unsupported { key, what });
-        if self.dtype != Dtype::F32 {
-            return unsupported(format!("dtype {} has no reduction kernel yet; use f32", self.dtype));
+        if matches!(self.dtype, Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64) {
+            let dtype = self.dtype;
+            return unsupported(format!(
+                "dtype {dtype} has no reduction kernel yet; use f32, f64, f16 or bf16"
+            ));
         }
         if self.mode != Mode::Sync {
             return unsupported(format!("mode {:?} is not served yet; use sync", self.mode));
         }
-        if self.dynamic && self.optimizer.kind != OptimizerKind::Assign {
+        if self.dynamic && self.optimizer.rule != Rule::Assign {
             return unsupported("a dynamic tensor has nothing to update; use the rule assign".into());
         }
         self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))
@@ -193,9 +203,11 @@ mod tests {
         assert!(dynamic.validate(4096).is_ok());
         let summed = TensorSpec { optimizer: Optimizer::sum(), ..dynamic };
         assert!(matches!(summed.validate(4096), Err(TensorError::Unsupported { .. })));
-        let mut f16 = spec(1);
-        f16.dtype = Dtype::F16;
-        assert!(matches!(f16.validate(4096), Err(TensorError::Unsupported { .. })));
+        let of = |dtype| TensorSpec { dtype, ..spec(1) }.validate(4096);
+        assert!([Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].into_iter().all(|dtype| of(dtype).is_ok()));
+        for dtype in [Dtype::I8, Dtype::U8, Dtype::I32, Dtype::I64] {
+            assert!(matches!(of(dtype), Err(TensorError::Unsupported { .. })), "{dtype}");
+        }
     }
 
     #[test]

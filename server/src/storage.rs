@@ -1,14 +1,16 @@
-//! The bytes of one lane: accumulators, two buffers of weights per chunk, momentum, and the spill area.
+//! The bytes of one lane: accumulators, two buffers of weights per chunk, what rules keep, and the spill area.
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod numbers;
+
 use crate::engine::{ChunkSpec, Source};
-use crate::kernel::{self, Both, Operand, Weights};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
+use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
+use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
-use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
 const SUM_BYTES: usize = 16 << 10;
@@ -31,8 +33,11 @@ pub enum StorageError {
     #[error("internal error: no chunk {0} in storage")]
     NoChunk(u32),
     /// A buffer that is not a whole number of elements: a bug.
-    #[error("internal error: chunk bytes are not whole f32 elements")]
-    Elements,
+    #[error("internal error: chunk bytes are not whole elements of {0}")]
+    Elements(Dtype),
+    /// A type without a kernel; declarations of it are refused: a bug.
+    #[error("internal error: no kernel for {0}")]
+    NoKernel(Dtype),
 }
 
 #[derive(Debug)]
@@ -41,14 +46,15 @@ struct Stored {
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
     optimizer: Optimizer,
-    sum: Vec<f32>,
-    momentum: Vec<f32>,
+    numbers: Typed,
     weights: [Buffer; 2],
 }
 
 /// What completes a round: see `engine::Command::Finish`.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
+    /// Its number, from 1.
+    pub number: u64,
     /// The last contribution, not reduced yet.
     pub last: Option<Source>,
     /// Is it the only one?
@@ -115,29 +121,23 @@ impl Storage {
     /// Adds a chunk of zeros under the next index.
     pub fn add(&mut self, spec: &ChunkSpec) -> Result<(), StorageError> {
         let bytes = spec.bytes as usize;
-        if !bytes.is_multiple_of(4) {
-            return Err(StorageError::Elements);
+        if !bytes.is_multiple_of(spec.dtype.bytes()) {
+            return Err(StorageError::Elements(spec.dtype));
         }
+        let elements = bytes / spec.dtype.bytes();
+        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays())?;
         let mut weights = [self.pool.allocate(spec.bytes)?, self.pool.allocate(spec.bytes)?];
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        let momentum = if spec.optimizer.has_momentum() { vec![0.0; bytes / 4] } else { Vec::new() };
-        self.chunks.push(Stored {
-            bytes,
-            now: bytes,
-            optimizer: spec.optimizer,
-            sum: vec![0.0; bytes / 4],
-            momentum,
-            weights,
-        });
+        self.chunks.push(Stored { bytes, now: bytes, optimizer: spec.optimizer, numbers, weights });
         Ok(())
     }
 
-    /// Bytes of weights, accumulators and momentum.
+    /// Bytes of weights, accumulators and what rules keep.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.chunks.iter().map(|c| 3 * c.bytes as u64 + 4 * c.momentum.len() as u64).sum()
+        self.chunks.iter().map(|chunk| 2 * chunk.bytes as u64 + chunk.numbers.bytes()).sum()
     }
 
     /// The region that weights are sent from.
@@ -190,14 +190,7 @@ impl Storage {
     pub fn reduce(&mut self, chunk: u32, from: Source, first: bool) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let (region, at) = find(inbox, spill, from);
-        let sum = &mut stored.sum[..stored.now / 4];
-        if first {
-            region.read(at, sum.as_mut_bytes())?;
-        } else {
-            let contribution = region.f32s(at, sum.len())?;
-            kernel::add(sum, contribution);
-        }
+        stored.numbers.reduce(find(inbox, spill, from), stored.now, first)?;
         Ok(())
     }
 
@@ -205,24 +198,18 @@ impl Storage {
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let Stored { optimizer, now, sum, momentum, weights, .. } = stored;
-        let weights = weights_of(weights, round, *now)?;
-        let sum = &sum[..*now / 4];
-        let Some(from) = round.last else {
-            kernel::update(optimizer, round.contributors, sum, weights, momentum);
-            return Ok(());
-        };
-        let (region, at) = find(inbox, spill, from);
-        finish(optimizer, round, region.f32s(at, sum.len())?, sum, weights, momentum);
-        Ok(())
+        let step = stored.optimizer.step(round.number, round.contributors);
+        let last = round.last.map(|from| find(inbox, spill, from));
+        stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
     /// Sets the value of a chunk.
     pub fn init(&mut self, chunk: u32, from: Source, into: u8) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let (region, at) = find(inbox, spill, from);
-        region.read(at, &mut stored.weights[usize::from(into & 1)])?;
+        let from = find(inbox, spill, from);
+        from.region.read(from.at, &mut stored.weights[usize::from(into & 1)])?;
+        stored.numbers.init(from, stored.bytes)?;
         Ok(())
     }
 
@@ -230,8 +217,8 @@ impl Storage {
     pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
-        let (region, at) = find(inbox, spill, from);
-        spill.region.copy(spill.start(to), region, at, bytes as u64)?;
+        let from = find(inbox, spill, from);
+        spill.region.copy(spill.start(to), from.region, from.at, bytes as u64)?;
         Ok(())
     }
 
@@ -248,43 +235,9 @@ impl Storage {
 }
 
 /// Where a contribution lies.
-fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> (&'a Region, u64) {
+fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> Place<'a> {
     match from {
-        Source::Slot { slot, offset } => (&inbox.region, inbox.start(slot) + offset),
-        Source::Spill(block) => (&spill.region, spill.start(block)),
+        Source::Slot { slot, offset } => Place { region: &inbox.region, at: inbox.start(slot) + offset },
+        Source::Spill(block) => Place { region: &spill.region, at: spill.start(block) },
     }
-}
-
-/// The update with the last contribution, in one pass.
-fn finish(
-    rule: &Optimizer,
-    round: &Round,
-    last: impl Operand,
-    sum: &[f32],
-    weights: Weights<'_>,
-    momentum: &mut [f32],
-) {
-    if round.only {
-        kernel::update(rule, round.contributors, last, weights, momentum);
-    } else {
-        // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
-        kernel::update(rule, round.contributors, Both(last, sum), weights, momentum);
-    }
-}
-
-/// The weights of a chunk that a round changes: so many bytes of them.
-fn weights_of<'a>(
-    buffers: &'a mut [Buffer; 2],
-    round: &Round,
-    bytes: usize,
-) -> Result<Weights<'a>, StorageError> {
-    let elements = |buffer: &'a mut Buffer| {
-        <[f32]>::mut_from_bytes(&mut buffer[..bytes]).map_err(|_| StorageError::Elements)
-    };
-    let [a, b] = buffers;
-    let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
-    if round.into == round.old {
-        return Ok(Weights::InPlace(elements(into)?));
-    }
-    Ok(Weights::OutOfPlace { old: elements(other)?, new: elements(into)? })
 }

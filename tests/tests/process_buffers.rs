@@ -270,7 +270,7 @@ fn an_initial_value_from_a_buffer_is_set_by_rank_0() {
             scope.spawn(move || {
                 let tensor = client.tensor(KEY).unwrap();
                 client.init_from(&tensor, UserBuffer::from(pattern(rank))).unwrap().wait().unwrap();
-                let mut weights = vec![0.0; COUNT];
+                let mut weights = vec![0.0f32; COUNT];
                 client.pull_slice(&tensor, &mut weights).unwrap();
                 assert!(weights == pattern(0));
             });

@@ -60,7 +60,7 @@ impl Scene {
         std::thread::scope(|scope| {
             let honest = scope.spawn(|| {
                 let tensor = self.honest.tensor(HONEST).unwrap();
-                let mut weights = [0.0; ELEMENTS as usize];
+                let mut weights = [0.0f32; ELEMENTS as usize];
                 self.honest.push_pull_slice(&tensor, &[1.5; ELEMENTS as usize], &mut weights).unwrap();
                 weights
             });
@@ -392,7 +392,7 @@ fn a_peer_that_stops_reading() {
     deaf.send(&[push(101, 1), pull(102, 1)]);
     deaf.send(&[push(103, 2)]);
     let tensor = scene.honest.tensor(LARGE).unwrap();
-    let gradient = vec![1.0; LARGE_BYTES as usize / 4];
+    let gradient = vec![1.0f32; LARGE_BYTES as usize / 4];
     scene.honest.push_slice(&tensor, &gradient).expect("the first round has a free buffer");
     let error = scene.honest.push_slice(&tensor, &gradient).unwrap_err();
     let ClientError::Op(OpError::StillRead { readers, .. }) = &error else { panic!("{error}") };

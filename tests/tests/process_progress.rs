@@ -36,7 +36,7 @@ fn cluster_with(workers: u32, adjust: impl Fn(&mut Settings)) -> (Cluster, Vec<C
 /// Pushes ones and waits each time; the value counts the rounds.
 fn wait_each_round(client: &Client, key: u64) {
     let tensor = client.tensor(key).unwrap();
-    let mut weights = [0.0; ELEMENTS as usize];
+    let mut weights = [0.0f32; ELEMENTS as usize];
     for round in 1..=ROUNDS {
         client.push_pull_slice(&tensor, &[1.0; ELEMENTS as usize], &mut weights).unwrap();
         assert_eq!(weights, [round as f32; ELEMENTS as usize], "tensor {key}");
@@ -66,7 +66,7 @@ fn drop_each_handle(client: &Client, key: u64) {
         gradient.as_f32_mut().fill(1.0);
         drop(client.push(&tensor, gradient).unwrap());
     }
-    let mut weights = [0.0; ELEMENTS as usize];
+    let mut weights = [0.0f32; ELEMENTS as usize];
     client.pull_slice(&tensor, &mut weights).unwrap();
     assert_eq!(weights, [ROUNDS as f32; ELEMENTS as usize], "tensor {key}");
 }
@@ -114,7 +114,7 @@ fn gathered_operations_go_out(driver: Driver) {
         gradient.as_f32_mut().fill(1.0);
         drop(clients[0].push(tensor, gradient).unwrap());
     };
-    let mut weights = [0.0; ELEMENTS as usize];
+    let mut weights = [0.0f32; ELEMENTS as usize];
     let started = Instant::now();
     // A lane that only its own timer moves on takes some 30 ms a round, 90 s in all; else it is a second.
     for round in 1..=3_000 {
@@ -122,7 +122,7 @@ fn gathered_operations_go_out(driver: Driver) {
         push(&second);
         clients[1].push_pull_slice(&others[1], &[1.0; ELEMENTS as usize], &mut weights).unwrap();
         assert_eq!(weights, [2.0 * round as f32; ELEMENTS as usize]);
-        clients[1].push_slice(&others[0], &[1.0; ELEMENTS as usize]).unwrap();
+        clients[1].push_slice(&others[0], &[1.0f32; ELEMENTS as usize]).unwrap();
     }
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
 }
@@ -226,7 +226,7 @@ fn closing_ends_those_who_wait() {
         let tensor = clients[0].tensor(1).unwrap();
         std::thread::scope(|scope| {
             // The other worker never pushes.
-            let waiting = scope.spawn(|| clients[0].push_slice(&tensor, &[1.0; ELEMENTS as usize]));
+            let waiting = scope.spawn(|| clients[0].push_slice(&tensor, &[1.0f32; ELEMENTS as usize]));
             let until = Instant::now() + PATIENCE;
             while clients[0].stats().batches == 0 && Instant::now() < until {
                 std::thread::yield_now();

@@ -40,7 +40,7 @@ fn a_contribution_that_finds_no_place_names_who_comes_first() {
         let push_both = |client: &Client, value: f32| {
             for key in [1, 2] {
                 let tensor = client.tensor(key).unwrap();
-                let mut weights = [0.0; 4];
+                let mut weights = [0.0f32; 4];
                 client.push_pull_slice(&tensor, &[value; 4], &mut weights).unwrap();
                 assert_eq!(weights, [6.0; 4]);
             }

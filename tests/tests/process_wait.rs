@@ -88,7 +88,7 @@ fn an_operation_names_the_workers_that_did_not_push() {
     for driver in [Driver::Shm, Driver::Tcp] {
         let (mut cluster, clients) = cluster(driver);
         let tensor = clients[IMPATIENT].tensor(1).unwrap();
-        let error = fails(|| clients[IMPATIENT].push_slice(&tensor, &[5.0; 4]));
+        let error = fails(|| clients[IMPATIENT].push_slice(&tensor, &[5.0f32; 4]));
         assert_eq!(error.exit_code(), ExitCode::Deadline);
         let ClientError::Op(OpError::Deadline { chunk, round, missing, .. }) = &error else {
             panic!("{error}")
@@ -101,7 +101,7 @@ fn an_operation_names_the_workers_that_did_not_push() {
         let others: Vec<f32> = std::thread::scope(|scope| {
             let push = |client: &Client| {
                 let tensor = client.tensor(1).unwrap();
-                let mut weights = [0.0; 4];
+                let mut weights = [0.0f32; 4];
                 client.push_pull_slice(&tensor, &[1.0; 4], &mut weights).unwrap();
                 weights[0]
             };
@@ -119,7 +119,7 @@ fn a_server_that_stands_still_is_named() {
         let (cluster, clients) = cluster(driver);
         cluster.servers[0].signal(Signal::STOP);
         let tensor = clients[IMPATIENT].tensor(1).unwrap();
-        let error = fails(|| clients[IMPATIENT].push_slice(&tensor, &[5.0; 4]));
+        let error = fails(|| clients[IMPATIENT].push_slice(&tensor, &[5.0f32; 4]));
         let ClientError::Op(OpError::NoAnswer { key, servers, .. }) = &error else { panic!("{error}") };
         assert_eq!((*key, &servers[..]), (Key(1), &[Rank(0)][..]));
         assert_eq!(error.exit_code(), ExitCode::Deadline);

@@ -4,25 +4,49 @@
 use super::region::{OutOfBounds, Region};
 use std::marker::PhantomData;
 
-/// A checked stretch of a region as f32 of any alignment, in this machine's byte order. What a peer writes
+/// A type of numbers any bits of which are one: what a peer writes is always a value.
+pub trait Number: Copy + sealed::Sealed + 'static {}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {
+        $(impl sealed::Sealed for $number {}
+        impl Number for $number {})*
+    };
+}
+
+numbers!(f32 f64 u8 i8 u16 i32 i64);
+
+/// A checked stretch of a region as numbers of any alignment, in this machine's byte order. What a peer writes
 /// meanwhile is seen or not, element by element.
-#[derive(Clone, Copy, Debug)]
-pub struct F32s<'a> {
-    start: *const f32,
+#[derive(Debug)]
+pub struct Numbers<'a, N> {
+    start: *const N,
     len: usize,
     region: PhantomData<&'a Region>,
 }
 
-impl Region {
-    /// `count` numbers from `offset` bytes on.
-    pub fn f32s(&self, offset: u64, count: usize) -> Result<F32s<'_>, OutOfBounds> {
-        let bytes = (count as u64).saturating_mul(size_of::<f32>() as u64);
-        let start = self.mapping().at(offset, bytes)?.cast_const().cast();
-        Ok(F32s { start, len: count, region: PhantomData })
+impl<N> Clone for Numbers<'_, N> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-impl F32s<'_> {
+impl<N> Copy for Numbers<'_, N> {}
+
+impl Region {
+    /// `count` numbers from `offset` bytes on.
+    pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
+        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
+        let start = self.mapping().at(offset, bytes)?.cast_const().cast();
+        Ok(Numbers { start, len: count, region: PhantomData })
+    }
+}
+
+impl<N: Number> Numbers<'_, N> {
     /// How many they are.
     #[inline(always)]
     #[must_use]
@@ -43,10 +67,10 @@ impl F32s<'_> {
     /// this check.
     #[inline(always)]
     #[must_use]
-    pub fn at(&self, index: usize) -> f32 {
+    pub fn at(&self, index: usize) -> N {
         assert!(index < self.len, "element {index} of {}", self.len);
         // SAFETY: all elements lie in the mapping (checked when this was made), which the borrowed region keeps.
-        // Any bits are a number. As for `Region::read`, nobody has references into a region that peers write.
+        // Any bits are a number (`Number`). As for `Region::read`, nobody has references into a region that peers write.
         // Needed because a peer's memory must not be a Rust reference.
         unsafe { self.start.add(index).read_unaligned() }
     }
@@ -61,9 +85,11 @@ mod tests {
         let region = Region::allocate(64, "elements")?;
         for offset in [0, 1, 7, 52] {
             region.write(offset, &[1.5f32, -0.0, f32::MAX].map(f32::to_ne_bytes).concat())?;
-            let found = region.f32s(offset, 3)?;
+            let found = region.numbers::<f32>(offset, 3)?;
             let found: Vec<u32> = (0..found.len()).map(|i| found.at(i).to_bits()).collect();
             assert_eq!(found, [1.5f32, -0.0, f32::MAX].map(f32::to_bits), "at {offset}");
+            let halves = region.numbers::<u16>(offset, 6)?;
+            assert_eq!((halves.at(0), halves.at(1)), (0, 0x3fc0), "the same bytes, two by two");
         }
         Ok(())
     }
@@ -71,10 +97,10 @@ mod tests {
     #[test]
     fn a_stretch_that_is_not_inside_is_refused() -> Result<(), Box<dyn std::error::Error>> {
         let region = Region::allocate(64, "elements")?;
-        assert!(region.f32s(0, 16).is_ok_and(|all| all.len() == 16));
-        assert!(region.f32s(64, 0).is_ok_and(|none| none.is_empty()));
+        assert!(region.numbers::<f32>(0, 16).is_ok_and(|all| all.len() == 16));
+        assert!(region.numbers::<f32>(64, 0).is_ok_and(|none| none.is_empty()));
         for (offset, count) in [(0, 17), (61, 1), (65, 0), (0, usize::MAX), (u64::MAX, 1)] {
-            assert!(region.f32s(offset, count).is_err(), "{count} from {offset}");
+            assert!(region.numbers::<f32>(offset, count).is_err(), "{count} from {offset}");
         }
         Ok(())
     }
@@ -83,7 +109,7 @@ mod tests {
     #[should_panic(expected = "element 2 of 2")]
     fn beyond_the_end_is_a_panic() {
         if let Ok(region) = Region::allocate(64, "elements")
-            && let Ok(two) = region.f32s(0, 2)
+            && let Ok(two) = region.numbers::<f32>(0, 2)
         {
             let _ = two.at(2);
         }

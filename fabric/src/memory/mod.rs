@@ -7,7 +7,7 @@ mod region;
 mod user;
 
 pub use blocks::Blocks;
-pub use elements::F32s;
+pub use elements::{Number, Numbers};
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
 #[cfg(feature = "verbs")]

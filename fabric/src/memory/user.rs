@@ -212,7 +212,7 @@ mod tests {
         let region = buffer.region();
         assert_eq!((buffer.as_ptr(), buffer.bytes(), region.len()), (at, 4000, 4000));
         buffer.get_mut().unwrap()[999] = 0.5;
-        assert_eq!(region.f32s(3996, 1).unwrap().at(0), 0.5);
+        assert_eq!(region.numbers::<f32>(3996, 1).unwrap().at(0), 0.5);
         assert!(region.memfd().is_none() && region.is_writable());
         drop(region);
         let numbers = buffer.into_vec().unwrap();
@@ -246,7 +246,7 @@ mod tests {
         assert!(region.write(0, &[0]).is_err() && region.all().writable().is_err());
         drop(buffer);
         assert!(handles.are_gone());
-        assert_eq!((drops.load(Ordering::SeqCst), region.f32s(12, 1).unwrap().at(0)), (0, 3.0));
+        assert_eq!((drops.load(Ordering::SeqCst), region.numbers::<f32>(12, 1).unwrap().at(0)), (0, 3.0));
         drop(region);
         assert_eq!(drops.load(Ordering::SeqCst), 1);
     }

@@ -43,6 +43,8 @@ pub enum Command {
     Finish {
         /// Chunk index.
         chunk: u32,
+        /// The round, counted from 1.
+        round: u64,
         /// The last contribution, fused into the update's pass.
         last: Option<Source>,
         /// Is that contribution the only one?

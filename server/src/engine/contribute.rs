@@ -233,8 +233,8 @@ impl LaneEngine {
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
         chunk.size(index, chunk.round_bytes(), out);
         chunk.publish();
-        out.push(Command::Finish { chunk: index, last, only, old, into, contributors });
         chunk.version += 1;
+        out.push(Command::Finish { chunk: index, round: chunk.version, last, only, old, into, contributors });
         chunk.buffer = into;
         chunk.complete = false;
         chunk.contributed.clear();

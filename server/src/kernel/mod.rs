@@ -1,38 +1,57 @@
-//! Arithmetic on chunks: reduction and update rules, f32 in and out. Every operation is a plain multiply or
-//! add in the order written here, never fused, so that every machine computes the same bits; loops are
-//! written so that the compiler vectorises them.
+//! Arithmetic on chunks: reduction and update rules, in f32, or in f64 for tensors of that. Every operation is a plain
+//! multiply, add, divide or square root in the order written here, never fused, so that every machine computes the same
+//! bits; loops are written so that the compiler vectorises them.
 
-use fabric::F32s;
+mod real;
+mod rules;
+mod weights;
+
+use fabric::Numbers;
 use fabric::simd::{Pass, widest};
-use proto_common::optimizer::{Optimizer, OptimizerKind};
+
+pub use real::{Bf16, Element, F16, Real};
+pub use rules::update;
+pub use weights::Weights;
 
 /// One operand of a rule, element by element, wherever it lies.
-pub trait Operand: Copy {
+pub trait Operand<T>: Copy {
     /// Elements.
     fn count(self) -> usize;
     /// The element at `index`; panics where there is none.
-    fn at(self, index: usize) -> f32;
+    fn at(self, index: usize) -> T;
 }
 
-impl Operand for &[f32] {
+impl<T: Real> Operand<T> for &[T] {
     #[inline(always)]
     fn count(self) -> usize {
         self.len()
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
+    fn at(self, index: usize) -> T {
         self[index]
     }
 }
 
-impl Operand for F32s<'_> {
+/// A contribution in memory that its worker can write.
+#[derive(Debug)]
+pub struct Contribution<'a, E: Element>(pub Numbers<'a, E::Bits>);
+
+impl<E: Element> Clone for Contribution<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Element> Copy for Contribution<'_, E> {}
+
+impl<E: Element> Operand<E::Sum> for Contribution<'_, E> {
     #[inline(always)]
     fn count(self) -> usize {
-        F32s::len(&self)
+        self.0.len()
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
-        F32s::at(&self, index)
+    fn at(self, index: usize) -> E::Sum {
+        E::from_bits(self.0.at(index)).widen()
     }
 }
 
@@ -40,13 +59,13 @@ impl Operand for F32s<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Both<A, B>(pub A, pub B);
 
-impl<A: Operand, B: Operand> Operand for Both<A, B> {
+impl<T: Real, A: Operand<T>, B: Operand<T>> Operand<T> for Both<A, B> {
     #[inline(always)]
     fn count(self) -> usize {
         self.0.count().min(self.1.count())
     }
     #[inline(always)]
-    fn at(self, index: usize) -> f32 {
+    fn at(self, index: usize) -> T {
         self.0.at(index) + self.1.at(index)
     }
 }
@@ -55,203 +74,32 @@ impl<A: Operand, B: Operand> Operand for Both<A, B> {
 ///
 /// # Panics
 /// They differ in length.
-pub fn add(sum: &mut [f32], contribution: impl Operand) {
-    widest(Add { sum, contribution });
+pub fn add<T: Real + Element<Sum = T>>(sum: &mut [T], contribution: impl Operand<T>) {
+    widest(Fold { sum, contribution, fold: |sum, contribution| sum + contribution });
 }
 
-struct Add<'a, C> {
-    sum: &'a mut [f32],
-    contribution: C,
-}
-
-impl<C: Operand> Pass for Add<'_, C> {
-    #[inline(always)]
-    fn run(self) {
-        Weights::InPlace(self.sum).apply(self.contribution, |sum, contribution| sum + contribution);
-    }
-}
-
-/// The weights that a rule changes: read at `old` and written at `new`, or the same memory.
-#[derive(Debug)]
-pub enum Weights<'a> {
-    /// Nobody reads them meanwhile.
-    InPlace(&'a mut [f32]),
-    /// Of one length.
-    OutOfPlace {
-        /// In force.
-        old: &'a [f32],
-        /// To be.
-        new: &'a mut [f32],
-    },
-}
-
-#[expect(
-    clippy::needless_range_loop,
-    reason = "over iterators the operand's bounds would be checked each time"
-)]
-impl Weights<'_> {
-    /// new = rule(old, sum), element by element.
-    #[inline(always)]
-    fn apply(self, sum: impl Operand, rule: impl Fn(f32, f32) -> f32) {
-        match self {
-            Self::InPlace(weights) => {
-                let count = weights.len();
-                check(count, sum);
-                for i in 0..count {
-                    weights[i] = rule(weights[i], sum.at(i));
-                }
-            }
-            Self::OutOfPlace { old, new } => {
-                let count = new.len();
-                check(count, sum);
-                check(count, old);
-                for i in 0..count {
-                    new[i] = rule(old[i], sum.at(i));
-                }
-            }
-        }
-    }
-
-    /// As `apply`, with an array of the rule's own that it changes.
-    #[inline(always)]
-    fn apply_with(self, sum: impl Operand, state: &mut [f32], rule: impl Fn(f32, f32, &mut f32) -> f32) {
-        match self {
-            Self::InPlace(weights) => {
-                let count = weights.len();
-                check(count, sum);
-                check(count, &*state);
-                for i in 0..count {
-                    weights[i] = rule(weights[i], sum.at(i), &mut state[i]);
-                }
-            }
-            Self::OutOfPlace { old, new } => {
-                let count = new.len();
-                check(count, sum);
-                check(count, old);
-                check(count, &*state);
-                for i in 0..count {
-                    new[i] = rule(old[i], sum.at(i), &mut state[i]);
-                }
-            }
-        }
-    }
-}
-
-/// Once per pass, so that the loops need no check of their own.
-#[inline(always)]
-fn check(count: usize, operand: impl Operand) {
-    assert_eq!(operand.count(), count, "elements of an operand");
-}
-
-/// The update rule of one round over part of a chunk.
-///
-/// `sum` holds the contributions' sum, `momentum` is the rule's own array (empty when it has none). All have
-/// one length.
-///
-/// | rule | new |
-/// | --- | --- |
-/// | `sum` | old + g |
-/// | `assign` | g |
-/// | `sgd` | old - lr * d, where d = g + decay * old, and with momentum m = mu * m + d, d = m |
-///
-/// g is the sum, times 1 / contributors where `average` is set.
+/// into = contribution.
 ///
 /// # Panics
 /// They differ in length.
-pub fn update(
-    rule: &Optimizer,
-    contributors: u32,
-    sum: impl Operand,
-    weights: Weights<'_>,
-    momentum: &mut [f32],
-) {
-    let scale = if rule.average { 1.0 / contributors as f32 } else { 1.0 };
-    widest(Update { rule, scale, sum, weights, momentum });
+pub fn set<T: Real + Element<Sum = T>>(into: &mut [T], contribution: impl Operand<T>) {
+    widest(Fold { sum: into, contribution, fold: |_, contribution| contribution });
 }
 
-struct Update<'a, S> {
-    rule: &'a Optimizer,
-    scale: f32,
-    sum: S,
-    weights: Weights<'a>,
-    momentum: &'a mut [f32],
+struct Fold<'a, T, C, F> {
+    sum: &'a mut [T],
+    contribution: C,
+    fold: F,
 }
 
-impl<S: Operand> Pass for Update<'_, S> {
+impl<T: Real + Element<Sum = T>, C: Operand<T>, F: Fn(T, T) -> T> Pass for Fold<'_, T, C, F> {
     #[inline(always)]
     fn run(self) {
-        let Self { rule, scale, sum, weights, .. } = self;
-        match rule.kind {
-            OptimizerKind::Sum => weights.apply(sum, |o, s| o + s * scale),
-            OptimizerKind::Sgd => Update { weights, ..self }.sgd(),
-            // Rules without a kernel are refused when a tensor is declared.
-            _ => weights.apply(sum, |_, s| s * scale),
-        }
-    }
-}
-
-impl<S: Operand> Update<'_, S> {
-    #[inline(always)]
-    fn sgd(self) {
-        let Self { rule, scale, sum, weights, momentum } = self;
-        let (lr, mu, decay) = (rule.learning_rate, rule.momentum, rule.weight_decay);
-        // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
-        match (mu != 0.0, decay != 0.0) {
-            (false, false) => weights.apply(sum, |o, s| o - lr * (s * scale)),
-            (false, true) => weights.apply(sum, |o, s| o - lr * (s * scale + decay * o)),
-            (true, false) => weights.apply_with(sum, momentum, |o, s, m| {
-                *m = mu * *m + s * scale;
-                o - lr * *m
-            }),
-            (true, true) => weights.apply_with(sum, momentum, |o, s, m| {
-                *m = mu * *m + (s * scale + decay * o);
-                o - lr * *m
-            }),
-        }
+        let Self { sum, contribution, fold } = self;
+        Weights::<T>::InPlace(sum)
+            .apply(contribution, (), |sum, contribution, ()| (fold(sum, contribution), ()));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// f64 reference of one element.
-    fn reference(rule: &Optimizer, contributors: u32, sum: f32, old: f32, m: f32) -> (f64, f64) {
-        let g = f64::from(sum) * if rule.average { 1.0 / f64::from(contributors) } else { 1.0 };
-        match rule.kind {
-            OptimizerKind::Sum => (f64::from(old) + g, f64::from(m)),
-            OptimizerKind::Sgd => {
-                let d = g + f64::from(rule.weight_decay) * f64::from(old);
-                let m = if rule.momentum == 0.0 { d } else { f64::from(rule.momentum) * f64::from(m) + d };
-                (f64::from(old) - f64::from(rule.learning_rate) * m, m)
-            }
-            _ => (g, f64::from(m)),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn rules_agree_with_f64(values in prop::collection::vec((-10f32..10.0, -10f32..10.0, -1f32..1.0), 1..100),
-                                workers in 1u32..9, rule in 0usize..6) {
-            let rule = [Optimizer::sum(), Optimizer::assign(), Optimizer::sgd(0.1, 0.0, 0.0), Optimizer::sgd(0.1, 0.9, 0.0),
-                        Optimizer::sgd(0.1, 0.0, 0.01), Optimizer::sgd(0.1, 0.9, 0.01)][rule];
-            let sum: Vec<f32> = values.iter().map(|v| v.0).collect();
-            let old: Vec<f32> = values.iter().map(|v| v.1).collect();
-            let mut momentum: Vec<f32> = values.iter().map(|v| v.2).collect();
-            let mut new = vec![0.0; sum.len()];
-            let (mut placed, mut placed_momentum) = (old.clone(), momentum.clone());
-            update(&rule, workers, &sum[..], Weights::OutOfPlace { old: &old, new: &mut new }, &mut momentum);
-            update(&rule, workers, &sum[..], Weights::InPlace(&mut placed), &mut placed_momentum);
-            prop_assert_eq!(&placed, &new, "the same bits in place");
-            prop_assert_eq!(&placed_momentum, &momentum);
-            for (i, (s, o, m)) in values.into_iter().enumerate() {
-                let (want, want_m) = reference(&rule, workers, s, o, m);
-                prop_assert!((f64::from(new[i]) - want).abs() < 1e-4, "{} {}", new[i], want);
-                if rule.has_momentum() {
-                    prop_assert!((f64::from(momentum[i]) - want_m).abs() < 1e-4);
-                }
-            }
-        }
-    }
-}
+mod tests;

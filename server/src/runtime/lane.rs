@@ -378,8 +378,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         match command {
             Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
             Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
-            Command::Finish { chunk, last, only, old, into, contributors } => {
-                self.storage.finish(chunk, &Round { last, only, old, into, contributors })?;
+            Command::Finish { chunk, round, last, only, old, into, contributors } => {
+                let round = Round { number: round, last, only, old, into, contributors };
+                self.storage.finish(chunk, &round)?;
             }
             Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
             Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,

@@ -1,5 +1,6 @@
 //! Buffers that trainers compute in: registered memory, handed to an operation and back.
 
+use super::Element;
 use fabric::{Buffer, Region};
 use std::ops::{Deref, DerefMut};
 use zerocopy::{FromBytes, IntoBytes};
@@ -23,17 +24,30 @@ impl TensorBuffer {
         self.0
     }
 
-    /// The bytes as f32. Trailing bytes that make no whole element are left out.
+    /// The bytes as elements. Trailing bytes that make no whole element are left out.
+    #[must_use]
+    pub fn as_slice<T: Element>(&self) -> &[T] {
+        let elements = self.0.len() / size_of::<T>();
+        <[T]>::ref_from_prefix_with_elems(&self.0, elements).map_or(&[], |(elements, _)| elements)
+    }
+
+    /// The bytes as elements, to be written.
+    #[must_use]
+    pub fn as_mut_slice<T: Element>(&mut self) -> &mut [T] {
+        let elements = self.0.len() / size_of::<T>();
+        <[T]>::mut_from_prefix_with_elems(&mut self.0, elements).map_or(&mut [], |(elements, _)| elements)
+    }
+
+    /// The bytes as f32.
     #[must_use]
     pub fn as_f32(&self) -> &[f32] {
-        <[f32]>::ref_from_prefix_with_elems(&self.0, self.0.len() / 4).map_or(&[], |(elements, _)| elements)
+        self.as_slice()
     }
 
     /// The bytes as f32, to be written.
     #[must_use]
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
-        let elements = self.0.len() / 4;
-        <[f32]>::mut_from_prefix_with_elems(&mut self.0, elements).map_or(&mut [], |(elements, _)| elements)
+        self.as_mut_slice()
     }
 }
 
@@ -51,8 +65,8 @@ impl DerefMut for TensorBuffer {
     }
 }
 
-/// Copies plain floats into registered memory.
-pub(super) fn copy_in(buffer: &mut [u8], values: &[f32]) {
+/// Copies plain elements into registered memory.
+pub(super) fn copy_in<T: Element>(buffer: &mut [u8], values: &[T]) {
     let bytes = values.as_bytes();
     buffer[..bytes.len()].copy_from_slice(bytes);
 }

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod connect;
+mod element;
 mod handle;
 mod placing;
 mod registrations;
@@ -12,6 +13,7 @@ mod tensor;
 mod transfer;
 
 pub use buffer::TensorBuffer;
+pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
 pub use source::Source;

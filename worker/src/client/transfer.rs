@@ -3,13 +3,12 @@
 
 use super::buffer::copy_in;
 use super::registrations::Way;
-use super::{Client, Ended, Handle, Source, Tensor, TensorBuffer};
+use super::{Client, Element, Ended, Handle, Source, Tensor, TensorBuffer};
 use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, OpState, Submission};
 use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
-use proto_common::element::Dtype;
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
 use std::sync::Arc;
@@ -45,7 +44,7 @@ impl Client {
 
     /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
     /// before the first round. Ranks other than 0 send nothing.
-    pub fn init(&self, tensor: &Tensor, values: &[f32]) -> Result<(), ClientError> {
+    pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
         let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
         self.start(tensor, OpKind::Init, source, None, 0)?.wait().map(drop)
     }
@@ -57,33 +56,33 @@ impl Client {
     }
 
     /// As [`Client::push`] with plain memory, and waits.
-    pub fn push_slice(&self, tensor: &Tensor, gradient: &[f32]) -> Result<Version, ClientError> {
+    pub fn push_slice<T: Element>(&self, tensor: &Tensor, gradient: &[T]) -> Result<Version, ClientError> {
         let gradient = self.copied(tensor, gradient)?;
         Ok(self.push(tensor, gradient)?.wait()?.version)
     }
 
     /// As [`Client::pull`] with plain memory, and waits.
-    pub fn pull_slice(&self, tensor: &Tensor, weights: &mut [f32]) -> Result<Version, ClientError> {
-        check_slice(tensor, weights.len())?;
+    pub fn pull_slice<T: Element>(&self, tensor: &Tensor, weights: &mut [T]) -> Result<Version, ClientError> {
+        check_typed::<T>(tensor, weights.len(), false)?;
         let ended = self.pull(tensor, self.allocate(tensor.bytes())?)?.wait()?;
         Ok(copy_out(ended, weights))
     }
 
     /// As [`Client::push_pull`] with plain memory, and waits.
-    pub fn push_pull_slice(
+    pub fn push_pull_slice<T: Element>(
         &self,
         tensor: &Tensor,
-        gradient: &[f32],
-        weights: &mut [f32],
+        gradient: &[T],
+        weights: &mut [T],
     ) -> Result<Version, ClientError> {
-        check_slice(tensor, weights.len())?;
+        check_typed::<T>(tensor, weights.len(), false)?;
         let gradient = self.copied(tensor, gradient)?;
         let ended = self.push_pull(tensor, gradient, self.allocate(tensor.bytes())?, 0)?.wait()?;
         Ok(copy_out(ended, weights))
     }
 
-    fn copied(&self, tensor: &Tensor, values: &[f32]) -> Result<TensorBuffer, ClientError> {
-        check_slice(tensor, values.len())?;
+    fn copied<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<TensorBuffer, ClientError> {
+        check_typed::<T>(tensor, values.len(), false)?;
         let mut buffer = self.allocate(tensor.bytes())?;
         copy_in(&mut buffer, values);
         Ok(buffer)
@@ -113,7 +112,7 @@ impl Client {
         };
         let shorter = kind == OpKind::Push && tensor.spec().dynamic;
         match source {
-            Some(Source::User(buffer)) => check_f32(tensor, buffer.bytes() as u64, shorter)?,
+            Some(Source::User(buffer)) => check_typed::<f32>(tensor, buffer.len(), shorter)?,
             Some(Source::Pool(buffer)) => {
                 check_length(tensor, buffer.len() as u64, shorter)?;
                 pool(buffer)?;
@@ -161,7 +160,7 @@ impl Client {
     fn copy_of(&self, user: &UserBuffer) -> Result<Buffer, ClientError> {
         let mut copy = self.0.pool.allocate(user.bytes() as u64)?;
         self.prepare(&copy.span())?;
-        copy_in(&mut copy, user);
+        copy_in::<f32>(&mut copy, user);
         Ok(copy)
     }
 
@@ -249,22 +248,18 @@ fn check_length(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), ClientE
     Ok(())
 }
 
-/// As [`check_length`], of memory that holds f32 numbers.
-fn check_f32(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), ClientError> {
+/// As [`check_length`], of so many elements of a type.
+fn check_typed<T: Element>(tensor: &Tensor, elements: usize, shorter: bool) -> Result<(), ClientError> {
     let (key, want) = (tensor.key(), tensor.spec().dtype);
-    if want != Dtype::F32 {
-        return Err(ClientError::WrongDtype { key, want, have: Dtype::F32 });
+    if want != T::DTYPE {
+        return Err(ClientError::WrongDtype { key, want, have: T::DTYPE });
     }
-    check_length(tensor, have, shorter)
+    check_length(tensor, (elements * size_of::<T>()) as u64, shorter)
 }
 
-fn check_slice(tensor: &Tensor, elements: usize) -> Result<(), ClientError> {
-    check_f32(tensor, elements as u64 * 4, false)
-}
-
-fn copy_out(ended: Ended, weights: &mut [f32]) -> Version {
+fn copy_out<T: Element>(ended: Ended, weights: &mut [T]) -> Version {
     if let Some(target) = &ended.target {
-        weights.copy_from_slice(target.as_f32());
+        weights.copy_from_slice(target.as_slice());
     }
     ended.version
 }

@@ -63,7 +63,7 @@ impl Observer {
     pub(super) fn check(&mut self, command: &Command) {
         match *command {
             Command::Reduce { chunk, from, first } => self.fold(chunk, from, first),
-            Command::Finish { chunk, last, only, old, into, contributors } => {
+            Command::Finish { chunk, round, last, only, old, into, contributors } => {
                 if let Some(from) = last {
                     let first = self.chunks[chunk as usize].folded.is_empty();
                     assert_eq!(only, first, "the only one is the first one");
@@ -71,6 +71,7 @@ impl Observer {
                 }
                 assert_eq!(old, self.chunks[chunk as usize].buffer);
                 self.publish(chunk, into, contributors);
+                assert_eq!(round, self.chunks[chunk as usize].version, "rounds are counted from 1");
             }
             Command::Spill { chunk, from, to } => {
                 let gift = self.gift(from);

@@ -2,6 +2,7 @@
 //! written down once more, without chunks, lanes or servers. Gradients and initial values come from the seed.
 
 use fabric::sim::Rng;
+use proto_common::optimizer::Rule;
 use proto_common::tensor::TensorSpec;
 
 /// See the module.
@@ -97,11 +98,12 @@ impl Oracle {
             return known.versions.push(sum);
         }
         let (rule, scale) = (known.spec.optimizer, 1.0 / self.workers as f32);
+        let Rule::Sgd { momentum: kept, .. } = rule.rule else { panic!("the oracle knows sgd only") };
         let old = &known.versions[round as usize - 1];
         let mut new = Vec::with_capacity(old.len());
         for ((weight, total), momentum) in old.iter().zip(&sum).zip(&mut known.momentum) {
             let mean = *total * scale;
-            let step = if rule.momentum == 0.0 { mean } else { rule.momentum * *momentum + mean };
+            let step = if kept == 0.0 { mean } else { kept * *momentum + mean };
             *momentum = step;
             new.push(*weight - rule.learning_rate * step);
         }

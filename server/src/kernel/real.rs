@@ -1,0 +1,201 @@
+//! The types that sums and rules are computed in, and what tensors' elements are of them.
+
+use fabric::Number;
+use std::ops::{Add, Div, Mul, Sub};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// f32 and f64.
+pub trait Real:
+    Copy
+    + Default
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + 'static
+{
+    /// A constant of a rule, rounded where it has to be.
+    fn of(constant: f64) -> Self;
+    /// The square root, correctly rounded.
+    fn root(self) -> Self;
+    /// Without its sign.
+    fn magnitude(self) -> Self;
+    /// With the sign of another.
+    fn signed_as(self, sign: Self) -> Self;
+}
+
+macro_rules! real {
+    ($($real:ty)*) => {
+        $(impl Real for $real {
+            #[inline(always)]
+            fn of(constant: f64) -> Self {
+                constant as $real
+            }
+            #[inline(always)]
+            fn root(self) -> Self {
+                self.sqrt()
+            }
+            #[inline(always)]
+            fn magnitude(self) -> Self {
+                self.abs()
+            }
+            #[inline(always)]
+            fn signed_as(self, sign: Self) -> Self {
+                self.copysign(sign)
+            }
+        })*
+    };
+}
+
+real!(f32 f64);
+
+/// An element as it lies in a tensor: what it is in the type that sums are computed in.
+pub trait Element: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + 'static {
+    /// The type of sums.
+    type Sum: Element<Sum = Self::Sum> + Real;
+    /// What it is in memory that peers write.
+    type Bits: Number;
+    /// An element of these bits.
+    fn from_bits(bits: Self::Bits) -> Self;
+    /// The element as that, exactly.
+    fn widen(self) -> Self::Sum;
+    /// The element nearest to a sum; ties go to the even one.
+    fn round(sum: Self::Sum) -> Self;
+}
+
+macro_rules! exact {
+    ($($real:ty)*) => {
+        $(impl Element for $real {
+            type Sum = Self;
+            type Bits = Self;
+            #[inline(always)]
+            fn from_bits(bits: Self) -> Self {
+                bits
+            }
+            #[inline(always)]
+            fn widen(self) -> Self {
+                self
+            }
+            #[inline(always)]
+            fn round(sum: Self) -> Self {
+                sum
+            }
+        })*
+    };
+}
+
+exact!(f32 f64);
+
+/// The bits of an IEEE 754 binary16. Conversions have no branches, so that loops over them are vectorised; they give
+/// the same bits with every vector unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct F16(pub u16);
+
+/// The bits of a bfloat16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Bf16(pub u16);
+
+impl Element for F16 {
+    type Sum = f32;
+    type Bits = u16;
+
+    #[inline(always)]
+    fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let sign = u32::from(self.0 & 0x8000) << 16;
+        let magnitude = u32::from(self.0 & 0x7fff);
+        // As an f32 with the same fields it is too small by the difference of the exponents' biases; the product is
+        // exact, for numbers below the smallest normal one, too.
+        let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+        let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
+        f32::from_bits(scaled.to_bits() | special | sign)
+    }
+
+    #[inline(always)]
+    fn round(sum: f32) -> Self {
+        let bits = sum.to_bits();
+        let (sign, magnitude) = ((bits >> 16) & 0x8000, bits & 0x7fff_ffff);
+        // Below the smallest normal number: the addition of 0.5 rounds at the place of the last bit.
+        let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+        let odd = (magnitude >> 13) & 1;
+        let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
+        let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+        let finite = if magnitude < 0x3880_0000 { small } else { normal };
+        let half = if magnitude >= 0x4780_0000 { special } else { finite };
+        Self((half | sign) as u16)
+    }
+}
+
+impl Element for Bf16 {
+    type Sum = f32;
+    type Bits = u16;
+
+    #[inline(always)]
+    fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.0) << 16)
+    }
+
+    #[inline(always)]
+    fn round(sum: f32) -> Self {
+        let bits = sum.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        // A NaN stays one, and quiet.
+        let half = if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16) | 0x40 } else { rounded };
+        Self(half as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Every half, what lies between two of them, and what is nearest to that.
+    fn interesting() -> impl Iterator<Item = f32> {
+        let of = |value: f32| {
+            [-1i32, 0, 1].map(move |off| f32::from_bits(value.to_bits().wrapping_add_signed(off)))
+        };
+        let middle = |a: f32, b: f32| a + (b - a) / 2.0;
+        (0..=u16::MAX).flat_map(move |bits| {
+            let next = bits.wrapping_add(1);
+            let (a, b) = (f16::from_bits(bits).to_f32(), f16::from_bits(next).to_f32());
+            let (c, d) = (bf16::from_bits(bits).to_f32(), bf16::from_bits(next).to_f32());
+            [of(a), of(middle(a, b)), of(c), of(middle(c, d))].concat()
+        })
+    }
+
+    #[test]
+    fn every_half_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (F16(bits).widen(), f16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+            let (ours, theirs) = (Bf16(bits).widen(), bf16::from_bits(bits).to_f32());
+            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn rounding_is_to_the_nearest_and_ties_go_to_the_even_one() {
+        let random = (0..1_000_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761)));
+        for value in interesting().chain(random) {
+            let (ours, theirs) = (F16::round(value), f16::from_f32(value));
+            let both_nan = f16::from_bits(ours.0).is_nan() && theirs.is_nan();
+            assert!(ours.0 == theirs.to_bits() || both_nan, "{value:e} {:#x}", value.to_bits());
+            let (ours, theirs) = (Bf16::round(value), bf16::from_f32(value));
+            let both_nan = bf16::from_bits(ours.0).is_nan() && theirs.is_nan();
+            assert!(ours.0 == theirs.to_bits() || both_nan, "{value:e} {:#x}", value.to_bits());
+        }
+    }
+}

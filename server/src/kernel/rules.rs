@@ -1,0 +1,145 @@
+//! The update rules, element by element.
+
+use super::{Element, Operand, Real, Weights};
+use fabric::simd::{Pass, widest};
+use proto_common::optimizer::{Moments, Rule, Step};
+
+/// The update rule of one round over part of a chunk.
+///
+/// `sum` holds the contributions' sum, `state` the arrays that the rule keeps, as many as
+/// `Optimizer::state_arrays` says, the others empty. All have one length.
+///
+/// | rule | new weight, from the old one `w` |
+/// | --- | --- |
+/// | `sum` | w + g |
+/// | `assign` | g |
+/// | `sgd` | w - lr * d; with momentum m = mu * m + d, and w - lr * m, or (nesterov) w - lr * (d + mu * m) |
+/// | `ada_grad` | h = h + d * d; w - lr * d / (sqrt(h) + eps) |
+/// | `rms_prop` | h = rho * h + (1 - rho) * (d * d); w - lr * d / (sqrt(h) + eps) |
+/// | `adam` | m = b1 * m + (1 - b1) * d; v = b2 * v + (1 - b2) * (d * d); w - lr / c1 * m / (sqrt(v) / sqrt(c2) + eps) |
+/// | `adam_w` | as `adam` of w - lr * decay * w, with g in the place of d |
+/// | `ftrl` | n' = n + d * d; z = z + d - (sqrt(n') - sqrt(n)) / lr * w; 0 where abs(z) <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2) |
+///
+/// g is the sum, times 1 / contributors where `average` is set; d = g + decay * w; lr is the round's rate;
+/// c1 = 1 - b1^round, c2 = 1 - b2^round. The second arrays are `v` and `n`. `lamb` has no kernel yet and is refused when a
+/// tensor is declared.
+///
+/// # Panics
+/// They differ in length.
+pub fn update<E: Element>(
+    step: &Step,
+    sum: impl Operand<E::Sum>,
+    weights: Weights<'_, E>,
+    state: [&mut [E::Sum]; 2],
+) {
+    widest(Update { step, sum, weights, state });
+}
+
+struct Update<'a, E: Element, S> {
+    step: &'a Step,
+    sum: S,
+    weights: Weights<'a, E>,
+    state: [&'a mut [E::Sum]; 2],
+}
+
+impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
+    #[inline(always)]
+    fn run(self) {
+        let [rate, decay, scale] = self.numbers();
+        match self.step.rule {
+            Rule::Sum => self.weights.apply(self.sum, (), |w, s, ()| (w + s * scale, ())),
+            Rule::Assign => self.weights.apply(self.sum, (), |_, s, ()| (s * scale, ())),
+            Rule::AdamW(moments) => self.adam(moments, move |w| w - rate * decay * w, |_, g| g),
+            // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
+            _ if self.step.decay == 0.0 => self.decayed(|_, g| g),
+            _ => self.decayed(move |w, g| g + decay * w),
+        }
+    }
+}
+
+impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
+    /// Rate, weight decay, and what the sum is multiplied by.
+    #[inline(always)]
+    fn numbers(&self) -> [E::Sum; 3] {
+        [self.step.rate, self.step.decay, self.step.scale].map(E::Sum::of)
+    }
+
+    /// The rules whose gradient has the weight decay in it: `d` of weight and gradient.
+    #[inline(always)]
+    fn decayed(self, d: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy) {
+        let [rate, _, scale] = self.numbers();
+        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        match self.step.rule {
+            Rule::Sgd { momentum: 0.0, .. } => {
+                self.weights.apply(self.sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
+            }
+            Rule::Sgd { momentum, nesterov } => self.momentum(of(momentum), nesterov, d),
+            Rule::AdaGrad { epsilon } => {
+                let ([first, _], epsilon) = (self.state, of(epsilon));
+                self.weights.apply(self.sum, first, |w, s, h| {
+                    let d = d(w, s * scale);
+                    let h = h + d * d;
+                    (w - rate * d / (h.root() + epsilon), h)
+                });
+            }
+            Rule::RmsProp { decay, epsilon } => {
+                let ([first, _], epsilon) = (self.state, of(epsilon));
+                let (kept, fresh) = (of(decay), of(1.0) - of(decay));
+                self.weights.apply(self.sum, first, |w, s, h| {
+                    let d = d(w, s * scale);
+                    let h = kept * h + fresh * (d * d);
+                    (w - rate * d / (h.root() + epsilon), h)
+                });
+            }
+            Rule::Adam(moments) => self.adam(moments, |w| w, d),
+            Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
+            // Not here, or refused when a tensor is declared.
+            Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) => {}
+        }
+    }
+
+    #[inline(always)]
+    fn momentum(self, mu: E::Sum, nesterov: bool, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
+        let [first, _] = self.state;
+        if nesterov {
+            self.weights.apply(self.sum, first, |w, s, m| {
+                let d = d(w, s * scale);
+                let m = mu * m + d;
+                (w - rate * (d + mu * m), m)
+            });
+        } else {
+            self.weights.apply(self.sum, first, |w, s, m| {
+                let m = mu * m + d(w, s * scale);
+                (w - rate * m, m)
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn adam(self, moments: Moments, shrunk: impl Fn(E::Sum) -> E::Sum, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
+        let Moments { beta1, beta2, epsilon } = moments;
+        let of = |constant: f32| E::Sum::of(f64::from(constant));
+        let (beta1, beta2, epsilon, one) = (of(beta1), of(beta2), of(epsilon), of(1.0));
+        let (rate, root) = (rate / E::Sum::of(self.step.bias1), E::Sum::of(self.step.bias2).root());
+        self.weights.apply(self.sum, self.state, |w, s, [m, v]| {
+            let d = d(w, s * scale);
+            let m = beta1 * m + (one - beta1) * d;
+            let v = beta2 * v + (one - beta2) * (d * d);
+            (shrunk(w) - rate * m / (v.root() / root + epsilon), [m, v])
+        });
+    }
+
+    #[inline(always)]
+    fn ftrl(self, [beta, l1, l2]: [E::Sum; 3], d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
+        self.weights.apply(self.sum, self.state, |w, s, [z, n]| {
+            let d = d(w, s * scale);
+            let squares = n + d * d;
+            let z = z + d - (squares.root() - n.root()) / rate * w;
+            let pulled = (l1.signed_as(z) - z) / ((beta + squares.root()) / rate + l2);
+            (if z.magnitude() <= l1 { E::Sum::default() } else { pulled }, [z, squares])
+        });
+    }
+}

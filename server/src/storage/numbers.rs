@@ -1,0 +1,200 @@
+//! A chunk's sum, and what its rule keeps, in the type that its elements are summed in. It must not know where
+//! published weights lie, nor when a round is complete.
+
+use super::{Round, StorageError};
+use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Weights};
+use fabric::{Buffer, OutOfBounds, Region};
+use proto_common::element::Dtype;
+use proto_common::optimizer::Step;
+use zerocopy::FromBytes;
+
+/// Memory that a peer can write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) region: &'a Region,
+    pub(super) at: u64,
+}
+
+/// Numbers by the type of the tensor's elements.
+#[derive(Debug)]
+pub(super) enum Typed {
+    F32(Sums<f32>),
+    F64(Sums<f64>),
+    F16(Master<F16>),
+    Bf16(Master<Bf16>),
+}
+
+impl Typed {
+    pub(super) fn zeros(dtype: Dtype, elements: usize, arrays: usize) -> Result<Self, StorageError> {
+        Ok(match dtype {
+            Dtype::F32 => Self::F32(Sums::zeros(elements, arrays)),
+            Dtype::F64 => Self::F64(Sums::zeros(elements, arrays)),
+            Dtype::F16 => Self::F16(Master::zeros(elements, arrays)),
+            Dtype::Bf16 => Self::Bf16(Master::zeros(elements, arrays)),
+            Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => return Err(StorageError::NoKernel(dtype)),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::F32(sums) => sums.bytes(),
+            Self::F64(sums) => sums.bytes(),
+            Self::F16(master) => master.bytes(),
+            Self::Bf16(master) => master.bytes(),
+        }
+    }
+
+    /// sum = contribution, or sum += contribution: of so many bytes.
+    pub(super) fn reduce(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
+        match self {
+            Self::F32(sums) => sums.reduce::<f32>(from, bytes, first),
+            Self::F64(sums) => sums.reduce::<f64>(from, bytes, first),
+            Self::F16(master) => master.sums.reduce::<F16>(from, bytes, first),
+            Self::Bf16(master) => master.sums.reduce::<Bf16>(from, bytes, first),
+        }
+    }
+
+    /// Applies the update rule to so many bytes of weights; a last contribution is added in the same pass.
+    pub(super) fn finish(
+        &mut self,
+        step: &Step,
+        round: &Round,
+        last: Option<Place<'_>>,
+        buffers: &mut [Buffer; 2],
+        bytes: usize,
+    ) -> Result<(), StorageError> {
+        match self {
+            Self::F32(sums) => {
+                let weights =
+                    weights_of::<f32>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F32))?;
+                Ok(sums.finish(step, round.only, last, weights)?)
+            }
+            Self::F64(sums) => {
+                let weights =
+                    weights_of::<f64>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F64))?;
+                Ok(sums.finish(step, round.only, last, weights)?)
+            }
+            Self::F16(master) => master.finish(step, round, last, buffers, bytes, Dtype::F16),
+            Self::Bf16(master) => master.finish(step, round, last, buffers, bytes, Dtype::Bf16),
+        }
+    }
+
+    /// The value of the whole chunk is set: so many bytes.
+    pub(super) fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
+        match self {
+            Self::F32(_) | Self::F64(_) => Ok(()),
+            Self::F16(master) => master.init(from, bytes),
+            Self::Bf16(master) => master.init(from, bytes),
+        }
+    }
+}
+
+/// A sum and the arrays that a rule keeps; those are empty where it has none.
+#[derive(Debug)]
+pub(super) struct Sums<T> {
+    sum: Vec<T>,
+    state: [Vec<T>; 2],
+}
+
+impl<T: Real + Element<Sum = T>> Sums<T> {
+    fn zeros(elements: usize, arrays: usize) -> Self {
+        let array = |count| vec![T::default(); count];
+        Self { sum: array(elements), state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })) }
+    }
+
+    fn bytes(&self) -> u64 {
+        let Self { sum, state: [first, second] } = self;
+        (size_of::<T>() * (sum.len() + first.len() + second.len())) as u64
+    }
+
+    fn reduce<E: Element<Sum = T>>(
+        &mut self,
+        from: Place<'_>,
+        bytes: usize,
+        first: bool,
+    ) -> Result<(), OutOfBounds> {
+        let contribution = contribution::<E>(from, bytes)?;
+        let sum = &mut self.sum[..bytes / size_of::<E>()];
+        if first {
+            kernel::set(sum, contribution)
+        } else {
+            kernel::add(sum, contribution)
+        }
+        Ok(())
+    }
+
+    fn finish<E: Element<Sum = T>>(
+        &mut self,
+        step: &Step,
+        only: bool,
+        last: Option<Place<'_>>,
+        weights: Weights<'_, E>,
+    ) -> Result<(), OutOfBounds> {
+        let elements = weights.count();
+        let Self { sum, state: [first, second] } = self;
+        let (sum, state) = (&sum[..elements], [&mut first[..], &mut second[..]]);
+        match last.map(|from| contribution::<E>(from, elements * size_of::<E>())).transpose()? {
+            None => kernel::update(step, sum, weights, state),
+            Some(last) if only => kernel::update(step, last, weights, state),
+            // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
+            Some(last) => kernel::update(step, Both(last, sum), weights, state),
+        }
+        Ok(())
+    }
+}
+
+/// Sums of elements that are published rounded: the weights themselves are kept as exact as the sums.
+#[derive(Debug)]
+pub(super) struct Master<E: Element> {
+    sums: Sums<E::Sum>,
+    weights: Vec<E::Sum>,
+}
+
+impl<E: Element> Master<E> {
+    fn zeros(elements: usize, arrays: usize) -> Self {
+        Self { sums: Sums::zeros(elements, arrays), weights: vec![E::Sum::default(); elements] }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.sums.bytes() + size_of_val(&self.weights[..]) as u64
+    }
+
+    fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
+        kernel::set(&mut self.weights, contribution::<E>(from, bytes)?);
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        step: &Step,
+        round: &Round,
+        last: Option<Place<'_>>,
+        buffers: &mut [Buffer; 2],
+        bytes: usize,
+        dtype: Dtype,
+    ) -> Result<(), StorageError> {
+        let new = <[E]>::mut_from_bytes(&mut buffers[usize::from(round.into & 1)][..bytes])
+            .map_err(|_| StorageError::Elements(dtype))?;
+        let weights = Weights::Rounded { master: &mut self.weights[..new.len()], new };
+        Ok(self.sums.finish(step, round.only, last, weights)?)
+    }
+}
+
+fn contribution<E: Element>(from: Place<'_>, bytes: usize) -> Result<Contribution<'_, E>, OutOfBounds> {
+    Ok(Contribution(from.region.numbers(from.at, bytes / size_of::<E>())?))
+}
+
+/// The weights of a chunk that a round changes: so many bytes of them.
+fn weights_of<'a, T: Real + Element<Sum = T>>(
+    buffers: &'a mut [Buffer; 2],
+    round: &Round,
+    bytes: usize,
+) -> Option<Weights<'a, T>> {
+    let elements = |buffer: &'a mut Buffer| <[T]>::mut_from_bytes(&mut buffer[..bytes]).ok();
+    let [a, b] = buffers;
+    let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
+    if round.into == round.old {
+        return Some(Weights::InPlace(elements(into)?));
+    }
+    Some(Weights::OutOfPlace { old: elements(other)?, new: elements(into)? })
+}

@@ -1,0 +1,31 @@
+//! The Rust types that tensors' elements have.
+
+use half::{bf16, f16};
+use proto_common::element::Dtype;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A type of elements: f32, f64, and [`half::f16`] and [`half::bf16`], which servers sum in f32 and keep in f32.
+pub trait Element: Copy + FromBytes + IntoBytes + Immutable + sealed::Sealed + 'static {
+    /// Its name in declarations.
+    const DTYPE: Dtype;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! elements {
+    ($($element:ty: $dtype:ident,)*) => {
+        $(impl sealed::Sealed for $element {}
+        impl Element for $element {
+            const DTYPE: Dtype = Dtype::$dtype;
+        })*
+    };
+}
+
+elements! {
+    f32: F32,
+    f64: F64,
+    f16: F16,
+    bf16: Bf16,
+}

@@ -116,9 +116,9 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
         let contribution = contribution::<E>(from, bytes)?;
         let sum = &mut self.sum[..bytes / size_of::<E>()];
         if first {
-            kernel::set(sum, contribution)
+            kernel::set(sum, contribution);
         } else {
-            kernel::add(sum, contribution)
+            kernel::add(sum, contribution);
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ fn idle(client: &Client) -> anyhow::Result<()> {
     let tensors = client.declare(&[summed(1, 1000), summed(2, 100_000)])?;
     for tensor in &tensors {
         let elements = tensor.spec().elements as usize;
-        client.push_slice(tensor, &vec![1.0; elements])?;
+        client.push_slice(tensor, &vec![1.0f32; elements])?;
     }
     println!("idle");
     loop {

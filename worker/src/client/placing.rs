@@ -86,7 +86,7 @@ mod tests {
     fn the_contribution_that_ends_the_first_iteration_gets_its_tensor_no_precedence() {
         let facts = Facts {
             chunk_bytes: 256 << 10,
-            workers: 1,
+            workers: 2,
             servers: 1,
             budget_bytes: 512 << 10,
             spent_bytes: 0,
@@ -97,13 +97,13 @@ mod tests {
         let subject = |key: u64, elements: u64, rounds: u64| {
             let contributions = in_first_iteration(rounds);
             let bytes = elements * 4;
-            let trace = Trace { contributions, bytes_min: bytes, bytes_max: bytes, single_writer: true };
+            let trace = Trace { contributions, bytes_min: bytes, bytes_max: bytes, single_writer: false };
             Subject::of(&TensorSpec::f32(key, elements, Optimizer::sum()), Some(trace))
         };
         for rounds in [[1, 1], [2, 1], [2, 2]] {
             let planned = plan(&[subject(1, 128 << 10, rounds[0]), subject(2, 64 << 10, rounds[1])], &facts);
             let placements: Vec<_> = planned.iter().map(|planned| planned.placement).collect();
-            assert_eq!(placements, [Placement::RendezvousRead, Placement::Static], "{rounds:?}");
+            assert_eq!(placements, [Placement::Slot, Placement::Static], "{rounds:?}");
         }
         assert_eq!(in_first_iteration(0), 0);
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures Gradwire over an RDMA device beside perftest on the same one, in one boot of the guest of tests/guest, whose
 # device is software on an emulated CPU. Writes the results as JSON, and plots, into benches/results; those of a run
-# that is not whole (--quick, --only) into the target folder.
+# that is told anything else than the whole into the target folder.
 # rdma.sh [JSON-FILE [ARGUMENT...]]: arguments of `gradwire-bench rdma`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,7 +13,7 @@ tests/guest/build.sh bench > /dev/null
 tests/guest/base.sh "$built/base"
 
 results=benches/results
-case " $* " in *" --quick "* | *" --only "* | *" --only="*) results=$built/bench-rdma ;; esac
+[ -z "$*" ] || results=$built/bench-rdma
 mkdir -p "$results"
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT

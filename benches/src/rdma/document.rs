@@ -3,7 +3,7 @@
 //!
 //! It must not measure.
 
-use super::DEVICE;
+use super::device;
 use crate::plot::{Chart, Line, Range, Ranges};
 use crate::report::{self, Row};
 use anyhow::Context as _;
@@ -38,7 +38,7 @@ pub(crate) struct ReportArgs {
 
 impl Document {
     pub(super) fn new(machine: String) -> Self {
-        Self { device: DEVICE.to_owned(), machine, ..Self::default() }
+        Self { device: device().to_owned(), machine, ..Self::default() }
     }
 
     fn table(&self) -> String {
@@ -73,7 +73,7 @@ pub(crate) fn report(args: &ReportArgs) -> anyhow::Result<()> {
     }
     if let Some(folder) = &args.plots {
         std::fs::create_dir_all(folder)?;
-        for (name, svg) in plots(&document.rows) {
+        for (name, svg) in plots(&document.device, &document.rows) {
             write(&folder.join(format!("rdma-{name}.svg")), &svg)?;
         }
     }
@@ -103,7 +103,7 @@ fn throughput(rows: &[Row], label: impl Fn(&Row) -> Option<String>) -> Vec<Line>
 }
 
 /// Every comparison that something was measured of, by name.
-fn plots(rows: &[Row]) -> Vec<(&'static str, String)> {
+fn plots(device: &str, rows: &[Row]) -> Vec<(&'static str, String)> {
     let until = |last: &str| rows.iter().rposition(|row| row.name == last).map_or(0, |at| at + 1);
     // perftest is measured once with the raw channel and once with pushes; each belongs to what it was interleaved with.
     let (bare, pushed) =
@@ -139,7 +139,7 @@ fn plots(rows: &[Row]) -> Vec<(&'static str, String)> {
     for (name, title, lines) in sized.into_iter().filter(|(_, _, lines)| !lines.is_empty()) {
         let chart = Chart {
             title,
-            subtitle: DEVICE,
+            subtitle: device,
             x_label: "bytes of a write or a tensor",
             y_label: "MB/s",
             has_log_y: name == "transports",
@@ -148,8 +148,8 @@ fn plots(rows: &[Row]) -> Vec<(&'static str, String)> {
         };
         all.push((name, chart.svg()));
     }
-    all.extend(latency(rows).map(|svg| ("latency", svg)));
-    all.extend(registered(rows).map(|svg| ("registered", svg)));
+    all.extend(latency(device, rows).map(|svg| ("latency", svg)));
+    all.extend(registered(device, rows).map(|svg| ("registered", svg)));
     all
 }
 
@@ -160,7 +160,7 @@ fn placed(row: &Row) -> Option<String> {
         .map(|name| many.map_or(name.clone(), |workers| format!("{name}, {workers} workers")))
 }
 
-fn latency(rows: &[Row]) -> Option<String> {
+fn latency(device: &str, rows: &[Row]) -> Option<String> {
     let small = |row: &&Row| row.gb_per_s.is_none() && row.pairs.is_some();
     let ranges = rows.iter().filter(small).filter_map(|row| {
         let name = format!("{}, {} bytes", row.name, row.bytes?);
@@ -170,14 +170,14 @@ fn latency(rows: &[Row]) -> Option<String> {
     let ranges: Vec<Range> = ranges.collect();
     let chart = Ranges {
         title: "Latency, p50 (filled) to p99 (open)",
-        subtitle: DEVICE,
+        subtitle: device,
         x_label: "microseconds; raw_ping_pong and ib_write_lat: half a round trip",
         ranges,
     };
     (!chart.ranges.is_empty()).then(|| chart.svg())
 }
 
-fn registered(rows: &[Row]) -> Option<String> {
+fn registered(device: &str, rows: &[Row]) -> Option<String> {
     let line = |name: &str, placement: &str, label: &str| {
         let points = rows
             .iter()
@@ -192,7 +192,7 @@ fn registered(rows: &[Row]) -> Option<String> {
     ];
     let chart = Chart {
         title: "Memory registered with the device",
-        subtitle: DEVICE,
+        subtitle: device,
         x_label: "workers",
         y_label: "MB",
         has_log_y: false,
@@ -205,6 +205,8 @@ fn registered(rows: &[Row]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const DEVICE: &str = "software RDMA (rdma_rxe, emulated CPU)";
 
     fn row(name: &str, bytes: u64, gb_per_s: f64) -> Row {
         Row {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     fn document() -> Document {
-        let mut document = Document::new("a machine".to_owned());
+        let mut document = Document { device: DEVICE.to_owned(), ..Document::new("a machine".to_owned()) };
         let latency = Row { gb_per_s: None, p50_us: Some(9.0), p99_us: Some(30.0), ..row("push", 16, 0.0) };
         document.rows = vec![
             row("raw_write", 65_536, 0.08),
@@ -250,7 +252,7 @@ mod tests {
     fn table_and_every_plot_name_the_device() {
         let document = document();
         assert!(document.table().starts_with(DEVICE));
-        let plots = plots(&document.rows);
+        let plots = plots(DEVICE, &document.rows);
         let names: Vec<&str> = plots.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["raw-write", "push", "latency", "registered"]);
         assert!(plots.iter().all(|(_, svg)| svg.contains(DEVICE)));

@@ -2,8 +2,8 @@
 //!
 //! It must not judge what it finds.
 
-use super::DEVICE;
 use super::channel::Pair;
+use super::device;
 use super::suite::Plan;
 use crate::gradwire::start_daemons;
 use crate::gradwire::worker::settings;
@@ -43,7 +43,7 @@ pub(super) fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
 fn row(name: &str, registered_bytes: u64) -> Row {
     Row {
         name: name.to_owned(),
-        device: Some(DEVICE.to_owned()),
+        device: Some(device().to_owned()),
         transport: Some("verbs".to_owned()),
         registered_bytes: Some(registered_bytes),
         ..Row::default()

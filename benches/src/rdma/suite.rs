@@ -5,7 +5,7 @@
 use super::channel::{RawChannel, Way};
 use super::document::Document;
 use super::perftest::{Perftest, Tool};
-use super::{DEVICE, registered};
+use super::{device, registered};
 use crate::gradwire::worker::{Buffers, Rule, Variant};
 use crate::gradwire::{GradwireSubject, program};
 use crate::measure::{self, Sample, Series, Subject};
@@ -175,7 +175,7 @@ fn compare(
         };
         let mut row = Row {
             name: name.to_owned(),
-            device: Some(DEVICE.to_owned()),
+            device: Some(device().to_owned()),
             transport: Some(transport.to_owned()),
             bytes: Some(spec.bytes),
             workers: subject.placement(spec).map(|_| spec.workers),
@@ -421,7 +421,11 @@ mod tests {
         let rows =
             compare(&plan(false), &comparison(true), &mut subjects(Tool::WriteBandwidth)).expect("rows");
         assert_eq!((rows[0].ratio_to_ib_write_bw, rows[1].ratio_to_ib_write_bw), (Some(0.5), None));
-        assert!(rows.iter().all(|row| row.device.as_deref() == Some(DEVICE) && row.transport.as_deref() == Some("verbs")));
+        assert!(
+            rows.iter()
+                .all(|row| row.device.as_deref() == Some(device())
+                    && row.transport.as_deref() == Some("verbs"))
+        );
         let rows =
             compare(&plan(false), &comparison(false), &mut subjects(Tool::WriteLatency)).expect("rows");
         assert_eq!((rows[0].ratio_to_ib_write_lat, rows[0].ratio_to_ib_write_bw), (Some(2.0), None));

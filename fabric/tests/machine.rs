@@ -454,3 +454,38 @@ fn strangers_at_the_endpoint_are_sent_away_and_disturb_nobody() {
         assert!(!matches!(stranger.read(&mut [0]), Ok(1..)), "nothing is said to a stranger");
     }
 }
+
+#[test]
+fn a_callback_that_panics_harms_nothing_else() {
+    let driver = Driver::Shm;
+    let (here, there) = (open(driver), open(driver));
+    let lent = there.allocate_region(4096).unwrap();
+    there.publish("lent", &lent).unwrap();
+    let remote = here.lookup(there.endpoint(), "lent", SOON).unwrap();
+    let ours = here.allocate_region(4096).unwrap();
+    let span = ours.span(0, 4096).unwrap();
+    let channel = here.channel(there.endpoint(), 0, SOON).unwrap();
+    for _ in 0..3 {
+        channel
+            .copy(&span, &remote, 0, Direction::LocalToRemote, |_| panic!("a callback's own fault"))
+            .unwrap();
+    }
+    let copy = channel.start_copy(&span, &remote, 0, Direction::LocalToRemote).unwrap();
+    assert_eq!(copy.wait(), Ok(()), "its channel goes on");
+    assert_eq!(channel.ended(), None);
+    // Also those that are still under way when the machine goes.
+    channel.copy(&span, &remote, 0, Direction::LocalToRemote, |_| panic!("a callback's own fault")).unwrap();
+    drop(here);
+}
+
+#[test]
+fn waits_that_no_clock_can_end_are_shortened_or_refused() {
+    let (here, there) = (open(Driver::Shm), open(Driver::Shm));
+    assert!(here.channel(there.endpoint(), 0, Duration::MAX).is_ok());
+    assert!(here.choice(there.endpoint(), Duration::MAX).is_ok());
+    let region = there.allocate_region(4096).unwrap();
+    there.publish("lent", &region).unwrap();
+    assert!(here.lookup(there.endpoint(), "lent", Duration::MAX).is_ok());
+    let for_ever = MachineConfig { step: Duration::MAX, ..config(Some(Driver::Shm)) };
+    assert!(Machine::open(&for_ever).is_err());
+}

@@ -96,6 +96,9 @@ pub enum OptimizerError {
     /// The wire id is reserved, the kernel is not there yet.
     #[error("optimizer {0} is not implemented by this server; use another, such as adam_w")]
     NotImplemented(&'static str),
+    /// A rule that has a step size of its own for each weight, and would divide by one that ends at 0.
+    #[error("optimizer {0} adapts its step to each weight and takes no schedule; leave it constant")]
+    Scheduled(&'static str),
     /// A constant is out of range.
     #[error("optimizer constant {name} = {value} is out of range; it must be finite and {range}")]
     OutOfRange {
@@ -190,6 +193,9 @@ impl Optimizer {
             // Its norms are a whole tensor's, and chunks of a tensor finish by themselves.
             Rule::Lamb(_) => Err(OptimizerError::NotImplemented("lamb")),
             Rule::Ftrl { beta, l1, l2 } => {
+                if self.schedule != Schedule::CONSTANT {
+                    return Err(OptimizerError::Scheduled("ftrl"));
+                }
                 within("learning_rate", self.learning_rate, Range::Positive)?;
                 within("beta", beta, Range::NotNegative)?;
                 within("l1", l1, Range::NotNegative)?;
@@ -227,7 +233,8 @@ enum Range {
 fn within(name: &'static str, value: f32, range: Range) -> Result<(), OptimizerError> {
     let (ok, range) = match range {
         Range::NotNegative => (value >= 0.0, "at least 0"),
-        Range::Positive => (value > 0.0, "above 0"),
+        // A subnormal one, as a divisor, makes infinity of a small number.
+        Range::Positive => (value > 0.0 && value.is_normal(), "above 0"),
         Range::Share => ((0.0..1.0).contains(&value), "in 0..1"),
         Range::UpToOne => ((0.0..=1.0).contains(&value), "from 0 to 1"),
     };

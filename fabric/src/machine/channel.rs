@@ -43,7 +43,8 @@ impl Channel {
     /// Copies `local` to or from the peer's region, at `offset` there, and calls `on_done` when that has ended: its
     /// memory may then be used again. Copies of a channel happen in order; a copy back after one to the peer brings what
     /// that one wrote. One exception: bytes that a copy still brings here are not there yet for a copy that sends them on;
-    /// wait for it first. `on_done` runs on the polling thread, once in any case: it must not block.
+    /// wait for it first. `on_done` runs on the polling thread, once in any case: it must not block. Where it panics, that is
+    /// logged, and harms nothing else.
     pub fn copy(
         &self,
         local: &Span,

@@ -7,6 +7,8 @@ use crate::verbs::VerbsConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// No wait is longer: a clock can be told to ring then.
+pub(super) const WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Completion queues of a machine.
 const NUM_CQS_MAX: u16 = 64;
 /// Queue pairs with each peer.
@@ -112,6 +114,9 @@ impl MachineConfig {
             return wrong(format!(
                 "endpoint {at} can be reached from other hosts: set a secret, the same at all machines, or use a loopback address"
             ));
+        }
+        if self.step.max(self.copy_within) > WITHIN_MAX {
+            return wrong(format!("step and copy_within: use at most {} s", WITHIN_MAX.as_secs()));
         }
         if self.send_depth == 0 || self.step.is_zero() || self.copy_within.is_zero() {
             return wrong("send_depth, step and copy_within cannot be 0".into());

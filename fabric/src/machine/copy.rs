@@ -6,6 +6,7 @@ use crate::memory::{OutOfBounds, Span};
 use crate::work::{RemoteKey, RemoteSpan};
 use std::fmt;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -111,8 +112,11 @@ impl OnDone {
         if let Some(pending) = self.pending.take() {
             pending.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Some(callback) = self.callback.take() {
-            callback(result);
+        if let Some(callback) = self.callback.take()
+            && catch_unwind(AssertUnwindSafe(|| callback(result))).is_err()
+        {
+            // Its polling thread serves others, too.
+            tracing::error!("what a copy was to call at its end panicked");
         }
     }
 }

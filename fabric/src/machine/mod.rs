@@ -67,6 +67,7 @@ use crate::error::FabricError;
 use crate::host::host_identity;
 use crate::memory::Region;
 use choice::Means;
+use config::WITHIN_MAX;
 use copy::check_name;
 use peer::Peer;
 use poller::{Order, Poller};
@@ -189,7 +190,7 @@ impl Machine {
         within: Duration,
     ) -> Result<RemoteRegion, FabricError> {
         check_name(name)?;
-        let started = Instant::now();
+        let (started, within) = (Instant::now(), within.min(WITHIN_MAX));
         loop {
             let left = within.saturating_sub(started.elapsed());
             let deadline = Instant::now() + left.max(self.inner.step.min(within));
@@ -222,7 +223,7 @@ impl Machine {
                 "queue pair {qp_index}: this machine has {most} a peer"
             )));
         }
-        let deadline = Instant::now() + within;
+        let deadline = Instant::now() + within.min(WITHIN_MAX);
         let (at, attached) =
             self.with_peer(endpoint, |peer, inner| peer.channel(inner, qp_index, deadline))?;
         let orders = self.inner.pollers[at].orders.clone();
@@ -231,7 +232,7 @@ impl Machine {
 
     /// The driver to a peer, and why it is this one.
     pub fn choice(&self, endpoint: SocketAddr, within: Duration) -> Result<Choice, FabricError> {
-        let deadline = Instant::now() + within;
+        let deadline = Instant::now() + within.min(WITHIN_MAX);
         self.with_peer(endpoint, |peer, inner| peer.choice(inner, deadline))
     }
 

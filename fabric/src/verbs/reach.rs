@@ -59,7 +59,7 @@ impl Reach {
     /// Takes a peer's message; what is wrong with it.
     pub fn hear(&mut self, message: &[u8; MESSAGE_BYTES]) -> Result<(), &'static str> {
         let (name, told) = decode_told(message).ok_or("a message that means nothing")?;
-        if self.regions.len() == EXTENTS_MAX {
+        if self.regions.len() == EXTENTS_MAX && !self.regions.contains_key(&name) {
             return Err("it exposes too many regions");
         }
         let extents = self.regions.entry(name).or_default();
@@ -138,6 +138,12 @@ mod tests {
             reach.hear(&encode_told(3, &told(offset))).unwrap();
         }
         reach.hear(&encode_told(3, &told(5))).unwrap();
+        let mut many = Reach::default();
+        for name in 0..EXTENTS_MAX as u64 {
+            many.hear(&encode_told(name, &told(0))).unwrap();
+        }
+        many.hear(&encode_told(5, &told(0))).unwrap();
+        assert!(many.hear(&encode_told(EXTENTS_MAX as u64, &told(0))).is_err());
         assert!(reach.hear(&encode_told(3, &told(EXTENTS_MAX as u64))).is_err());
     }
 }

@@ -21,6 +21,10 @@ fn bad_constants_and_rules_without_a_kernel_are_refused() {
     }
     let lamb = Optimizer::mean(Rule::Lamb(moments), 0.1);
     assert_eq!(lamb.validate(), Err(OptimizerError::NotImplemented("lamb")));
+    let falling = Schedule { warmup_rounds: 0, decay: Decay::Linear { rounds: 3, last: 0.0 } };
+    let ftrl =
+        Optimizer { schedule: falling, ..Optimizer::mean(Rule::Ftrl { beta: 1.0, l1: 0.0, l2: 0.0 }, 0.1) };
+    assert_eq!(ftrl.validate(), Err(OptimizerError::Scheduled("ftrl")));
     let scheduled =
         |decay| Optimizer { schedule: Schedule { warmup_rounds: 0, decay }, ..Optimizer::sgd(0.1, 0.0, 0.0) };
     let bad = [
@@ -32,6 +36,7 @@ fn bad_constants_and_rules_without_a_kernel_are_refused() {
         (Optimizer::mean(Rule::Adam(Moments { beta1: 1.0, ..moments }), 0.1), "beta1"),
         (Optimizer::mean(Rule::AdamW(Moments { beta2: -0.1, ..moments }), 0.1), "beta2"),
         (Optimizer::mean(Rule::Ftrl { beta: 1.0, l1: 0.0, l2: 0.0 }, 0.0), "learning_rate"),
+        (Optimizer::mean(Rule::AdaGrad { epsilon: 1e-40 }, 0.1), "epsilon"),
         (Optimizer::mean(Rule::Ftrl { beta: 1.0, l1: f32::INFINITY, l2: 0.0 }, 0.1), "l1"),
         (scheduled(Decay::Step { every_rounds: 0, factor: 0.1 }), "every_rounds"),
         (scheduled(Decay::Exponential { factor: 1.5 }), "factor"),

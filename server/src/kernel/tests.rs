@@ -21,7 +21,9 @@ fn rules() -> Vec<Optimizer> {
     ];
     let schedule = Schedule { warmup_rounds: 2, decay: Decay::Exponential { factor: 0.9 } };
     let with_decay = |rule| {
-        let plain = Optimizer { schedule, ..Optimizer::mean(rule, 0.1) };
+        let constant = Optimizer::mean(rule, 0.1);
+        let plain =
+            if matches!(rule, Rule::Ftrl { .. }) { constant } else { Optimizer { schedule, ..constant } };
         [plain, Optimizer { weight_decay: 0.01, ..plain }]
     };
     let mut all: Vec<Optimizer> = of.into_iter().flat_map(with_decay).collect();

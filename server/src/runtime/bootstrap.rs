@@ -11,7 +11,7 @@ use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -29,6 +29,25 @@ pub(super) struct Reception {
     pub(super) workers: watch::Receiver<Option<Workers>>,
     pub(super) handshake: Duration,
     pub(super) connect: Duration,
+    pub(super) tries: Tries,
+}
+
+/// How often each worker has asked to be connected: where a try over one driver is given up and one over another
+/// follows, lanes that still have the earlier one before them must not end up with it.
+#[derive(Debug, Default)]
+pub(super) struct Tries(Mutex<HashMap<Rank, u64>>);
+
+impl Tries {
+    fn begin(&self, rank: Rank) -> u64 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(rank).or_default();
+        *count += 1;
+        *count
+    }
+
+    fn is_last(&self, rank: Rank, number: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&rank) == Some(&number)
+    }
 }
 
 /// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. The error
@@ -48,6 +67,7 @@ pub(super) async fn receive(
     if let Err(reason) = check(&reception, &hello).await {
         return refuse(&mut link, &reception, rank, reason).await;
     }
+    let number = reception.tries.begin(rank);
     let choice = match choose(&hello.offer, &reception.offer) {
         Ok(choice) => choice,
         Err(error) => {
@@ -76,7 +96,7 @@ pub(super) async fn receive(
         Err(error) => return Err(format!("worker {rank}: {error}")),
     };
     let (life, shared) = (hello.incarnation, reception.clone());
-    let ours = blocking(move || attach(&shared, rank, life, setups, theirs)).await;
+    let ours = blocking(move || attach(&shared, (rank, life, number), setups, theirs)).await;
     let ours = match ours {
         Ok(ours) => ours,
         Err(reason) => return refuse(&mut link, &reception, rank, reason).await,
@@ -140,8 +160,7 @@ fn invite(reception: &Reception, driver: Driver) -> Result<(Vec<u8>, Box<dyn fab
 
 fn attach(
     reception: &Reception,
-    rank: Rank,
-    incarnation: Incarnation,
+    (rank, incarnation, number): (Rank, Incarnation, u64),
     setups: Vec<ChannelSetup>,
     theirs: Vec<InboxGrant>,
 ) -> Result<Vec<InboxGrant>, String> {
@@ -159,9 +178,28 @@ fn attach(
             slot_bytes: inbox.slot_bytes,
             grants: grants.ok_or("its first grants are malformed")?,
         };
+        // Lanes take messages in order: what a later try sends to this one comes after what this try does.
+        if !reception.tries.is_last(rank, number) {
+            return Err("it has asked to be connected again meanwhile".into());
+        }
         let message = |reply| LaneMessage::Attach { rank, incarnation, setup, inbox, reply };
         let answer = lane.ask(reception.connect, message);
         ours.push(answer.ok_or_else(|| format!("lane {index} of this server does not answer"))??);
     }
     Ok(ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_try_is_told_from_the_last_one_of_the_same_worker() {
+        let tries = Tries::default();
+        let (first, other) = (tries.begin(Rank(1)), tries.begin(Rank(2)));
+        assert!(tries.is_last(Rank(1), first));
+        let second = tries.begin(Rank(1));
+        assert!(!tries.is_last(Rank(1), first) && tries.is_last(Rank(1), second));
+        assert!(tries.is_last(Rank(2), other) && !tries.is_last(Rank(3), 0));
+    }
 }

@@ -1,6 +1,6 @@
 //! A server's life: register, hold shards, take workers' connections, end in order.
 
-use super::bootstrap::{Reception, Workers, receive};
+use super::bootstrap::{Reception, Tries, Workers, receive};
 use super::lane::{DataLane, LaneConfig, LaneError};
 use super::status::{ServerMetrics, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
@@ -113,6 +113,7 @@ pub async fn run(
         workers: known,
         handshake: Duration::from_millis(settings.deadlines.handshake_ms),
         connect: Duration::from_millis(settings.deadlines.connect_ms),
+        tries: Tries::default(),
     });
     tracing::info!(rank = welcome.rank.0, lanes = welcome.shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception));

@@ -178,7 +178,7 @@ fn end(seat: &Seat, why: &str) {
     core.driver.abandon(&error);
     while let Ok(message) = core.receiver.try_recv() {
         if let LaneMessage::Submit(submission) = message {
-            core.submit(submission);
+            let _ = catch_unwind(AssertUnwindSafe(|| core.submit(submission)));
         }
     }
 }
@@ -377,5 +377,29 @@ mod tests {
         assert_eq!(away.look(&seat), Some(GIVE_WAY));
         lane.visit();
         assert_eq!(away.look(&seat), None);
+    }
+
+    /// Two callbacks panic: the second one while the lane tells those who came after the first.
+    #[test]
+    fn whoever_comes_behind_a_panic_is_told_too() {
+        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO).unwrap();
+        let first = submit(&lane, 1);
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let (on, reached) = std::sync::mpsc::channel::<()>();
+        first.on_end(Box::new(move |_| {
+            on.send(()).unwrap();
+            gone.recv().unwrap();
+            panic!("a trainer's callback")
+        }));
+        lane.send(LaneMessage::Fail(OpError::Closed("a test".into())));
+        reached.recv().unwrap();
+        let (second, third) = (submit(&lane, 2), submit(&lane, 3));
+        second.on_end(Box::new(|_| panic!("a trainer's second callback")));
+        go.send(()).unwrap();
+        let _ = thread.join();
+        for state in [second, third] {
+            let ended = state.wait(Instant::now() + Duration::from_secs(20));
+            assert!(matches!(ended, Some(Err(OpError::Closed(_)))), "{ended:?}");
+        }
     }
 }

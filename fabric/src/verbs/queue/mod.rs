@@ -341,7 +341,7 @@ impl VerbsQueue {
         let Err(reason) = heard else { return };
         let id = self.channels[at].id;
         // What it sent before it went comes first.
-        self.take_work();
+        self.take_all();
         if let Ok(at) = self.at(id) {
             self.fail(at, reason);
         }

@@ -48,6 +48,17 @@ impl VerbsQueue {
         any
     }
 
+    /// Takes all that the device has completed until now, before a channel that it may be of ends.
+    pub(super) fn take_all(&mut self) {
+        self.drain();
+        // A channel that ends meanwhile leaves what came last: each of them once at most.
+        while !self.left.is_empty() {
+            for (owner, work) in std::mem::take(&mut self.left) {
+                self.take_one(owner, &work);
+            }
+        }
+    }
+
     /// One call to the device.
     fn poll_into(&self, worked: &mut Vec<(Option<ChannelId>, Work)>) {
         let polled = self.shared.completions.poll(|work| worked.push((self.owner(&work), work)));
@@ -141,12 +152,13 @@ impl VerbsQueue {
                 Word::Channel { queue_pair, reason } => {
                     let id = self.by_queue_pair.get(&queue_pair).copied();
                     // What it sent before comes first.
-                    self.take_work();
+                    self.take_all();
                     if let Some(at) = id.and_then(|id| self.at(id).ok()) {
                         self.fail(at, reason);
                     }
                 }
                 Word::All { reason } => {
+                    self.take_all();
                     while let Some(last) = self.channels.len().checked_sub(1) {
                         self.fail(last, reason.clone());
                     }

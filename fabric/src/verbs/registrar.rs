@@ -6,7 +6,7 @@ use super::sys::{Domain, Registration};
 use crate::error::FabricError;
 use crate::memlock;
 use crate::memory::{Region, Span};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Extents where memory is not scarce. The kernel pins an extent whole.
@@ -34,10 +34,17 @@ pub(super) struct Extent {
 #[derive(Debug, Default)]
 struct Held {
     /// By region id, then by offset and whether peers may reach it.
-    regions: HashMap<u64, BTreeMap<(u64, bool), Registration>>,
+    regions: HashMap<u64, BTreeMap<(u64, bool), Kept>>,
     /// Regions that were exposed: what is registered of them is for peers, too.
     exposed: HashSet<u64>,
     bytes: u64,
+}
+
+/// A registration, and whether anybody has been told of it: until then whoever made it may take it back.
+#[derive(Debug)]
+struct Kept {
+    registration: Registration,
+    is_told: bool,
 }
 
 /// See the module.
@@ -91,14 +98,25 @@ impl Registrar {
         offset: u64,
         for_peers: bool,
     ) -> Result<Extent, FabricError> {
+        self.obtain(region, offset, for_peers, true).map(|(extent, _)| extent)
+    }
+
+    /// As [`Registrar::extent`], and its key where it is new. `tell`: it will be used from now on.
+    fn obtain(
+        &self,
+        region: &Region,
+        offset: u64,
+        for_peers: bool,
+        tell: bool,
+    ) -> Result<(Extent, Option<(u64, bool)>), FabricError> {
         let start = self.index(offset) * self.extent_bytes;
         if let Some(extent) = self.lock().find(region, start, for_peers) {
-            return Ok(extent);
+            return Ok((extent, None));
         }
         self.release_unused();
         let mut held = self.lock();
         if let Some(extent) = held.find(region, start, for_peers) {
-            return Ok(extent);
+            return Ok((extent, None));
         }
         let bytes = self.extent_bytes.min((region.len() as u64).saturating_sub(start));
         let in_use = held.bytes;
@@ -107,24 +125,33 @@ impl Registrar {
         let registration = Registration::new(&self.domain, region, (start, bytes), is_remote)
             .map_err(|error| explain(error, bytes, in_use))
             .inspect_err(|_| held.bytes -= bytes)?;
-        let extent = extent(&registration);
-        held.regions.entry(region.id()).or_default().insert((start, is_remote), registration);
-        Ok(extent)
+        let (extent, key) = (extent(&registration), (start, is_remote));
+        held.regions.entry(region.id()).or_default().insert(key, Kept { registration, is_told: tell });
+        Ok((extent, Some(key)))
     }
 
-    /// Registers a stretch. Where that fails nothing stays registered that was not before.
+    /// Registers a stretch. Where that fails nothing stays registered by it, but for what others use by then.
     pub(super) fn prepare(&self, span: &Span) -> Result<(), FabricError> {
+        self.release_unused();
+        let region = span.region();
         let (mut at, end) = (span.offset(), span.offset() + span.len());
-        let before = self.keys_of(span.region());
+        // What cannot succeed takes no room from others meanwhile.
+        let missing = self.lock().missing(region, (at, end), self.extent_bytes);
+        self.lock().check(missing, self.budget_bytes)?;
+        let mut new = Vec::new();
         while at < end {
-            match self.extent(span.region(), at, false) {
-                Ok(extent) => at = extent.offset + extent.bytes,
+            match self.obtain(region, at, false, false) {
+                Ok((extent, key)) => {
+                    new.extend(key);
+                    at = extent.offset + extent.bytes;
+                }
                 Err(error) => {
-                    self.forget_all_but(span.region(), &before);
+                    self.take_back(region, &new);
                     return Err(error);
                 }
             }
         }
+        self.lock().told(region, &new);
         Ok(())
     }
 
@@ -139,19 +166,16 @@ impl Registrar {
         Ok(Own { registration, _charge: charge })
     }
 
-    fn keys_of(&self, region: &Region) -> BTreeSet<(u64, bool)> {
-        self.lock().regions.get(&region.id()).into_iter().flat_map(BTreeMap::keys).copied().collect()
-    }
-
-    /// Nobody has used what is not in `before`.
-    fn forget_all_but(&self, region: &Region, before: &BTreeSet<(u64, bool)>) {
+    /// Gives back what nobody was told of.
+    fn take_back(&self, region: &Region, new: &[(u64, bool)]) {
         let mut gone = Vec::new();
-        let mut held = self.lock();
-        if let Some(extents) = held.regions.get_mut(&region.id()) {
-            let new: Vec<_> = extents.keys().filter(|key| !before.contains(key)).copied().collect();
-            gone.extend(new.iter().filter_map(|key| extents.remove(key)));
+        if let Some(extents) = self.lock().regions.get_mut(&region.id()) {
+            for key in new {
+                if extents.get(key).is_some_and(|kept| !kept.is_told) {
+                    gone.extend(extents.remove(key).map(|kept| kept.registration));
+                }
+            }
         }
-        drop(held);
         self.give_back(gone);
     }
 
@@ -192,32 +216,63 @@ impl Drop for Charge {
 impl Held {
     /// Takes bytes off the budget.
     fn take(&mut self, bytes: u64, budget: u64) -> Result<(), FabricError> {
+        self.check(bytes, budget)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Is there room for so many bytes?
+    fn check(&self, bytes: u64, budget: u64) -> Result<(), FabricError> {
         let in_use = self.bytes;
         if bytes > budget.saturating_sub(in_use) {
             return Err(FabricError::Misuse(format!(
                 "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
             )));
         }
-        self.bytes += bytes;
         Ok(())
     }
 
-    fn find(&self, region: &Region, start: u64, for_peers: bool) -> Option<Extent> {
-        let extents = self.regions.get(&region.id())?;
-        let local = || extents.get(&(start, false)).filter(|_| !for_peers);
-        extents.get(&(start, true)).or_else(local).map(extent)
+    /// Bytes of a stretch's extents that are not registered.
+    fn missing(&self, region: &Region, (from, to): (u64, u64), extent_bytes: u64) -> u64 {
+        let extents = self.regions.get(&region.id());
+        let is_there = |start: u64| {
+            extents.is_some_and(|all| all.contains_key(&(start, true)) || all.contains_key(&(start, false)))
+        };
+        let starts = (from / extent_bytes..to.div_ceil(extent_bytes)).map(|index| index * extent_bytes);
+        let missing = starts.filter(|start| !is_there(*start));
+        missing.map(|start| extent_bytes.min((region.len() as u64).saturating_sub(start))).sum()
+    }
+
+    /// These will be used from now on.
+    fn told(&mut self, region: &Region, keys: &[(u64, bool)]) {
+        let Some(extents) = self.regions.get_mut(&region.id()) else { return };
+        for key in keys {
+            if let Some(kept) = extents.get_mut(key) {
+                kept.is_told = true;
+            }
+        }
+    }
+
+    fn find(&mut self, region: &Region, start: u64, for_peers: bool) -> Option<Extent> {
+        let extents = self.regions.get_mut(&region.id())?;
+        let remote = extents.contains_key(&(start, true));
+        let kept = extents.get_mut(&(start, remote || for_peers))?;
+        kept.is_told = true;
+        Some(extent(&kept.registration))
     }
 
     fn take_unused(&mut self) -> Vec<Registration> {
-        let is_unused = |extents: &BTreeMap<_, Registration>| {
-            extents.first_key_value().is_none_or(|(_, first)| first.region.owners() <= extents.len())
+        let is_unused = |extents: &BTreeMap<_, Kept>| {
+            let first = extents.first_key_value();
+            first.is_none_or(|(_, kept)| kept.registration.region.owners() <= extents.len())
         };
         let unused: Vec<u64> =
             self.regions.iter().filter(|(_, extents)| is_unused(extents)).map(|(id, _)| *id).collect();
         let mut gone = Vec::new();
         for id in unused {
             self.exposed.remove(&id);
-            gone.extend(self.regions.remove(&id).into_iter().flat_map(BTreeMap::into_values));
+            let extents = self.regions.remove(&id).into_iter().flat_map(BTreeMap::into_values);
+            gone.extend(extents.map(|kept| kept.registration));
         }
         gone
     }

@@ -12,12 +12,9 @@
 
 mod conformance;
 
-use conformance::rig::{
-    End, NOWHERE, Verbs, VerbsLane, at, bytes_of, connect, filled, meet, pair, pair_with, region, report,
-    soon,
-};
+use conformance::rig::{End, Verbs, at, bytes_of, filled, meet, pair, pair_with, region, report};
 use conformance::{child, over};
-use fabric::{CompletionKind, CompletionQueue, DisconnectReason, Write};
+use fabric::{CompletionKind, DisconnectReason};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -601,52 +598,4 @@ mod ownership {
         let error = VerbsDevice::open(&little, local, local.to_string()).unwrap_err().to_string();
         assert!(error.contains("memory.registered_bytes"), "{error}");
     }
-}
-
-/// Polls by `turn` until it says that it is done.
-fn until(what: &str, mut turn: impl FnMut() -> bool) {
-    let end = soon();
-    while !turn() {
-        assert!(Instant::now() < end, "{what}");
-    }
-}
-
-/// A lane's other channel has more to say than is taken from the device at once.
-#[test]
-fn a_last_word_is_heard_behind_the_words_of_many_others() {
-    const OTHERS: u32 = 400;
-    let (mut a, mut b) = pair::<VerbsLane>();
-    let (near, far) = connect::<VerbsLane>(&mut a.queue, &mut b.queue);
-    meet(&mut a, &mut b);
-    let first = (a.channel, b.channel);
-    (a.channel, b.channel) = (near, far);
-    meet(&mut a, &mut b);
-    (a.channel, b.channel) = first;
-    let mut sent = 0;
-    while sent < OTHERS {
-        sent += u32::from(a.write(&[], NOWHERE, Some(sent), Some(u64::from(sent))).is_ok());
-        a.poll();
-    }
-    until("all are sent", || {
-        a.poll();
-        a.seen.len() >= OTHERS as usize
-    });
-    a.seen.clear();
-    let last = Write { id: 7, gather: &[], remote: NOWHERE, immediate: Some(4242), signaled: true };
-    a.queue.post_write(near, &last).unwrap();
-    a.queue.flush();
-    until("the last is sent", || {
-        a.poll();
-        !a.seen.is_empty()
-    });
-    a.queue.close(near);
-    let (mut told, mut of_far) = (Vec::new(), Vec::new());
-    until("the end is told", || {
-        // Looks at the sockets before it polls.
-        b.queue.wait(Duration::from_millis(50));
-        b.queue.poll(&mut told);
-        of_far.extend(told.drain(..).filter(|completion| completion.channel == far).map(|c| c.kind));
-        matches!(of_far.last(), Some(CompletionKind::Disconnected(_)))
-    });
-    assert_eq!(of_far[0], CompletionKind::Received { immediate: 4242 }, "{of_far:?}");
 }

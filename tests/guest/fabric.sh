@@ -3,6 +3,7 @@
 . /bin/device.sh
 drivers over_verbs --test-threads=1 --nocapture || exit
 verbs_faults one_device:: ownership:: --test-threads=1 --nocapture || exit
+verbs_shared --test-threads=1 --nocapture || exit
 machine --test-threads=1 --nocapture over_verbs || exit
 # Beyond loopback machines want to know each other.
 MACHINE_SECRET=$(cat /proc/sys/kernel/random/uuid)

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest
-folder=$(tests/guest/build.sh drivers machine verbs_faults rdma_train process_placement process_buffers)
+folder=$(tests/guest/build.sh drivers machine verbs_faults verbs_shared rdma_train process_placement process_buffers)
 bin=$folder/bin
 tests/guest/base.sh "$folder/base"
 # What needs no device.
@@ -12,7 +12,7 @@ tests/guest/base.sh "$folder/base"
 # One device, then two with a wire between them. With memory enough that a region of 1 GiB, were it pinned as a whole,
 # fails its test and not the machine.
 tests/guest/boot.sh -m 1536 -t 400 "$folder/base" tests/guest/fabric.sh \
-    "$bin"/{drivers,verbs_faults,machine,copy_between_processes}
+    "$bin"/{drivers,verbs_faults,verbs_shared,machine,copy_between_processes}
 tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,rdma_train} \
     "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.

@@ -4,6 +4,8 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    unused_imports,
+    unused_macros,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,

@@ -1,0 +1,116 @@
+//! What channels share on a real RDMA device (a lane's queues, a region's registrations): one that ends, or fails,
+//! disturbs no other. Runs where such devices are (`tests/guest`).
+
+#![cfg(feature = "verbs")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+mod conformance;
+
+use conformance::rig::{NOWHERE, Place, Rig, Verbs, VerbsLane, at, connect, meet, pair, region, soon};
+use fabric::{CompletionKind, CompletionQueue, VerbsConfig, VerbsDevice, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+/// Polls by `turn` until it says that it is done.
+fn until(what: &str, mut turn: impl FnMut() -> bool) {
+    let end = soon();
+    while !turn() {
+        assert!(Instant::now() < end, "{what}");
+    }
+}
+
+/// A lane's other channel has more to say than is taken from the device at once.
+#[test]
+fn a_last_word_is_heard_behind_the_words_of_many_others() {
+    const OTHERS: u32 = 400;
+    let (mut a, mut b) = pair::<VerbsLane>();
+    let (near, far) = connect::<VerbsLane>(&mut a.queue, &mut b.queue);
+    meet(&mut a, &mut b);
+    let first = (a.channel, b.channel);
+    (a.channel, b.channel) = (near, far);
+    meet(&mut a, &mut b);
+    (a.channel, b.channel) = first;
+    let mut sent = 0;
+    while sent < OTHERS {
+        sent += u32::from(a.write(&[], NOWHERE, Some(sent), Some(u64::from(sent))).is_ok());
+        a.poll();
+    }
+    until("all are sent", || {
+        a.poll();
+        a.seen.len() >= OTHERS as usize
+    });
+    a.seen.clear();
+    let last = Write { id: 7, gather: &[], remote: NOWHERE, immediate: Some(4242), signaled: true };
+    a.queue.post_write(near, &last).unwrap();
+    a.queue.flush();
+    until("the last is sent", || {
+        a.poll();
+        !a.seen.is_empty()
+    });
+    a.queue.close(near);
+    let (mut told, mut of_far) = (Vec::new(), Vec::new());
+    until("the end is told", || {
+        // Looks at the sockets before it polls.
+        b.queue.wait(Duration::from_millis(50));
+        b.queue.poll(&mut told);
+        of_far.extend(told.drain(..).filter(|completion| completion.channel == far).map(|c| c.kind));
+        matches!(of_far.last(), Some(CompletionKind::Disconnected(_)))
+    });
+    assert_eq!(of_far[0], CompletionKind::Received { immediate: 4242 }, "{of_far:?}");
+}
+
+/// Again and again beside writes from the same region, as of another thread's buffer in one pool.
+#[test]
+fn a_stretch_too_large_to_register_disturbs_nobody_who_uses_a_part_of_it() {
+    const BUDGET: usize = 48 << 20;
+    let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let config = VerbsConfig { registered_bytes_max: BUDGET as u64, timeout: 14, ..VerbsConfig::default() };
+    let device = VerbsDevice::open(&config, local, local.to_string()).unwrap();
+    let mut near = device.queue(64).unwrap();
+    let mut far = Verbs::queue(Place::Far, 64).unwrap();
+    let lent = region(PAGE);
+    let (a, b) = connect::<Verbs>(&mut near, &mut far);
+    let key = far.expose(b, &lent).unwrap();
+    far.flush();
+    let large = region(2 * BUDGET);
+    let (first, all) = (large.span(0, 64).unwrap(), large.all());
+    device.prepare(&first).unwrap();
+    let before = device.registered_bytes();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let failing = scope.spawn(|| {
+            let mut tries = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let error = device.prepare(&all).unwrap_err().to_string();
+                assert!(error.contains("memory.registered_bytes"), "{error}");
+                tries += 1;
+            }
+            tries
+        });
+        let (mut told, mut done, mut id) = (Vec::new(), 0, 0);
+        until("all writes are done", || {
+            let write = Write {
+                id,
+                gather: std::slice::from_ref(&first),
+                remote: at(key, 0),
+                immediate: None,
+                signaled: true,
+            };
+            id += u64::from(near.post_write(a, &write).is_ok());
+            near.flush();
+            near.poll(&mut told);
+            far.poll(&mut Vec::new());
+            for completion in told.drain(..) {
+                assert!(matches!(completion.kind, CompletionKind::WriteDone { .. }), "{completion:?}");
+                done += 1;
+            }
+            done >= 500
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert!(failing.join().unwrap() > 0);
+    });
+    assert_eq!(device.registered_bytes(), before, "what failed left nothing");
+}

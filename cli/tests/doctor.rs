@@ -83,7 +83,9 @@ fn json_of(args: &[&str]) -> (i32, Value) {
 fn alone_it_checks_this_host() {
     let (code, text) = run(&["--set", "transport.verbs=off"]);
     assert_eq!(code, 0, "{text}");
-    for what in ["settings", "shared memory", "verbs", "memlock", "open files", "bind", "advertise"] {
+    for what in
+        ["settings", "shared memory", "verbs", "transport", "memlock", "open files", "bind", "advertise"]
+    {
         assert!(text.lines().any(|line| line.starts_with(&format!("ok    {what}"))), "{what}: {text}");
     }
     let (code, page) = json_of(&["--set", "transport.verbs=off"]);
@@ -108,6 +110,43 @@ fn what_is_wrong_has_a_code_and_a_fix() {
         assert_eq!(code, expected, "{args:?}: {text}");
         assert!(text.contains(words), "{args:?}: {text}");
     }
+}
+
+#[test]
+fn settings_that_leave_no_transport_fail() {
+    let off = ["--set", "transport.shm=off", "--set", "transport.tcp=off"];
+    let (code, text) = run(&[&off[..], &["--set", "transport.verbs=off"]].concat());
+    assert_eq!(code, 75, "{text}");
+    assert!(text.contains("all off; set transport.tcp"), "{text}");
+    assert!(
+        text.lines().any(|line| line.starts_with("ok    shared memory") && line.contains("off by")),
+        "{text}"
+    );
+    let (code, text) = run(&[&off[..], &["--set", "verbs.device=no-such-device"]].concat());
+    assert_eq!(code, 75, "{text}");
+    assert!(text.contains("FAIL  verbs"), "{text}");
+    let (code, text) = run(&["--set", "verbs.device=no-such-device"]);
+    assert_eq!(code, 0, "a job runs over the others: {text}");
+}
+
+/// Answers every connection as a web server does that does not understand.
+fn web_server() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_web_server_is_no_scheduler() {
+    let (code, text) = run(&["--scheduler", &web_server()]);
+    assert_eq!(code, 69, "{text}");
+    assert!(text.contains("FAIL  scheduler") && text.contains("not its HTTP address"), "{text}");
 }
 
 #[test]

@@ -6,7 +6,9 @@ mod dial;
 mod local;
 mod pair;
 mod rdma;
+mod scheduler;
 mod table;
+mod transport;
 
 use check::code_of;
 use clap::Args;
@@ -24,9 +26,10 @@ const PORT: u16 = 9094;
 /// Looks for what would keep a job from running, on this host and between hosts, and says how to mend it.
 ///
 /// Alone, it checks this host as a daemon with these settings would find it: memory that may be pinned, RDMA devices
-/// with their ports and addresses, shared memory, open files, the addresses to bind and to advertise, and, with
-/// --scheduler, whether the scheduler answers. Each check is one line: ok, warn (a job runs, not as well as it could)
-/// or FAIL (a job would fail), what was looked at, what was seen, and the fix.
+/// with their ports and addresses, shared memory, the transports that are left, open files, the addresses to bind and to
+/// advertise, and, with --scheduler, whether a scheduler of this release and job answers there. Each check is one line:
+/// ok, warn (a job runs, not as well as it could, such as over TCP for lack of memory that may be pinned) or FAIL (a job
+/// would fail), what was looked at, what was seen, and the fix.
 ///
 /// Between hosts it writes: start `gradwire doctor --listen` on one and `gradwire doctor --peer HOST:PORT` on another.
 /// For every driver that both have a channel is opened, a pattern is written each way and compared, and round trips and
@@ -56,8 +59,8 @@ pub(crate) struct DoctorArgs {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 when all that is needed works (warnings included), else that of the first FAIL: \
-69 the scheduler does not answer, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
-doctor of this release, 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
+69 no scheduler answers there, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
+doctor of this release, or the scheduler would refuse this process (another release or job), 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
 required does not work, 78 bad settings or addresses. A doctor that listens ends with 0 when it is told to. Deadlines: every step takes at most deadlines.handshake_ms.";
 
 fn role(name: &str) -> Result<Role, String> {

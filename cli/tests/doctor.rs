@@ -150,6 +150,29 @@ fn a_web_server_is_no_scheduler() {
 }
 
 #[test]
+fn a_web_server_is_no_doctor_of_this_release() {
+    let (code, text) = run(&["--peer", &web_server()]);
+    assert_eq!(code, 73, "{text}");
+    assert!(text.contains("gradwire doctor --listen"), "{text}");
+}
+
+#[test]
+fn each_peer_that_is_not_tried_is_told() {
+    let lacking = ["--transport", "verbs", "--set", "verbs.device=no-such-device"];
+    let peers = ["--peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"];
+    let (code, text) = run(&[&lacking[..], &peers].concat());
+    assert_eq!(code, 75, "{text}");
+    for peer in ["127.0.0.1:1", "127.0.0.1:2"] {
+        let told = format!("peer {peer}: FAIL: not tried, as transport.verbs is required");
+        assert!(text.lines().any(|line| line.starts_with(&told)), "{peer}: {text}");
+    }
+    let (code, page) = json_of(&[&lacking[..], &peers].concat());
+    assert_eq!((code, page["peers"].as_array().unwrap().len()), (75, 2), "{page}");
+    let (code, text) = run(&[&lacking[..], &["--listen", "127.0.0.1:0"]].concat());
+    assert!(code == 75 && text.contains("not listening"), "{text}");
+}
+
+#[test]
 fn beyond_loopback_it_listens_with_the_explicit_word_only() {
     let (code, text) = run(&["--listen", "0.0.0.0:0"]);
     assert_eq!(code, 78, "{text}");

@@ -12,6 +12,7 @@ mod transport;
 
 use check::code_of;
 use clap::Args;
+use daemon::devices::Lacking;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::{CommonArgs, Loaded, Override};
 use proto_common::error::ExitCode;
@@ -108,8 +109,11 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
     }
     let (devices, missing) = match opened {
         Ok(opened) => opened,
-        // A required driver that cannot be had: told above, and nothing to try without it.
-        Err(_) => return finish(args, &checks, &[], failed.unwrap_or(ExitCode::Transport)),
+        // Nothing can be tried without it, and nobody is to think that it was.
+        Err(lacking) => {
+            let code = failed.unwrap_or(ExitCode::Transport);
+            return give_up(args, &checks, &lacking, code);
+        }
     };
     let offer = daemon::host::offer(settings.transport, missing).code(ExitCode::Io)?;
     let host = pair::Host::new(settings, devices, offer);
@@ -126,13 +130,30 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
     let mut visits = Vec::new();
     for peer in &args.peer {
         let visit = pair::visit(&host, peer).await;
-        if !args.json {
-            print(format!("\n{}", table::render(&visit)))?;
-        }
+        show(args, &visit)?;
         visits.push(visit);
     }
     let of_visits = visits.iter().map(pair::Visit::code).find(|code| *code != ExitCode::Ok);
     finish(args, &checks, &visits, failed.or(of_visits).unwrap_or(ExitCode::Ok))
+}
+
+/// A required driver is lacking: each peer that was not tried for it is told, or that nobody listens.
+fn give_up(
+    args: &DoctorArgs,
+    checks: &[check::Check],
+    lacking: &Lacking,
+    code: ExitCode,
+) -> Result<ExitCode, anyhow::Error> {
+    if args.listen.is_some() {
+        return Err(Failure::message(code, format!("not listening: {lacking}")).into());
+    }
+    let visits: Vec<_> = args.peer.iter().map(|peer| pair::Visit::untried(peer, lacking)).collect();
+    visits.iter().try_for_each(|visit| show(args, visit))?;
+    finish(args, checks, &visits, code)
+}
+
+fn show(args: &DoctorArgs, visit: &pair::Visit) -> Result<(), io::Error> {
+    if args.json { Ok(()) } else { print(format!("\n{}", table::render(visit))) }
 }
 
 fn listening(address: Option<SocketAddr>, bind: &str) -> Result<SocketAddr, Failure> {

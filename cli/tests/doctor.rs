@@ -83,7 +83,9 @@ fn json_of(args: &[&str]) -> (i32, Value) {
 fn alone_it_checks_this_host() {
     let (code, text) = run(&["--set", "transport.verbs=off"]);
     assert_eq!(code, 0, "{text}");
-    for what in ["settings", "shared memory", "verbs", "memlock", "open files", "bind", "advertise"] {
+    for what in
+        ["settings", "shared memory", "verbs", "transport", "memlock", "open files", "bind", "advertise"]
+    {
         assert!(text.lines().any(|line| line.starts_with(&format!("ok    {what}"))), "{what}: {text}");
     }
     let (code, page) = json_of(&["--set", "transport.verbs=off"]);
@@ -108,6 +110,66 @@ fn what_is_wrong_has_a_code_and_a_fix() {
         assert_eq!(code, expected, "{args:?}: {text}");
         assert!(text.contains(words), "{args:?}: {text}");
     }
+}
+
+#[test]
+fn settings_that_leave_no_transport_fail() {
+    let off = ["--set", "transport.shm=off", "--set", "transport.tcp=off"];
+    let (code, text) = run(&[&off[..], &["--set", "transport.verbs=off"]].concat());
+    assert_eq!(code, 75, "{text}");
+    assert!(text.contains("all off; set transport.tcp"), "{text}");
+    assert!(
+        text.lines().any(|line| line.starts_with("ok    shared memory") && line.contains("off by")),
+        "{text}"
+    );
+    let (code, text) = run(&[&off[..], &["--set", "verbs.device=no-such-device"]].concat());
+    assert_eq!(code, 75, "{text}");
+    assert!(text.contains("FAIL  verbs"), "{text}");
+    let (code, text) = run(&["--set", "verbs.device=no-such-device"]);
+    assert_eq!(code, 0, "a job runs over the others: {text}");
+}
+
+/// Answers every connection as a web server does that does not understand.
+fn web_server() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_web_server_is_no_scheduler() {
+    let (code, text) = run(&["--scheduler", &web_server()]);
+    assert_eq!(code, 69, "{text}");
+    assert!(text.contains("FAIL  scheduler") && text.contains("not its HTTP address"), "{text}");
+}
+
+#[test]
+fn a_web_server_is_no_doctor_of_this_release() {
+    let (code, text) = run(&["--peer", &web_server()]);
+    assert_eq!(code, 73, "{text}");
+    assert!(text.contains("gradwire doctor --listen"), "{text}");
+}
+
+#[test]
+fn each_peer_that_is_not_tried_is_told() {
+    let lacking = ["--transport", "verbs", "--set", "verbs.device=no-such-device"];
+    let peers = ["--peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"];
+    let (code, text) = run(&[&lacking[..], &peers].concat());
+    assert_eq!(code, 75, "{text}");
+    for peer in ["127.0.0.1:1", "127.0.0.1:2"] {
+        let told = format!("peer {peer}: FAIL: not tried, as transport.verbs is required");
+        assert!(text.lines().any(|line| line.starts_with(&told)), "{peer}: {text}");
+    }
+    let (code, page) = json_of(&[&lacking[..], &peers].concat());
+    assert_eq!((code, page["peers"].as_array().unwrap().len()), (75, 2), "{page}");
+    let (code, text) = run(&[&lacking[..], &["--listen", "127.0.0.1:0"]].concat());
+    assert!(code == 75 && text.contains("not listening"), "{text}");
 }
 
 #[test]

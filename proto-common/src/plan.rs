@@ -162,7 +162,7 @@ pub struct Planned {
     pub placement: Placement,
     /// The reason, for people.
     pub why: String,
-    /// Bytes of key buffers that it takes at each server.
+    /// Bytes of key buffers that it takes at each server; no more than there is room for.
     pub buffer_bytes: u64,
 }
 
@@ -173,7 +173,8 @@ pub fn plan(subjects: &[Subject], facts: &Facts) -> Vec<Planned> {
     // The budget goes first to what is moved most often, then to the small ones, where it saves most per byte.
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     let use_of = |at: &usize| subjects[*at].trace.map_or(0, |trace| trace.contributions);
-    order.sort_by_key(|at| (Reverse(use_of(at)), subjects[*at].bytes_max(), subjects[*at].key));
+    let bytes_of = |at: &usize| subjects[*at].bytes_max().unwrap_or(u64::MAX);
+    order.sort_by_key(|at| (Reverse(use_of(at)), bytes_of(at), subjects[*at].key));
     let mut planned: Vec<Option<Planned>> = vec![None; subjects.len()];
     for at in order {
         let choice = choose(&subjects[at], facts, left_bytes);
@@ -192,8 +193,12 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
         return planned(Placement::Slot, "payloads carry checksums, which cover slots only");
     }
     if let Some(fixed) = facts.policy.fixed() {
-        let buffer_bytes = if fixed == Placement::Static { buffer_bytes(subject, facts) } else { 0 };
-        return Planned { buffer_bytes, ..planned(fixed, format!("set: transport.placement = {fixed}")) };
+        let why = format!("set: transport.placement = {fixed}");
+        return if fixed == Placement::Static {
+            static_by_setting(subject, facts, left_bytes, why)
+        } else {
+            planned(fixed, why)
+        };
     }
     if subject.is_dynamic() {
         return planned(Placement::RendezvousRead, "its length may change between operations");
@@ -205,6 +210,30 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
         return planned(Placement::Slot, why);
     }
     remote(subject, facts, left_bytes)
+}
+
+/// Servers give key buffers as far as they have room, whatever was set, and refuse the others.
+fn static_by_setting(subject: &Subject, facts: &Facts, left_bytes: u64, set: String) -> Planned {
+    let wanted_bytes = buffer_bytes(subject, facts);
+    let why = if wanted_bytes > left_bytes {
+        format!("{set}; {}: what has no room travels by slot", no_room(subject, facts, left_bytes))
+    } else {
+        set
+    };
+    Planned { buffer_bytes: wanted_bytes.min(left_bytes), ..planned(Placement::Static, why) }
+}
+
+/// Says that a tensor's key buffers are too many.
+fn no_room(subject: &Subject, facts: &Facts, left_bytes: u64) -> String {
+    let (left, budget) = (size(left_bytes), size(facts.budget_bytes));
+    let what = for_writers(subject, facts);
+    format!("{what} do not fit what is left ({left}) of the budget of {budget} a server")
+}
+
+fn for_writers(subject: &Subject, facts: &Facts) -> String {
+    let bytes = subject.bytes_max().map_or_else(|| "any length".to_owned(), size);
+    let writers = writers(subject, facts);
+    format!("{bytes} x {writers} worker{}", if writers == 1 { "" } else { "s" })
 }
 
 /// The choice where an RDMA device moves the bytes. Contributions of several workers meet at a chunk, and those that
@@ -229,12 +258,10 @@ fn remote(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     if writers == 1 {
         return planned(Placement::Slot, "one worker: what it sends is reduced where it lands");
     }
-    let what = format!("{} x {writers} workers", size(bytes));
-    let (left, budget) = (size(left_bytes), size(facts.budget_bytes));
     if buffer_bytes > left_bytes {
-        let why = format!("{what} do not fit what is left ({left}) of the budget of {budget} a server");
-        return planned(Placement::Slot, why);
+        return planned(Placement::Slot, no_room(subject, facts, left_bytes));
     }
+    let (what, budget) = (for_writers(subject, facts), size(facts.budget_bytes));
     let why = format!("{what} fit the budget of {budget} a server");
     Planned { buffer_bytes, ..planned(Placement::Static, why) }
 }

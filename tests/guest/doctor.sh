@@ -58,6 +58,8 @@ expect "a write over the device between two processes" 0 "would use verbs" "  ve
 doctor_of_user 64 --peer 127.0.0.1:9094 --transport verbs
 expect "memory that may not be pinned" 75 "^FAIL  memlock .*64.0 KiB may be pinned.*LimitMEMLOCK=infinity" \
     "  verbs  *NO .*LimitMEMLOCK=infinity"
+doctor_of_user 64
+expect "the same where other transports are left" 0 "^warn  memlock .*64.0 KiB may be pinned.*a job uses shm"
 doctor_of_user 65536
 expect "enough for a start, tensors are another matter" 0 "^warn  memlock .*if more is used than is left"
 doctor_of_user 8192

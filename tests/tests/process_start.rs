@@ -126,6 +126,26 @@ fn a_scheduler_that_is_not_there_or_says_nothing() {
 }
 
 #[test]
+fn the_doctor_asks_a_scheduler_and_does_not_join() {
+    let mut cluster = Cluster::new(1, 1, &["--job", "7"]);
+    let asked = |address: &str, job: &str| {
+        let mut command = daemon("gradwire", &["doctor", "--scheduler", address, "--job", job]);
+        let mut process = Process::start("doctor", &mut command);
+        (process.expect_end(AT_ONCE), process.log().text())
+    };
+    for _ in 0..3 {
+        let (code, text) = asked(&cluster.control, "7");
+        assert!(code == 0 && text.contains("ok    scheduler"), "{text}");
+    }
+    let (code, text) = asked(&cluster.control, "8");
+    assert!(code == ExitCode::Refused as i32 && text.contains("job 8 is not"), "{text}");
+    let (code, text) = asked(&cluster.http, "7");
+    assert!(code == ExitCode::SchedulerUnreachable as i32 && text.contains("FAIL  scheduler"), "{text}");
+    assert!(!cluster.scheduler.log().text().contains(" registered"), "nobody has joined");
+    assert!(cluster.scheduler.is_running());
+}
+
+#[test]
 fn strangers_to_the_job_are_refused_and_the_job_goes_on() {
     let mut cluster = Cluster::new(1, 2, &["--job", "7"]);
     let refused = |command: Command, words: &[&str]| fails(command, ExitCode::Refused, words);

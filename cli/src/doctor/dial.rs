@@ -57,7 +57,6 @@ impl DialError {
 pub(super) struct Dialled {
     pub(super) stream: TcpStream,
     pub(super) address: SocketAddr,
-    pub(super) took: Duration,
 }
 
 /// The addresses of a name; at least one.
@@ -90,7 +89,7 @@ pub(super) async fn dial(host: &str, port: u16, within: Duration) -> Result<Dial
                 io::ErrorKind::ConnectionRefused.into()
             }
             Ok(Ok(stream)) => {
-                return Ok(Dialled { stream, address: *address, took: asked.elapsed() });
+                return Ok(Dialled { stream, address: *address });
             }
             Ok(Err(cause)) => cause,
             Err(_) => io::ErrorKind::TimedOut.into(),

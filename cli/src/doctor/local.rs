@@ -1,9 +1,9 @@
-//! What can be seen on this host alone: limits, memory to share, addresses to bind and to be reached by, the scheduler.
+//! What can be seen on this host alone: limits, memory to share, addresses to bind and to be reached by.
 //! Judging takes what was seen as arguments where that is more than one look.
 
-use super::check::{Check, bytes};
-use super::dial::{self, Dialled};
-use super::rdma;
+use super::check::{Check, Level, bytes};
+use super::dial;
+use super::{rdma, scheduler, transport};
 use daemon::devices::advertised;
 use daemon::settings::Loaded;
 use fabric::{Devices, LaneQueue, Region, VERBS_QUEUE_BYTES, memlock};
@@ -35,15 +35,18 @@ pub(super) async fn checks(
     let (rdma, is_usable) = rdma::judge(&rdma::look(), settings);
     let mut checks = vec![sources(loaded)];
     checks.extend(loaded.warnings.iter().map(|warning| Check::warn("settings", warning, "")));
-    checks.push(shared_memory());
+    checks.push(shared_memory(settings));
     checks.extend(rdma);
-    checks.extend(opening(opened, is_usable));
+    let queue = opening(opened, settings, is_usable);
+    let has_verbs = is_usable && queue.as_ref().is_some_and(|check| check.level == Level::Good);
+    checks.extend(queue);
+    checks.extend(transport::check(settings, has_verbs));
     checks.push(pinned(memlock::limit_bytes(), settings, is_usable));
     checks.push(open_files(getrlimit(Resource::Nofile).current, settings));
     checks.push(binding(settings, within).await);
     checks.push(advertising(settings, within).await);
     if asks_scheduler {
-        checks.push(scheduler(settings, within).await);
+        checks.push(scheduler::check(settings, within).await);
     }
     checks
 }
@@ -57,7 +60,8 @@ fn sources(loaded: &Loaded) -> Check {
     Check::good("settings", seen)
 }
 
-fn shared_memory() -> Check {
+/// Buffers lie in such memory whatever the transport, and peers learn this host's identity in any case.
+fn shared_memory(settings: &Settings) -> Check {
     let what = "shared memory";
     let opened = Region::allocate(4096, "gradwire-doctor").and_then(|_| LaneQueue::new(DEPTH));
     if let Err(error) = opened {
@@ -66,6 +70,9 @@ fn shared_memory() -> Check {
     }
     match daemon::host::host_identity() {
         Ok(host) => {
+            if let Some(why) = transport::unused(Driver::Shm, &settings.transport) {
+                return Check::good(what, why);
+            }
             let user = rustix::process::geteuid().as_raw();
             Check::good(what, format!("with processes of user {user} on this host, {host}"))
         }
@@ -79,19 +86,27 @@ fn shared_memory() -> Check {
 }
 
 /// What looks usable is used.
-fn opening(opened: Result<&Devices, String>, is_usable: bool) -> Option<Check> {
+fn opening(opened: Result<&Devices, String>, settings: &Settings, is_usable: bool) -> Option<Check> {
+    let what = "verbs queue";
     let devices = match opened {
         Ok(devices) => devices,
         // What is required and lacking was told above, unless only opening it shows it.
-        Err(reason) => {
-            return is_usable.then(|| Check::fail("verbs queue", ExitCode::Transport, reason, ""));
-        }
+        Err(reason) => return is_usable.then(|| Check::fail(what, ExitCode::Transport, reason, "")),
     };
     let device = devices.verbs.as_ref().filter(|_| is_usable)?;
     Some(match device.queue(DEPTH) {
-        Ok(_) => Check::good("verbs queue", "a completion queue can be opened"),
-        Err(error) => Check::fail("verbs queue", ExitCode::Transport, error.to_string(), ""),
+        Ok(_) => Check::good(what, "a completion queue can be opened"),
+        Err(error) => unserved(what, error.to_string(), "", settings),
     })
+}
+
+/// A device that is there and cannot serve: how bad that is, and what carries a job then.
+fn unserved(what: &'static str, seen: String, fix: &str, settings: &Settings) -> Check {
+    let seen = match transport::instead_of_verbs(&settings.transport) {
+        Some(others) => format!("{seen}; where verbs fails for it a job uses {others}"),
+        None => seen,
+    };
+    Check::new(transport::without_verbs(&settings.transport), what, seen, fix)
 }
 
 /// Memory that may be pinned and registered, against what is registered with a RDMA device. A server's inbox is made to
@@ -131,7 +146,7 @@ fn pinned(limit: Option<u64>, settings: &Settings, is_usable: bool) -> Check {
         bytes(pool)
     );
     if bound.bytes() < server.max(worker) {
-        Check::fail(what, ExitCode::Transport, seen, fix)
+        unserved(what, seen, fix, settings)
     } else if slots < memory.inbox_slots {
         Check::warn(what, seen, format!("for all slots, {fix}"))
     } else if bound.bytes() < most {
@@ -219,35 +234,10 @@ fn judge_advertised(name: &str, found: &[SocketAddr], bind: &str) -> Check {
     Check::good(what, seen)
 }
 
-async fn scheduler(settings: &Settings, within: Duration) -> Check {
-    let what = "scheduler";
-    let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
-    match dial::dial(host, port, within).await {
-        Ok(Dialled { address, took, .. }) => {
-            let seen = format!("{host}:{port} ({address}) answers within {:.1} ms", took.as_secs_f64() * 1e3);
-            let is_alone = settings.node.bind.parse::<IpAddr>().is_ok_and(|bind| bind.is_loopback());
-            if is_alone
-                && !address.ip().is_loopback()
-                && settings.transport.of(Driver::Tcp) != proto_common::transport::Policy::Off
-            {
-                let fix = "set node.bind to an address that the other hosts reach";
-                return Check::warn(what, format!("{seen}; this process would listen on loopback only"), fix);
-            }
-            Check::good(what, seen)
-        }
-        Err(error) => Check::fail(
-            what,
-            ExitCode::SchedulerUnreachable,
-            error.to_string(),
-            error.fix("gradwire-scheduler"),
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::check::Level;
+    use proto_common::transport::Policy;
 
     fn level(check: &Check) -> &'static str {
         match check.level {
@@ -267,7 +257,7 @@ mod tests {
         assert_eq!(judged(Some(most), true), "ok");
         assert_eq!(judged(Some(most - 1), true), "warn");
         assert_eq!(judged(Some(least), true), "warn", "a smaller inbox fits");
-        assert_eq!(judged(Some(least - 1), true), "FAIL");
+        assert_eq!(judged(Some(least - 1), true), "warn", "other transports are used");
         assert_eq!(judged(Some(0), false), "ok", "nobody pins anything");
         let told = pinned(Some(64 << 10), &settings, true).to_string();
         assert!(told.contains("64.0 KiB") && told.contains("ulimit -l"), "{told}");
@@ -282,7 +272,23 @@ mod tests {
         let told = pinned(None, &settings, true).to_string();
         assert!(told.starts_with("warn") && told.contains("memory.registered_bytes"), "{told}");
         settings.memory.registered_bytes = 1 << 20;
+        assert_eq!(level(&pinned(Some(1 << 40), &settings, true)), "warn");
+        settings.transport.verbs = Policy::Require;
         assert_eq!(level(&pinned(Some(1 << 40), &settings, true)), "FAIL");
+    }
+
+    #[test]
+    fn too_little_memory_fails_only_a_job_that_nothing_else_carries() {
+        for kib in [64, 2048, 4096] {
+            let mut settings = Settings::default();
+            let told = |settings: &Settings| pinned(Some(kib << 10), settings, true).to_string();
+            assert!(told(&settings).starts_with("warn"), "{}", told(&settings));
+            assert!(told(&settings).contains("a job uses shm"), "{}", told(&settings));
+            settings.transport.shm = Policy::Off;
+            assert!(told(&settings).contains("a job uses tcp"), "{}", told(&settings));
+            settings.transport.tcp = Policy::Off;
+            assert!(told(&settings).starts_with("FAIL"), "{}", told(&settings));
+        }
     }
 
     #[test]

@@ -6,10 +6,13 @@ mod dial;
 mod local;
 mod pair;
 mod rdma;
+mod scheduler;
 mod table;
+mod transport;
 
 use check::code_of;
 use clap::Args;
+use daemon::devices::Lacking;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::{CommonArgs, Loaded, Override};
 use proto_common::error::ExitCode;
@@ -24,9 +27,10 @@ const PORT: u16 = 9094;
 /// Looks for what would keep a job from running, on this host and between hosts, and says how to mend it.
 ///
 /// Alone, it checks this host as a daemon with these settings would find it: memory that may be pinned, RDMA devices
-/// with their ports and addresses, shared memory, open files, the addresses to bind and to advertise, and, with
-/// --scheduler, whether the scheduler answers. Each check is one line: ok, warn (a job runs, not as well as it could)
-/// or FAIL (a job would fail), what was looked at, what was seen, and the fix.
+/// with their ports and addresses, shared memory, the transports that are left, open files, the addresses to bind and to
+/// advertise, and, with --scheduler, whether a scheduler of this release and job answers there. Each check is one line:
+/// ok, warn (a job runs, not as well as it could, such as over TCP for lack of memory that may be pinned) or FAIL (a job
+/// would fail), what was looked at, what was seen, and the fix.
 ///
 /// Between hosts it writes: start `gradwire doctor --listen` on one and `gradwire doctor --peer HOST:PORT` on another.
 /// For every driver that both have a channel is opened, a pattern is written each way and compared, and round trips and
@@ -56,8 +60,8 @@ pub(crate) struct DoctorArgs {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 when all that is needed works (warnings included), else that of the first FAIL: \
-69 the scheduler does not answer, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
-doctor of this release, 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
+69 no scheduler answers there, 72 a peer did not answer in time (a firewall that drops), 73 a peer refused or is no \
+doctor of this release, or the scheduler would refuse this process (another release or job), 74 an address or port cannot be used or refuses, 75 a transport that would be used or is \
 required does not work, 78 bad settings or addresses. A doctor that listens ends with 0 when it is told to. Deadlines: every step takes at most deadlines.handshake_ms.";
 
 fn role(name: &str) -> Result<Role, String> {
@@ -105,8 +109,11 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
     }
     let (devices, missing) = match opened {
         Ok(opened) => opened,
-        // A required driver that cannot be had: told above, and nothing to try without it.
-        Err(_) => return finish(args, &checks, &[], failed.unwrap_or(ExitCode::Transport)),
+        // Nothing can be tried without it, and nobody is to think that it was.
+        Err(lacking) => {
+            let code = failed.unwrap_or(ExitCode::Transport);
+            return give_up(args, &checks, &lacking, code);
+        }
     };
     let offer = daemon::host::offer(settings.transport, missing).code(ExitCode::Io)?;
     let host = pair::Host::new(settings, devices, offer);
@@ -123,13 +130,30 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
     let mut visits = Vec::new();
     for peer in &args.peer {
         let visit = pair::visit(&host, peer).await;
-        if !args.json {
-            print(format!("\n{}", table::render(&visit)))?;
-        }
+        show(args, &visit)?;
         visits.push(visit);
     }
     let of_visits = visits.iter().map(pair::Visit::code).find(|code| *code != ExitCode::Ok);
     finish(args, &checks, &visits, failed.or(of_visits).unwrap_or(ExitCode::Ok))
+}
+
+/// A required driver is lacking: each peer that was not tried for it is told, or that nobody listens.
+fn give_up(
+    args: &DoctorArgs,
+    checks: &[check::Check],
+    lacking: &Lacking,
+    code: ExitCode,
+) -> Result<ExitCode, anyhow::Error> {
+    if args.listen.is_some() {
+        return Err(Failure::message(code, format!("not listening: {lacking}")).into());
+    }
+    let visits: Vec<_> = args.peer.iter().map(|peer| pair::Visit::untried(peer, lacking)).collect();
+    visits.iter().try_for_each(|visit| show(args, visit))?;
+    finish(args, checks, &visits, code)
+}
+
+fn show(args: &DoctorArgs, visit: &pair::Visit) -> Result<(), io::Error> {
+    if args.json { Ok(()) } else { print(format!("\n{}", table::render(visit))) }
 }
 
 fn listening(address: Option<SocketAddr>, bind: &str) -> Result<SocketAddr, Failure> {

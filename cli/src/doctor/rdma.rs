@@ -2,10 +2,10 @@
 //! devices are looked at in one function; judging is apart from it, so that every case can be tested without a device.
 
 use super::check::{Check, Level};
+use super::transport;
 use fabric::{DeviceInfo, FabricError, Gid, HAS_VERBS, PortInfo, VerbsDevice};
 use proto_common::config::Settings;
-use proto_common::error::ExitCode;
-use proto_common::transport::Policy;
+use proto_common::transport::Driver;
 
 const WHAT: &str = "verbs";
 /// Addresses of a port that are shown at most; devices have up to 256.
@@ -35,14 +35,10 @@ pub(super) fn look() -> Seen {
 
 /// The checks, and whether a device can be used as far as can be seen without using it.
 pub(super) fn judge(seen: &Seen, settings: &Settings) -> (Vec<Check>, bool) {
-    let policy = settings.transport.verbs;
-    if policy == Policy::Off {
-        return (vec![Check::good(WHAT, "off by transport.verbs")], false);
+    if let Some(why) = transport::unused(Driver::Verbs, &settings.transport) {
+        return (vec![Check::good(WHAT, why)], false);
     }
-    let level = match policy {
-        Policy::Require => Level::Fail(ExitCode::Transport),
-        Policy::Prefer | Policy::Off => Level::Warn,
-    };
+    let level = transport::without_verbs(&settings.transport);
     let bad = |text: String, fix: &str| (vec![Check::new(level, WHAT, text, fix)], false);
     if !seen.is_built {
         let there = match &seen.kernel {
@@ -195,6 +191,7 @@ fn addresses(port: &PortInfo, gid_index: Option<u8>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proto_common::transport::Policy;
 
     const V4: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 9, 0, 1];
     const LINK: [u8; 16] = [0xFE, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
@@ -252,6 +249,12 @@ mod tests {
             assert!(text.contains(cause) && text.contains(fix), "{text}");
             let (text, _) = judged(&seen, |settings| settings.transport.verbs = Policy::Require);
             assert!(text.starts_with("FAIL"), "{text}");
+            let (text, _) = judged(&seen, |settings| {
+                (settings.transport.shm, settings.transport.tcp) = (Policy::Off, Policy::Off);
+            });
+            assert!(text.starts_with("FAIL"), "nothing else is left: {text}");
+            let (text, _) = judged(&seen, |settings| settings.transport.tcp = Policy::Require);
+            assert!(text.starts_with("ok") && text.contains("transport.tcp is required"), "{text}");
         }
     }
 

@@ -29,6 +29,11 @@ pub(super) fn tensors(text: &str) -> Result<Vec<Listed>, String> {
             ));
         }
         let dims = dims(shape).map_err(|error| format!("line {number}: {error}"))?;
+        if !is_countable(&dims) {
+            return Err(format!(
+                "line {number}: {shape} has more bytes than can be counted; correct the shape"
+            ));
+        }
         let key = Key(listed.len() as u64);
         let subject = Subject { key, dims, element_bytes: ELEMENT_BYTES, trace: None };
         listed.push(Listed { name: name.to_owned(), shape: shape.to_owned(), subject });
@@ -58,6 +63,15 @@ fn dims(shape: &str) -> Result<Vec<Dim>, String> {
     shape.split('x').map(dim).collect()
 }
 
+/// Do the known lengths come to a number of bytes at all?
+fn is_countable(dims: &[Dim]) -> bool {
+    let known = dims.iter().filter_map(|dim| match dim {
+        Dim::Fixed(length) | Dim::Dynamic { max: Some(length) } => Some(*length),
+        Dim::Dynamic { max: None } => None,
+    });
+    known.into_iter().try_fold(ELEMENT_BYTES, u64::checked_mul).is_some()
+}
+
 fn length(word: &str) -> Result<u64, String> {
     let length = word.parse().ok().filter(|length| *length > 0);
     length.ok_or_else(|| {
@@ -80,6 +94,11 @@ pub(super) fn add_traces(listed: &mut [Listed], text: &str) -> Result<(), String
         };
         let numbers: Vec<u64> = numbers.iter().map_while(|word| word.parse().ok()).collect();
         let [contributions, bytes_min, bytes_max] = numbers[..] else { return Err(usage()) };
+        if bytes_min > bytes_max {
+            return Err(format!(
+                "line {number}: {bytes_min} bytes at least are more than {bytes_max} at most; write the least first"
+            ));
+        }
         let found = listed.iter_mut().find(|listed| listed.name == *name);
         let found = found.ok_or_else(|| format!("line {number}: no tensor is called {name}"))?;
         found.subject.trace = Some(Trace { contributions, bytes_min, bytes_max, single_writer });
@@ -126,10 +145,19 @@ mod tests {
             ("a 4x", "\"\" is no dimension"),
             ("a ?<=x4", "\"\" is no dimension"),
             ("a -1", "\"-1\" is no dimension"),
+            ("a 1\nb 4294967296x4294967296", "line 2: 4294967296x4294967296 has more bytes"),
+            ("a 4611686018427387904", "line 1: 4611686018427387904 has more bytes"),
+            ("a ?x?<=4294967296x4294967296", "line 1: ?x?<=4294967296x4294967296 has more bytes"),
         ] {
             let error = tensors(text).expect_err(text);
             assert!(error.contains(part), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn the_most_bytes_that_can_be_counted_are_taken() {
+        let listed = tensors("a 4611686018427387903").expect("a good list");
+        assert_eq!(listed[0].subject.bytes_max(), Some(u64::MAX - 3));
     }
 
     #[test]
@@ -138,9 +166,13 @@ mod tests {
         add_traces(&mut listed, "b 3 8 20 single").expect("a good trace");
         let trace = Trace { contributions: 3, bytes_min: 8, bytes_max: 20, single_writer: true };
         assert_eq!((listed[0].subject.trace, listed[1].subject.trace), (None, Some(trace)));
-        for (text, part) in
-            [("c 1 2 3", "no tensor is called c"), ("a 1 2", "line 1: write"), ("a 1 2 x", "line 1: write")]
-        {
+        add_traces(&mut listed, "a 1 8 8").expect("one length");
+        for (text, part) in [
+            ("c 1 2 3", "no tensor is called c"),
+            ("a 1 2", "line 1: write"),
+            ("a 1 2 x", "line 1: write"),
+            ("a 1 9 8", "line 1: 9 bytes at least are more than 8 at most"),
+        ] {
             let error = add_traces(&mut listed, text).expect_err(text);
             assert!(error.contains(part), "{text:?}: {error}");
         }

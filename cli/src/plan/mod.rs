@@ -5,12 +5,14 @@ mod input;
 
 use clap::{Args, ValueEnum as _};
 use daemon::exit::Failure;
-use daemon::settings::{PLACEMENTS, Transport};
+use daemon::settings::{Override, PLACEMENTS, SettingsError, Transport, load_settings};
 use input::Listed;
-use proto_common::config::{ClusterSettings, MemorySettings};
+use proto_common::config::Settings;
 use proto_common::error::ExitCode;
+use proto_common::ids::Role;
 use proto_common::limits::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LANES_MAX, SERVERS_MAX, WORKERS_MAX};
-use proto_common::plan::{Facts, PlacementPolicy, Planned, Subject, plan, size};
+use proto_common::plan::{Facts, Planned, Subject, plan, size};
+use proto_common::transport::Driver;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
@@ -31,37 +33,44 @@ use std::path::{Path, PathBuf};
 /// Else writers and budget do: tensors of a chunk and more that several workers contribute to get key
 /// buffers at the servers (static) while they fit; the others share the inbox (slot). rendezvous-write
 /// is never chosen by itself: static does the same, and asks once only.
+///
+/// What no flag says is as daemons here would have it: from GRADWIRE_* variables, ./gradwire.toml and
+/// /etc/gradwire/worker.toml.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PlanArgs {
     /// The list of tensors; - reads standard input.
     #[arg(value_name = "FILE")]
     tensors: PathBuf,
-    /// How many workers.
-    #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
-    workers: u32,
-    /// How many servers.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
-    servers: u32,
-    /// Lanes of the cluster: each server has memory.spill_bytes for each.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
-    lanes: u16,
+    /// How many workers [default: cluster.workers]
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    workers: Option<u32>,
+    /// How many servers [default: cluster.servers]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
+    servers: Option<u32>,
+    /// Lanes of the cluster: each server has memory.spill_bytes for each [default: cluster.lanes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
+    lanes: Option<u16>,
     /// Bytes a server may spend on key buffers, such as 512MiB [default: half of memory.spill_bytes for each lane]
     #[arg(long, value_name = "BYTES", value_parser = input::bytes)]
     budget: Option<u64>,
-    /// Bytes of a chunk.
-    #[arg(long, value_name = "BYTES", default_value_t = ClusterSettings::default().chunk_bytes, value_parser = clap::value_parser!(u64).range(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX))]
-    chunk_bytes: u64,
+    /// Bytes of a chunk [default: cluster.chunk_bytes]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX))]
+    chunk_bytes: Option<u64>,
     /// The driver between workers and servers.
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Transport::Verbs)]
     driver: Transport,
-    /// What transport.placement is set to.
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PLACEMENTS)]
-    placement: String,
+    /// How contributions travel, for all tensors [default: transport.placement]
+    #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
+    placement: Option<String>,
     /// What the first iteration has shown, a line for each tensor: its name, how many contributions, bytes of the
-    /// shortest and of the longest one, and `single` where one worker only contributes.
+    /// shortest and of the longest one, and `single` where one worker only contributes. A job traces for now only how
+    /// many contributions there were; lengths and `single` are for lists by hand.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Read settings from this file only, instead of ./gradwire.toml and /etc/gradwire/worker.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -98,19 +107,38 @@ fn read(path: &Path) -> Result<String, Failure> {
     }
 }
 
-fn facts(args: &PlanArgs) -> Result<Facts, anyhow::Error> {
-    let policy: PlacementPolicy = serde_json::from_value(json!(args.placement))?;
-    let lent_bytes = (MemorySettings::default().spill_bytes / 2).saturating_mul(u64::from(args.lanes));
+fn facts(args: &PlanArgs) -> Result<Facts, SettingsError> {
+    let Settings { cluster, memory, transport, .. } = settings(args)?;
+    let driver = args.driver.driver();
+    // As workers reckon it.
+    let lent_bytes = (memory.spill_bytes / 2).saturating_mul(u64::from(cluster.lanes));
     Ok(Facts {
-        chunk_bytes: args.chunk_bytes,
-        workers: args.workers,
-        servers: args.servers,
+        chunk_bytes: cluster.chunk_bytes,
+        workers: cluster.workers,
+        servers: cluster.servers,
         budget_bytes: args.budget.unwrap_or(lent_bytes),
         spent_bytes: 0,
-        drivers: vec![args.driver.driver()],
-        checksums: false,
-        policy,
+        drivers: vec![driver],
+        checksums: transport.payload_checksum && driver != Driver::Shm,
+        policy: transport.placement,
     })
+}
+
+/// What a worker started here would have, with what the flags say.
+fn settings(args: &PlanArgs) -> Result<Settings, SettingsError> {
+    let mut env = daemon::process::environment();
+    // A plan has no role that it could be checked against.
+    env.retain(|(name, _)| name != "DMLC_ROLE");
+    let flags = [
+        ("--workers", "cluster.workers", args.workers.map(|workers| workers.to_string())),
+        ("--servers", "cluster.servers", args.servers.map(|servers| servers.to_string())),
+        ("--lanes", "cluster.lanes", args.lanes.map(|lanes| lanes.to_string())),
+        ("--chunk-bytes", "cluster.chunk_bytes", args.chunk_bytes.map(|bytes| bytes.to_string())),
+        ("--placement", "transport.placement", args.placement.clone()),
+    ];
+    let given = |(flag, key, value)| Some(Override::new(flag, key, value?));
+    let flags: Vec<Override> = flags.into_iter().filter_map(given).collect();
+    Ok(load_settings(Role::Worker, &env, args.config.as_deref(), &flags)?.settings)
 }
 
 fn as_json(listed: &[Listed], planned: &[Planned], facts: &Facts) -> String {

@@ -1,5 +1,7 @@
 //! What can be wrong with settings, each with its cause and its fix.
 
+use super::PLACEMENTS;
+use config::ConfigError;
 use proto_common::config::SettingError;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -40,8 +42,16 @@ pub enum SettingsError {
         reason: String,
     },
     /// A value out of bounds, or one that contradicts another.
+    #[error("{cause} ({key} is set by {origin})", key = cause.key)]
+    Invalid {
+        /// Which setting, and what would be right.
+        cause: SettingError,
+        /// File, variable or flag.
+        origin: String,
+    },
+    /// The same where no single source sets it: a default that contradicts another setting, or several together.
     #[error(transparent)]
-    Invalid(#[from] SettingError),
+    Contradicted(SettingError),
     /// A flag or a `DMLC_*` alias that cannot be understood.
     #[error("{name} = {value:?} is wrong: {fix}")]
     Source {
@@ -75,17 +85,35 @@ pub enum SettingsError {
 }
 
 /// The `config` crate says that a word is no variant of an enum, but not which words are.
-const CHOICES: [(&str, &str); 2] =
-    [("enum Policy", "require, prefer or off"), ("enum SecurityMode", "loopback or off")];
+fn choices_of(text: &str) -> Option<String> {
+    let is_of = |name: &str| text.contains(&format!("enum {name} "));
+    match () {
+        () if is_of("Policy") => Some("require, prefer or off".into()),
+        () if is_of("SecurityMode") => Some("loopback or off".into()),
+        () if is_of("PlacementPolicy") => Some(PLACEMENTS.join(", ")),
+        () => None,
+    }
+}
 
 impl SettingsError {
-    pub(super) fn wrong(error: &config::ConfigError) -> Self {
+    /// A value that was refused; `origin`: where it came from, if from one place.
+    pub(super) fn invalid(cause: SettingError, origin: Option<&str>) -> Self {
+        match origin {
+            Some(origin) => Self::Invalid { origin: origin.to_owned(), cause },
+            None => Self::Contradicted(cause),
+        }
+    }
+
+    /// Text that is no value of the setting's type.
+    pub(super) fn wrong<'a>(error: &ConfigError, origin_of: impl FnOnce(&str) -> Option<&'a str>) -> Self {
         let text = error.to_string();
-        let choices = CHOICES.iter().find(|(name, _)| text.contains(name)).map(|(_, words)| *words);
-        let reason = match choices {
-            Some(words) => format!("{text}; use {words}"),
-            None => text,
+        // Of words that are no choice it keeps the name only.
+        let origin = match error {
+            ConfigError::At { origin: None, key: Some(key), .. } => origin_of(key),
+            _ => None,
         };
-        Self::Wrong { reason }
+        let origin = origin.map_or_else(String::new, |origin| format!(" in {origin}"));
+        let choices = choices_of(&text).map_or_else(String::new, |words| format!("; use {words}"));
+        Self::Wrong { reason: format!("{text}{origin}{choices}") }
     }
 }

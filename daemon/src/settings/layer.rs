@@ -31,6 +31,11 @@ impl Layer {
         self.put(origin, key.to_owned(), ValueKind::String(value))
     }
 
+    /// Where a setting came from, if it is of this source.
+    pub(super) fn origin(&self, key: &str) -> Option<&str> {
+        self.values.get(key)?.origin()
+    }
+
     fn flatten(&mut self, origin: &str, key: String, value: Value) -> Result<(), SettingsError> {
         match value.kind {
             ValueKind::Table(table) => table

@@ -127,20 +127,34 @@ pub fn load_from(
     overrides: &[Override],
 ) -> Result<Loaded, SettingsError> {
     let named = file.map(Path::to_path_buf).or_else(|| env::config_file(env));
-    let (files, layers) = read_files(directories, role, named.as_deref())?;
+    let (files, mut layers) = read_files(directories, role, named.as_deref())?;
+    let (aliases, warnings) = env::aliases(role, env)?;
+    layers.extend([aliases, env::ours(env)?, flags(overrides)?]);
+    let settings = merge(&layers)?;
+    let valid = match role {
+        Role::Scheduler => settings.validate_scheduler(),
+        Role::Server | Role::Worker => settings.validate(),
+    };
+    valid.map_err(|cause| {
+        let origin = origin_of(&layers, cause.key);
+        SettingsError::invalid(cause, origin)
+    })?;
+    Ok(Loaded { settings, files, warnings })
+}
+
+/// Weakest first.
+fn merge(layers: &[Layer]) -> Result<Settings, SettingsError> {
     let mut builder = config::Config::builder();
     for layer in layers {
-        builder = builder.add_source(layer);
+        builder = builder.add_source(layer.clone());
     }
-    let (aliases, warnings) = env::aliases(role, env)?;
-    builder = builder.add_source(aliases).add_source(env::ours(env)?).add_source(flags(overrides)?);
-    let merged = builder.build().map_err(|error| SettingsError::wrong(&error))?;
-    let settings: Settings = merged.try_deserialize().map_err(|error| SettingsError::wrong(&error))?;
-    match role {
-        Role::Scheduler => settings.validate_scheduler()?,
-        Role::Server | Role::Worker => settings.validate()?,
-    }
-    Ok(Loaded { settings, files, warnings })
+    let merged = builder.build().and_then(config::Config::try_deserialize);
+    merged.map_err(|error| SettingsError::wrong(&error, |key| origin_of(layers, key)))
+}
+
+/// Where a setting came from; none where it has its default.
+fn origin_of<'a>(layers: &'a [Layer], key: &str) -> Option<&'a str> {
+    layers.iter().rev().find_map(|layer| layer.origin(key))
 }
 
 fn read_files(

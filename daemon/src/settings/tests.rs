@@ -79,7 +79,25 @@ fn errors_name_origin_key_and_fix() {
     let word = said(&[("GRADWIRE_TRANSPORT__TCP", "maybe")]);
     assert!(word.contains("maybe") && word.contains("prefer"), "{word}");
     let bound = said(&[("DMLC_NUM_WORKER", "0")]);
-    assert!(bound.contains("cluster.workers = 0"), "{bound}");
+    assert!(bound.contains("cluster.workers = 0") && bound.contains("set by DMLC_NUM_WORKER"), "{bound}");
+    let bound = said(&[("GRADWIRE_VERBS__TIMEOUT", "40")]);
+    assert_eq!(
+        bound,
+        "setting verbs.timeout = 40 is wrong: use a value from 1 to 31 (verbs.timeout is set by GRADWIRE_VERBS__TIMEOUT)"
+    );
+    let placement = said(&[("GRADWIRE_TRANSPORT__PLACEMENT", "fast")]);
+    assert!(placement.contains("fast") && placement.contains("GRADWIRE_TRANSPORT__PLACEMENT"), "{placement}");
+    assert!(placement.contains(&format!("use {}", PLACEMENTS.join(", "))), "{placement}");
+    let mode = said(&[("GRADWIRE_SECURITY__MODE", "open")]);
+    assert!(mode.contains("use loopback or off"), "{mode}");
+    // A default that another setting contradicts has no source.
+    let short = said(&[("GRADWIRE_DEADLINES__HEARTBEAT_MS", "86400000")]);
+    assert!(short.ends_with("use at least 3 times deadlines.heartbeat_ms"), "{short}");
+    let both = said(&[
+        ("GRADWIRE_DEADLINES__SILENCE_MS", "86400000"),
+        ("GRADWIRE_DEADLINES__HEARTBEAT_MS", "86400000"),
+    ]);
+    assert!(both.contains("deadlines.silence_ms = 86400000") && both.contains("SILENCE_MS)"), "{both}");
     let role = said(&[("DMLC_ROLE", "server")]);
     assert!(role.contains("this process is a worker"), "{role}");
 }
@@ -94,6 +112,11 @@ fn files_are_checked_like_everything_else() {
     };
     assert!(said("[cluster]\nworker = 3\n").contains("did you mean cluster.workers?"));
     assert!(said("[cluster\n").contains("not valid TOML"));
+    let bound = said("[verbs]\ntimeout = 40\n");
+    assert!(
+        bound.contains("verbs.timeout = 40") && bound.contains(&format!("set by {}", file.display())),
+        "{bound}"
+    );
     assert!(said("[cluster]\nworkers = \"x\"\n").contains("cluster.workers"));
     let missing = load_from(&nowhere(), Role::Server, &[], Some(Path::new("/nonexistent/x.toml")), &[]);
     assert!(missing.unwrap_err().to_string().contains("--config"));

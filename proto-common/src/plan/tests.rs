@@ -139,6 +139,22 @@ fn what_is_set_counts_and_checksums_count_more() {
 }
 
 #[test]
+fn static_by_setting_says_what_has_no_room() {
+    let facts = Facts { policy: PlacementPolicy::Static, ..facts() };
+    let at = one(&fixed(1, 4 * MIB), &facts);
+    assert_eq!((at.buffer_bytes, at.why.as_str()), (8 * MIB, "set: transport.placement = static"));
+    let beyond = one(&fixed(1, 4 * MIB + 4), &facts);
+    assert_eq!((beyond.placement, beyond.buffer_bytes), (Placement::Static, 8 * MIB), "what there is");
+    assert!(beyond.why.contains("do not fit what is left (8.0 MiB)"), "{beyond:?}");
+    assert!(beyond.why.ends_with("what has no room travels by slot"), "{beyond:?}");
+    let unbounded = Subject { dims: vec![Dim::Dynamic { max: None }], ..fixed(2, 4) };
+    let both = plan(&[unbounded, fixed(1, 2 * MIB)], &facts);
+    assert!(both[0].why.contains("any length x 2 workers do not fit what is left (4.0 MiB)"), "{both:?}");
+    let spent: u64 = both.iter().map(|planned| planned.buffer_bytes).sum();
+    assert_eq!(spent, facts.budget_bytes, "never more than the budget");
+}
+
+#[test]
 fn words_are_those_of_the_settings() -> Result<(), serde_json::Error> {
     for placement in Placement::ALL {
         assert_eq!(serde_json::to_string(&placement)?, format!("\"{placement}\""));

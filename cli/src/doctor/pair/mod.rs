@@ -13,6 +13,7 @@ mod tests;
 
 pub(super) use listen::listen;
 pub(super) use visit::{Outcome, Row, Visit, visit};
+pub(super) use words::tame;
 
 use fabric::Devices;
 use proto_common::config::Settings;

@@ -60,6 +60,20 @@ async fn a_listener_that_refuses_or_speaks_out_of_order_is_refused() {
 }
 
 #[tokio::test]
+async fn what_is_no_doctor_is_refused_however_it_ends() {
+    // Another protocol, a message of no meaning, half a message, nothing.
+    for said in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &[1, 0, 0, 0, 99], &[9, 0, 0, 0, 1], &[]] {
+        let (listener, address) = listener().await;
+        let visiting = tokio::spawn(async move { visit(&host(5_000), &address).await });
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(said).await.unwrap();
+        // With the hello unread, closing resets the connection.
+        drop(stream);
+        assert_eq!(visiting.await.unwrap().code(), ExitCode::Refused, "{said:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_listener_that_offers_nonsense_fails_the_trial_only() {
     let (listener, address) = listener().await;
     let visiting = tokio::spawn(async move { visit(&host(500), &address).await });

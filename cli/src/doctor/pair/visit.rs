@@ -7,10 +7,12 @@ use super::words::{FromListener, ToListener, Trial, tame};
 use super::{Host, exchange::Figures};
 use crate::doctor::dial::{DialError, Dialled, dial};
 use daemon::control::{Connection, FrameError};
+use daemon::devices::Lacking;
 use daemon::settings::split_address;
 use proto_common::error::ExitCode;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::transport::{Choice, Driver, Offer, choose, obstacle};
+use std::io;
 use std::time::Duration;
 
 /// What is to be started on the other host.
@@ -47,6 +49,14 @@ pub(in crate::doctor) struct Visit {
 }
 
 impl Visit {
+    /// Nobody was asked, for want of a driver that is required.
+    pub(in crate::doctor) fn untried(peer: &str, Lacking { driver, reason }: &Lacking) -> Self {
+        let why = format!("not tried, as transport.{driver} is required and cannot be had here: {reason}");
+        let fix = format!("mend that, or set transport.{driver} = \"prefer\"");
+        let broken = Some((why.clone(), fix, ExitCode::Transport));
+        Self { peer: peer.to_owned(), choice: Err(why), rows: Vec::new(), broken }
+    }
+
     /// The code that this visit alone would end with.
     pub(in crate::doctor) fn code(&self) -> ExitCode {
         if let Some((_, _, code)) = &self.broken {
@@ -72,8 +82,18 @@ struct Broken {
 
 impl Broken {
     fn link(error: &FrameError) -> Self {
-        let code =
-            if matches!(error, FrameError::Deadline { .. }) { ExitCode::Deadline } else { ExitCode::Io };
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        let code = match error {
+            FrameError::Deadline { .. } => ExitCode::Deadline,
+            // It took the connection and ends it: as good as closing it in good order.
+            FrameError::Io(error)
+                if [BrokenPipe, ConnectionAborted, ConnectionReset].contains(&error.kind()) =>
+            {
+                ExitCode::Refused
+            }
+            FrameError::Io(_) => ExitCode::Io,
+            FrameError::TooLong { .. } | FrameError::Cut { .. } | FrameError::Codec(_) => ExitCode::Refused,
+        };
         Self {
             text: error.to_string(),
             fix: format!("is it `{LISTENER}` of the same release that listens there?"),

@@ -72,7 +72,7 @@ pub(super) enum FromListener {
 }
 
 /// A peer's words, fit for a terminal: one line of bounded length.
-pub(super) fn tame(text: &str) -> String {
+pub(in crate::doctor) fn tame(text: &str) -> String {
     text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

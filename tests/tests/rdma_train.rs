@@ -49,6 +49,13 @@ fn notices_by_flags_bring_the_same_weights() {
     assert_eq!(trained_with(&flags, "transport=verbs", 1, 2, &[]), reference(2));
 }
 
+/// As little as the doctor says is enough.
+#[test]
+fn a_small_budget_of_registered_memory_is_enough_for_a_small_model() {
+    let small = ["--transport", "verbs", "--set", "memory.registered_bytes=8388608"];
+    assert_eq!(trained_with(&small, "transport=verbs", 1, 2, &[]), reference(2));
+}
+
 #[test]
 fn whoever_is_killed_is_named_by_all_others() {
     for victim in ["server 1", "worker 0"] {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Extents where memory is not scarce. The kernel pins an extent whole.
 const EXTENT_BYTES_MAX: u64 = 16 << 20;
 const EXTENT_BYTES_MIN: u64 = 64 << 10;
-/// What may be pinned at all, in extents, at least.
+/// What may be pinned or registered at all, in extents, at least.
 const EXTENTS_WITHIN_LIMIT: u64 = 64;
 
 /// A registered stretch of a region.
@@ -51,7 +51,7 @@ pub(super) struct Registrar {
 
 impl Registrar {
     pub(super) fn new(domain: Arc<Domain>, budget_bytes: u64) -> Self {
-        let extent_bytes = extent_bytes(memlock::limit_bytes());
+        let extent_bytes = extent_bytes(memlock::limit_bytes(), budget_bytes);
         Self { domain, extent_bytes, budget_bytes, held: Mutex::default() }
     }
 
@@ -243,9 +243,9 @@ pub(super) fn explain(error: FabricError, bytes: u64, pinned_bytes: u64) -> Fabr
     FabricError::Os { what, source }
 }
 
-/// Small ones where little may be pinned, so that little of it is wasted.
-fn extent_bytes(limit: Option<u64>) -> u64 {
-    let within = limit.unwrap_or(u64::MAX) / EXTENTS_WITHIN_LIMIT;
+/// Small ones where little may be pinned or registered, so that little of it is wasted.
+fn extent_bytes(pinned_max: Option<u64>, budget_bytes: u64) -> u64 {
+    let within = pinned_max.map_or(budget_bytes, |bytes| bytes.min(budget_bytes)) / EXTENTS_WITHIN_LIMIT;
     let power = 1 << within.max(1).ilog2();
     u64::clamp(power, EXTENT_BYTES_MIN, EXTENT_BYTES_MAX)
 }
@@ -256,11 +256,19 @@ mod tests {
 
     #[test]
     fn extents_are_small_where_memory_is_scarce() {
-        assert_eq!(extent_bytes(None), EXTENT_BYTES_MAX);
-        assert_eq!(extent_bytes(Some(1 << 40)), EXTENT_BYTES_MAX);
-        assert_eq!(extent_bytes(Some(64 << 20)), 1 << 20);
-        assert_eq!(extent_bytes(Some(65 << 10)), EXTENT_BYTES_MIN);
-        assert_eq!(extent_bytes(Some(0)), EXTENT_BYTES_MIN);
+        assert_eq!(extent_bytes(None, u64::MAX), EXTENT_BYTES_MAX);
+        assert_eq!(extent_bytes(Some(1 << 40), u64::MAX), EXTENT_BYTES_MAX);
+        assert_eq!(extent_bytes(Some(64 << 20), u64::MAX), 1 << 20);
+        assert_eq!(extent_bytes(Some(65 << 10), u64::MAX), EXTENT_BYTES_MIN);
+        assert_eq!(extent_bytes(Some(0), u64::MAX), EXTENT_BYTES_MIN);
+    }
+
+    #[test]
+    fn extents_fit_the_budget_as_they_fit_what_may_be_pinned() {
+        assert_eq!(extent_bytes(None, 8 << 20), 128 << 10);
+        assert_eq!(extent_bytes(Some(1 << 40), 8 << 20), 128 << 10);
+        assert_eq!(extent_bytes(Some(8 << 20), 1 << 40), 128 << 10);
+        assert_eq!(extent_bytes(None, 0), EXTENT_BYTES_MIN);
     }
 
     #[test]

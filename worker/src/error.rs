@@ -1,5 +1,6 @@
 //! What a trainer can be told went wrong, by blame: its own call, the cluster's state, the environment.
 
+use fabric::FabricError;
 use proto_common::batch::Status;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
@@ -58,6 +59,9 @@ pub enum OpError {
         /// What the channel said.
         reason: String,
     },
+    /// What it sends, or is to be sent, cannot be registered with the RDMA device.
+    #[error("{0}")]
+    Unregistered(String),
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
     Refused {
@@ -239,11 +243,14 @@ impl ClientError {
                 }
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
+                OpError::Unregistered(_) => ExitCode::Transport,
                 OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death_code(death),
+            Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,
+            // What a server lacks for its part is memory, of which registered memory is the scarce kind.
+            Self::Declare(DeclareError::Server { .. }) => ExitCode::Transport,
             Self::Fabric(_) => ExitCode::Io,
-            Self::Lacking(_) => ExitCode::Transport,
             Self::Internal(_) => ExitCode::Internal,
             _ => ExitCode::Failure,
         }

@@ -495,7 +495,8 @@ mod two_devices {
         let wire = Faulty::wire(&["loss", "100%"]);
         let cut = Instant::now();
         a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
-        assert_device_says("wire cut", &mut a, "no answer after all retries", cut);
+        let said = "no answer after all retries; check the path between the machines; verbs.timeout and verbs.retries";
+        assert_device_says("wire cut", &mut a, said, cut);
         assert_peer_closed("wire cut, the other end", &mut b, cut);
         assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
         drop(wire);

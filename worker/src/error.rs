@@ -282,4 +282,16 @@ mod tests {
             assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
         }
     }
+
+    #[test]
+    fn memory_that_cannot_be_registered_is_a_transport_s_failure_here_and_at_a_server() {
+        let error = || FabricError::Unregistered { what: "too much".into(), fix: "raise the limit" };
+        let reason = error().to_string();
+        assert!(reason.contains("raise the limit, or set transport.verbs = \"off\""), "{reason}");
+        let server = DeclareError::Server { server: Rank(0), reason: reason.clone() };
+        let errors: [ClientError; 3] = [error().into(), server.into(), OpError::Unregistered(reason).into()];
+        for error in errors {
+            assert_eq!(error.exit_code(), ExitCode::Transport, "{error}");
+        }
+    }
 }

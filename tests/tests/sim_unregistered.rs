@@ -130,7 +130,7 @@ impl Pair {
     fn join(&mut self) -> Result<(), String> {
         self.worker.set_epoch(EPOCH);
         let (server, worker) = (self.server.queue_mut(), self.worker.queue_mut());
-        let (theirs, ours) = self.net.connect(&mut server.inner, &worker.inner);
+        let (theirs, ours) = self.net.connect(&server.inner, &worker.inner);
         let grant = self.worker.attach(Rank(0), ours).map_err(|error: WorkerError| error.to_string())?;
         let grants = slots(&grant);
         let InboxGrant { region, offset, slot_bytes, .. } = grant;

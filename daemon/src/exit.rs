@@ -75,6 +75,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<ExitCode> {
     if link.is::<proto_common::transport::NoTransport>() || link.is::<crate::devices::Lacking>() {
         return Some(ExitCode::Transport);
     }
+    if let Some(fabric::FabricError::Unregistered { .. }) = link.downcast_ref() {
+        return Some(ExitCode::Transport);
+    }
     link.is::<std::io::Error>().then_some(ExitCode::Io)
 }
 
@@ -144,6 +147,8 @@ mod tests {
     fn types_without_a_failure_have_their_codes() {
         assert_eq!(code_of(&std::io::Error::other("x").into()), ExitCode::Io);
         assert_eq!(code_of(&anyhow::anyhow!("x")), ExitCode::Failure);
+        let error = fabric::FabricError::Unregistered { what: "x".into(), fix: "y" };
+        assert_eq!(code_of(&error.into()), ExitCode::Transport);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! the same secret, in the variable `MACHINE_SECRET`.
 
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
+#![allow(clippy::print_stderr, reason = "where an error goes")]
 
 use fabric::machine::{Channel, Copying, Direction, Driver, Machine, MachineConfig, RemoteRegion};
 use fabric::{FabricError, Span};
@@ -18,6 +19,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::io::Read;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -30,17 +32,31 @@ const CHANNELS: u16 = 2;
 const UNDER_WAY: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn main() -> Outcome<()> {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let (args, driver) = match args.as_slice() {
+    match run(&args.iter().map(String::as_str).collect::<Vec<_>>()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("copy_between_processes: error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[&str]) -> Outcome<()> {
+    let (args, driver) = match args {
         [args @ .., "--driver", name] => (args, Some(driver(name)?)),
-        args => (args, None),
+        _ => (args, None),
     };
     match args {
-        ["lend", at, bytes] => lend(&open(at, driver)?, bytes.parse()?),
+        ["lend", at, bytes] => {
+            let bytes = number("BYTES", bytes)?;
+            lend(&open(at, driver)?, bytes)
+        }
         ["copy", at, endpoint, bytes, count] => {
-            copy(&open(at, driver)?, endpoint.parse()?, bytes.parse()?, count.parse()?)
+            let (bytes, count) = (number("BYTES", bytes)?, number("COUNT", count)?);
+            let peer = address("ENDPOINT", endpoint)?;
+            copy(&open(at, driver)?, peer, bytes, count)
         }
         _ => Err(USAGE.into()),
     }
@@ -51,13 +67,25 @@ fn driver(name: &str) -> Outcome<Driver> {
     Ok(known.ok_or_else(|| format!("{name:?} is no driver; {USAGE}"))?)
 }
 
+/// At least one: nothing copied would be nothing to compare.
+fn number(what: &str, word: &str) -> Outcome<usize> {
+    let number = word.parse().ok().filter(|number| *number > 0);
+    Ok(number.ok_or_else(|| format!("{what} is {word:?}, and must be a number from 1; {USAGE}"))?)
+}
+
+fn address(what: &str, word: &str) -> Outcome<SocketAddr> {
+    Ok(word
+        .parse()
+        .map_err(|_| format!("{what} is {word:?}, and must be an IP address with a port; {USAGE}"))?)
+}
+
 /// The paper's `CreateRdmaDevice(num_cqs, num_qps_per_peer, endpoint)`.
 fn open(endpoint: &str, driver: Option<Driver>) -> Outcome<Machine> {
     let secret = std::env::var("MACHINE_SECRET").unwrap_or_default().into();
     Ok(Machine::open(&MachineConfig {
         driver,
         secret,
-        ..MachineConfig::new(endpoint.parse()?, 2, CHANNELS)
+        ..MachineConfig::new(address("ADDRESS", endpoint)?, 2, CHANNELS)
     })?)
 }
 
@@ -113,4 +141,26 @@ fn all(
     }
     under_way.into_iter().try_for_each(Copying::wait)?;
     Ok(started.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_mean_nothing_are_an_error_of_usage_for_people() {
+        let near = "127.0.0.1:0";
+        for args in [
+            &["copy", near, "127.0.0.1:1", "4096", "0"][..],
+            &["copy", near, "127.0.0.1:1", "0", "1"],
+            &["copy", near, "nowhere", "4096", "1"],
+            &["lend", near, "-1"],
+            &["lend", "nowhere", "4096"],
+            &["lend", near, "4096", "--driver", "none"],
+            &[],
+        ] {
+            let text = run(args).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(text.contains(USAGE), "{args:?}: {text:?}");
+        }
+    }
 }

@@ -108,6 +108,17 @@ pub trait CompletionQueue: Send {
         Ok(())
     }
 
+    /// What stood against the last call that said [`PostError::Unregistered`]; told once.
+    fn unregistered(&mut self) -> Option<FabricError> {
+        None
+    }
+
+    /// Why a call failed, for people.
+    fn explain(&mut self, error: PostError) -> String {
+        let reason = if error == PostError::Unregistered { self.unregistered() } else { None };
+        reason.map_or_else(|| error.to_string(), |reason| reason.to_string())
+    }
+
     /// Posts a write. Writes of one channel arrive in the order they were posted.
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError>;
 

@@ -28,6 +28,14 @@ pub enum FabricError {
     /// The caller asked for something that does not exist.
     #[error("{0}")]
     Misuse(String),
+    /// More memory would have to be registered with a device than the settings or the system allow.
+    #[error("{what}; {fix}, or set transport.verbs = \"off\" to train over tcp")]
+    Unregistered {
+        /// What does not fit where.
+        what: String,
+        /// What makes room for it.
+        fix: &'static str,
+    },
     /// The system, a library or a device has no such thing.
     #[error("{what} is not to be had here: {why}")]
     Unsupported {

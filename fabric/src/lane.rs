@@ -231,6 +231,10 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn unregistered(&mut self) -> Option<FabricError> {
+        self.verbs.as_mut().and_then(VerbsQueue::unregistered)
+    }
+
     #[inline]
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {
         match route(channel) {

@@ -17,6 +17,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+/// The example, for its own tests.
+#[path = "../examples/copy_between_processes.rs"]
+#[allow(dead_code, reason = "its main is called by nobody here")]
+mod example;
+
 /// Set for the other process of a test: its driver.
 const CHILD: &str = "FABRIC_MACHINE_CHILD";
 const SOON: Duration = Duration::from_secs(30);

@@ -169,12 +169,11 @@ mod one_device {
 
     #[test]
     fn a_region_that_cannot_be_exposed_is_not_half_exposed() {
-        // The queue takes the rest. What is registered at once and does not fit: 64 KiB are never cut.
         let registered_bytes_max = fabric::VERBS_QUEUE_BYTES + (32 << 10);
         let device = open(&VerbsConfig { registered_bytes_max, ..VerbsConfig::default() }).unwrap();
         let (mut near, mut far) = (device.queue(4).unwrap(), Verbs::queue(Place::Far, 4).unwrap());
         let (a, _b) = connect::<Verbs>(&mut near, &mut far);
-        let (large, small) = (region(64 << 10), region(PAGE));
+        let (large, small) = (region(64 << 10), region(PAGE)); // So little is registered whole.
         assert_eq!(near.expose(a, &large), Err(PostError::Unregistered));
         assert_eq!(near.lend(a, &large.span(0, 1).unwrap()), Err(PostError::RemoteAccess));
         near.expose(a, &small).unwrap();
@@ -495,7 +494,7 @@ mod two_devices {
         let wire = Faulty::wire(&["loss", "100%"]);
         let cut = Instant::now();
         a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
-        assert_device_says("wire cut", &mut a, "no answer after all retries", cut);
+        assert_device_says("wire cut", &mut a, "no answer after all retries; check the path", cut);
         assert_peer_closed("wire cut, the other end", &mut b, cut);
         assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
         drop(wire);

@@ -44,7 +44,7 @@ pub enum ExitCode {
     Refused = 73,
     /// Bind or other I/O failed.
     Io = 74,
-    /// A transport that is required cannot be had.
+    /// A transport that is required cannot be had, or memory cannot be registered for the one in use.
     Transport = 75,
     /// Bad settings.
     Config = 78,
@@ -63,7 +63,7 @@ impl ExitCode {
         (Self::Deadline, "a deadline passed"),
         (Self::Refused, "the cluster refused this process"),
         (Self::Io, "bind or other I/O failed"),
-        (Self::Transport, "a required transport cannot be had"),
+        (Self::Transport, "a required transport, or memory for the one in use, cannot be had"),
         (Self::Config, "bad settings"),
     ];
 }

@@ -47,6 +47,26 @@ macro_rules! over_each {
         }
     };
 }
+/// Of so many pages, however many the machine has: normal ones do, and it is said what would change that.
+#[test]
+fn too_few_huge_pages_are_told_with_their_fix() {
+    let mut cluster = Cluster::new(1, 1, &[]);
+    cluster.add_servers(1, &[]);
+    let pages = [
+        "--set",
+        "transport.shm=off",
+        "--set",
+        "memory.huge_pages=true",
+        "--set",
+        "memory.pool_bytes=17592186044416",
+    ];
+    cluster.add_trainers(1, &[&["--layers", "64,10", "--epochs", "1"], &pages[..]].concat());
+    assert_eq!(cluster.workers[0].expect_end(PATIENCE), 0);
+    let text = cluster.workers[0].log().text();
+    let told: Vec<_> = text.lines().filter(|line| line.contains("raise vm.nr_hugepages")).collect();
+    assert!(told.len() == 1 && told[0].contains("WARN"), "{text}");
+}
+
 over_each!(
     the_second_push_is_sent_from_where_it_lies,
     reused_memory_never_arrives_under_an_old_entry,

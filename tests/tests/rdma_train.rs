@@ -56,6 +56,25 @@ fn a_small_budget_of_registered_memory_is_enough_for_a_small_model() {
     assert_eq!(trained_with(&small, "transport=verbs", 1, 2, &[]), reference(2));
 }
 
+/// More is needed in mid-run than the server may register: it says so, and everyone says it after it.
+#[test]
+fn a_budget_that_runs_out_is_named_with_its_fix_by_everyone() {
+    let verbs = ["--transport", "verbs"];
+    let mut cluster = Cluster::new(1, 2, &[]);
+    cluster.add_servers(1, &[&verbs[..], &["--set", "memory.registered_bytes=9437184"]].concat());
+    let large =
+        ["--layers", "64,7300,10", "--epochs", "1", "--batch", "64", "--placement", "rendezvous-read"];
+    cluster.add_trainers(2, &[&large[..], &verbs].concat());
+    for process in cluster.everyone() {
+        let end = process.expect_end(PATIENCE);
+        let text = process.log().text();
+        let code = if process.name() == "server 0" { ExitCode::Transport } else { ExitCode::MemberDied };
+        assert_eq!(end, code as i32, "{}: {text}", process.name());
+        assert!(text.contains("raise memory.registered_bytes"), "{}: {text}", process.name());
+    }
+    cluster.assert_no_panic();
+}
+
 #[test]
 fn whoever_is_killed_is_named_by_all_others() {
     for victim in ["server 1", "worker 0"] {
@@ -189,6 +208,34 @@ fn pinning(kib: u32) -> Place {
     let limit = format!("ulimit -l {kib}; exec \"$@\"");
     let words = ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "sh", "-c", &limit, "sh"];
     Place { programs: None, prefix: words.map(str::to_owned).to_vec() }
+}
+
+/// Some model fits neither at the server, nor in the worker's buffers.
+#[test]
+fn a_model_too_large_to_pin_ends_it_with_both_fixes() {
+    let (no_shm, model) = (["--set", "transport.shm=off"], ["--layers", "64,20000,10", "--epochs", "1"]);
+    for is_server_small in [true, false] {
+        let mut cluster = Cluster::new(1, 1, &[]);
+        let small = |is_small| if is_small { pinning(8192) } else { Place::default() };
+        cluster.place = small(is_server_small);
+        cluster.add_servers(1, &no_shm);
+        cluster.place = small(!is_server_small);
+        cluster.add_trainers(1, &[&model[..], &no_shm].concat());
+        let end = cluster.workers[0].expect_end(PATIENCE);
+        let text = cluster.workers[0].log().text();
+        assert_eq!(end, ExitCode::Transport as i32, "{text}");
+        for word in ["8192 KiB", "ulimit -l", "LimitMEMLOCK", "transport.verbs"] {
+            assert!(text.contains(word), "no {word}: {text}");
+        }
+        cluster.assert_no_panic();
+    }
+}
+
+#[test]
+fn a_link_that_has_no_room_says_the_reason_itself() {
+    let no_shm = ["--set", "transport.shm=off"];
+    let little = ["--set", "memory.registered_bytes=98304"];
+    falls_back(closed(&no_shm, &[no_shm, little].concat()), "raise memory.registered_bytes");
 }
 
 #[test]

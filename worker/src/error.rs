@@ -1,5 +1,6 @@
 //! What a trainer can be told went wrong, by blame: its own call, the cluster's state, the environment.
 
+use fabric::FabricError;
 use proto_common::batch::Status;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
@@ -58,6 +59,9 @@ pub enum OpError {
         /// What the channel said.
         reason: String,
     },
+    /// What it sends, or is to be sent, cannot be registered with the RDMA device.
+    #[error("{0}")]
+    Unregistered(String),
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
     Refused {
@@ -239,11 +243,14 @@ impl ClientError {
                 }
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
+                OpError::Unregistered(_) => ExitCode::Transport,
                 OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death_code(death),
+            Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,
+            // What a server lacks for its part is memory, of which registered memory is the scarce kind.
+            Self::Declare(DeclareError::Server { .. }) => ExitCode::Transport,
             Self::Fabric(_) => ExitCode::Io,
-            Self::Lacking(_) => ExitCode::Transport,
             Self::Internal(_) => ExitCode::Internal,
             _ => ExitCode::Failure,
         }
@@ -273,6 +280,18 @@ mod tests {
         for text in errors.map(|error| error.to_string()) {
             assert!(text.contains("2, 5") && text.contains("60000 ms"), "{text}");
             assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_that_cannot_be_registered_is_a_transport_s_failure_here_and_at_a_server() {
+        let error = || FabricError::Unregistered { what: "too much".into(), fix: "raise the limit" };
+        let reason = error().to_string();
+        assert!(reason.contains("raise the limit, or set transport.verbs = \"off\""), "{reason}");
+        let server = DeclareError::Server { server: Rank(0), reason: reason.clone() };
+        let errors: [ClientError; 3] = [error().into(), server.into(), OpError::Unregistered(reason).into()];
+        for error in errors {
+            assert_eq!(error.exit_code(), ExitCode::Transport, "{error}");
         }
     }
 }

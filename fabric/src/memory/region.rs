@@ -9,8 +9,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use thiserror::Error;
 
 /// A stretch that is not inside its region: the caller's mistake, or a peer's lie. Of a region that is only for
@@ -167,6 +167,9 @@ impl std::fmt::Debug for Region {
 /// Region ids are unique within the process for its whole life: one that is gone is never honoured again.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// Has it been said that normal pages have to do?
+static NO_HUGE_PAGES: Once = Once::new();
+
 /// A name that no other memory of this process has.
 pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
@@ -183,12 +186,17 @@ impl Region {
     }
 
     /// As [`Region::allocate`], with huge pages where they are asked for and free; it is then rounded up to whole
-    /// ones, and cannot be granted over shared memory. A log line at debug says where normal pages have to do.
+    /// ones, and cannot be granted over shared memory. A warning, once in a process, says that normal pages have to do.
     pub fn allocate_with(pages: Pages, bytes: usize, name: &str) -> Result<Self, FabricError> {
         if pages == Pages::Huge {
             match Self::allocate_huge(bytes, name) {
                 Ok(region) => return Ok(region),
-                Err(error) => tracing::debug!(%error, "no huge pages (vm.nr_hugepages); using normal ones"),
+                Err(error) => NO_HUGE_PAGES.call_once(|| {
+                    tracing::warn!(
+                        %error,
+                        "too few huge pages are free, so normal ones are used; raise vm.nr_hugepages (`sysctl vm.nr_hugepages=N`), or set memory.huge_pages = false"
+                    );
+                }),
             }
         }
         Self::allocate(bytes, name)

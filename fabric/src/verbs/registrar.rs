@@ -225,9 +225,10 @@ impl Held {
     fn check(&self, bytes: u64, budget: u64) -> Result<(), FabricError> {
         let in_use = self.bytes;
         if bytes > budget.saturating_sub(in_use) {
-            return Err(FabricError::Misuse(format!(
-                "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are; raise memory.registered_bytes"
-            )));
+            let what = format!(
+                "{bytes} more bytes would have to be registered with the RDMA device, and {in_use} of the {budget} allowed are"
+            );
+            return Err(FabricError::Unregistered { what, fix: "raise memory.registered_bytes" });
         }
         Ok(())
     }
@@ -287,15 +288,14 @@ fn extent(registration: &Registration) -> Extent {
 /// Says of a failure to register whether the limit is the reason, and what to do.
 pub(super) fn explain(error: FabricError, bytes: u64, pinned_bytes: u64) -> FabricError {
     let FabricError::Os { what, source } = error else { return error };
-    let what = match memlock::limit_bytes() {
-        Some(limit) if source.raw_os_error() == Some(libc::ENOMEM) => format!(
-            "{what} ({bytes} bytes, beside {pinned_bytes}) does not fit the {} KiB that this process may pin; {}",
-            limit / 1024,
-            memlock::FIX
-        ),
-        _ => format!("{what} ({bytes} bytes, beside {pinned_bytes})"),
-    };
-    FabricError::Os { what, source }
+    let what = format!("{what} ({bytes} bytes, beside {pinned_bytes})");
+    match memlock::limit_bytes() {
+        Some(limit) if source.raw_os_error() == Some(libc::ENOMEM) => FabricError::Unregistered {
+            what: format!("{what} does not fit the {} KiB that this process may pin", limit / 1024),
+            fix: memlock::FIX,
+        },
+        _ => FabricError::Os { what, source },
+    }
 }
 
 /// Small ones where little may be pinned or registered, so that little of it is wasted.

@@ -25,7 +25,8 @@ const BACKLOG_MAX: usize = 1024;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
-/// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it.
+/// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it, but by using what the settings
+/// promise them and the machine does not have.
 #[derive(Debug, Error)]
 pub enum LaneError {
     /// Storage failed.
@@ -34,6 +35,9 @@ pub enum LaneError {
     /// Memory or channel could not be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// What workers are sent, or send, cannot be registered.
+    #[error("{0}")]
+    Unregistered(String),
     /// The channel refused.
     #[error(transparent)]
     Post(#[from] PostError),
@@ -201,6 +205,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         let region = match self.lend_inbox(channel) {
             Ok(key) => key.0,
+            Err(LaneError::Post(error)) => {
+                let reason = self.queue.explain(error);
+                return refuse(&mut self.queue, reason);
+            }
             Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants);
@@ -508,13 +516,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         }
         match failure {
-            Some(PostError::Unregistered) => {
-                // Ours, and not the worker's: it hears that the channel ended.
-                tracing::error!(
-                    worker = peer.0,
-                    "closing the data channel of a worker, as what it is sent cannot be registered"
-                );
-                self.detach(peer);
+            // Ours, and not the worker's: without this server nobody goes on, so all are to hear why.
+            Some(error @ PostError::Unregistered) => {
+                return Err(LaneError::Unregistered(self.queue.explain(error)));
             }
             Some(error) => self.expel(peer, &format!("a place that it granted cannot be reached: {error}")),
             None => {}

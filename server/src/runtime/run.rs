@@ -57,6 +57,7 @@ impl RunError {
             Self::Died(_) => ExitCode::MemberDied,
             Self::SchedulerLost(_) => ExitCode::SchedulerUnreachable,
             Self::Refused(reason) => code_of_refusal(reason),
+            Self::Lane(LaneError::Unregistered(_)) => ExitCode::Transport,
             Self::Lane(_) => ExitCode::Internal,
         }
     }

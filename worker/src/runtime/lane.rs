@@ -37,9 +37,9 @@ pub enum LaneError {
     /// A place that is not where it should be.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
-    /// The channel refused.
-    #[error(transparent)]
-    Post(#[from] PostError),
+    /// The server cannot be let reach our memory.
+    #[error("{0}")]
+    Lend(String),
     /// The server's rank is out of range.
     #[error("server {0} is not in the roster")]
     NoServer(Rank),
@@ -90,6 +90,8 @@ pub struct LaneDriver<Q> {
     completions: Vec<Completion>,
     next_tick_ms: u64,
     failed: Option<OpError>,
+    /// Why what is to be sent cannot be registered: not told yet.
+    unregistered: Option<String>,
 }
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
@@ -118,6 +120,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             failed: None,
+            unregistered: None,
             config: LaneConfig { engine, ..config },
         })
     }
@@ -160,14 +163,20 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
-        let region = self.queue.expose(channel, &self.inbox)?.0;
-        self.queue.lend(channel, &self.inbox.all())?;
-        let landing_key = self.queue.expose(channel, &self.landing)?.0;
+        let lent = self.lend_buffers(channel);
+        let (region, landing_key) = lent.map_err(|error| LaneError::Lend(self.queue.explain(error)))?;
         let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
         *place = Some(Link::new(channel, landing_key));
         self.servers.insert(channel, server);
         let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
+    }
+
+    /// The keys of our inbox and of the client's buffers.
+    fn lend_buffers(&mut self, channel: ChannelId) -> Result<(u64, u64), PostError> {
+        let inbox = self.queue.expose(channel, &self.inbox)?;
+        self.queue.lend(channel, &self.inbox.all())?;
+        Ok((inbox.0, self.queue.expose(channel, &self.landing)?.0))
     }
 
     fn inbox_grants(&self, server: Rank) -> Vec<SlotGrant> {
@@ -290,6 +299,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     fn report_broken(&mut self, now_ms: u64) -> Result<(), LaneError> {
+        if let Some(reason) = self.unregistered.take()
+            && self.failed.is_none()
+        {
+            return self.fail(OpError::Unregistered(reason));
+        }
         let over = |(_, since, _): &&(Rank, u64, String)| now_ms >= since + BROKEN_GRACE_MS;
         match self.broken.iter().find(over).cloned() {
             Some((server, _, reason)) if self.failed.is_none() => {
@@ -557,9 +571,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     break;
                 }
             }
-            if let Some(error) = link.refused {
-                self.lose(Rank(server as u32), now_ms, &format!("writing to it failed: {error}"));
+            let Some(error) = link.refused else { continue };
+            let (is_ready, reason) = (link.probed, queue.explain(error));
+            if error == PostError::Unregistered && is_ready {
+                // Ours, and no server's: a new channel would not mend it.
+                self.unregistered.get_or_insert_with(|| reason.clone());
             }
+            self.lose(Rank(server as u32), now_ms, &format!("writing to it failed: {reason}"));
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use fabric::{
     ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason, LaneQueue,
-    PostError, Region, RemoteKey, RemoteSpan, Span, Write, memlock,
+    PostError, Region, RemoteKey, RemoteSpan, Span, Write,
 };
 use std::time::{Duration, Instant};
 
@@ -101,8 +101,8 @@ impl End {
         for region in [&ours, &lent] {
             queue.prepare(&whole(region)?).map_err(said)?;
         }
-        let key = queue.expose(channel, &lent).map_err(|error| refused(&error))?;
-        queue.lend(channel, &whole(&lent)?).map_err(|error| refused(&error))?;
+        let key = queue.expose(channel, &lent).map_err(|error| refused(&mut queue, error))?;
+        queue.lend(channel, &whole(&lent)?).map_err(|error| refused(&mut queue, error))?;
         queue.flush();
         Ok(Self { queue, channel, side, patience, ours, lent, key, inbox: Vec::new(), under_way: 0 })
     }
@@ -218,7 +218,7 @@ impl End {
                 Err(PostError::Full | PostError::RemoteAccess) if Instant::now() < self.patience.deadline => {
                     self.poll()?;
                 }
-                Err(error) => return Err(refused(&error)),
+                Err(error) => return Err(refused(&mut self.queue, error)),
             }
         }
         self.under_way += usize::from(signaled);
@@ -282,11 +282,10 @@ fn whole(region: &Region) -> Result<Span, String> {
     region.span(0, region.len() as u64).map_err(|error| error.to_string())
 }
 
-fn refused(error: &PostError) -> String {
+fn refused(queue: &mut LaneQueue, error: PostError) -> String {
     match error {
-        PostError::Unregistered => format!("{error}; {}", memlock::FIX),
         PostError::RemoteAccess => "the peer's memory could not be addressed: its key never came".into(),
-        _ => error.to_string(),
+        _ => queue.explain(error),
     }
 }
 

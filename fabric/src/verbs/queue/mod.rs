@@ -91,6 +91,8 @@ pub struct VerbsQueue {
     worked: Vec<(Option<ChannelId>, Work)>,
     /// Taken from the device when a channel came or went, and not handled yet.
     left: Vec<(Option<ChannelId>, Work)>,
+    /// Why memory could not be registered, until somebody asks.
+    unregistered: Option<FabricError>,
     /// Something waits to be sent for which there was no room before.
     has_more: bool,
     /// Completions of what was gone.
@@ -141,6 +143,7 @@ impl VerbsQueue {
             ready: Vec::with_capacity(plan.depth),
             polls: 0,
             is_armed: false,
+            unregistered: None,
             has_more: false,
             stale: 0,
         })
@@ -249,10 +252,14 @@ impl VerbsQueue {
 
     fn registered(&mut self, region: &Region, offset: u64, for_peers: bool) -> Result<Extent, PostError> {
         let at = (region.id(), self.shared.registrar.index(offset));
-        let extent = self.shared.registrar.extent(region, offset, for_peers).map_err(|error| {
-            tracing::error!(%error, "memory cannot be registered");
-            PostError::Unregistered
-        })?;
+        let extent = match self.shared.registrar.extent(region, offset, for_peers) {
+            Ok(extent) => extent,
+            Err(error) => {
+                tracing::error!(%error, "memory cannot be registered");
+                self.unregistered = Some(error);
+                return Err(PostError::Unregistered);
+            }
+        };
         if self.known.len() == KNOWN_MAX {
             self.known.clear();
         }
@@ -412,6 +419,10 @@ impl CompletionQueue for VerbsQueue {
 
     fn prepare(&mut self, span: &Span) -> Result<(), FabricError> {
         self.shared.registrar.prepare(span)
+    }
+
+    fn unregistered(&mut self) -> Option<FabricError> {
+        self.unregistered.take()
     }
 
     fn lend(&mut self, channel: ChannelId, span: &Span) -> Result<(), PostError> {

@@ -161,7 +161,9 @@ pub(in crate::verbs) fn failure_name(status: u32) -> &'static str {
         ffi::ibv_wc_status::IBV_WC_WR_FLUSH_ERR => "flushed",
         ffi::ibv_wc_status::IBV_WC_REM_ACCESS_ERR => "remote access refused (key or bounds)",
         ffi::ibv_wc_status::IBV_WC_REM_INV_REQ_ERR => "remote side refused the request",
-        ffi::ibv_wc_status::IBV_WC_RETRY_EXC_ERR => "no answer after all retries",
+        ffi::ibv_wc_status::IBV_WC_RETRY_EXC_ERR => {
+            "no answer after all retries; check the path between the machines; verbs.timeout and verbs.retries bound how long it may be silent"
+        }
         ffi::ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => "the peer posted no receive",
         _ => "error",
     }

@@ -1,0 +1,221 @@
+//! Memory that a device has no room for, found in mid-run or when a channel is attached: whoever hears of the end hears
+//! the reason and its fix with it, and nobody waits.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use fabric::sim::{SimFaults, SimNet, SimQueue};
+use fabric::{
+    Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Pool, PostError, Read, Region,
+    RemoteKey, Write,
+};
+use gradwire_server::engine::{ChunkSpec, EngineConfig as ServerEngine};
+use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, LaneError as ServerError, WorkerInbox};
+use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec};
+use gradwire_worker::error::{ClientError, OpError};
+use gradwire_worker::runtime::{
+    LaneConfig as WorkerConfig, LaneDriver, LaneError as WorkerError, OpState, ServerInbox, Submission,
+};
+use proto_common::batch::{OpKind, SlotGrant};
+use proto_common::element::Dtype;
+use proto_common::error::ExitCode;
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::message::InboxGrant;
+use proto_common::optimizer::Optimizer;
+use proto_common::plan::Placement;
+use std::sync::Arc;
+
+const BYTES: u64 = 64 << 10;
+const EPOCH: Epoch = Epoch { term: 1, counter: 1 };
+const SERVER: Incarnation = Incarnation(1);
+const WORKER: Incarnation = Incarnation(2);
+
+/// A queue over a device that has no room for more memory, once it is full.
+struct Scarce {
+    inner: SimQueue,
+    is_full: bool,
+}
+
+impl Scarce {
+    fn register(&self) -> Result<(), PostError> {
+        if self.is_full { Err(PostError::Unregistered) } else { Ok(()) }
+    }
+}
+
+impl CompletionQueue for Scarce {
+    fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
+        self.inner.attach(setup)
+    }
+
+    fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
+        self.register()?;
+        self.inner.expose(channel, region)
+    }
+
+    fn unregistered(&mut self) -> Option<FabricError> {
+        let fix = "raise memory.registered_bytes";
+        self.is_full.then(|| FabricError::Unregistered { what: "no room".into(), fix })
+    }
+
+    fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        if !write.gather.is_empty() {
+            self.register()?;
+        }
+        self.inner.post_write(channel, write)
+    }
+
+    fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
+        self.register()?;
+        self.inner.post_read(channel, read)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.inner.poll(completions);
+    }
+
+    fn close(&mut self, channel: ChannelId) {
+        self.inner.close(channel);
+    }
+
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+}
+
+struct Pair {
+    net: SimNet,
+    server: DataLane<Scarce>,
+    worker: LaneDriver<Scarce>,
+    pool: Pool,
+}
+
+fn slots(grant: &InboxGrant) -> Vec<SlotGrant> {
+    grant.grants.iter().map(|wire| SlotGrant::from_wire(*wire).unwrap()).collect()
+}
+
+impl Pair {
+    /// With one chunk, and no channel yet.
+    fn apart() -> Self {
+        let net = SimNet::new(5, SimFaults::default());
+        let (job, lane) = (JobId(7), Lane(0));
+        let queue = |name| Scarce { inner: net.create_cq(net.node(name)), is_full: false };
+        let engine = ServerEngine {
+            job,
+            incarnation: SERVER,
+            lane,
+            workers: 1,
+            deterministic: true,
+            inbox_slots: 4,
+            result_slot_bytes: RESULT_SLOT_BYTES,
+            spill_blocks: 4,
+        };
+        let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: BYTES };
+        let mut server = DataLane::new(queue("server"), config).unwrap();
+        let optimizer = Optimizer::assign();
+        let id = ChunkId::new(1, 0);
+        let chunk = ChunkSpec { id, bytes: BYTES, dynamic: false, dtype: Dtype::F32, optimizer };
+        server.assign(EPOCH, &[chunk]).unwrap();
+        let engine =
+            WorkerEngine { job, incarnation: WORKER, lane, servers: 1, gather_max: 16, in_flight_max: 100 };
+        let pool = Pool::new(1 << 20, "worker").unwrap();
+        let config = WorkerConfig { engine, rank: Rank(0), result_slots: 4 };
+        let worker = LaneDriver::new(queue("worker"), config, pool.region().clone()).unwrap();
+        Self { net, server, worker, pool }
+    }
+
+    /// The channel's two ends, attached as far as it goes.
+    fn join(&mut self) -> Result<(), String> {
+        self.worker.set_epoch(EPOCH);
+        let (server, worker) = (self.server.queue_mut(), self.worker.queue_mut());
+        let (theirs, ours) = self.net.connect(&server.inner, &worker.inner);
+        let grant = self.worker.attach(Rank(0), ours).map_err(|error: WorkerError| error.to_string())?;
+        let grants = slots(&grant);
+        let InboxGrant { region, offset, slot_bytes, .. } = grant;
+        let inbox = WorkerInbox { region, offset, slot_bytes, grants };
+        let grant = self.server.adopt(Rank(0), WORKER, theirs, inbox).map_err(|error| error.to_string())?;
+        let grants = slots(&grant);
+        let InboxGrant { region, offset, slot_bytes, .. } = grant;
+        let inbox = ServerInbox { region, offset, slot_bytes, grants };
+        self.worker.activate(Rank(0), SERVER, inbox).map_err(|error| error.to_string())
+    }
+
+    fn joined() -> Self {
+        let mut pair = Self::apart();
+        pair.join().unwrap();
+        while !pair.worker.probed(Rank(0)) {
+            pair.step().unwrap();
+        }
+        pair
+    }
+
+    fn step(&mut self) -> Result<(), ServerError> {
+        let now_us = self.net.now_us();
+        self.server.step(now_us / 1_000)?;
+        self.worker.step(now_us / 1_000).unwrap();
+        self.net.advance_to(now_us + 100);
+        Ok(())
+    }
+
+    fn push_pull(&mut self, placement: Placement) -> Arc<OpState> {
+        let (source, target) = (self.pool.allocate(BYTES).unwrap(), self.pool.allocate(BYTES).unwrap());
+        let state = OpState::new(1);
+        let submission = Submission {
+            state: state.clone(),
+            op: 1,
+            kind: OpKind::PushPull,
+            dtype: Dtype::F32,
+            placement,
+            operation: Operation(1),
+            round: 1,
+            priority: 0,
+            timeout_ms: 60_000,
+            parts: [PartSpec { id: ChunkId::new(1, 0), server: Rank(0), offset: 0, bytes: BYTES }].into(),
+            source: Some(source.span()),
+            target: Some(target.span()),
+        };
+        self.worker.submit(submission, self.net.now_us() / 1_000).unwrap();
+        state
+    }
+}
+
+#[test]
+fn a_server_that_cannot_answer_or_read_ends_with_the_reason() {
+    for placement in [Placement::Slot, Placement::RendezvousRead] {
+        let mut pair = Pair::joined();
+        pair.server.queue_mut().is_full = true;
+        pair.push_pull(placement);
+        let error = (0..1_000).find_map(|_| pair.step().err()).expect("the server goes on");
+        assert!(matches!(error, ServerError::Unregistered(_)), "{error}");
+        assert!(error.to_string().contains("memory.registered_bytes"), "{error}");
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_send_is_told_the_reason_and_not_that_the_server_died() {
+    let mut pair = Pair::joined();
+    pair.worker.queue_mut().is_full = true;
+    let state = pair.push_pull(Placement::Slot);
+    let ended = (0..10_000).find_map(|_| {
+        pair.step().unwrap();
+        state.poll()
+    });
+    let error = ended.expect("the operation does not end").unwrap_err();
+    assert!(matches!(&error, OpError::Unregistered(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("memory.registered_bytes") && text.contains("transport.verbs"), "{text}");
+    assert_eq!(ClientError::from(error).exit_code(), ExitCode::Transport);
+}
+
+#[test]
+fn a_link_that_cannot_be_set_up_says_the_reason_itself() {
+    for is_worker in [false, true] {
+        let mut pair = Pair::apart();
+        pair.server.queue_mut().is_full = !is_worker;
+        pair.worker.queue_mut().is_full = is_worker;
+        let reason = pair.join().unwrap_err();
+        assert!(reason.contains("no room; raise memory.registered_bytes"), "{reason}");
+    }
+}

@@ -133,7 +133,8 @@ fn plots(device: &str, rows: &[Row]) -> Vec<(&'static str, String)> {
             "Pushes with and without a copy by the sender",
             throughput(rows, of("zero_copy", |row| row.buffers.clone())),
         ),
-        ("placement", "push_pull by placement, 1 and 2 workers", throughput(rows, of("placement", placed))),
+        ("placement", "push_pull by placement, 1 worker", throughput(rows, |row| placed(row, 1))),
+        ("placement-2-workers", "push_pull by placement, 2 workers", throughput(rows, |row| placed(row, 2))),
     ];
     let mut all: Vec<(&str, String)> = Vec::new();
     for (name, title, lines) in sized.into_iter().filter(|(_, _, lines)| !lines.is_empty()) {
@@ -153,11 +154,9 @@ fn plots(device: &str, rows: &[Row]) -> Vec<(&'static str, String)> {
     all
 }
 
-fn placed(row: &Row) -> Option<String> {
-    let many = row.workers.filter(|workers| *workers > 1);
-    row.placement
-        .as_ref()
-        .map(|name| many.map_or(name.clone(), |workers| format!("{name}, {workers} workers")))
+/// The placement of a row that compares placements with so many workers.
+fn placed(row: &Row, workers: u32) -> Option<String> {
+    row.placement.clone().filter(|_| row.name == "placement" && row.workers == Some(workers))
 }
 
 fn latency(device: &str, rows: &[Row]) -> Option<String> {
@@ -229,6 +228,7 @@ mod tests {
             latency,
             row("push_assign", 65_536, 0.07),
             row("ib_write_bw", 65_536, 0.01),
+            Row { workers: Some(2), placement: Some("slot".to_owned()), ..row("placement", 65_536, 0.07) },
             Row {
                 workers: Some(8),
                 registered_bytes: Some(1 << 20),
@@ -254,7 +254,7 @@ mod tests {
         assert!(document.table().starts_with(DEVICE));
         let plots = plots(DEVICE, &document.rows);
         let names: Vec<&str> = plots.iter().map(|(name, _)| *name).collect();
-        assert_eq!(names, ["raw-write", "push", "latency", "registered"]);
+        assert_eq!(names, ["raw-write", "push", "placement-2-workers", "latency", "registered"]);
         assert!(plots.iter().all(|(_, svg)| svg.contains(DEVICE)));
     }
 

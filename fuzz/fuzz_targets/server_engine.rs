@@ -364,7 +364,7 @@ impl Rig {
                     state.contributions += 1;
                     assert!(state.contributions <= self.config.workers);
                 }
-                Command::Finish { chunk, last, only, old, into, contributors } => {
+                Command::Finish { chunk, last, only, old, into, contributors, .. } => {
                     assert_eq!(*old, self.chunks[*chunk as usize].buffer);
                     last.iter().for_each(|from| self.read(*from, slot));
                     self.written(*chunk, *into);

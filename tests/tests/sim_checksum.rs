@@ -7,25 +7,20 @@ use fabric::{
     Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Pool, PostError, Read, Region,
     RemoteKey, Span, Write,
 };
-use gradwire_server::engine::{ChunkSpec, EngineConfig as ServerEngine, LaneStats};
-use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, WorkerInbox};
-use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec};
+use gradwire_server::engine::LaneStats;
+use gradwire_server::runtime::DataLane;
+use gradwire_tests::rigs::sim::pair;
+use gradwire_worker::engine::PartSpec;
 use gradwire_worker::error::OpError;
-use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, OpState, ServerInbox, Submission};
-use proto_common::batch::{OpKind, SlotGrant, Status};
+use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
+use proto_common::batch::{OpKind, Status};
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
-use proto_common::limits::RESULT_SLOT_BYTES;
-use proto_common::message::InboxGrant;
-use proto_common::optimizer::Optimizer;
+use proto_common::ids::{ChunkId, Operation, Rank, Version};
 use proto_common::plan::Placement;
 
 const CHUNK_BYTES: u64 = 64 << 10;
 /// Two whole chunks and a short one: more than one scratch block each, and a last one that is not whole.
 const BYTES: u64 = 2 * CHUNK_BYTES + 20;
-const EPOCH: Epoch = Epoch { term: 1, counter: 1 };
-const SERVER: Incarnation = Incarnation(1);
-const WORKER: Incarnation = Incarnation(2);
 
 /// A queue over a network that flips one bit of a write's payload, in this many writes that have one.
 struct Flipping {
@@ -95,10 +90,6 @@ struct Pair {
     operations: u64,
 }
 
-fn slots(grant: &InboxGrant) -> Vec<SlotGrant> {
-    grant.grants.iter().map(|wire| SlotGrant::from_wire(*wire).unwrap()).collect()
-}
-
 fn chunks() -> Vec<(u64, u64)> {
     (0..BYTES.div_ceil(CHUNK_BYTES))
         .map(|chunk| (chunk * CHUNK_BYTES, CHUNK_BYTES.min(BYTES - chunk * CHUNK_BYTES)))
@@ -108,46 +99,13 @@ fn chunks() -> Vec<(u64, u64)> {
 impl Pair {
     fn new(sums: bool, flips: u32, at: f64) -> Self {
         let net = SimNet::new(5, SimFaults::default());
-        let (job, lane) = (JobId(7), Lane(0));
-        let engine = ServerEngine {
-            job,
-            incarnation: SERVER,
-            lane,
-            workers: 1,
-            deterministic: true,
-            inbox_slots: 4,
-            result_slot_bytes: RESULT_SLOT_BYTES,
-            spill_blocks: 4,
-        };
-        let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: CHUNK_BYTES };
-        let mut server = DataLane::new(net.create_cq(net.node("server")), config).unwrap();
-        let spec = |(index, (_, bytes)): (usize, &(u64, u64))| ChunkSpec {
-            id: ChunkId::new(1, index as u32),
-            bytes: *bytes,
-            dynamic: false,
-            dtype: Dtype::F32,
-            optimizer: Optimizer::assign(),
-        };
-        server.assign(EPOCH, &chunks().iter().enumerate().map(spec).collect::<Vec<_>>()).unwrap();
-        let engine =
-            WorkerEngine { job, incarnation: WORKER, lane, servers: 1, gather_max: 16, in_flight_max: 100 };
+        let sizes: Vec<u64> = chunks().into_iter().map(|(_, bytes)| bytes).collect();
+        let mut server = pair::server(net.create_cq(net.node("server")), CHUNK_BYTES, &sizes);
         let pool = Pool::new(1 << 20, "worker").unwrap();
         let queue = Flipping { inner: net.create_cq(net.node("worker")), flips, at };
-        let config = WorkerConfig { engine, rank: Rank(0), result_slots: 4 };
-        let mut worker = LaneDriver::new(queue, config, pool.region().clone()).unwrap();
-        worker.set_epoch(EPOCH);
-        let (theirs, ours) = net.connect(server.queue_mut(), &worker.queue_mut().inner);
-        let grant = worker.attach(Rank(0), ours).unwrap();
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        let inbox = WorkerInbox { region, offset, slot_bytes, grants };
-        let grant = server.adopt(Rank(0), WORKER, theirs, inbox).unwrap();
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        if sums {
-            worker.sum_payloads(Rank(0));
-        }
-        worker.activate(Rank(0), SERVER, ServerInbox { region, offset, slot_bytes, grants }).unwrap();
+        let mut worker = pair::worker(queue, pool.region().clone());
+        let ends = net.connect(server.queue_mut(), &worker.queue_mut().inner);
+        pair::join(&mut server, &mut worker, ends, sums).unwrap();
         Self { net, server, worker, pool, operations: 0 }
     }
 

@@ -7,27 +7,19 @@ use fabric::{
     Caps, ChannelId, ChannelSetup, Completion, CompletionQueue, FabricError, Pool, PostError, Read, Region,
     RemoteKey, Write,
 };
-use gradwire_server::engine::{ChunkSpec, EngineConfig as ServerEngine};
-use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, LaneError as ServerError, WorkerInbox};
-use gradwire_worker::engine::{EngineConfig as WorkerEngine, PartSpec};
+use gradwire_server::runtime::{DataLane, LaneError as ServerError};
+use gradwire_tests::rigs::sim::pair;
+use gradwire_worker::engine::PartSpec;
 use gradwire_worker::error::{ClientError, OpError};
-use gradwire_worker::runtime::{
-    LaneConfig as WorkerConfig, LaneDriver, LaneError as WorkerError, OpState, ServerInbox, Submission,
-};
-use proto_common::batch::{OpKind, SlotGrant};
+use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
+use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::error::ExitCode;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
-use proto_common::limits::RESULT_SLOT_BYTES;
-use proto_common::message::InboxGrant;
-use proto_common::optimizer::Optimizer;
+use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
 use std::sync::Arc;
 
 const BYTES: u64 = 64 << 10;
-const EPOCH: Epoch = Epoch { term: 1, counter: 1 };
-const SERVER: Incarnation = Incarnation(1);
-const WORKER: Incarnation = Incarnation(2);
 
 /// A queue over a device that has no room for more memory, once it is full.
 struct Scarce {
@@ -92,54 +84,22 @@ struct Pair {
     pool: Pool,
 }
 
-fn slots(grant: &InboxGrant) -> Vec<SlotGrant> {
-    grant.grants.iter().map(|wire| SlotGrant::from_wire(*wire).unwrap()).collect()
-}
-
 impl Pair {
     /// With one chunk, and no channel yet.
     fn apart() -> Self {
         let net = SimNet::new(5, SimFaults::default());
-        let (job, lane) = (JobId(7), Lane(0));
         let queue = |name| Scarce { inner: net.create_cq(net.node(name)), is_full: false };
-        let engine = ServerEngine {
-            job,
-            incarnation: SERVER,
-            lane,
-            workers: 1,
-            deterministic: true,
-            inbox_slots: 4,
-            result_slot_bytes: RESULT_SLOT_BYTES,
-            spill_blocks: 4,
-        };
-        let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: BYTES };
-        let mut server = DataLane::new(queue("server"), config).unwrap();
-        let optimizer = Optimizer::assign();
-        let id = ChunkId::new(1, 0);
-        let chunk = ChunkSpec { id, bytes: BYTES, dynamic: false, dtype: Dtype::F32, optimizer };
-        server.assign(EPOCH, &[chunk]).unwrap();
-        let engine =
-            WorkerEngine { job, incarnation: WORKER, lane, servers: 1, gather_max: 16, in_flight_max: 100 };
+        let server = pair::server(queue("server"), BYTES, &[BYTES]);
         let pool = Pool::new(1 << 20, "worker").unwrap();
-        let config = WorkerConfig { engine, rank: Rank(0), result_slots: 4 };
-        let worker = LaneDriver::new(queue("worker"), config, pool.region().clone()).unwrap();
+        let worker = pair::worker(queue("worker"), pool.region().clone());
         Self { net, server, worker, pool }
     }
 
     /// The channel's two ends, attached as far as it goes.
     fn join(&mut self) -> Result<(), String> {
-        self.worker.set_epoch(EPOCH);
         let (server, worker) = (self.server.queue_mut(), self.worker.queue_mut());
-        let (theirs, ours) = self.net.connect(&server.inner, &worker.inner);
-        let grant = self.worker.attach(Rank(0), ours).map_err(|error: WorkerError| error.to_string())?;
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        let inbox = WorkerInbox { region, offset, slot_bytes, grants };
-        let grant = self.server.adopt(Rank(0), WORKER, theirs, inbox).map_err(|error| error.to_string())?;
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        let inbox = ServerInbox { region, offset, slot_bytes, grants };
-        self.worker.activate(Rank(0), SERVER, inbox).map_err(|error| error.to_string())
+        let ends = self.net.connect(&server.inner, &worker.inner);
+        pair::join(&mut self.server, &mut self.worker, ends, false)
     }
 
     fn joined() -> Self {

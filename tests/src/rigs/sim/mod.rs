@@ -15,6 +15,7 @@ mod cluster;
 mod links;
 mod ops;
 mod oracle;
+pub mod pair;
 pub mod seeds;
 mod shape;
 mod steps;

@@ -2,9 +2,9 @@
 //! work is posted by the thread that polls, registration is explicit, completions carry immediate data.
 
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span};
+use crate::memory::{Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
-use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use socket2::Socket;
 use std::time::Instant;
 
@@ -124,6 +124,22 @@ pub trait CompletionQueue: Send {
 
     /// Posts a read.
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError>;
+
+    /// Can what the channel's peer exposed be read where it lies? So it is on shared memory.
+    fn reads_in_place(&self, _channel: ChannelId) -> bool {
+        false
+    }
+
+    /// All of a region that the peer exposed, to be read where it lies. A channel that has no such way answers
+    /// [`PostError::RemoteAccess`], as it does for a key that it was not told.
+    fn map(&mut self, _channel: ChannelId, _key: RemoteKey) -> Result<View, PostError> {
+        Err(PostError::RemoteAccess)
+    }
+
+    /// A stretch of it.
+    fn view(&mut self, channel: ChannelId, remote: RemoteSpan, bytes: u64) -> Result<View, PostError> {
+        self.map(channel, remote.key)?.slice(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
+    }
 
     /// Starts whatever was posted and not started yet (chained posts, one system call for many frames).
     fn flush(&mut self);

@@ -3,12 +3,12 @@
 
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::{Region, Span};
+use crate::memory::{Region, Span, View};
 use crate::rest::{Rest, Sleeper};
-use crate::shm::{Bell, ShmQueue, View};
+use crate::shm::{Bell, ShmQueue};
 use crate::tcp::TcpQueue;
 use crate::verbs::{Dmabuf, VerbsDevice, VerbsQueue};
-use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
+use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,15 +141,6 @@ impl LaneQueue {
         self.shm.bell_ref().take_wake()
     }
 
-    /// Maps a granted stretch of a peer's region to read it in place. Shared memory only: a channel of
-    /// another driver answers [`PostError::RemoteAccess`].
-    pub fn view(&mut self, channel: ChannelId, remote: RemoteSpan, bytes: u64) -> Result<View, PostError> {
-        match route(channel) {
-            Route::Shm(channel) => self.shm.view(channel, remote, bytes),
-            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
-        }
-    }
-
     /// Lets the channel's peer address memory of another device. RDMA devices only: a channel of another driver answers
     /// [`PostError::NotShareable`].
     pub fn expose_dmabuf(&mut self, channel: ChannelId, dmabuf: &Dmabuf) -> Result<RemoteKey, PostError> {
@@ -258,6 +249,17 @@ impl CompletionQueue for LaneQueue {
             Route::Shm(channel) => self.shm.post_read(channel, read),
             Route::Tcp(channel) => self.tcp.post_read(channel, read),
             Route::Verbs(channel) => self.verbs()?.post_read(channel, read),
+        }
+    }
+
+    fn reads_in_place(&self, channel: ChannelId) -> bool {
+        matches!(route(channel), Route::Shm(channel) if self.shm.reads_in_place(channel))
+    }
+
+    fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.map(channel, key),
+            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
         }
     }
 

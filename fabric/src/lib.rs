@@ -36,10 +36,10 @@ pub use lane::{LaneQueue, Waker};
 pub use mailbox::Mailbox;
 pub use memory::{
     Access, Blocks, Buffer, BufferId, Handles, Number, Numbers, OutOfBounds, Pages, Pool, PoolError, Region,
-    Span, UserBuffer,
+    Span, UserBuffer, View,
 };
 pub use rest::{Rest, Sleeper};
-pub use shm::{ShmDevice, View};
+pub use shm::ShmDevice;
 pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]

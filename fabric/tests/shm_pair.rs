@@ -5,7 +5,7 @@
 
 mod shm_rig;
 
-use fabric::{CompletionQueue, LaneQueue, RemoteKey, RemoteSpan, Rest};
+use fabric::{CompletionQueue, LaneQueue, PostError, Region, RemoteKey, RemoteSpan, Rest, Write};
 use shm_rig::{DEPTH, pair, region};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,24 @@ fn a_view_shows_the_peers_memory_in_place_and_outlives_it() {
     assert_eq!(&got[..5], b"place");
     assert!(view.read(4, &mut got[..5]).is_err());
     assert!(view.read(u64::MAX, &mut got).is_err());
+}
+
+#[test]
+fn what_is_exposed_for_reading_is_not_written() {
+    let (mut a, mut b) = pair();
+    let weights = Region::allocate_readable(4096, "weights").unwrap();
+    weights.write(0, b"weights").unwrap();
+    let key = b.expose(&weights);
+    let source = region(4096);
+    let gather = [source.span(0, 8).unwrap()];
+    let write =
+        Write { id: 1, gather: &gather, remote: at(key, 0), immediate: Some(7), signaled: true };
+    assert_eq!(a.queue.post_write(a.channel, &write), Err(PostError::RemoteAccess));
+    let view = a.queue.view(a.channel, at(key, 0), 7).unwrap();
+    let mut got = [0; 7];
+    view.read(0, &mut got).unwrap();
+    assert_eq!(&got, b"weights");
+    assert!(a.queue.reads_in_place(a.channel) && !a.queue.reads_in_place(fabric::ChannelId(99)));
 }
 
 #[test]

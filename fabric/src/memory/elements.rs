@@ -1,7 +1,7 @@
 //! Numbers in registered memory, read one by one where they lie: arithmetic on a contribution needs no copy of
 //! it. It must not hand out references, because a peer may write the memory at any time.
 
-use super::region::{OutOfBounds, Region};
+use super::region::{Mapping, OutOfBounds, Region};
 use std::marker::PhantomData;
 
 /// A type of numbers any bits of which are one: what a peer writes is always a value.
@@ -26,7 +26,7 @@ numbers!(f32 f64 u8 i8 u16 i32 i64);
 pub struct Numbers<'a, N> {
     start: *const N,
     len: usize,
-    region: PhantomData<&'a Region>,
+    mapping: PhantomData<&'a Mapping>,
 }
 
 impl<N> Clone for Numbers<'_, N> {
@@ -40,13 +40,17 @@ impl<N> Copy for Numbers<'_, N> {}
 impl Region {
     /// `count` numbers from `offset` bytes on.
     pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
-        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
-        let start = self.mapping().at(offset, bytes)?.cast_const().cast();
-        Ok(Numbers { start, len: count, region: PhantomData })
+        Numbers::within(self.mapping(), offset, count)
     }
 }
 
-impl<N: Number> Numbers<'_, N> {
+impl<'a, N: Number> Numbers<'a, N> {
+    pub(super) fn within(mapping: &'a Mapping, offset: u64, count: usize) -> Result<Self, OutOfBounds> {
+        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
+        let start = mapping.at(offset, bytes)?.cast_const().cast();
+        Ok(Self { start, len: count, mapping: PhantomData })
+    }
+
     /// How many they are.
     #[inline(always)]
     #[must_use]
@@ -69,7 +73,7 @@ impl<N: Number> Numbers<'_, N> {
     #[must_use]
     pub fn at(&self, index: usize) -> N {
         assert!(index < self.len, "element {index} of {}", self.len);
-        // SAFETY: all elements lie in the mapping (checked when this was made), which the borrowed region keeps.
+        // SAFETY: all elements lie in the mapping (checked when this was made), which the borrow keeps.
         // Any bits are a number (`Number`). As for `Region::read`, nobody has references into a region that peers write.
         // Needed because a peer's memory must not be a Rust reference.
         unsafe { self.start.add(index).read_unaligned() }

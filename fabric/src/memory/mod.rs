@@ -5,6 +5,7 @@ mod elements;
 mod pool;
 mod region;
 mod user;
+mod view;
 
 pub use blocks::Blocks;
 pub use elements::{Number, Numbers};
@@ -14,3 +15,4 @@ pub(crate) use region::Mapping;
 pub(crate) use region::next_id;
 pub use region::{Access, OutOfBounds, Pages, Region, Span};
 pub use user::{BufferId, Handles, UserBuffer};
+pub use view::View;

@@ -45,6 +45,7 @@ pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     is_ours: bool,
+    is_writable: bool,
 }
 
 // SAFETY: a mapping is an address range that stays valid until drop, wherever it is used from; all access
@@ -88,7 +89,19 @@ impl Mapping {
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontFork) };
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
-        Ok(Self { base, bytes, is_ours: true })
+        Ok(Self { base, bytes, is_ours: true, is_writable: writable })
+    }
+
+    /// As [`Mapping::of_fd`] for memory of a peer: to be written, too, unless it is sealed against that.
+    pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, FabricError> {
+        let seals =
+            fcntl_get_seals(fd).map_err(|e| FabricError::os("reading the seals of shared memory", e))?;
+        Self::of_fd(fd, bytes, !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE))
+    }
+
+    /// May its bytes be written? A write to others would be a fault of the processor.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -181,7 +194,17 @@ impl Region {
         let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
         let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| FabricError::os(what("memfd_create"), e))?;
-        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, what)?;
+        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, SealFlags::empty(), what)?;
+        Ok(Self::new(mapping, Backing::Memfd(memfd)))
+    }
+
+    /// As [`Region::allocate`]; whoever it is handed to can map it for reading only: the kernel refuses more.
+    pub fn allocate_readable(bytes: usize, name: &str) -> Result<Self, FabricError> {
+        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
+        let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| FabricError::os(what("memfd_create"), e))?;
+        let mapping =
+            Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, SealFlags::FUTURE_WRITE, what)?;
         Ok(Self::new(mapping, Backing::Memfd(memfd)))
     }
 
@@ -210,7 +233,7 @@ impl Region {
         let page = fstat(&memfd).map_err(|e| FabricError::os(what("fstat"), e))?.st_blksize;
         let whole = bytes.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
         // All are reserved now: a touch that found none would kill the process.
-        let mapping = Self::sealed_mapping(&memfd, whole, MapFlags::empty(), what)?;
+        let mapping = Self::sealed_mapping(&memfd, whole, MapFlags::empty(), SealFlags::empty(), what)?;
         Ok(Self::new(mapping, Backing::HugePages { _memfd: memfd }))
     }
 
@@ -218,12 +241,16 @@ impl Region {
         memfd: &OwnedFd,
         bytes: usize,
         flags: MapFlags,
+        seals: SealFlags,
         what: impl Fn(&str) -> String,
     ) -> Result<Mapping, FabricError> {
         ftruncate(memfd, bytes as u64).map_err(|e| FabricError::os(what("ftruncate"), e))?;
-        fcntl_add_seals(memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(|e| FabricError::os(what("sealing"), e))?;
-        Mapping::with_flags(memfd.as_fd(), bytes, true, flags)
+        let seal = |seals| fcntl_add_seals(memfd, seals).map_err(|e| FabricError::os(what("sealing"), e));
+        seal(SealFlags::SHRINK | SealFlags::GROW)?;
+        // Ours comes before a seal that forbids others like it.
+        let mapping = Mapping::with_flags(memfd.as_fd(), bytes, true, flags)?;
+        seal(seals | SealFlags::SEAL)?;
+        Ok(mapping)
     }
 
     fn new(mapping: Mapping, backing: Backing) -> Self {
@@ -251,7 +278,8 @@ impl Region {
         access: Access,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
-        let mapping = Mapping { base: start, bytes, is_ours: false };
+        let is_writable = access == Access::ReadWrite;
+        let mapping = Mapping { base: start, bytes, is_ours: false, is_writable };
         Self::new(mapping, Backing::Adopted { _owner: owner, access })
     }
 
@@ -445,6 +473,18 @@ mod tests {
         fcntl_add_seals(&memfd, SealFlags::SHRINK).unwrap();
         assert!(Mapping::of_fd(memfd.as_fd(), 4096, true).is_ok());
         assert!(matches!(Mapping::of_fd(memfd.as_fd(), 4097, true), Err(FabricError::Peer(_))));
+    }
+
+    #[test]
+    fn what_is_only_for_reading_is_written_by_its_owner_alone() {
+        let region = Region::allocate_readable(4096, "weights").unwrap();
+        region.write(0, b"ours").unwrap();
+        let memfd = region.memfd().unwrap();
+        assert!(Mapping::of_fd(memfd, 4096, true).is_err(), "the kernel refuses a mapping to write");
+        let mapping = Mapping::of_peer(memfd, 4096).unwrap();
+        assert!(!mapping.is_writable());
+        let open = Region::allocate(4096, "inbox").unwrap();
+        assert!(Mapping::of_peer(open.memfd().unwrap(), 4096).unwrap().is_writable());
     }
 
     /// Real ones where the machine has free ones (`vm.nr_hugepages`), which a test cannot assume.

@@ -206,10 +206,20 @@ impl Channel {
         self.region(remote.key)?.at(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
-    /// A checked stretch of the peer's memory that outlives the channel.
-    pub(super) fn mapping(&mut self, remote: RemoteSpan) -> Result<Arc<Mapping>, PostError> {
+    /// As [`Channel::remote`], of what the peer lets us write.
+    #[inline]
+    fn writable(&mut self, remote: RemoteSpan, bytes: u64) -> Result<*mut u8, PostError> {
+        let region = self.region(remote.key)?;
+        if !region.is_writable() {
+            return Err(PostError::RemoteAccess);
+        }
+        region.at(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
+    }
+
+    /// The peer's region, which outlives the channel.
+    pub(super) fn mapping(&mut self, key: RemoteKey) -> Result<Arc<Mapping>, PostError> {
         self.open()?;
-        self.region(remote.key).cloned()
+        self.region(key).cloned()
     }
 
     /// Is there space for one more completion of ours?
@@ -236,7 +246,7 @@ impl Channel {
         let total = write.gather.iter().try_fold(0u64, |sum, span| sum.checked_add(span.len()));
         let total = total.ok_or(PostError::RemoteAccess)?;
         if total > 0 {
-            let to = self.remote(write.remote, total)?;
+            let to = self.writable(write.remote, total)?;
             if !self.send.enter() {
                 return Err(PostError::Closed);
             }

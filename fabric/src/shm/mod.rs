@@ -7,7 +7,7 @@
 //! | `link` | the bytes and descriptors on a channel's socket |
 //! | `ring`, `doorbell` | the lock-free algorithms, over the primitives of `word`, checked in `models` |
 //! | `shared`, `bell` | the same in shared memory, with their system calls |
-//! | `regions`, `view` | a peer's regions, mapped |
+//! | `regions` | a peer's regions, mapped |
 //! | `channel`, `queue` | posting, polling, sleeping, noticing deaths |
 
 mod bell;
@@ -21,7 +21,6 @@ mod queue;
 mod regions;
 mod ring;
 mod shared;
-mod view;
 mod word;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer};
@@ -33,7 +32,6 @@ pub(crate) use channel::ShmSetup;
 pub(crate) use doorbell::{ON_SOCKETS, ON_WORD};
 pub(crate) use offer::is_of_our_user;
 pub(crate) use queue::{ShmHandle, ShmQueue};
-pub use view::View;
 
 /// Shared memory between processes of one user on one host.
 #[derive(Clone, Debug, Default)]

@@ -5,11 +5,10 @@ use super::bell::Bell;
 use super::channel::{Channel, GATHER_MAX, ShmSetup};
 use super::doorbell::{ON_SOCKETS, ON_WORD};
 use super::shared::RING_CAPACITY_MAX;
-use super::view::View;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, SetupKind};
 use crate::error::{FabricError, PostError};
-use crate::memory::Region;
-use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, RemoteSpan, Write};
+use crate::memory::{Region, View};
+use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use rustix::event::Timespec;
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -105,17 +104,6 @@ impl ShmQueue {
     fn find(&mut self, channel: ChannelId) -> Result<&mut Channel, PostError> {
         let at = self.index(channel).ok_or(PostError::Closed)?;
         Ok(&mut self.channels[at])
-    }
-
-    /// Maps a granted stretch of the peer's memory to read it in place.
-    pub(crate) fn view(
-        &mut self,
-        channel: ChannelId,
-        remote: RemoteSpan,
-        bytes: u64,
-    ) -> Result<View, PostError> {
-        let mapping = self.find(channel)?.mapping(remote)?;
-        View::new(mapping, remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
     /// Would a poll deliver anything, or a refused post now go through?
@@ -225,6 +213,14 @@ impl CompletionQueue for ShmQueue {
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         let at = self.index(channel).ok_or(PostError::Closed)?;
         self.channels[at].post_read(read, &mut self.done)
+    }
+
+    fn reads_in_place(&self, channel: ChannelId) -> bool {
+        self.index(channel).is_some()
+    }
+
+    fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
+        self.find(channel)?.mapping(key).map(View::all)
     }
 
     /// Posts start at once.

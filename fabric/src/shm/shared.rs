@@ -31,7 +31,16 @@ pub(super) fn map_peer_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Map
     if kind as u64 != TMPFS_MAGIC {
         return Err(FabricError::Peer("what it handed over is not a memfd".into()));
     }
-    Mapping::of_fd(memfd, bytes, true)
+    Mapping::of_peer(memfd, bytes)
+}
+
+/// As [`map_peer_memory`], of memory that both write: words are shared there.
+fn map_shared_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Mapping, FabricError> {
+    let mapping = map_peer_memory(memfd, bytes)?;
+    if !mapping.is_writable() {
+        return Err(FabricError::Peer("its words are sealed against being written".into()));
+    }
+    Ok(mapping)
 }
 
 /// A fresh sealed stretch: mapped here, and the region whose file is to be handed over.
@@ -75,7 +84,7 @@ impl MappedRing {
 
     /// A peer's, for us to write.
     pub(super) fn of_peer(memfd: BorrowedFd<'_>, capacity: u32) -> Result<Self, FabricError> {
-        Ok(Self { mapping: map_peer_memory(memfd, Self::bytes(capacity)?)?, capacity })
+        Ok(Self { mapping: map_shared_memory(memfd, Self::bytes(capacity)?)?, capacity })
     }
 }
 
@@ -131,7 +140,7 @@ impl BellPage {
 
     /// A peer's.
     pub(super) fn of_peer(memfd: BorrowedFd<'_>) -> Result<Self, FabricError> {
-        Ok(Self(map_peer_memory(memfd.as_fd(), BELL_BYTES)?))
+        Ok(Self(map_shared_memory(memfd.as_fd(), BELL_BYTES)?))
     }
 
     pub(super) fn word(&self) -> &AtomicU32 {
@@ -175,5 +184,8 @@ mod tests {
         assert!(MappedRing::of_peer(file.as_fd(), 16).is_err());
         let zero = std::fs::File::open("/dev/zero").unwrap();
         assert!(BellPage::of_peer(zero.as_fd()).is_err());
+        let sealed = Region::allocate_readable(1 << 16, "sealed").unwrap();
+        assert!(BellPage::of_peer(sealed.memfd().unwrap()).is_err(), "a word that nobody could write");
+        assert!(MappedRing::of_peer(sealed.memfd().unwrap(), 16).is_err());
     }
 }

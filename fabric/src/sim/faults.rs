@@ -44,6 +44,9 @@ pub struct SimFaults {
     pub gather_max: usize,
     /// Notices of one channel direction that may be under way or not polled yet.
     pub notice_ring: usize,
+    /// What peers exposed can be read where it lies, as on shared memory: at once, and of what the peer writes
+    /// meanwhile whatever is there.
+    pub reads_in_place: bool,
     /// Last events kept for reports.
     pub trace_events: usize,
 }
@@ -72,6 +75,7 @@ impl SimFaults {
             send_depth: 256,
             gather_max: 16,
             notice_ring: 1_024,
+            reads_in_place: false,
             trace_events: 4_096,
         }
     }

@@ -3,7 +3,7 @@
 use super::{NodeId, SimNet};
 use crate::device::{Caps, ChannelSetup, CompletionQueue};
 use crate::error::{FabricError, PostError};
-use crate::memory::Region;
+use crate::memory::{Region, View};
 use crate::work::{ChannelId, Completion, Read, RemoteKey, Write};
 
 /// A queue of a simulated network. It orders the queues of one network by their creation.
@@ -55,6 +55,16 @@ impl CompletionQueue for SimQueue {
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
         self.net.lock().post_read(self.id, channel, read)
+    }
+
+    fn reads_in_place(&self, _channel: ChannelId) -> bool {
+        self.net.lock().faults.reads_in_place
+    }
+
+    fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
+        let mut world = self.net.lock();
+        let end = world.open_end(self.id, channel).ok_or(PostError::Closed)?;
+        world.map(end, key).ok_or(PostError::RemoteAccess)
     }
 
     fn flush(&mut self) {

@@ -5,8 +5,8 @@ use super::faults::SimFaults;
 use super::message::{Handle, Messages};
 use super::trace::{Trace, What};
 use super::{Action, NodeId, NodeStats, QueueId, Rng};
-use crate::memory::Region;
-use crate::work::{ChannelId, Completion, CompletionKind};
+use crate::memory::{Region, View};
+use crate::work::{ChannelId, Completion, CompletionKind, RemoteKey};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
@@ -215,6 +215,13 @@ impl World {
         let queue = self.ends[channel as usize].queue;
         self.queues[queue.0 as usize].ready.push_back(Completion { channel: ChannelId(channel), kind });
         self.ready.insert(queue);
+    }
+
+    /// What the other side of a channel exposed under this key.
+    pub(super) fn map(&mut self, channel: u32, key: RemoteKey) -> Option<View> {
+        let reads_in_place = self.faults.reads_in_place;
+        let region = self.end(channel ^ 1).exposed.get(&key.0).filter(|_| reads_in_place)?;
+        Some(region.all().into())
     }
 
     pub(super) fn expose(&mut self, channel: u32, region: &Region) {

@@ -1,0 +1,132 @@
+//! A view: a stretch of memory that somebody else may write, read where it lies. It hands out copies and numbers only:
+//! the bytes may change at any time, so they are never a Rust reference.
+
+use super::elements::{Number, Numbers};
+use super::region::{Mapping, OutOfBounds, Region, Span};
+use std::sync::Arc;
+
+/// Who keeps the memory.
+#[derive(Clone, Debug)]
+enum Holder {
+    /// A peer's region, mapped here.
+    Mapped(Arc<Mapping>),
+    /// A region of this process.
+    Ours(Region),
+}
+
+/// A stretch of a peer's granted region. It stays readable when the channel has ended and the peer is gone; what the
+/// bytes then mean is for its holder to know.
+#[derive(Clone, Debug)]
+pub struct View {
+    holder: Holder,
+    offset: u64,
+    bytes: u64,
+}
+
+impl View {
+    pub(crate) fn all(mapping: Arc<Mapping>) -> Self {
+        Self { offset: 0, bytes: mapping.len() as u64, holder: Holder::Mapped(mapping) }
+    }
+
+    /// A stretch of this stretch.
+    #[inline]
+    pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        Ok(Self { holder: self.holder.clone(), offset: self.offset + offset, bytes })
+    }
+
+    /// Bytes of the view.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Is it empty?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    fn mapping(&self) -> &Mapping {
+        match &self.holder {
+            Holder::Mapped(mapping) => mapping,
+            Holder::Ours(region) => region.mapping(),
+        }
+    }
+
+    /// Copies bytes out, from `offset` within the view. A peer writing meanwhile can tear them: validate the
+    /// copy, or know from the protocol that nobody writes.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let bytes = into.len() as u64;
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        let from = self.mapping().at(self.offset + offset, bytes)?;
+        // SAFETY: the source is mapped as long as the holder lives and in bounds (checked); the target is
+        // an exclusive slice of private memory. Should the target be a pool buffer of this very process that
+        // the view maps once more, the two are different addresses. Needed because a peer's memory must not
+        // be a Rust reference.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// As [`View::read`] with stores that do not pass through the cache: for what is not read again soon.
+    pub fn read_streaming(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let bytes = into.len() as u64;
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        let from = self.mapping().at(self.offset + offset, bytes)?;
+        // SAFETY: as for `read`.
+        unsafe { crate::copy::streaming_raw(into.as_mut_ptr(), from, into.len()) };
+        Ok(())
+    }
+
+    /// Copies all of it into a region.
+    pub fn copy_to(&self, region: &Region, offset: u64) -> Result<(), OutOfBounds> {
+        let from = self.mapping().at(self.offset, self.bytes)?;
+        let to = region.mapping().at(offset, self.bytes)?;
+        // SAFETY: both stretches lie in live mappings (checked), which may be one and then may overlap. Nobody has a
+        // reference into memory that peers write. Needed so that a contribution in a peer's memory is copied once.
+        unsafe { std::ptr::copy(from.cast_const(), to, self.bytes as usize) };
+        Ok(())
+    }
+
+    /// The `count` numbers from `offset` bytes on.
+    #[inline]
+    pub fn numbers<N: Number>(&self, offset: u64, count: usize) -> Result<Numbers<'_, N>, OutOfBounds> {
+        let bytes = (count as u64).saturating_mul(size_of::<N>() as u64);
+        OutOfBounds::unless_within(offset, bytes, self.bytes)?;
+        Numbers::within(self.mapping(), self.offset + offset, count)
+    }
+}
+
+impl From<Span> for View {
+    fn from(span: Span) -> Self {
+        Self { offset: span.offset(), bytes: span.len(), holder: Holder::Ours(span.region().clone()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_bytes_of_a_stretch_are_read_within_it() {
+        let region = Region::allocate(4096, "view").unwrap();
+        region.write(16, &[1.5f32, 2.5, 3.5].map(f32::to_ne_bytes).concat()).unwrap();
+        let view = View::from(region.span(16, 12).unwrap());
+        let numbers = view.numbers::<f32>(4, 2).unwrap();
+        assert_eq!((numbers.len(), numbers.at(0), numbers.at(1)), (2, 2.5, 3.5));
+        assert!(view.numbers::<f32>(4, 3).is_err() && view.numbers::<f32>(u64::MAX, 1).is_err());
+        assert!(view.numbers::<f32>(0, usize::MAX).is_err());
+        let mut plain = [0; 12];
+        let mut streamed = [0; 12];
+        view.read(0, &mut plain).unwrap();
+        view.read_streaming(0, &mut streamed).unwrap();
+        assert_eq!((plain, &plain[..4]), (streamed, &1.5f32.to_ne_bytes()[..]));
+        assert!(view.read_streaming(1, &mut streamed).is_err());
+        assert!(view.slice(4, 8).is_ok_and(|part| part.len() == 8) && view.slice(4, 9).is_err());
+        view.copy_to(&region, 4084).unwrap();
+        assert!(view.copy_to(&region, 4085).is_err());
+        region.read(4084, &mut plain).unwrap();
+        assert_eq!(plain, streamed);
+    }
+}

@@ -42,8 +42,7 @@ fn what_is_exposed_for_reading_is_not_written() {
     let key = b.expose(&weights);
     let source = region(4096);
     let gather = [source.span(0, 8).unwrap()];
-    let write =
-        Write { id: 1, gather: &gather, remote: at(key, 0), immediate: Some(7), signaled: true };
+    let write = Write { id: 1, gather: &gather, remote: at(key, 0), immediate: Some(7), signaled: true };
     assert_eq!(a.queue.post_write(a.channel, &write), Err(PostError::RemoteAccess));
     let view = a.queue.view(a.channel, at(key, 0), 7).unwrap();
     let mut got = [0; 7];

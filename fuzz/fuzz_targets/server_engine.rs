@@ -139,7 +139,9 @@ impl Rig {
             12 => self.again(rank),
             13 => {
                 self.now_ms += program.number().min(1 << 32);
-                self.engine.tick(self.now_ms);
+                let mut out = Commands::default();
+                self.engine.tick(self.now_ms, &mut out);
+                self.execute(&out, None);
                 let _ = self.engine.oldest(self.now_ms);
             }
             14 if program.byte() & 1 == 0 => self.give_back(rank),
@@ -155,7 +157,7 @@ impl Rig {
         self.lives += 1;
         let life = Incarnation(self.lives);
         let inbox: Vec<_> = (0..RESULT_SLOTS).map(|slot| SlotGrant { slot, generation: 1 }).collect();
-        let credits = self.engine.peer_up(rank, life, &inbox);
+        let credits = self.engine.peer_up(rank, life, &inbox, reads_in_place(rank));
         let worker = &mut self.workers[rank.0 as usize];
         worker.life = Some(life);
         worker.credits = credits;
@@ -170,7 +172,8 @@ impl Rig {
         while let Some(at) = self.landings.iter().position(|(peer, ..)| *peer == rank) {
             self.landed(at);
         }
-        self.engine.peer_down(rank);
+        let mut out = Commands::default();
+        self.engine.peer_down(rank, &mut out);
         let Self { reads, spills, .. } = self;
         reads.retain(|(peer, _, block)| {
             spills[*block as usize] &= *peer != rank;
@@ -182,6 +185,7 @@ impl Rig {
         worker.credits.clear();
         worker.guessed.clear();
         assert_eq!(self.engine.peer_incarnation(rank), Incarnation::default());
+        self.execute(&out, None);
     }
 
     fn honest_batch(&mut self, rank: Rank, program: &mut Program<'_>) {
@@ -191,7 +195,13 @@ impl Rig {
         let mut blocks = Vec::new();
         for place in 0..u64::from(count) {
             let at = program.below(3) as usize;
-            let op = program.pick(&[OpKind::Push, OpKind::PushPull, OpKind::Pull, OpKind::Init]);
+            let op = program.pick(&[
+                OpKind::Push,
+                OpKind::PushPull,
+                OpKind::Pull,
+                OpKind::Init,
+                OpKind::Release,
+            ]);
             if program.one_in(8) {
                 worker.step_back(at, program.number(), program.number());
             }
@@ -201,6 +211,10 @@ impl Rig {
             if specs()[at].dynamic && made.bytes > 0 {
                 made.bytes = 4 * u64::from(program.below(9));
             }
+            if program.one_in(4) && op.lands() {
+                (made.view, made.landing) = (true, None);
+            }
+            made.views_from = Operation(program.number() % (made.operation.0 + 1));
             if made.bytes > 0 {
                 made.data = travel(made.data, &mut worker.granted[at], program);
             }
@@ -441,6 +455,9 @@ impl Rig {
                 let spilt = std::mem::replace(&mut self.spills[block as usize], false);
                 self.placed += u64::from(!spilt);
             }
+            Source::Worker { peer, .. } => {
+                assert!(reads_in_place(peer) && self.workers[peer.0 as usize].life.is_some(), "memory that is gone");
+            }
         }
     }
 
@@ -495,6 +512,11 @@ fn travel(inline: BlockData, granted: &mut bool, program: &mut Program<'_>) -> B
     }
 }
 
+/// Some workers are on the server's host.
+fn reads_in_place(rank: Rank) -> bool {
+    rank.0 & 1 == 1
+}
+
 /// An operation as an honest worker would ask for it.
 fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: u64) -> Block {
     let spec = specs()[at];
@@ -510,6 +532,8 @@ fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: 
         bytes: if payload { spec.bytes } else { 0 },
         data: BlockData::Inline { offset },
         landing: op.lands().then_some(Landing { region: 1, offset: 0, bytes: spec.bytes }),
+        view: false,
+        views_from: Operation(0),
         timeout_ms: 1_000,
         token: operation,
     }

@@ -159,6 +159,8 @@ impl Rig {
                 Placement::RendezvousWrite,
             ]),
             operation: Operation(number),
+            view: kind.lands() && program.one_in(4),
+            views_from: Operation(program.number() % (number + 1)),
             round: number,
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,
@@ -288,6 +290,7 @@ impl Rig {
                     let returned = out.grants[grants.clone()].iter();
                     returned.for_each(|grant| self.returned(*server, *grant));
                 }
+                Command::Shown { op, .. } => assert!(self.ops.contains_key(op), "shown after its end"),
                 Command::Place { server, part, remote } => {
                     assert!(
                         self.servers[server.0 as usize].life.is_some() && self.ops.contains_key(&part.op)

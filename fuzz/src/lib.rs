@@ -99,6 +99,8 @@ impl<'a> Program<'a> {
                 offset: self.number(),
                 bytes: self.number(),
             }),
+            view: self.byte() % 4 == 0,
+            views_from: Operation(self.number()),
             timeout_ms: self.number() as u32,
             token: self.number(),
         }

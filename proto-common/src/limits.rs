@@ -2,7 +2,7 @@
 //! Settings may lower some of these; nothing may raise them.
 
 /// Wire version of control messages and of the data-plane bootstrap. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Bytes of a control frame before the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -12,7 +12,7 @@ pub const CONTROL_FRAME_BYTES_MAX: usize = 16 << 20;
 /// Bytes of a batch header on the wire.
 pub const HEADER_BYTES: usize = 96;
 /// Bytes of one block table entry on the wire.
-pub const BLOCK_BYTES: usize = 96;
+pub const BLOCK_BYTES: usize = 104;
 /// Blocks in one batch.
 pub const BLOCKS_PER_BATCH_MAX: usize = 128;
 /// Slot grants carried by one batch.

@@ -17,7 +17,7 @@ pub enum Placement {
     Slot,
     /// Straight into a key buffer that the server keeps for this worker and chunk.
     Static,
-    /// Announced by a reference; the server reads it out of the worker's memory.
+    /// Announced by a reference; the server reads it out of the worker's memory, or over shared memory reduces it there.
     RendezvousRead,
     /// Announced; the server grants a buffer for one landing, and the worker writes it.
     RendezvousWrite,
@@ -81,6 +81,10 @@ pub enum Dim {
         max: Option<u64>,
     },
 }
+
+/// Over shared memory, contributions of at least this much are reduced where workers have them; smaller ones cost less
+/// in their batch.
+pub const IN_PLACE_BYTES_MIN: u64 = 4 << 10;
 
 /// A tensor to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,8 +209,10 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     }
     if !facts.drivers.contains(&Driver::Verbs) {
         let shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
-        let why =
-            if shm { "over shm a slot write is one copy already" } else { "over tcp batches are fastest" };
+        if shm && subject.bytes_max().is_some_and(|bytes| bytes >= IN_PLACE_BYTES_MIN) {
+            return planned(Placement::RendezvousRead, "over shm servers reduce it where it lies");
+        }
+        let why = if shm { "small: copied into its batch" } else { "over tcp batches are fastest" };
         return planned(Placement::Slot, why);
     }
     remote(subject, facts, left_bytes)

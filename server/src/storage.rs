@@ -5,7 +5,7 @@
 mod numbers;
 
 use crate::engine::{ChunkSpec, Source};
-use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
+use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::element::Dtype;
@@ -32,6 +32,9 @@ pub enum StorageError {
     /// An index without a chunk: a bug.
     #[error("internal error: no chunk {0} in storage")]
     NoChunk(u32),
+    /// A contribution in a worker's memory that was not mapped: a bug.
+    #[error("internal error: a contribution in a worker's memory is not mapped")]
+    NotMapped,
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements of {0}")]
     Elements(Dtype),
@@ -113,7 +116,8 @@ impl Cells {
 impl Storage {
     /// Storage whose contributions come in the slots of `inbox`, or lie in the blocks of `spill`.
     pub fn new(inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
-        let pool = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
+        // Workers on this host may read them where they lie.
+        let pool = Pool::readable(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
         Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch })
     }
@@ -186,39 +190,59 @@ impl Storage {
         Ok(sum)
     }
 
-    /// sum = contribution, or sum += contribution.
-    pub fn reduce(&mut self, chunk: u32, from: Source, first: bool) -> Result<(), StorageError> {
+    /// sum = contribution, or sum += contribution. One in a worker's memory comes with its `view`, here and below.
+    pub fn reduce(
+        &mut self,
+        chunk: u32,
+        from: Source,
+        view: Option<&View>,
+        first: bool,
+    ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        stored.numbers.reduce(find(inbox, spill, from), stored.now, first)?;
+        stored.numbers.reduce(find(inbox, spill, from, view)?, stored.now, first)?;
         Ok(())
     }
 
     /// Applies the update rule; a last contribution is added in the same pass.
-    pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
+    pub fn finish(&mut self, chunk: u32, round: &Round, view: Option<&View>) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.optimizer.step(round.number, round.contributors);
-        let last = round.last.map(|from| find(inbox, spill, from));
+        let last = round.last.map(|from| find(inbox, spill, from, view)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
     /// Sets the value of a chunk.
-    pub fn init(&mut self, chunk: u32, from: Source, into: u8) -> Result<(), StorageError> {
+    pub fn init(
+        &mut self,
+        chunk: u32,
+        from: Source,
+        view: Option<&View>,
+        into: u8,
+    ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let from = find(inbox, spill, from);
-        from.region.read(from.at, &mut stored.weights[usize::from(into & 1)])?;
+        let from = find(inbox, spill, from, view)?;
+        from.read(&mut stored.weights[usize::from(into & 1)])?;
         stored.numbers.init(from, stored.bytes)?;
         Ok(())
     }
 
     /// Copies a contribution into a spill block.
-    pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
+    pub fn spill(
+        &mut self,
+        chunk: u32,
+        from: Source,
+        view: Option<&View>,
+        to: u32,
+    ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
-        let from = find(inbox, spill, from);
-        spill.region.copy(spill.start(to), from.region, from.at, bytes as u64)?;
+        match find(inbox, spill, from, view)? {
+            Place::Region { region, at } => spill.region.copy(spill.start(to), region, at, bytes as u64)?,
+            Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.region, spill.start(to))?,
+        }
         Ok(())
     }
 
@@ -235,9 +259,17 @@ impl Storage {
 }
 
 /// Where a contribution lies.
-fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> Place<'a> {
-    match from {
-        Source::Slot { slot, offset } => Place { region: &inbox.region, at: inbox.start(slot) + offset },
-        Source::Spill(block) => Place { region: &spill.region, at: spill.start(block) },
-    }
+fn find<'a>(
+    inbox: &'a Cells,
+    spill: &'a Cells,
+    from: Source,
+    view: Option<&'a View>,
+) -> Result<Place<'a>, StorageError> {
+    Ok(match from {
+        Source::Slot { slot, offset } => {
+            Place::Region { region: &inbox.region, at: inbox.start(slot) + offset }
+        }
+        Source::Spill(block) => Place::Region { region: &spill.region, at: spill.start(block) },
+        Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
+    })
 }

@@ -125,6 +125,8 @@ impl Pair {
         };
         let state = OpState::new(1);
         let submission = Submission {
+            view: false,
+            views_from: Operation(0),
             state: state.clone(),
             op: self.operations,
             kind: OpKind::PushPull,

@@ -123,6 +123,8 @@ impl Pair {
         let (source, target) = (self.pool.allocate(BYTES).unwrap(), self.pool.allocate(BYTES).unwrap());
         let state = OpState::new(1);
         let submission = Submission {
+            view: false,
+            views_from: Operation(0),
             state: state.clone(),
             op: 1,
             kind: OpKind::PushPull,

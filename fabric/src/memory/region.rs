@@ -31,7 +31,7 @@ pub struct OutOfBounds {
 impl OutOfBounds {
     /// The one bounds check of regions, spans and views; a sum that overflows is out of bounds.
     #[inline]
-    pub(crate) fn unless_within(offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Self> {
+    pub fn unless_within(offset: u64, bytes: u64, region_bytes: u64) -> Result<(), Self> {
         match offset.checked_add(bytes) {
             Some(end) if end <= region_bytes => Ok(()),
             _ => Err(Self { offset, bytes, region_bytes }),

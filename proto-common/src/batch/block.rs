@@ -18,6 +18,8 @@ pub enum OpKind {
     PushPull = 3,
     /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
     Init = 4,
+    /// No more than what [`Block::views_from`] says; answered at once.
+    Release = 5,
 }
 
 impl OpKind {
@@ -29,6 +31,7 @@ impl OpKind {
             2 => Self::Pull,
             3 => Self::PushPull,
             4 => Self::Init,
+            5 => Self::Release,
             _ => return None,
         })
     }
@@ -39,7 +42,7 @@ impl OpKind {
         matches!(self, Self::Push | Self::PushPull)
     }
 
-    /// Does it end with weights in the worker's key buffer?
+    /// Does it end with weights: in the worker's key buffer, or with a view of them?
     #[must_use]
     pub const fn lands(self) -> bool {
         matches!(self, Self::Pull | Self::PushPull)
@@ -172,8 +175,13 @@ pub struct Block {
     /// Where the payload is.
     pub data: BlockData,
     /// Request: where weights are to land. Result: where the payload is to be written; of a dynamic tensor's pull, how
-    /// many bytes landed.
+    /// many bytes landed; of a view, where the weights lie in the server's region.
     pub landing: Option<Landing>,
+    /// Request: weights are not to land, but to be read where they lie. Result: `landing` says where that is; they stay
+    /// as they are until a request says that they are not read any more.
+    pub view: bool,
+    /// Request: views that operations with lower numbers were given are not read any more.
+    pub views_from: Operation,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
     pub timeout_ms: u32,
     /// Chosen by the requester, echoed in the result.
@@ -197,6 +205,7 @@ pub(super) struct RawBlock {
     landing_region: U64,
     landing_offset: U64,
     landing_bytes: U64,
+    views_from: U64,
     token: U64,
     timeout_ms: U32,
     status: u8,
@@ -211,6 +220,7 @@ const FLAG_LANDING: u8 = 2;
 const FLAG_ANNOUNCED: u8 = 4;
 const FLAG_KEEP: u8 = 8;
 const FLAG_PLACED: u8 = 16;
+const FLAG_VIEW: u8 = 32;
 
 impl Block {
     pub(super) fn to_raw(self) -> RawBlock {
@@ -228,7 +238,9 @@ impl Block {
             op: self.op as u8,
             dtype: self.dtype as u8,
             codec: self.codec,
-            flags: data_flags | if self.landing.is_some() { FLAG_LANDING } else { 0 },
+            flags: data_flags
+                | if self.landing.is_some() { FLAG_LANDING } else { 0 }
+                | if self.view { FLAG_VIEW } else { 0 },
             operation: U64::new(self.operation.0),
             round: U64::new(self.round),
             bytes: U64::new(self.bytes),
@@ -237,6 +249,7 @@ impl Block {
             landing_region: U64::new(landing.region),
             landing_offset: U64::new(landing.offset),
             landing_bytes: U64::new(landing.bytes),
+            views_from: U64::new(self.views_from.0),
             token: U64::new(self.token),
             timeout_ms: U32::new(self.timeout_ms),
             status: self.status as u8,
@@ -274,6 +287,8 @@ impl Block {
             bytes: raw.bytes.get(),
             data,
             landing,
+            view: raw.flags & FLAG_VIEW != 0,
+            views_from: Operation(raw.views_from.get()),
             timeout_ms: raw.timeout_ms.get(),
             token: raw.token.get(),
         })
@@ -284,7 +299,7 @@ impl Block {
 fn data_from_raw(raw: &RawBlock) -> Option<BlockData> {
     const KEPT: u8 = FLAG_ANNOUNCED | FLAG_KEEP;
     let place = (raw.source_region.get(), raw.offset.get());
-    Some(match (raw.flags & !FLAG_LANDING, place) {
+    Some(match (raw.flags & !(FLAG_LANDING | FLAG_VIEW), place) {
         (0, (0, offset)) => BlockData::Inline { offset },
         (FLAG_BY_REFERENCE, (region, offset)) => BlockData::ByReference { region, offset },
         (FLAG_ANNOUNCED, (0, 0)) => BlockData::Announced { keep: false },

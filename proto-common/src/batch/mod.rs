@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! 0                header, 96 bytes            (checksum covers header, table and grants)
-//! 96               block table, 96 bytes each
-//! 96 + 96 n        slot grants, 4 bytes each
+//! 96               block table, 104 bytes each
+//! 96 + 104 n       slot grants, 4 bytes each
 //! payload_offset   payload, 64-byte aligned    (inline blocks one after the other)
 //! ```
 //!

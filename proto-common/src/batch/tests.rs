@@ -36,6 +36,8 @@ fn block(bytes: u64) -> Block {
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 8, offset: 5 << 30, bytes }),
         timeout_ms: 30_000,
+        view: false,
+        views_from: Operation(2),
         token: 0xF00D,
     }
 }
@@ -105,7 +107,7 @@ fn a_block_travels_one_way_only() {
         bytes[8..12].copy_from_slice(&sum.to_le_bytes());
         BatchReader::default().read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).err()
     };
-    for (flags, offset, region) in [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0)] {
+    for (flags, offset, region) in [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0), (34, 0, 0)] {
         assert_eq!(read(flags, offset, region), None, "{flags} {offset} {region}");
     }
     let lies = [
@@ -120,7 +122,7 @@ fn a_block_travels_one_way_only() {
         (19, 0, 0),
         (22, 0, 0),
         (26, 0, 0),
-        (34, 0, 0),
+        (66, 0, 0),
     ];
     for (flags, offset, region) in lies {
         assert_eq!(
@@ -197,6 +199,8 @@ fn any_block() -> impl Strategy<Value = Block> {
             bytes: numbers.2,
             data,
             landing: landing.map(|(region, offset, bytes)| Landing { region, offset, bytes }),
+            view: numbers.3 % 2 == 1,
+            views_from: Operation(numbers.4 ^ numbers.0),
             timeout_ms: numbers.3,
             token: numbers.4,
         }

@@ -36,16 +36,27 @@ fn placements(subjects: &[Subject], facts: &Facts) -> Vec<Placement> {
 }
 
 #[test]
-fn without_an_rdma_device_slots_are_fastest() {
-    for (drivers, why) in [
-        (vec![Driver::Shm], "one copy already"),
-        (vec![Driver::Tcp], "tcp"),
-        (vec![Driver::Shm, Driver::Tcp], "tcp"),
-    ] {
+fn over_sockets_slots_are_fastest() {
+    for drivers in [vec![Driver::Tcp], vec![Driver::Shm, Driver::Tcp]] {
         let planned = one(&fixed(1, 4 * MIB), &Facts { drivers, ..facts() });
         assert_eq!(planned.placement, Placement::Slot);
+        assert!(planned.why.contains("tcp"), "{planned:?}");
+    }
+}
+
+#[test]
+fn over_shared_memory_nothing_is_copied_but_what_is_small() {
+    let facts = Facts { drivers: vec![Driver::Shm], ..facts() };
+    for (bytes, placement, why) in [
+        (IN_PLACE_BYTES_MIN - 4, Placement::Slot, "small"),
+        (IN_PLACE_BYTES_MIN, Placement::RendezvousRead, "reduce it where it lies"),
+    ] {
+        let planned = one(&fixed(1, bytes), &facts);
+        assert_eq!(planned.placement, placement);
         assert!(planned.why.contains(why), "{planned:?}");
     }
+    let set = Facts { policy: PlacementPolicy::Slot, ..facts };
+    assert_eq!(one(&fixed(1, MIB), &set).placement, Placement::Slot);
 }
 
 #[test]

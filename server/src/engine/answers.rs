@@ -4,20 +4,21 @@ use super::chunk::{Chunk, ChunkSpec, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::peer::Peer;
 use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
-use proto_common::ids::Rank;
+use proto_common::ids::{Operation, Rank};
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
 
-pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status> {
-    let payload = if block.op == OpKind::Pull || (block.op == OpKind::Init && block.bytes == 0) {
-        0
-    } else {
-        spec.bytes
-    };
+/// `in_place`: worker and server read each other's memory where it lies.
+pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Result<(), Status> {
+    let without = matches!(block.op, OpKind::Pull | OpKind::Release);
+    let payload = if without || (block.op == OpKind::Init && block.bytes == 0) { 0 } else { spec.bytes };
     let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
-    let wanted = block.op.lands().then_some(spec.bytes);
+    let wanted = (block.op.lands() && !block.view).then_some(spec.bytes);
     if block.dtype != spec.dtype || block.bytes != payload || landing != wanted {
         return Err(Status::WrongShape);
+    }
+    if block.view && (!block.op.lands() || !in_place || spec.dynamic) {
+        return Err(Status::Refused);
     }
     // What has no payload has it nowhere.
     if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
@@ -39,7 +40,7 @@ fn dynamic_payload(spec: &ChunkSpec, block: &Block) -> Result<u64, Status> {
             Err(Status::WrongShape)
         }
         OpKind::Push => Ok(block.bytes),
-        OpKind::Pull => Ok(0),
+        OpKind::Pull | OpKind::Release => Ok(0),
         OpKind::PushPull | OpKind::Init => Err(Status::Refused),
     }
 }
@@ -56,6 +57,8 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,
+        view: false,
+        views_from: Operation(0),
         timeout_ms: 0,
         token: waiter.token,
     }

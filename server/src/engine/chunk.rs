@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::command::Source;
 use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
 use proto_common::element::Dtype;
@@ -24,7 +25,7 @@ pub struct ChunkSpec {
     pub optimizer: Optimizer,
 }
 
-/// A contribution that cannot be reduced yet, kept in a spill block.
+/// A contribution that cannot be reduced yet, kept in a spill block, or where its worker has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) rank: Rank,
@@ -32,9 +33,16 @@ pub(super) struct Held {
     pub(super) round: u64,
     pub(super) operation: Operation,
     pub(super) bytes: u64,
-    pub(super) spill: u32,
+    pub(super) from: Source,
     /// Is it all there? Not while it is being read out of the worker's memory.
     pub(super) arrived: bool,
+}
+
+impl Held {
+    /// Does it need the worker's memory still?
+    pub(super) fn is_worker_s(&self) -> bool {
+        !self.arrived || matches!(self.from, Source::Worker { .. })
+    }
 }
 
 /// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
@@ -78,6 +86,8 @@ pub(super) struct Waiter {
     /// The least version that answers it.
     pub(super) version: u64,
     pub(super) landing: Option<Landing>,
+    /// Weights are to be read where they lie.
+    pub(super) view: bool,
     pub(super) token: u64,
     pub(super) deadline_ms: u64,
     pub(super) since_ms: u64,
@@ -101,6 +111,8 @@ pub(super) struct Chunk {
     pub(super) buffer: u8,
     /// Who reads each buffer: the landings in flight from it.
     pub(super) readers: [Vec<Rank>; 2],
+    /// Who has a view of each buffer, by the last operation that gave it.
+    pub(super) views: [Vec<(Rank, Operation)>; 2],
     pub(super) initialised: bool,
     /// Ranks reduced into the accumulator this round.
     pub(super) contributed: RankSet,
@@ -124,6 +136,7 @@ impl Chunk {
             version: 0,
             buffer: 0,
             readers: [Vec::new(), Vec::new()],
+            views: [Vec::new(), Vec::new()],
             initialised: false,
             contributed: RankSet::new(workers),
             complete: false,
@@ -157,14 +170,33 @@ impl Chunk {
     /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
     /// second one; else the other; none while both are being read.
     pub(super) fn writable(&self) -> Option<u8> {
-        [self.buffer, 1 - self.buffer]
-            .into_iter()
-            .find(|buffer| self.readers[usize::from(*buffer)].is_empty())
+        let is_read = |buffer: u8| {
+            let at = usize::from(buffer);
+            !self.readers[at].is_empty() || !self.views[at].is_empty()
+        };
+        [self.buffer, 1 - self.buffer].into_iter().find(|buffer| !is_read(*buffer))
+    }
+
+    /// The worker is given a view of the weights in force.
+    pub(super) fn show(&mut self, rank: Rank, operation: Operation) {
+        let views = &mut self.views[usize::from(self.buffer)];
+        match views.iter_mut().find(|(other, _)| *other == rank) {
+            Some((_, last)) => *last = (*last).max(operation),
+            None => views.push((rank, operation)),
+        }
+    }
+
+    /// The worker reads no view any more that an operation before this one gave.
+    pub(super) fn hide(&mut self, rank: Rank, from: Operation) {
+        for views in &mut self.views {
+            views.retain(|(other, last)| *other != rank || *last >= from);
+        }
     }
 
     /// Whoever still reads an older version, in rank order.
     pub(super) fn reading(&self) -> Vec<Rank> {
-        let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().collect();
+        let views = self.views.iter().flatten().map(|(rank, _)| *rank);
+        let mut ranks: Vec<Rank> = self.readers.iter().flatten().copied().chain(views).collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks
@@ -191,9 +223,10 @@ impl Chunk {
         self.held.iter().any(|held| held.rank == rank && held.round == round && held.arrived)
     }
 
-    /// Is this operation's payload still being read out of the worker's memory?
-    pub(super) fn is_fetching(&self, rank: Rank, operation: Operation) -> bool {
-        self.held.iter().any(|held| held.rank == rank && held.operation == operation && !held.arrived)
+    /// This operation's payload, where it is still in the worker's memory only.
+    pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
+        let is_it = |held: &&mut Held| held.rank == rank && held.operation == operation && held.is_worker_s();
+        self.held.iter_mut().find(is_it)
     }
 
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.

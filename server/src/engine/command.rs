@@ -17,6 +17,17 @@ pub enum Source {
     },
     /// In a spill block.
     Spill(u32),
+    /// In the worker's own memory, which can be read where it lies.
+    Worker {
+        /// The worker.
+        peer: Rank,
+        /// Its region's key.
+        region: u64,
+        /// Bytes from the region's start.
+        offset: u64,
+        /// Its bytes.
+        bytes: u64,
+    },
 }
 
 /// One thing to do.
@@ -131,7 +142,8 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResultBlock {
     /// The table entry. The region of a granted landing is filled in by the runtime, which knows the channel; its
-    /// offset is the number of a spill block.
+    /// offset is the number of a spill block. So it is for a view: its region is the number of the chunk, its offset
+    /// that of the buffer.
     pub block: Block,
     /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
     /// first, with `Status::Retry`.

@@ -23,9 +23,9 @@ pub(super) enum Taken {
 /// Where an operation's payload is.
 #[derive(Clone, Copy)]
 enum Payload {
-    /// Here: in the batch's slot, or in the worker's key buffer.
+    /// Here: in the batch's slot, in the worker's key buffer, or where the worker has it and it can be read.
     Here(Source),
-    /// In the worker's memory.
+    /// In the worker's memory, out of reach.
     There { region: u64, offset: u64 },
 }
 
@@ -40,12 +40,16 @@ impl LaneEngine {
         out: &mut Commands,
     ) -> Result<Taken, Status> {
         let peer = batch.peer;
-        check_shape(&self.chunks[index as usize].spec, block)?;
-        let version = if block.op == OpKind::Init { 0 } else { block.round };
+        let in_place = self.peers[peer.0 as usize].as_ref().is_some_and(|peer| peer.in_place);
+        check_shape(&self.chunks[index as usize].spec, block, in_place)?;
+        let version = if matches!(block.op, OpKind::Init | OpKind::Release) { 0 } else { block.round };
         let from = match block.data {
             BlockData::Inline { offset } => {
                 let offset = batch.header.payload_offset + offset;
                 Payload::Here(Source::Slot { slot: batch.slot.slot, offset })
+            }
+            BlockData::ByReference { region, offset } if in_place => {
+                Payload::Here(Source::Worker { peer, region, offset, bytes: block.bytes })
             }
             BlockData::ByReference { region, offset } => Payload::There { region, offset },
             BlockData::Placed => Payload::Here(self.placed(index, peer).ok_or(Status::Refused)?),
@@ -59,7 +63,7 @@ impl LaneEngine {
         match block.op {
             OpKind::Init => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull | OpKind::Pull => {}
+            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release => {}
         }
         Ok(Taken::Waits { version })
     }
@@ -139,13 +143,13 @@ impl LaneEngine {
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
                 let spill = self.spills.pop().ok_or(Status::Retry)?;
-                self.hold(index, peer, block, spill, true);
+                self.hold(index, peer, block, Source::Spill(spill), true);
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
             }
-            (Turn::Later, Payload::Here(source @ Source::Spill(spill))) => {
+            (Turn::Later, Payload::Here(source @ (Source::Spill(_) | Source::Worker { .. }))) => {
                 self.fill(index, peer, source);
-                self.hold(index, peer, block, spill, true);
+                self.hold(index, peer, block, source, true);
             }
             (turn, Payload::There { region, offset }) => {
                 return self.fetch(turn, index, (peer, block), (region, offset), out);
@@ -166,10 +170,10 @@ impl LaneEngine {
         })
     }
 
-    fn hold(&mut self, index: u32, rank: Rank, block: &Block, spill: u32, arrived: bool) {
+    fn hold(&mut self, index: u32, rank: Rank, block: &Block, from: Source, arrived: bool) {
         let round = if block.op == OpKind::Init { 0 } else { block.round };
         let (operation, bytes) = (block.operation, block.bytes);
-        let held = Held { rank, round, operation, bytes, spill, arrived };
+        let held = Held { rank, round, operation, bytes, from, arrived };
         self.chunks[index as usize].held.push(held);
     }
 
@@ -186,7 +190,7 @@ impl LaneEngine {
         let Some(to) = self.spills.pop() else {
             return Err(if turn == Turn::Now { Status::Granted } else { Status::Retry });
         };
-        self.hold(index, peer, block, to, false);
+        self.hold(index, peer, block, Source::Spill(to), false);
         self.stats.fetches += 1;
         out.push(Command::Fetch { peer, chunk: index, region, offset, to });
         Ok(())
@@ -209,6 +213,7 @@ impl LaneEngine {
         chunk.contributed.insert(rank);
         self.stats.contributions += 1;
         self.stats.contribution_bytes += bytes;
+        self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
         let last = chunk.contributed.len() == self.config.workers;
         match chunk.writable() {
             Some(into) if last => self.finish(index, Some(from), first, into, out),
@@ -246,7 +251,7 @@ impl LaneEngine {
         loop {
             self.answer(index, out);
             let Some(held) = self.chunks[index as usize].take_held(self.config.deterministic) else { break };
-            self.reduce(index, held.rank, Source::Spill(held.spill), held.bytes, out);
+            self.reduce(index, held.rank, held.from, held.bytes, out);
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use super::answers::{answer_block, late, push_result};
 use super::chunk::{Chunk, ChunkSpec, Number, Waiter};
-use super::command::{Command, Commands, ResultBlock};
+use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
@@ -69,6 +69,10 @@ pub struct LaneStats {
     pub spills: u64,
     /// Contributions read out of workers' memory.
     pub fetches: u64,
+    /// Contributions taken where they lie in workers' memory.
+    pub in_place: u64,
+    /// Views of weights given.
+    pub views: u64,
     /// Contributions that workers wrote into key buffers.
     pub placed: u64,
     /// Operations sent back to be tried again.
@@ -192,9 +196,17 @@ impl LaneEngine {
     }
 
     /// A worker's channel is up. Returns its first credits, which travel with the bootstrap.
-    pub fn peer_up(&mut self, rank: Rank, incarnation: Incarnation, inbox: &[SlotGrant]) -> Vec<SlotGrant> {
+    /// `in_place`: it and this server read each other's memory where it lies.
+    pub fn peer_up(
+        &mut self,
+        rank: Rank,
+        incarnation: Incarnation,
+        inbox: &[SlotGrant],
+        in_place: bool,
+    ) -> Vec<SlotGrant> {
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
-        *place = Some(Peer { incarnation, result_slots: ResultSlots::new(inbox), ..Peer::default() });
+        let result_slots = ResultSlots::new(inbox);
+        *place = Some(Peer { incarnation, result_slots, in_place, ..Peer::default() });
         let fair = (self.ledger.total() / self.config.workers.max(1) as usize).clamp(1, FIRST_CREDITS);
         let grants: Vec<_> = (0..fair).map_while(|_| self.ledger.grant(rank)).collect();
         if let Some(peer) = &mut self.peers[rank.0 as usize] {
@@ -203,8 +215,9 @@ impl LaneEngine {
         grants
     }
 
-    /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay.
-    pub fn peer_down(&mut self, rank: Rank) {
+    /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay, but for those that
+    /// are in its memory only; its views end.
+    pub fn peer_down(&mut self, rank: Rank, out: &mut Commands) {
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return };
         *place = None;
         self.ledger.revoke(rank);
@@ -212,8 +225,12 @@ impl LaneEngine {
         self.dirty.retain(|other| *other != rank);
         for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
+            chunk.hide(rank, Operation(u64::MAX));
         }
         self.take_back(rank);
+        for chunk in 0..self.chunks.len() {
+            self.finish_late(chunk as u32, out);
+        }
     }
 
     /// A batch lies in a slot.
@@ -322,6 +339,8 @@ impl LaneEngine {
                 false
             }
         };
+        self.chunks[index as usize].hide(peer, block.views_from);
+        self.finish_late(index, out);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
@@ -376,6 +395,7 @@ impl LaneEngine {
             operation: block.operation,
             version,
             landing: block.landing,
+            view: block.view,
             token: block.token,
             deadline_ms: now_ms.saturating_add(u64::from(block.timeout_ms)),
             since_ms: now_ms,
@@ -403,6 +423,13 @@ impl LaneEngine {
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
             let mut block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            if waiter.view {
+                chunk.show(waiter.rank, waiter.operation);
+                let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
+                (block.view, block.landing) =
+                    (true, Some(Landing { region, offset, bytes: chunk.spec.bytes }));
+                self.stats.views += 1;
+            }
             if chunk.spec.dynamic && waiter.op.lands() {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
             }
@@ -429,7 +456,7 @@ impl LaneEngine {
 
     fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         let data = BlockData::Inline { offset: 0 };
-        let block = Block { status, bytes: 0, data, landing: None, timeout_ms: 0, ..*block };
+        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
         push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing });
     }
 
@@ -440,6 +467,12 @@ impl LaneEngine {
         if let Some(at) = readers.iter().position(|reader| *reader == peer) {
             readers.swap_remove(at);
         }
+        self.finish_late(chunk, out);
+    }
+
+    /// A round that is complete and waited for readers: ends it where its weights have a place now.
+    fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
+        let state = &self.chunks[chunk as usize];
         if state.complete
             && let Some(into) = state.writable()
         {
@@ -449,13 +482,15 @@ impl LaneEngine {
     }
 
     /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
-    pub fn tick(&mut self, now_ms: u64) {
-        for chunk in &mut self.chunks {
+    pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
+        let Self { chunks, spills, .. } = self;
+        for (index, chunk) in chunks.iter_mut().enumerate() {
             let mut at = 0;
             while at < chunk.waiters.len() {
                 let waiter = chunk.waiters[at];
-                // The worker's memory is being read: it must stay the operation's.
-                if waiter.deadline_ms > now_ms || chunk.is_fetching(waiter.rank, waiter.operation) {
+                // What is in the worker's memory only is to stay the operation's until it is read.
+                let is_due = waiter.deadline_ms <= now_ms;
+                if !is_due || !copy_out(index as u32, chunk, &waiter, spills, out) {
                     at += 1;
                     continue;
                 }
@@ -482,4 +517,25 @@ impl LaneEngine {
             missing: late(chunk, waiter, self.config.workers).1,
         })
     }
+}
+
+/// An operation's contribution that lies in its worker's memory is copied from there, so that the operation can end
+/// before its turn. False where it cannot: it is being read, or there is no room.
+fn copy_out(
+    index: u32,
+    chunk: &mut Chunk,
+    waiter: &Waiter,
+    spills: &mut Vec<u32>,
+    out: &mut Commands,
+) -> bool {
+    let Some(held) = chunk.in_worker_memory(waiter.rank, waiter.operation) else { return true };
+    if !held.arrived {
+        return false;
+    }
+    let Some(to) = spills.pop() else { return false };
+    let (from, bytes) = (held.from, held.bytes);
+    held.from = Source::Spill(to);
+    chunk.size(index, bytes, out);
+    out.push(Command::Spill { chunk: index, from, to });
+    true
 }

@@ -63,6 +63,8 @@ pub(super) struct Peer {
     pub(super) queued: bool,
     /// Is it in the list of peers to flush?
     pub(super) dirty: bool,
+    /// It and this server read each other's memory where it lies.
+    pub(super) in_place: bool,
     /// Count of result batches on this channel.
     pub(super) sequence: u64,
 }

@@ -40,7 +40,8 @@ impl LaneEngine {
         let bytes = self.chunks[index as usize].spec.bytes;
         let landing = spill.map(|spill| Landing { region: 0, offset: u64::from(spill), bytes });
         let data = BlockData::Inline { offset: 0 };
-        let block = Block { status: Status::Granted, bytes: 0, data, landing, timeout_ms: 0, ..*block };
+        let block =
+            Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
         push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing: Vec::new() });
     }
 
@@ -92,13 +93,14 @@ impl LaneEngine {
     pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
         let mut held = state.held.iter();
-        let Some(at) = held.position(|held| held.rank == peer && held.spill == spill && !held.arrived) else {
+        let from = Source::Spill(spill);
+        let Some(at) = held.position(|held| held.rank == peer && held.from == from && !held.arrived) else {
             return;
         };
         state.held[at].arrived = true;
         if state.held[at].round == 0 {
             state.held.swap_remove(at);
-            self.initialise(chunk, peer, Source::Spill(spill), out);
+            self.initialise(chunk, peer, from, out);
         }
         self.settle(chunk, out);
     }
@@ -123,9 +125,11 @@ impl LaneEngine {
             // Those behind it stay taken: the worker does not send again what a deadline has ended.
             let reopened = &mut chunk.reopened;
             chunk.held.retain(|held| {
-                let dropped = held.rank == rank && !held.arrived;
+                let dropped = held.rank == rank && held.is_worker_s();
                 if dropped {
-                    spills.push(held.spill);
+                    if let Source::Spill(spill) = held.from {
+                        spills.push(spill);
+                    }
                     let Held { rank, round, operation, .. } = *held;
                     reopened.push(Reopened { rank, operation, round });
                 }

@@ -2,16 +2,13 @@
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
 use super::link::{Link, Post, Posted, WorkerInbox};
-use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine};
+use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source};
 use crate::storage::{Cells, Round, Storage, StorageError};
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
-    PostError, Read, RemoteKey, RemoteSpan, Span, Write,
+    PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Landing, Notice, SlotGrant, Status,
-    prefix_bytes,
-};
+use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{
     HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
@@ -74,16 +71,16 @@ pub struct LaneConfig {
 /// See the module.
 #[derive(Debug)]
 pub struct DataLane<Q> {
-    queue: Q,
-    config: LaneConfig,
-    engine: LaneEngine,
-    storage: Storage,
+    pub(super) queue: Q,
+    pub(super) config: LaneConfig,
+    pub(super) engine: LaneEngine,
+    pub(super) storage: Storage,
     inbox: Cells,
-    links: Vec<Option<Link>>,
+    pub(super) links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
-    epoch: Epoch,
-    blocks: Blocks,
-    prefix: Box<[u8]>,
+    pub(super) epoch: Epoch,
+    pub(super) blocks: Blocks,
+    pub(super) prefix: Box<[u8]>,
     reader: BatchReader,
     commands: Commands,
     completions: Vec<Completion>,
@@ -211,7 +208,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
-        let grants = self.engine.peer_up(rank, incarnation, &inbox.grants);
+        let in_place = self.queue.reads_in_place(channel);
+        let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place);
         self.links[place] = Some(Link::new(channel, inbox));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
@@ -237,7 +235,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.dropped(rank, post);
         }
         // This also ends the reads that were under way.
-        self.engine.peer_down(rank);
+        self.engine.peer_down(rank, &mut self.commands);
     }
 
     /// What a post held is free, because its channel is gone.
@@ -268,7 +266,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.completions = completions;
         if now_ms >= self.next_tick_ms {
             self.next_tick_ms = now_ms + TICK_MS;
-            self.engine.tick(now_ms);
+            self.engine.tick(now_ms, &mut self.commands);
+            self.execute()?;
         }
         self.retry_backlogs()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
@@ -305,7 +304,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    fn expel(&mut self, rank: Rank, reason: &str) {
+    pub(super) fn expel(&mut self, rank: Rank, reason: &str) {
         self.expelled += 1;
         tracing::warn!(
             worker = rank.0,
@@ -333,6 +332,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.reader.read(&self.prefix[..bytes], self.inbox.cell_bytes())
         });
         match header {
+            Ok(_) if !self.reaches(rank) => {
+                self.expel(rank, "its batch refers to memory that it did not hand over");
+            }
             Ok(header) => {
                 let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
                 let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
@@ -354,6 +356,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Err(error) => self.expel(rank, &error.to_string()),
         }
         Ok(())
+    }
+
+    /// Can what the batch refers to be read where it lies? On a channel that has no such way it is read otherwise.
+    fn reaches(&mut self, rank: Rank) -> bool {
+        let Self { queue, links, reader, .. } = self;
+        let Some(Some(link)) = links.get_mut(rank.0 as usize) else { return true };
+        !queue.reads_in_place(link.channel)
+            || reader.blocks.iter().all(|block| match block.data {
+                BlockData::ByReference { region, offset } => {
+                    link.view(queue, (region, offset, block.bytes)).is_some()
+                }
+                _ => true,
+            })
     }
 
     /// Executes all commands in order.
@@ -385,13 +400,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
         match command {
             Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
-            Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
+            Command::Reduce { chunk, from, first } => {
+                let view = self.view_of(Some(from));
+                self.storage.reduce(chunk, from, view.as_ref(), first)?;
+            }
             Command::Finish { chunk, round, last, only, old, into, contributors } => {
                 let round = Round { number: round, last, only, old, into, contributors };
-                self.storage.finish(chunk, &round)?;
+                let view = self.view_of(last);
+                self.storage.finish(chunk, &round, view.as_ref())?;
             }
-            Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
-            Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
+            Command::Init { chunk, from, into } => {
+                let view = self.view_of(Some(from));
+                self.storage.init(chunk, from, view.as_ref(), into)?;
+            }
+            Command::Spill { chunk, from, to } => {
+                let view = self.view_of(Some(from));
+                self.storage.spill(chunk, from, view.as_ref(), to)?;
+            }
             Command::Fetch { peer, chunk, region, offset, to } => {
                 let from = RemoteSpan { key: RemoteKey(region), offset };
                 let bytes = self.storage.size_of(chunk)?;
@@ -409,76 +434,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    fn send_results(
-        &mut self,
-        peer: Rank,
-        slot: SlotGrant,
-        results: &[crate::engine::ResultBlock],
-        grants: &[SlotGrant],
-        sequence: u64,
-    ) -> Result<(), LaneError> {
-        // The engine was told how many blocks are free; if it sends more all the same, the results are dropped
-        // with their channel rather than lost silently.
-        let Some(block) = self.blocks.take() else {
-            self.expel(peer, "too many results are under way to it");
-            return Ok(());
-        };
-        let header = self.header(peer, sequence);
-        let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
-        let key = if grants_buffers { self.lend_spill(peer, results) } else { None };
-        let spill = self.storage.spill_cells();
-        // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
-        // buffer to be had now; the engine's grant stands, for when the worker asks again.
-        let place = |landing: Landing| {
-            let offset = spill.start(landing.offset as u32);
-            Some(Landing { region: key?, offset, ..landing })
-        };
-        let bytes = encode_results(&mut self.prefix, header, results, grants, place);
-        self.blocks.write(block, 0, &self.prefix[..bytes])?;
-        let mut end = bytes as u64;
-        for rank in results.iter().flat_map(|result| &result.missing) {
-            self.blocks.write(block, end, &rank.0.to_le_bytes())?;
-            end += 4;
-        }
-        self.post(peer, Post::Results { slot, block, bytes: end })
-    }
-
-    /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot
-    /// tell it.
-    fn lend_spill(&mut self, peer: Rank, results: &[crate::engine::ResultBlock]) -> Option<u64> {
-        let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
-        let spill = self.storage.spill_cells();
-        if link.spill_key.is_none() {
-            link.spill_key = self.queue.expose(link.channel, spill.region()).ok().map(|key| key.0);
-        }
-        let granted = results.iter().filter(|result| result.block.status == Status::Granted);
-        for landing in granted.filter_map(|result| result.block.landing) {
-            let block = spill.region().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
-            self.queue.lend(link.channel, &block).ok()?;
-        }
-        link.spill_key
-    }
-
-    fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
-        let receiver_incarnation = self.engine.peer_incarnation(peer);
-        BatchHeader {
-            kind: BatchKind::Result,
-            lane: self.config.engine.lane,
-            wanted: 0,
-            sender: self.config.rank,
-            job: self.config.engine.job,
-            epoch: self.epoch,
-            sender_incarnation: self.config.engine.incarnation,
-            receiver_incarnation,
-            sequence,
-            payload_offset: 0,
-            payload_bytes: 0,
-            payload_checksum: None,
-        }
+    /// Where a contribution lies that is in a worker's memory. It was found when its batch came, and the engine forgets
+    /// it when the channel ends.
+    fn view_of(&mut self, from: Option<Source>) -> Option<View> {
+        let Some(Source::Worker { peer, region, offset, bytes }) = from else { return None };
+        let Self { queue, links, .. } = self;
+        links.get_mut(peer.0 as usize)?.as_mut()?.view(queue, (region, offset, bytes))
     }
 
     /// Posts, or queues behind what is queued already.
-    fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
+    pub(super) fn post(&mut self, peer: Rank, post: Post) -> Result<(), LaneError> {
         let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else {
             self.dropped(peer, post);
             return Ok(());
@@ -563,28 +528,4 @@ fn start<Q: CompletionQueue>(
         link.posted.extend(posted);
     }
     Ok(result)
-}
-
-fn encode_results(
-    prefix: &mut [u8],
-    header: BatchHeader,
-    results: &[crate::engine::ResultBlock],
-    grants: &[SlotGrant],
-    place: impl Fn(Landing) -> Option<Landing>,
-) -> usize {
-    // The engine packed with the same room; the writer cannot refuse what fitted there.
-    let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
-    for result in results {
-        let bytes = 4 * result.missing.len() as u64;
-        let granted = result.block.status == Status::Granted;
-        let landing = if granted { result.block.landing.and_then(&place) } else { result.block.landing };
-        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
-        let fitted = writer.push(block);
-        debug_assert!(fitted, "packed with the same room");
-    }
-    for grant in grants {
-        let fitted = writer.grant(*grant);
-        debug_assert!(fitted, "packed with the same bound");
-    }
-    writer.finish(header)
 }

@@ -1,6 +1,6 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
-use fabric::{ChannelId, RemoteKey, RemoteSpan};
+use fabric::{ChannelId, CompletionQueue, RemoteKey, RemoteSpan, View};
 use proto_common::batch::{Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -61,6 +61,10 @@ pub(super) struct Link {
     /// Remote key under which the worker writes into our spill blocks.
     /// It is told only with the first grant: most workers never write there.
     pub(super) spill_key: Option<u64>,
+    /// Remote key under which the worker reads our weights where they lie; told with the first view.
+    pub(super) weights_key: Option<u64>,
+    /// The worker's regions that contributions were read in, mapped here, by key. Bounded by what a channel hands over.
+    pub(super) mapped: Vec<(u64, View)>,
     /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
@@ -72,7 +76,24 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Self { channel, inbox, spill_key: None, backlog, posted, fetches }
+        let (spill_key, weights_key, mapped) = (None, None, Vec::new());
+        Self { channel, inbox, spill_key, weights_key, mapped, backlog, posted, fetches }
+    }
+
+    /// A stretch of the worker's memory, to be read where it lies; none where it gave no such stretch.
+    pub(super) fn view<Q: CompletionQueue>(
+        &mut self,
+        queue: &mut Q,
+        (region, offset, bytes): (u64, u64, u64),
+    ) -> Option<View> {
+        let at = match self.mapped.iter().position(|(key, _)| *key == region) {
+            Some(at) => at,
+            None => {
+                self.mapped.push((region, queue.map(self.channel, RemoteKey(region)).ok()?));
+                self.mapped.len() - 1
+            }
+        };
+        self.mapped[at].1.slice(offset, bytes).ok()
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

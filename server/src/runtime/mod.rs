@@ -4,6 +4,7 @@
 mod bootstrap;
 mod lane;
 mod link;
+mod results;
 mod run;
 mod status;
 mod thread;

@@ -3,16 +3,36 @@
 
 use super::{Round, StorageError};
 use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Weights};
-use fabric::{Buffer, OutOfBounds, Region};
+use fabric::{Buffer, Number, Numbers, OutOfBounds, Region, View};
 use proto_common::element::Dtype;
 use proto_common::optimizer::Step;
 use zerocopy::FromBytes;
 
 /// Memory that a peer can write.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
-    pub(super) region: &'a Region,
-    pub(super) at: u64,
+pub(super) enum Place<'a> {
+    /// So many bytes into a region of ours.
+    Region { region: &'a Region, at: u64 },
+    /// In a worker's memory.
+    View(&'a View),
+}
+
+impl<'a> Place<'a> {
+    /// Copies the first bytes out.
+    pub(super) fn read(self, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        match self {
+            Self::Region { region, at } => region.read(at, into),
+            Self::View(view) => view.read(0, into),
+        }
+    }
+
+    /// The first numbers, where they lie.
+    fn numbers<N: Number>(self, count: usize) -> Result<Numbers<'a, N>, OutOfBounds> {
+        match self {
+            Self::Region { region, at } => region.numbers(at, count),
+            Self::View(view) => view.numbers(0, count),
+        }
+    }
 }
 
 /// Numbers by the type of the tensor's elements.
@@ -181,7 +201,7 @@ impl<E: Element> Master<E> {
 }
 
 fn contribution<E: Element>(from: Place<'_>, bytes: usize) -> Result<Contribution<'_, E>, OutOfBounds> {
-    Ok(Contribution(from.region.numbers(from.at, bytes / size_of::<E>())?))
+    Ok(Contribution(from.numbers(bytes / size_of::<E>())?))
 }
 
 /// The weights of a chunk that a round changes: so many bytes of them.

@@ -1,7 +1,7 @@
 //! Buffers that trainers compute in: registered memory, handed to an operation and back.
 
 use super::Element;
-use fabric::{Buffer, Region};
+use fabric::{Buffer, Region, Span};
 use std::ops::{Deref, DerefMut};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -18,6 +18,10 @@ impl TensorBuffer {
 
     pub(super) fn is_of(&self, region: &Region) -> bool {
         self.0.span().region().id() == region.id()
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.0.span()
     }
 
     pub(crate) fn into_inner(self) -> Buffer {

@@ -1,11 +1,11 @@
 //! Handles of operations in flight: wait, ask, or be called back.
 
-use super::TensorBuffer;
+use super::{Inner, Tensor, TensorBuffer, Weights};
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, drive_until};
 use fabric::UserBuffer;
-use proto_common::ids::{Key, Rank, Version};
-use std::sync::Arc;
+use proto_common::ids::{Rank, Version};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// An operation that ended well, with the buffers it had.
@@ -19,6 +19,8 @@ pub struct Ended {
     pub user: Option<UserBuffer>,
     /// The weights' buffer, where the operation had one.
     pub target: Option<TensorBuffer>,
+    /// The weights, where they were asked for without a buffer.
+    pub weights: Option<Weights>,
     /// Bytes at the start of `target` that landed: all of them, or of a dynamic tensor those of the last round.
     pub landed_bytes: u64,
 }
@@ -31,8 +33,10 @@ pub struct Handle {
     lanes: Arc<[LaneHandle]>,
     /// Which of the lanes work on it, by their number as a bit.
     used: u64,
-    key: Key,
-    dynamic: bool,
+    client: Weak<Inner>,
+    tensor: Tensor,
+    /// Weights are to be read, not to be had as a buffer.
+    view: bool,
     started: Instant,
     /// Past it the wait ends by itself, even if the data thread were stuck.
     deadline: Instant,
@@ -43,7 +47,7 @@ impl Handle {
         state: Arc<OpState>,
         lanes: Arc<[LaneHandle]>,
         used: u64,
-        (key, dynamic): (Key, bool),
+        (client, tensor): (Weak<Inner>, Tensor),
         timeout: Duration,
     ) -> Self {
         let started = Instant::now();
@@ -52,11 +56,17 @@ impl Handle {
             state,
             lanes,
             used,
-            key,
-            dynamic,
+            client,
+            tensor,
+            view: false,
             started,
             deadline: started + timeout + Duration::from_secs(3),
         }
+    }
+
+    /// Its weights are to be read, wherever they are.
+    pub(super) fn into_view(self) -> Self {
+        Self { view: true, ..self }
     }
 
     fn lanes(&self) -> impl Iterator<Item = &LaneHandle> {
@@ -88,24 +98,33 @@ impl Handle {
         let blocked = (!told()).then(|| Blocked::new(self.lanes()));
         let result = self.state.wait(self.deadline);
         drop(blocked);
+        let (key, dynamic) = (self.tensor.key(), self.tensor.spec().dynamic);
         match result {
-            Some(Ok(version)) if self.dynamic && self.state.newest() > version => {
-                Err(ClientError::Torn { key: self.key, oldest: version, newest: self.state.newest() })
+            Some(Ok(version)) if dynamic && self.state.newest() > version => {
+                Err(ClientError::Torn { key, oldest: version, newest: self.state.newest() })
             }
             Some(Ok(version)) => {
-                let OpBuffers { source, user, target } = self.state.take_buffers().unwrap_or_default();
+                let OpBuffers { source, user, target, shown } = self.state.take_buffers().unwrap_or_default();
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
                 let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
                 let target = target.map(TensorBuffer::new);
                 let whole_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
                 let landed_bytes =
-                    if self.dynamic { self.state.landed_bytes().min(whole_bytes) } else { whole_bytes };
-                Ok(Ended { version, source, user, target, landed_bytes })
+                    if dynamic { self.state.landed_bytes().min(whole_bytes) } else { whole_bytes };
+                let (tensor, client) = (self.tensor.clone(), self.client.clone());
+                let (target, weights) = match (shown, target) {
+                    (Some(shown), target) => (target, Some(Weights::shown(version, shown, tensor, client))),
+                    (None, Some(target)) if self.view => {
+                        (None, Some(Weights::landed(version, target, tensor)))
+                    }
+                    (None, target) => (target, None),
+                };
+                Ok(Ended { version, source, user, target, weights, landed_bytes })
             }
             Some(Err(error)) => Err(error.into()),
             None => {
                 let waited_ms = self.started.elapsed().as_millis() as u64;
-                Err(OpError::NoAnswer { key: self.key, servers: Vec::<Rank>::new(), waited_ms }.into())
+                Err(OpError::NoAnswer { key, servers: Vec::<Rank>::new(), waited_ms }.into())
             }
         }
     }

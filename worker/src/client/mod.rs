@@ -11,6 +11,7 @@ mod source;
 mod status;
 mod tensor;
 mod transfer;
+mod weights;
 
 pub use buffer::TensorBuffer;
 pub use element::Element;
@@ -18,6 +19,7 @@ pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
 pub use source::Source;
 pub use tensor::Tensor;
+pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};

@@ -1,13 +1,16 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
+use super::Element;
 use crate::engine::PartSpec;
+use crate::error::ClientError;
+use crate::runtime::{OpState, Viewing};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A declared tensor. Clones share it.
 #[derive(Clone, Debug)]
@@ -20,6 +23,7 @@ struct Declared {
     owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
     numbers: Mutex<Numbers>,
+    viewing: Viewing,
     /// A place in [`Placement::ALL`].
     placement: AtomicU8,
 }
@@ -29,6 +33,8 @@ struct Declared {
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
+    /// The last operation.
+    pub(super) last: Weak<OpState>,
 }
 
 impl Numbers {
@@ -55,7 +61,7 @@ impl Tensor {
         }
         let lanes = parts.into_iter().map(Into::into).collect();
         let (spec, numbers, placement) = (spec.clone(), Mutex::default(), AtomicU8::default());
-        Self(Arc::new(Declared { spec, owner, lanes, numbers, placement }))
+        Self(Arc::new(Declared { spec, owner, lanes, numbers, viewing: Viewing::default(), placement }))
     }
 
     /// What was declared.
@@ -93,6 +99,35 @@ impl Tensor {
 
     pub(super) fn lanes(&self) -> &[Arc<[PartSpec]>] {
         &self.0.lanes
+    }
+
+    /// What of its weights is read where it lies.
+    pub(super) fn viewing(&self) -> &Viewing {
+        &self.0.viewing
+    }
+
+    /// Has the last operation on it not ended yet?
+    pub(super) fn is_busy(&self) -> bool {
+        self.numbers().last.upgrade().is_some_and(|last| last.poll().is_none())
+    }
+
+    /// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
+    pub(super) fn check_length(&self, have: u64, shorter: bool) -> Result<(), ClientError> {
+        let (want, key, dtype) = (self.bytes(), self.key(), self.spec().dtype);
+        let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);
+        if want != have && !fits {
+            return Err(ClientError::WrongLength { key, dtype, want, have });
+        }
+        Ok(())
+    }
+
+    /// As [`Tensor::check_length`], of so many elements of a type.
+    pub(super) fn check_typed<T: Element>(&self, elements: usize, shorter: bool) -> Result<(), ClientError> {
+        let (key, want) = (self.key(), self.spec().dtype);
+        if want != T::DTYPE {
+            return Err(ClientError::WrongDtype { key, want, have: T::DTYPE });
+        }
+        self.check_length((elements * size_of::<T>()) as u64, shorter)
     }
 
     /// Held from numbering an operation until all lanes have it, so that they all see one order.

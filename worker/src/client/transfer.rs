@@ -11,23 +11,40 @@ use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
+use proto_common::transport::Driver;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// An operation as it is asked for.
+struct Call {
+    kind: OpKind,
+    source: Option<Source>,
+    target: Option<TensorBuffer>,
+    /// Weights are read where servers have them.
+    view: bool,
+    priority: i32,
+}
+
+impl Call {
+    fn new(kind: OpKind, source: Option<Source>, target: Option<TensorBuffer>, priority: i32) -> Self {
+        Self { kind, source, target, view: false, priority }
+    }
+}
 
 impl Client {
     /// Contributes a gradient to the tensor's next round: registered memory, or a [`UserBuffer`]. Ends when the
     /// round is published. A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
     /// to a round agree on it.
     pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
-        self.start(tensor, OpKind::Push, Some(gradient.into()), None, 0)
+        self.start(tensor, Call::new(OpKind::Push, Some(gradient.into()), None, 0))
     }
 
     /// Lands the weights of the last round this worker contributed to, or later, in `weights`. Of a dynamic tensor
     /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
     /// after a channel broke, parts of it could otherwise be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: TensorBuffer) -> Result<Handle, ClientError> {
-        self.start(tensor, OpKind::Pull, None, Some(weights), 0)
+        self.start(tensor, Call::new(OpKind::Pull, None, Some(weights), 0))
     }
 
     /// Contributes a gradient and lands the weights of that round. Higher `priority` goes first; operations
@@ -39,20 +56,20 @@ impl Client {
         weights: TensorBuffer,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.start(tensor, OpKind::PushPull, Some(gradient.into()), Some(weights), priority)
+        self.start(tensor, Call::new(OpKind::PushPull, Some(gradient.into()), Some(weights), priority))
     }
 
     /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
     /// before the first round. Ranks other than 0 send nothing.
     pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
         let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
-        self.start(tensor, OpKind::Init, source, None, 0)?.wait().map(drop)
+        self.start(tensor, Call::new(OpKind::Init, source, None, 0))?.wait().map(drop)
     }
 
     /// As [`Client::init`] with a buffer, and does not wait. Ranks other than 0 let go of theirs at once.
     pub fn init_from(&self, tensor: &Tensor, values: impl Into<Source>) -> Result<Handle, ClientError> {
         let source = (self.0.rank == Rank(0)).then(|| values.into());
-        self.start(tensor, OpKind::Init, source, None, 0)
+        self.start(tensor, Call::new(OpKind::Init, source, None, 0))
     }
 
     /// As [`Client::push`] with plain memory, and waits.
@@ -63,9 +80,8 @@ impl Client {
 
     /// As [`Client::pull`] with plain memory, and waits.
     pub fn pull_slice<T: Element>(&self, tensor: &Tensor, weights: &mut [T]) -> Result<Version, ClientError> {
-        check_typed::<T>(tensor, weights.len(), false)?;
-        let ended = self.pull(tensor, self.allocate(tensor.bytes())?)?.wait()?;
-        Ok(copy_out(ended, weights))
+        tensor.check_typed::<T>(weights.len(), false)?;
+        copy_out(&self.pull_view(tensor)?.wait()?, weights)
     }
 
     /// As [`Client::push_pull`] with plain memory, and waits.
@@ -75,14 +91,47 @@ impl Client {
         gradient: &[T],
         weights: &mut [T],
     ) -> Result<Version, ClientError> {
-        check_typed::<T>(tensor, weights.len(), false)?;
+        tensor.check_typed::<T>(weights.len(), false)?;
         let gradient = self.copied(tensor, gradient)?;
-        let ended = self.push_pull(tensor, gradient, self.allocate(tensor.bytes())?, 0)?.wait()?;
-        Ok(copy_out(ended, weights))
+        copy_out(&self.push_pull_view(tensor, gradient, 0)?.wait()?, weights)
+    }
+
+    /// As [`Client::pull`] without a buffer: [`Ended::weights`] is to be read. On shared memory that is where the
+    /// servers have them, and nothing is copied; over other transports they land in memory of the client's.
+    pub fn pull_view(&self, tensor: &Tensor) -> Result<Handle, ClientError> {
+        self.start_view(tensor, OpKind::Pull, None, 0)
+    }
+
+    /// As [`Client::push_pull`] without a buffer for the weights; see [`Client::pull_view`].
+    pub fn push_pull_view(
+        &self,
+        tensor: &Tensor,
+        gradient: impl Into<Source>,
+        priority: i32,
+    ) -> Result<Handle, ClientError> {
+        self.start_view(tensor, OpKind::PushPull, Some(gradient.into()), priority)
+    }
+
+    fn start_view(
+        &self,
+        tensor: &Tensor,
+        kind: OpKind,
+        source: Option<Source>,
+        priority: i32,
+    ) -> Result<Handle, ClientError> {
+        let in_place =
+            !tensor.spec().dynamic && self.0.links.iter().all(|(_, link)| link.driver == Driver::Shm);
+        let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?) };
+        Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
+    }
+
+    /// Tells servers something of a tensor: an operation without payload and weights, for which nobody waits.
+    pub(super) fn tell(&self, tensor: &Tensor, kind: OpKind) -> Result<Handle, ClientError> {
+        self.start(tensor, Call { kind, source: None, target: None, view: false, priority: i32::MAX })
     }
 
     fn copied<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<TensorBuffer, ClientError> {
-        check_typed::<T>(tensor, values.len(), false)?;
+        tensor.check_typed::<T>(values.len(), false)?;
         let mut buffer = self.allocate(tensor.bytes())?;
         copy_in(&mut buffer, values);
         Ok(buffer)
@@ -97,7 +146,7 @@ impl Client {
         target: Option<&TensorBuffer>,
     ) -> Result<(), ClientError> {
         let key = tensor.key();
-        if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull) {
+        if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull | OpKind::Release) {
             return Err(ClientError::Dynamic { key });
         }
         if !tensor.is_of(self.0.incarnation) {
@@ -112,15 +161,15 @@ impl Client {
         };
         let shorter = kind == OpKind::Push && tensor.spec().dynamic;
         match source {
-            Some(Source::User(buffer)) => check_typed::<f32>(tensor, buffer.len(), shorter)?,
+            Some(Source::User(buffer)) => tensor.check_typed::<f32>(buffer.len(), shorter)?,
             Some(Source::Pool(buffer)) => {
-                check_length(tensor, buffer.len() as u64, shorter)?;
+                tensor.check_length(buffer.len() as u64, shorter)?;
                 pool(buffer)?;
             }
             None => {}
         }
         match target {
-            Some(buffer) => check_length(tensor, buffer.len() as u64, false).and_then(|()| pool(buffer)),
+            Some(buffer) => tensor.check_length(buffer.len() as u64, false).and_then(|()| pool(buffer)),
             None => Ok(()),
         }
     }
@@ -164,14 +213,8 @@ impl Client {
         Ok(copy)
     }
 
-    fn start(
-        &self,
-        tensor: &Tensor,
-        kind: OpKind,
-        source: Option<Source>,
-        target: Option<TensorBuffer>,
-        priority: i32,
-    ) -> Result<Handle, ClientError> {
+    fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
+        let Call { kind, source, target, view, priority } = call;
         self.check(tensor, kind, source.as_ref(), target.as_ref())?;
         if let Some(error) = self.dead() {
             return Err(error.into());
@@ -185,6 +228,12 @@ impl Client {
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
         let (operation, round) = numbers.next(kind);
+        let views_from = tensor.viewing().oldest(operation);
+        if view {
+            let pieces = tensor.lanes().iter().map(|parts| parts.len()).sum();
+            state.expect(tensor.viewing().expect(operation, pieces));
+        }
+        numbers.last = Arc::downgrade(&state);
         let (mut used, mut open) = (0u64, true);
         for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor.lanes()).enumerate() {
             if parts.is_empty() {
@@ -198,6 +247,8 @@ impl Client {
                 dtype: tensor.spec().dtype,
                 placement: self.placement_of(tensor, source.as_ref()),
                 operation,
+                view,
+                views_from,
                 round,
                 priority,
                 timeout_ms,
@@ -225,7 +276,7 @@ impl Client {
             state,
             self.0.lanes.clone(),
             used,
-            (tensor.key(), tensor.spec().dynamic),
+            (Arc::downgrade(&self.0), tensor.clone()),
             Duration::from_millis(u64::from(timeout_ms)),
         ))
     }
@@ -238,28 +289,7 @@ fn shortened(parts: &[PartSpec], bytes: u64) -> Arc<[PartSpec]> {
     parts.iter().map(part).collect()
 }
 
-/// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
-fn check_length(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), ClientError> {
-    let (want, key, dtype) = (tensor.bytes(), tensor.key(), tensor.spec().dtype);
-    let fits = shorter && have <= want && have.is_multiple_of(dtype.bytes() as u64);
-    if want != have && !fits {
-        return Err(ClientError::WrongLength { key, dtype, want, have });
-    }
-    Ok(())
-}
-
-/// As [`check_length`], of so many elements of a type.
-fn check_typed<T: Element>(tensor: &Tensor, elements: usize, shorter: bool) -> Result<(), ClientError> {
-    let (key, want) = (tensor.key(), tensor.spec().dtype);
-    if want != T::DTYPE {
-        return Err(ClientError::WrongDtype { key, want, have: T::DTYPE });
-    }
-    check_length(tensor, (elements * size_of::<T>()) as u64, shorter)
-}
-
-fn copy_out<T: Element>(ended: Ended, weights: &mut [T]) -> Version {
-    if let Some(target) = &ended.target {
-        weights.copy_from_slice(target.as_slice());
-    }
-    ended.version
+fn copy_out<T: Element>(ended: &Ended, weights: &mut [T]) -> Result<Version, ClientError> {
+    ended.weights.as_ref().map_or(Ok(()), |found| found.copy_to(weights))?;
+    Ok(ended.version)
 }

@@ -46,6 +46,17 @@ pub enum Command {
         /// Why.
         error: OpError,
     },
+    /// A part's weights are to be read where they lie; the operation's end follows.
+    Shown {
+        /// The operation.
+        op: u64,
+        /// The server that has them.
+        server: Rank,
+        /// Bytes before them in the tensor.
+        offset: u64,
+        /// Where they lie.
+        at: Landing,
+    },
     /// A pull of a dynamic tensor brought so many bytes on this lane; its end follows.
     Landed {
         /// The operation.

@@ -9,6 +9,9 @@ use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, SlotGran
 use proto_common::ids::Rank;
 use proto_common::limits::GRANTS_PER_BATCH_MAX;
 
+/// A batch that refers to so much is sent: what it brings is under way while the next one is made.
+const REFERENCED_BYTES_MAX: u64 = 1 << 20;
+
 impl LaneEngine {
     /// A server says that results lie in a slot of our inbox: may it be read? After an old grant it may not,
     /// because the server may be writing the next results there.
@@ -55,7 +58,8 @@ impl LaneEngine {
         let first = out.parts.len();
         let mut room = BatchRoom::new(link.slot_bytes);
         let most = self.config.gather_max.saturating_sub(1).min(room_in_flight);
-        while out.parts.len() - first < most {
+        let mut referenced_bytes = 0;
+        while out.parts.len() - first < most && referenced_bytes < REFERENCED_BYTES_MAX {
             let Some(place) = self.links[server.0 as usize].queue.peek().copied() else { break };
             let Some(block) = self.part_block(place.part).filter(|_| self.is_next(place.part)) else {
                 self.links[server.0 as usize].queue.pop();
@@ -72,6 +76,9 @@ impl LaneEngine {
                 && let Some(remote) = self.occupy(block.block.id, server)
             {
                 out.list.push(Command::Place { server, part: block, remote });
+            }
+            if matches!(data, BlockData::ByReference { .. }) {
+                referenced_bytes += block.block.bytes;
             }
             self.mark_sent(place.part, data);
         }
@@ -97,8 +104,8 @@ impl LaneEngine {
         let part = self.parts.get(index)?;
         let op = self.ops.get(part.op)?;
         let spec = part.spec;
-        let landing =
-            op.kind.lands().then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
+        let lands = op.kind.lands() && !op.view;
+        let landing = lands.then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
         let waited = self.now_ms.saturating_sub(op.since_ms);
         let block = Block {
             id: spec.id,
@@ -111,6 +118,8 @@ impl LaneEngine {
             bytes: if op.payload { spec.bytes } else { 0 },
             data: self.way(op, &spec),
             landing,
+            view: op.view,
+            views_from: op.views_from,
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };

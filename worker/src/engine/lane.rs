@@ -231,6 +231,8 @@ impl LaneEngine {
             payload: submit.payload,
             placement: submit.placement,
             operation: submit.operation,
+            view: submit.view,
+            views_from: submit.views_from,
             round: submit.round,
             priority: submit.priority,
             timeout_ms: submit.timeout_ms,
@@ -349,12 +351,34 @@ impl LaneEngine {
             return;
         }
         let failure = self.failure(server, &part, block, payload);
-        if let (Some(landing), Some(op)) = (block.landing, self.ops.get_mut(part.op)) {
+        if block.status == Status::Done && !self.shown(server, &part, block, out) {
+            return;
+        }
+        let landing = block.landing.filter(|_| !block.view);
+        if let (Some(landing), Some(op)) = (landing, self.ops.get_mut(part.op)) {
             let (bytes, newest) = op.landed.unwrap_or_default();
             let landed = landing.bytes.min(part.spec.bytes);
             op.landed = Some((bytes.saturating_add(landed), newest.max(block.round)));
         }
         self.end_part(index, part.spec, block.round, failure, out);
+    }
+
+    /// Passes on where weights lie that are to be read there. False where the server does not say it, or says it of what
+    /// was to land: it is not believed any more.
+    fn shown(&mut self, server: Rank, part: &Part, block: &Block, out: &mut Commands) -> bool {
+        let Some(op) = self.ops.get(part.op) else { return true };
+        match block.landing.filter(|landing| landing.bytes == part.spec.bytes) {
+            _ if block.view != op.view => {}
+            Some(at) if op.view => {
+                out.list.push(Command::Shown { op: op.id, server, offset: part.spec.offset, at });
+                return true;
+            }
+            _ if !op.view => return true,
+            _ => {}
+        }
+        let reason = "its answer does not say where the weights lie that it was asked for".into();
+        out.list.push(Command::Close { server, reason });
+        false
     }
 
     /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
@@ -561,6 +585,7 @@ impl LaneEngine {
             proto_common::batch::OpKind::Pull => "pull",
             proto_common::batch::OpKind::PushPull => "push_pull",
             proto_common::batch::OpKind::Init => "init",
+            proto_common::batch::OpKind::Release => "release",
         };
         Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
     }

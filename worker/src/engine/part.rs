@@ -35,6 +35,10 @@ pub struct Submit<'a> {
     pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
+    /// Weights are not to land, but to be read where they lie.
+    pub view: bool,
+    /// Views that operations before this one gave are not read any more.
+    pub views_from: Operation,
     /// The round it contributes to, or the least version wanted.
     pub round: u64,
     /// Higher goes first; never reorders one key.
@@ -54,6 +58,8 @@ pub(super) struct Op {
     pub(super) payload: bool,
     pub(super) placement: Placement,
     pub(super) operation: Operation,
+    pub(super) view: bool,
+    pub(super) views_from: Operation,
     pub(super) round: u64,
     pub(super) priority: i32,
     pub(super) timeout_ms: u32,
@@ -108,7 +114,7 @@ impl Part {
             return block;
         }
         let data = BlockData::Inline { offset: 0 };
-        Block { status: Status::Corrupt, bytes: 0, data, landing: None, ..block }
+        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, ..block }
     }
 }
 

@@ -258,6 +258,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             payload: submission.source.is_some(),
             placement: submission.placement,
             operation: submission.operation,
+            view: submission.view,
+            views_from: submission.views_from,
             round: submission.round,
             priority: submission.priority,
             timeout_ms: submission.timeout_ms,
@@ -400,6 +402,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                             live.state.fail(error);
                         }
                     }
+                    Command::Shown { op, server, offset, at } => self.shown(op, server, offset, at),
                     Command::Landed { op, bytes, newest } => {
                         if let Some(live) = self.live.get(&op) {
                             live.state.landed(bytes, newest);
@@ -423,6 +426,22 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             }
         }
         Ok(())
+    }
+
+    /// Hands an operation the view of a part's weights.
+    fn shown(&mut self, op: u64, server: Rank, offset: u64, at: Landing) {
+        let Self { queue, links, live, .. } = self;
+        let link = links.get_mut(server.0 as usize).and_then(Option::as_mut);
+        let view = link.and_then(|link| link.view(queue, at));
+        match (live.get(&op), view) {
+            (Some(live), Some(view)) => live.state.shown(offset, view),
+            (None, _) => {}
+            (Some(live), None) => {
+                let reason = "it showed weights in memory that it did not hand over".to_owned();
+                live.state.fail(OpError::Broken { server, reason: reason.clone() });
+                self.lose(server, self.next_tick_ms, &reason);
+            }
+        }
     }
 
     /// Encodes a batch and gathers its payload from where it lies.

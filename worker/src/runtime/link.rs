@@ -2,7 +2,9 @@
 
 use super::lane::Live;
 use crate::engine::PartBlock;
-use fabric::{ChannelId, CompletionQueue, OutOfBounds, PostError, Region, RemoteSpan, Span, Write};
+use fabric::{
+    ChannelId, CompletionQueue, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span, View, Write,
+};
 use proto_common::batch::{Block, BlockData, Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -35,6 +37,8 @@ pub(super) struct Link {
     /// Remote key under which the server addresses our key buffers.
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
+    /// The server's regions that weights are read in, mapped here, by key. Bounded by what a channel hands over.
+    pub(super) mapped: Vec<(u64, View)>,
     pub(super) probed: bool,
     /// Requests carry a checksum of their payload.
     pub(super) sums: bool,
@@ -46,8 +50,29 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(channel: ChannelId, landing_key: u64) -> Self {
-        let (posted, backlog) = (VecDeque::new(), VecDeque::new());
-        Self { channel, landing_key, inbox: None, probed: false, sums: false, posted, backlog, refused: None }
+        Self {
+            channel,
+            landing_key,
+            inbox: None,
+            mapped: Vec::new(),
+            probed: false,
+            sums: false,
+            posted: VecDeque::new(),
+            backlog: VecDeque::new(),
+            refused: None,
+        }
+    }
+
+    /// A stretch of the server's memory, to be read where it lies; none where it gave no such stretch.
+    pub(super) fn view<Q: CompletionQueue>(&mut self, queue: &mut Q, at: Landing) -> Option<View> {
+        let found = match self.mapped.iter().position(|(key, _)| *key == at.region) {
+            Some(found) => found,
+            None => {
+                self.mapped.push((at.region, queue.map(self.channel, RemoteKey(at.region)).ok()?));
+                self.mapped.len() - 1
+            }
+        };
+        self.mapped[found].1.slice(at.offset, at.bytes).ok()
     }
 
     /// What came of a call to the channel. A closed one reports itself with the next completions; full ones are tried

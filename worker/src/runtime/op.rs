@@ -1,8 +1,9 @@
 //! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
 
+use super::shown::Shown;
 use crate::engine::PartSpec;
 use crate::error::OpError;
-use fabric::{Buffer, Span, UserBuffer};
+use fabric::{Buffer, Span, UserBuffer, View};
 use proto_common::batch::OpKind;
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
@@ -25,6 +26,8 @@ pub(crate) struct OpBuffers {
     /// The trainer's own gradient; sent from there where there is no copy.
     pub(crate) user: Option<UserBuffer>,
     pub(crate) target: Option<Buffer>,
+    /// Of an operation that is shown weights where they lie.
+    pub(crate) shown: Option<Shown>,
 }
 
 #[derive(Default)]
@@ -103,6 +106,18 @@ impl OpState {
         self.tell(progress);
         if let Some(callback) = callback {
             callback(Err(told));
+        }
+    }
+
+    /// Before any lane has it: it is to be shown weights.
+    pub(crate) fn expect(&self, shown: Shown) {
+        self.lock().buffers.shown = Some(shown);
+    }
+
+    /// A lane is shown a part's weights, before it ends its part.
+    pub(crate) fn shown(&self, offset: u64, view: View) {
+        if let Some(shown) = &mut self.lock().buffers.shown {
+            shown.pieces.push((offset, view));
         }
     }
 
@@ -209,6 +224,10 @@ pub struct Submission {
     pub placement: Placement,
     /// Its number on the key.
     pub operation: Operation,
+    /// Weights are to be read where they lie.
+    pub view: bool,
+    /// Views that operations before this one gave are not read any more.
+    pub views_from: Operation,
     /// The round it contributes to, or the least version wanted.
     pub round: u64,
     /// Higher goes first.

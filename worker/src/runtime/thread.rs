@@ -324,6 +324,8 @@ mod tests {
         let state = OpState::new(1);
         let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4 };
         let submission = Submission {
+            view: false,
+            views_from: Operation(0),
             state: state.clone(),
             op,
             kind: OpKind::Push,

@@ -87,11 +87,11 @@ fn play(rig: &mut Rig, event: &Event) -> Vec<Command> {
             out.list
         }
         Event::Down(rank) => {
-            rig.engine.peer_down(Rank(*rank));
+            assert_eq!(rig.down(Rank(*rank)), []);
             Vec::new()
         }
         Event::Up(rank) => {
-            rig.engine.peer_down(Rank(*rank));
+            assert_eq!(rig.down(Rank(*rank)), []);
             if *rank < rig.config.workers {
                 rig.connect(*rank);
             }
@@ -99,7 +99,7 @@ fn play(rig: &mut Rig, event: &Event) -> Vec<Command> {
         }
         Event::Tick(pass_ms) => {
             rig.now_ms = rig.now_ms.saturating_add(*pass_ms);
-            rig.engine.tick(rig.now_ms);
+            assert_eq!(rig.time(), []);
             Vec::new()
         }
     }
@@ -114,7 +114,7 @@ proptest! {
         for event in &events {
             for command in play(&mut rig, event) {
                 if let Command::Expel { peer, .. } = command {
-                    rig.engine.peer_down(peer); // What the runtime does.
+                    assert_eq!(rig.down(peer), []); // What the runtime does.
                 }
             }
             rig.flush_unread();
@@ -122,7 +122,7 @@ proptest! {
             prop_assert!(rig.engine.spills().0 <= 2);
         }
         for rank in 0..3 {
-            rig.engine.peer_down(Rank(rank));
+            assert_eq!(rig.down(Rank(rank)), []);
         }
         prop_assert_eq!(rig.engine.credits(), (5, 5));
     }

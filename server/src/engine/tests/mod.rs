@@ -5,6 +5,7 @@ mod credits;
 mod deadlines;
 mod dynamic;
 mod hostile;
+mod in_place;
 mod model;
 mod placed;
 mod properties;
@@ -75,6 +76,8 @@ fn block(op: OpKind, operation: u64, round: u64) -> Block {
         bytes: if op.contributes() { BYTES } else { 0 },
         data: BlockData::Inline { offset: 0 },
         landing: op.lands().then(landing),
+        view: false,
+        views_from: Operation(0),
         timeout_ms: 1_000,
         token: operation,
     }
@@ -130,14 +133,20 @@ struct Rig {
     now_ms: u64,
     /// The slot of the last batch.
     slot: u32,
+    /// Workers that connect and the server read each other's memory where it lies.
+    in_place: bool,
 }
 
 impl Rig {
     /// Workers that are all connected, four slots of inbox each; one chunk, of key 1.
     fn new(config: EngineConfig) -> Self {
+        Self::with(config, false)
+    }
+
+    fn with(config: EngineConfig, in_place: bool) -> Self {
         let mut engine = LaneEngine::new(config);
         engine.assign(Epoch { term: 1, counter: 1 }, &[spec(1)]);
-        let mut rig = Self { engine, config, workers: Vec::new(), now_ms: 0, slot: 0 };
+        let mut rig = Self { engine, config, workers: Vec::new(), now_ms: 0, slot: 0, in_place };
         for rank in 0..config.workers {
             rig.workers.push(Worker::default());
             rig.connect(rank);
@@ -151,7 +160,7 @@ impl Rig {
 
     fn connect_with(&mut self, rank: u32, result_slots: u32) {
         let inbox: Vec<_> = (0..result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect();
-        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox).into();
+        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox, self.in_place).into();
         self.workers[rank as usize] = Worker { credits, ..Worker::default() };
     }
 
@@ -265,8 +274,21 @@ impl Rig {
 
     fn tick(&mut self, pass_ms: u64) -> Vec<Answer> {
         self.now_ms += pass_ms;
-        self.engine.tick(self.now_ms);
+        assert_eq!(self.time(), []);
         self.flush()
+    }
+
+    fn time(&mut self) -> Vec<Command> {
+        let mut out = Commands::default();
+        self.engine.tick(self.now_ms, &mut out);
+        out.list
+    }
+
+    /// The worker's channel ends.
+    fn down(&mut self, rank: Rank) -> Vec<Command> {
+        let mut out = Commands::default();
+        self.engine.peer_down(rank, &mut out);
+        out.list
     }
 
     /// A worker that is idle gives its credits back.

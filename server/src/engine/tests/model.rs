@@ -102,6 +102,10 @@ impl Observer {
         match from {
             Source::Slot { slot, offset } => self.slots[&(slot, offset)],
             Source::Spill(block) => self.spills.remove(&block).expect("a spill block that holds something"),
+            Source::Worker { peer, offset, region, .. } => {
+                assert_eq!(region, REGION);
+                self.referenced[&(peer.0, offset)]
+            }
         }
     }
 

@@ -106,10 +106,10 @@ struct World {
 }
 
 impl World {
-    fn new(workers: u32, deterministic: bool, slots: u32, spills: u32) -> Self {
+    fn new(workers: u32, deterministic: bool, slots: u32, spills: u32, in_place: bool) -> Self {
         let config =
             EngineConfig { deterministic, inbox_slots: slots, spill_blocks: spills, ..config(workers) };
-        let mut rig = Rig::new(config);
+        let mut rig = Rig::with(config, in_place);
         rig.engine.assign(Epoch::default(), &[spec(2)]);
         let trainers = (0..workers).map(|_| Trainer::default()).collect();
         Self { rig, observer: Observer::new(workers, deterministic, 2), trainers, order: 0, versions: [0; 2] }
@@ -179,7 +179,7 @@ impl World {
         while let Some(at) = self.observer.landings.iter().position(|(peer, ..)| *peer == rank) {
             self.land(at);
         }
-        self.rig.engine.peer_down(Rank(rank));
+        assert_eq!(self.rig.down(Rank(rank)), []);
         self.rig.connect(rank);
         let trainer = &mut self.trainers[rank as usize];
         let untaken = trainer.forget_grants();
@@ -327,8 +327,8 @@ impl World {
             Action::Pass { ms } => {
                 self.trainers.iter_mut().for_each(|trainer| trainer.unsent.append(&mut trainer.back));
                 self.rig.now_ms += ms;
-                self.rig.engine.tick(self.rig.now_ms);
-                self.settle(&[]);
+                let commands = self.rig.time();
+                self.settle(&commands);
             }
         }
     }
@@ -373,9 +373,9 @@ proptest! {
     #[test]
     fn rounds_are_exact_whatever_the_interleaving(
         (workers, actions) in (1u32..6).prop_flat_map(|workers| (Just(workers), actions(workers))),
-        deterministic in prop::bool::weighted(0.8), slots in 2u32..8, spills in 1u32..6,
+        deterministic in prop::bool::weighted(0.8), slots in 2u32..8, spills in 1u32..6, in_place: bool,
     ) {
-        let mut world = World::new(workers, deterministic, slots, spills);
+        let mut world = World::new(workers, deterministic, slots, spills, in_place);
         for action in &actions {
             world.play(action);
         }
@@ -398,7 +398,7 @@ proptest! {
         prop_assert_eq!(world.rig.engine.credits(), (slots as usize, slots as usize), "no credit is lost");
         prop_assert_eq!(world.rig.engine.spills().0, 0);
         for rank in 0..workers {
-            world.rig.engine.peer_down(Rank(rank));
+            prop_assert_eq!(world.rig.down(Rank(rank)), []);
         }
         prop_assert_eq!(world.rig.engine.key_buffers(), 0, "grants end with their channels");
         prop_assert_eq!(world.rig.engine.spills().0, 0);

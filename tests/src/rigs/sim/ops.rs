@@ -119,6 +119,8 @@ impl Cluster {
         let state = OpState::new(1);
         self.next_op += 1;
         let submission = Submission {
+            view: false,
+            views_from: Operation(0),
             state: state.clone(),
             op: self.next_op,
             kind: kind.wire(),

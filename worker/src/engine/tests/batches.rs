@@ -98,6 +98,8 @@ fn a_block_says_what_the_operation_asks_for() {
         bytes: BYTES,
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 0, offset: 4096, bytes: BYTES }),
+        view: false,
+        views_from: Operation(0),
         timeout_ms: 4_900,
         token,
     };

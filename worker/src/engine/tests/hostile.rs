@@ -174,6 +174,8 @@ fn block_of_nothing() -> Block {
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,
+        view: false,
+        views_from: Operation(0),
         timeout_ms: 0,
         token: 0,
     }
@@ -199,6 +201,7 @@ proptest! {
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
                     Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
+                    Command::Shown { op, .. } => prop_assert!(!ended.contains(op), "shown after its end"),
                 }
             }
             prop_assert_eq!(rig.engine.in_flight() + ended.len(), rig.next_op as usize);

@@ -207,6 +207,8 @@ impl Rig {
 /// A push without parts, to be filled in.
 fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
     Submit {
+        view: false,
+        views_from: Operation(0),
         op: 0,
         kind,
         dtype: Dtype::F32,

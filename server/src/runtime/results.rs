@@ -1,0 +1,139 @@
+//! Result batches on their way out: encoded, and their landings given the keys and places that the channel knows. What
+//! they say is the engine's.
+
+use super::lane::{DataLane, LaneError};
+use super::link::Post;
+use crate::engine::ResultBlock;
+use fabric::{CompletionQueue, PostError};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchWriter, Block, BlockData, Landing, SlotGrant, Status,
+};
+use proto_common::ids::Rank;
+use proto_common::limits::RESULT_SLOT_BYTES;
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    pub(super) fn send_results(
+        &mut self,
+        peer: Rank,
+        slot: SlotGrant,
+        results: &[ResultBlock],
+        grants: &[SlotGrant],
+        sequence: u64,
+    ) -> Result<(), LaneError> {
+        // The engine was told how many blocks are free; if it sends more all the same, the results are dropped
+        // with their channel rather than lost silently.
+        let Some(block) = self.blocks.take() else {
+            self.expel(peer, "too many results are under way to it");
+            return Ok(());
+        };
+        let header = self.header(peer, sequence);
+        let grants_buffers = results.iter().any(|result| result.block.status == Status::Granted);
+        let key = if grants_buffers { self.lend_spill(peer, results) } else { None };
+        let weights_key = if results.iter().any(|result| result.block.view) {
+            match self.show_weights(peer) {
+                Ok(key) => Some(key),
+                Err(error) => {
+                    let reason = format!("it cannot be shown weights where they lie: {error}");
+                    self.blocks.give(block);
+                    self.expel(peer, &reason);
+                    return Ok(());
+                }
+            }
+        } else {
+            None
+        };
+        let storage = &self.storage;
+        // As for what workers grant: the engine names a block, and here it gets its place. Without a key there is no
+        // buffer to be had now; the engine's grant stands, for when the worker asks again.
+        let place = |block: &Block| {
+            let landing = block.landing?;
+            if block.view {
+                let weights = storage.weights(landing.region as u32, landing.offset as u8).ok()?;
+                return Some(Landing { region: weights_key?, offset: weights.offset(), ..landing });
+            }
+            if block.status != Status::Granted {
+                return Some(landing);
+            }
+            let offset = storage.spill_cells().start(landing.offset as u32);
+            Some(Landing { region: key?, offset, ..landing })
+        };
+        let bytes = encode_results(&mut self.prefix, header, results, grants, place);
+        self.blocks.write(block, 0, &self.prefix[..bytes])?;
+        let mut end = bytes as u64;
+        for rank in results.iter().flat_map(|result| &result.missing) {
+            self.blocks.write(block, end, &rank.0.to_le_bytes())?;
+            end += 4;
+        }
+        self.post(peer, Post::Results { slot, block, bytes: end })
+    }
+
+    /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot
+    /// tell it.
+    fn lend_spill(&mut self, peer: Rank, results: &[ResultBlock]) -> Option<u64> {
+        let link = self.links.get_mut(peer.0 as usize)?.as_mut()?;
+        let spill = self.storage.spill_cells();
+        if link.spill_key.is_none() {
+            link.spill_key = self.queue.expose(link.channel, spill.region()).ok().map(|key| key.0);
+        }
+        let granted = results.iter().filter(|result| result.block.status == Status::Granted);
+        for landing in granted.filter_map(|result| result.block.landing) {
+            let block = spill.region().span(spill.start(landing.offset as u32), landing.bytes).ok()?;
+            self.queue.lend(link.channel, &block).ok()?;
+        }
+        link.spill_key
+    }
+
+    /// The key under which a worker reads weights where they lie.
+    fn show_weights(&mut self, peer: Rank) -> Result<u64, PostError> {
+        let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return Err(PostError::Closed) };
+        match link.weights_key {
+            Some(key) => Ok(key),
+            None => {
+                let key = self.queue.expose(link.channel, self.storage.weights_region())?.0;
+                link.weights_key = Some(key);
+                Ok(key)
+            }
+        }
+    }
+
+    fn header(&self, peer: Rank, sequence: u64) -> BatchHeader {
+        let receiver_incarnation = self.engine.peer_incarnation(peer);
+        BatchHeader {
+            kind: BatchKind::Result,
+            lane: self.config.engine.lane,
+            wanted: 0,
+            sender: self.config.rank,
+            job: self.config.engine.job,
+            epoch: self.epoch,
+            sender_incarnation: self.config.engine.incarnation,
+            receiver_incarnation,
+            sequence,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+}
+
+fn encode_results(
+    prefix: &mut [u8],
+    header: BatchHeader,
+    results: &[ResultBlock],
+    grants: &[SlotGrant],
+    place: impl Fn(&Block) -> Option<Landing>,
+) -> usize {
+    // The engine packed with the same room; the writer cannot refuse what fitted there.
+    let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
+    for result in results {
+        let bytes = 4 * result.missing.len() as u64;
+        let landing = place(&result.block);
+        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
+        let fitted = writer.push(block);
+        debug_assert!(fitted, "packed with the same room");
+    }
+    for grant in grants {
+        let fitted = writer.grant(*grant);
+        debug_assert!(fitted, "packed with the same bound");
+    }
+    writer.finish(header)
+}

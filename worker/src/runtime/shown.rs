@@ -1,0 +1,99 @@
+//! Weights that a trainer reads where they lie, and which of a tensor's it still reads. Servers keep what they showed
+//! as it is until they are told that it is not read any more; each operation on the tensor says so of all that was
+//! shown before the oldest that is.
+
+use fabric::View;
+use proto_common::ids::Operation;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Lists of pieces kept for the next operations, so that those allocate none.
+const SPARE_MAX: usize = 4;
+
+/// A piece of a tensor's weights, with the bytes before it in the tensor.
+pub(crate) type Piece = (u64, View);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Operations whose weights are, or will be, read. Bounded by the operations and views that the trainer holds.
+    operations: Vec<Operation>,
+    spare: Vec<Vec<Piece>>,
+}
+
+/// What of one tensor's weights is shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Viewing(Arc<Mutex<State>>);
+
+impl Viewing {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic runs while the lock is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The oldest operation whose weights are read still; `next` where there is none.
+    pub(crate) fn oldest(&self, next: Operation) -> Operation {
+        self.lock().operations.iter().min().copied().unwrap_or(next)
+    }
+
+    /// An operation is about to ask for weights in so many pieces.
+    pub(crate) fn expect(&self, operation: Operation, pieces: usize) -> Shown {
+        let mut state = self.lock();
+        state.operations.push(operation);
+        let mut list = state.spare.pop().unwrap_or_default();
+        drop(state);
+        list.reserve(pieces);
+        Shown { viewing: self.clone(), operation, pieces: list }
+    }
+}
+
+/// What one operation is shown. Dropped, it is not read any more.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    viewing: Viewing,
+    operation: Operation,
+    /// In the order in which they came.
+    pub(crate) pieces: Vec<Piece>,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.clear();
+        let mut state = self.viewing.lock();
+        if let Some(at) = state.operations.iter().position(|operation| *operation == self.operation) {
+            state.operations.swap_remove(at);
+        }
+        if state.spare.len() < SPARE_MAX {
+            state.spare.push(pieces);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric::Region;
+
+    #[test]
+    fn the_oldest_that_is_read_counts() {
+        let viewing = Viewing::default();
+        assert_eq!(viewing.oldest(Operation(1)), Operation(1));
+        let (first, second) = (viewing.expect(Operation(3), 1), viewing.expect(Operation(5), 1));
+        assert_eq!(viewing.oldest(Operation(6)), Operation(3));
+        drop(first);
+        assert_eq!(viewing.oldest(Operation(7)), Operation(5));
+        drop(second);
+        assert_eq!(viewing.oldest(Operation(8)), Operation(8));
+    }
+
+    #[test]
+    fn the_next_operation_allocates_no_list() {
+        let viewing = Viewing::default();
+        let region = Region::allocate(64, "weights").unwrap();
+        let mut first = viewing.expect(Operation(1), 3);
+        first.pieces.push((0, region.all().into()));
+        let list = first.pieces.as_ptr();
+        drop(first);
+        let second = viewing.expect(Operation(2), 3);
+        assert!(second.pieces.is_empty() && second.pieces.as_ptr() == list);
+    }
+}

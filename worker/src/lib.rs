@@ -10,6 +10,6 @@ pub mod error;
 pub mod runtime;
 pub mod train;
 
-pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer};
+pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer, Weights};
 pub use error::{ClientError, OpError};
-pub use fabric::UserBuffer;
+pub use fabric::{Number, Numbers, UserBuffer};

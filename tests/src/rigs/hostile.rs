@@ -229,6 +229,8 @@ pub fn operation(op: OpKind, key: u64, operation: u64, round: u64, bytes: u64) -
         data: BlockData::Inline { offset: 0 },
         landing: None,
         timeout_ms: 20_000,
+        view: false,
+        views_from: Operation(0),
         token: key << 32 | operation,
     }
 }

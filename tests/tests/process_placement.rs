@@ -58,9 +58,13 @@ fn counted(cluster: &Cluster, name: &str) -> u64 {
 fn each_placement_is_used_where_it_is_asked_for() {
     for driver in drivers() {
         // Several workers contribute to several chunks.
-        let planned = if driver == Driver::Verbs { Placement::Static } else { Placement::Slot };
+        let (planned, by_plan) = match driver {
+            Driver::Verbs => (Placement::Static, (24, 0)),
+            Driver::Shm => (Placement::RendezvousRead, (0, 24)),
+            Driver::Tcp => (Placement::Slot, (0, 0)),
+        };
         for (policy, placed, fetched) in [
-            (PlacementPolicy::Auto, if planned == Placement::Static { 24 } else { 0 }, 0),
+            (PlacementPolicy::Auto, by_plan.0, by_plan.1),
             (PlacementPolicy::Slot, 0, 0),
             (PlacementPolicy::Static, 24, 0),
             (PlacementPolicy::RendezvousWrite, 24, 0),
@@ -76,7 +80,11 @@ fn each_placement_is_used_where_it_is_asked_for() {
             let found = (sum(|stats| stats.placed), sum(|stats| stats.referenced));
             assert_eq!(found, (placed, fetched), "{policy:?} over {driver}");
             let served = counted(&cluster, "gradwire_server_placed_total");
-            let read = counted(&cluster, "gradwire_server_fetches_total");
+            // Where the worker's memory can be read in place, nothing is copied out of it first.
+            let (read, other) = ("gradwire_server_fetches_total", "gradwire_server_in_place_total");
+            let (read, other) = if driver == Driver::Shm { (other, read) } else { (read, other) };
+            assert_eq!(counted(&cluster, other), 0, "{policy:?} over {driver}");
+            let read = counted(&cluster, read);
             assert_eq!((served, read), (placed, fetched), "{policy:?} over {driver}");
             let wanted = policy.fixed().unwrap_or(planned);
             assert_eq!(clients[0].tensor(KEY).unwrap().placement(), wanted, "{policy:?} over {driver}");

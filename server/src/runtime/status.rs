@@ -25,6 +25,8 @@ pub(super) struct ServerStatus {
     pub(super) duplicates: u64,
     pub(super) spills: u64,
     pub(super) fetches: u64,
+    pub(super) in_place: u64,
+    pub(super) views: u64,
     pub(super) placed: u64,
     pub(super) retries: u64,
     pub(super) refusals: u64,
@@ -54,6 +56,8 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.duplicates += stats.duplicates;
         status.spills += stats.spills;
         status.fetches += stats.fetches;
+        status.in_place += stats.in_place;
+        status.views += stats.views;
         status.placed += stats.placed;
         status.retries += stats.retries;
         status.refusals += stats.refusals;
@@ -95,7 +99,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 14] = [
+const COUNTERS: [(&str, &str, Read); 16] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -106,6 +110,8 @@ const COUNTERS: [(&str, &str, Read); 14] = [
         s.spills
     }),
     ("gradwire_server_fetches_total", "Contributions read out of workers' memory.", |s| s.fetches),
+    ("gradwire_server_in_place_total", "Contributions reduced where workers have them.", |s| s.in_place),
+    ("gradwire_server_views_total", "Chunks of weights shown to workers where they lie.", |s| s.views),
     ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),

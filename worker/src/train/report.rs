@@ -14,6 +14,8 @@ use super::overlap::Spent;
 use super::steps::{self, StepTimes};
 
 const BAR: &str = "{prefix} [{bar:32}] {percent:>3}%  {msg}  {elapsed} (eta {eta})";
+/// Epochs whose times are kept, of each way: a middle one is found among so many as well as among a million.
+const EPOCHS_TIMED_MAX: usize = 1_000;
 const CURVE_WIDTH: u32 = 140;
 const CURVE_HEIGHT: u32 = 48;
 
@@ -88,7 +90,10 @@ impl Report {
         let rate = per_second(epoch.samples, took);
         let times = StepTimes::of(took, &epoch.spent, self.steps);
         let waited = 100.0 * times.waited_ms() / times.whole_ms.max(1e-9);
-        if epoch.overlapped { &mut self.overlapped } else { &mut self.separate }.push(times);
+        let kept = if epoch.overlapped { &mut self.overlapped } else { &mut self.separate };
+        if kept.len() < EPOCHS_TIMED_MAX {
+            kept.push(times);
+        }
         let done = self.first_epoch + self.losses.len() as u32 - 1;
         match &self.bar {
             Some(bar) => {

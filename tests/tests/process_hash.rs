@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, trained};
+use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, trained, trained_so};
 
 #[test]
 fn the_reference_depends_on_seed_and_workers_and_on_nothing_else() {
@@ -32,6 +32,19 @@ fn two_workers_and_one() {
     for workers in 1..=2 {
         assert_eq!(trained(SHM, 2, workers, &[]), reference(workers), "shm, {workers} workers");
         assert_eq!(trained(TCP, 2, workers, &[]), reference(workers), "tcp, {workers} workers");
+    }
+}
+
+#[test]
+fn with_and_without_overlap_and_in_turns() {
+    let expected = reference(4);
+    for (carrier, overlap) in [(SHM, "off"), (SHM, "alternate"), (UNIX, "alternate")] {
+        assert_eq!(
+            trained_so(carrier, &["--overlap", overlap]),
+            expected,
+            "{}, overlap {overlap}",
+            carrier.1
+        );
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct RdmaArgs {
     /// Few sizes and short runs: shows that it works, not what it reaches.
     #[arg(long)]
     quick: bool,
-    /// Only the part of this name (raw, latency, push, transports, zero_copy, placement, registered).
+    /// Only the part of this name (raw, latency, push, pull, transports, zero_copy, placement, registered).
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Interleaved pairs per benchmark.
@@ -90,10 +90,11 @@ impl Plan {
 /// A part of the suite.
 type Part = fn(&Plan) -> anyhow::Result<Vec<Row>>;
 
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("raw", raw),
     ("latency", latency),
     ("push", push),
+    ("pull", pull),
     ("transports", transports),
     ("zero_copy", zero_copy),
     ("placement", placement),
@@ -308,6 +309,21 @@ fn push(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in sizes {
         let spec = plan.spec("push", Op::Push, bytes, in_flight(bytes));
+        let comparison = Comparison { spec, name: None, throughput: true, latency: false };
+        rows.extend(compare(plan, &comparison, &mut subjects)?);
+    }
+    Ok(rows)
+}
+
+/// Pulls, whose payload comes as the server's writes, beside bare writes of the same size.
+fn pull(plan: &Plan) -> anyhow::Result<Vec<Row>> {
+    let mut subjects: Vec<Box<dyn Subject>> = vec![
+        Box::new(Doing { subject: verbs(plan, "pull", Rule::Assign, Buffers::Library), op: Op::Pull }),
+        perftest(plan, Tool::WriteBandwidth),
+    ];
+    let mut rows = Vec::new();
+    for bytes in plan.sizes(&[64 * KIB, MIB, 4 * MIB]) {
+        let spec = plan.spec("pull", Op::Push, bytes, in_flight(bytes));
         let comparison = Comparison { spec, name: None, throughput: true, latency: false };
         rows.extend(compare(plan, &comparison, &mut subjects)?);
     }

@@ -10,6 +10,7 @@ use super::data::{Format, Shape, Source};
 use super::error::TrainError;
 use super::exchange::SgdConfig;
 use super::layers::Layers;
+use super::overlap::Mode;
 
 /// Most rows of one worker in one step.
 pub const MAX_BATCH: u64 = 65_536;
@@ -108,6 +109,9 @@ pub struct TrainArgs {
     /// Seed of the initial weights and of the row order
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
     pub seed: u64,
+    /// Hide the exchange behind computing, or not, to see what that gains; the weights are the same
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Mode::On, help_heading = "Training")]
+    pub overlap: Mode,
 
     /// Write the model here when training ends (safetensors; the file is replaced whole or not at all)
     #[arg(long, value_name = "FILE", help_heading = "Results")]

@@ -5,7 +5,7 @@
 //!
 //! One step, read forward once: [`shard`] names the rows, [`mlp`] computes gradients layer by layer from last
 //! to first and hands each over as soon as it is complete, the exchange sums and updates, and the next forward
-//! pass waits for each layer's new weights only when it needs them.
+//! pass waits for each layer's new weights only when it needs them ([`overlap`] keeps the time, or holds them back).
 
 pub mod args;
 pub mod axis;
@@ -17,11 +17,13 @@ pub mod jitter;
 pub mod layers;
 pub mod mlp;
 pub mod model;
+pub mod overlap;
 pub mod reference;
 pub mod report;
 pub mod rng;
 pub mod run;
 pub mod shard;
+pub mod steps;
 pub mod svg;
 
 pub use args::{EvalArgs, TrainArgs};

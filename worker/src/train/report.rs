@@ -10,10 +10,27 @@ use indicatif::{ProgressBar, ProgressStyle};
 use textplots::{Chart, LabelBuilder, LabelFormat, Plot, Shape, TickDisplay, TickDisplayBuilder};
 
 use super::error::TrainError;
+use super::overlap::Spent;
+use super::steps::{self, StepTimes};
 
 const BAR: &str = "{prefix} [{bar:32}] {percent:>3}%  {msg}  {elapsed} (eta {eta})";
+/// Epochs whose times are kept, of each way: a middle one is found among so many as well as among a million.
+const EPOCHS_TIMED_MAX: usize = 1_000;
 const CURVE_WIDTH: u32 = 140;
 const CURVE_HEIGHT: u32 = 48;
+
+/// One epoch, as its end is told.
+#[derive(Debug)]
+pub struct Epoch {
+    /// Mean loss.
+    pub loss: f64,
+    /// Samples all workers went through.
+    pub samples: u64,
+    /// Did the exchange overlap with computing?
+    pub overlapped: bool,
+    /// What it cost this worker.
+    pub spent: Spent,
+}
 
 /// Follows training and remembers the loss of each epoch.
 pub struct Report {
@@ -21,6 +38,10 @@ pub struct Report {
     epochs: u32,
     first_epoch: u32,
     losses: Vec<f64>,
+    steps: u32,
+    /// What steps took, of each epoch with overlap and without.
+    overlapped: Vec<StepTimes>,
+    separate: Vec<StepTimes>,
     started: Instant,
     epoch_started: Instant,
     samples: u64,
@@ -39,8 +60,18 @@ impl Report {
         });
         // The trainer is no engine: it may look at the clock.
         let now = Instant::now();
-        let losses = Vec::new();
-        Self { bar, epochs, first_epoch: done + 1, losses, started: now, epoch_started: now, samples: 0 }
+        Self {
+            bar,
+            epochs,
+            first_epoch: done + 1,
+            losses: Vec::new(),
+            steps: u32::try_from(steps).unwrap_or(u32::MAX).max(1),
+            overlapped: Vec::new(),
+            separate: Vec::new(),
+            started: now,
+            epoch_started: now,
+            samples: 0,
+        }
     }
 
     /// One more step is done.
@@ -50,23 +81,29 @@ impl Report {
         }
     }
 
-    /// An epoch is done: its mean loss, and the samples all workers went through in it.
-    pub fn epoch(&mut self, loss: f64, samples: u64, out: &mut dyn Write) -> Result<(), TrainError> {
-        self.losses.push(loss);
-        self.samples += samples;
-        let rate = per_second(samples, self.epoch_started.elapsed());
+    /// An epoch is done.
+    pub fn epoch(&mut self, epoch: &Epoch, out: &mut dyn Write) -> Result<(), TrainError> {
+        let (loss, took) = (epoch.loss, self.epoch_started.elapsed());
         self.epoch_started = Instant::now();
+        self.losses.push(loss);
+        self.samples += epoch.samples;
+        let rate = per_second(epoch.samples, took);
+        let times = StepTimes::of(took, &epoch.spent, self.steps);
+        let waited = 100.0 * times.waited_ms() / times.whole_ms.max(1e-9);
+        let kept = if epoch.overlapped { &mut self.overlapped } else { &mut self.separate };
+        if kept.len() < EPOCHS_TIMED_MAX {
+            kept.push(times);
+        }
         let done = self.first_epoch + self.losses.len() as u32 - 1;
         match &self.bar {
             Some(bar) => {
                 bar.set_prefix(format!("epoch {}/{}", (done + 1).min(self.epochs), self.epochs));
-                bar.set_message(format!("loss {loss:.5}  {rate:.0} samples/s"));
+                bar.set_message(format!("loss {loss:.5}  {rate:.0} samples/s  waiting {waited:.0} %"));
             }
             None => {
                 let width = self.epochs.to_string().len();
-                let line =
-                    format!("epoch {done:>width$}/{}  loss {loss:.5}  {rate:.0} samples/s", self.epochs);
-                say(out, &line)?;
+                let progress = format!("epoch {done:>width$}/{}", self.epochs);
+                say(out, &format!("{progress}  loss {loss:.5}  {rate:.0} samples/s  waiting {waited:.0} %"))?;
             }
         }
         Ok(())
@@ -87,7 +124,8 @@ impl Report {
                 "trained on {} samples in {seconds:.2} s, {rate:.0} samples/s over all workers",
                 self.samples
             ),
-        )
+        )?;
+        steps::lines(&self.overlapped, &self.separate).iter().try_for_each(|line| say(out, line))
     }
 
     /// Mean loss of each epoch, and the number of the first.

@@ -15,8 +15,9 @@ use super::jitter::Jittered;
 use super::layers::Layers;
 use super::mlp::{Mlp, evaluate};
 use super::model::{self, Model, weights_sha256};
+use super::overlap::Overlapped;
 use super::reference::Reference;
-use super::report::{Report, say};
+use super::report::{Epoch, Report, say};
 use super::shard::{self, EpochPlan};
 use super::svg;
 
@@ -53,7 +54,8 @@ pub fn train(
         exchange = Box::new(Jittered::new(exchange, args.seed, args.jitter_us));
     }
     let tensors = resumed.map_or_else(|| args.layers.initial(args.seed), |model| model.tensors);
-    train_with(args, &rows, &tensors, done, exchange.as_mut(), out)
+    let mut exchange = Overlapped::new(exchange, args.overlap);
+    train_with(args, &rows, &tensors, done, &mut exchange, out)
 }
 
 fn load_rows(args: &TrainArgs) -> Result<Rowset, TrainError> {
@@ -91,7 +93,7 @@ fn train_with(
     rows: &Rowset,
     tensors: &[NamedTensor],
     done: u32,
-    exchange: &mut dyn Exchange,
+    exchange: &mut Overlapped,
     out: &mut dyn Write,
 ) -> Result<(), TrainError> {
     let workers = exchange.workers();
@@ -111,11 +113,13 @@ fn train_with(
     for epoch in done..args.epochs {
         let plan = EpochPlan::new(&rows.train, args.seed, epoch, workers, args.batch);
         let loss = train_epoch(&mut mlp, &rows.train_data, &plan, epoch, exchange, report.as_ref())?;
+        let (overlapped, spent) = exchange.end_epoch().map_err(TrainError::Exchange)?;
         if let Some(report) = &mut report {
-            report.epoch(loss, (steps * args.batch) as u64 * u64::from(workers), out)?;
+            let samples = (steps * args.batch) as u64 * u64::from(workers);
+            report.epoch(&Epoch { loss, samples, overlapped, spent }, out)?;
         }
     }
-    (0..tensors.len()).try_for_each(|i| exchange.finish(i)).map_err(TrainError::Exchange)?;
+    exchange.finish_all().map_err(TrainError::Exchange)?;
     exchange.finish_training().map_err(TrainError::Exchange)?;
     match report {
         Some(report) => conclude(args, rows, exchange, &report, out),

@@ -72,6 +72,21 @@ fn the_reference_is_deterministic_and_depends_on_what_it_should() {
 }
 
 #[test]
+fn overlap_changes_no_bit_and_is_told() {
+    let bench = Bench::new();
+    let base = bench.model("--workers 3 --epochs 4");
+    assert_eq!(bits(&base), bits(&bench.model("--workers 3 --epochs 4 --overlap off")));
+    assert_eq!(bits(&base), bits(&bench.model("--workers 3 --epochs 4 --overlap alternate")));
+    let told = |more: &str| run(&bench.args(&format!("--epochs 2 {more}"))).unwrap();
+    let (on, off, both) = (told(""), told("--overlap off"), told("--overlap alternate"));
+    let has = |text: &str, start: &str| text.lines().any(|line| line.starts_with(start));
+    assert!(has(&on, "with overlap a step takes ") && !has(&on, "without overlap"), "{on}");
+    assert!(has(&off, "without overlap a step takes ") && !has(&off, "with overlap"), "{off}");
+    assert!(has(&both, "with overlap ") && has(&both, "without ") && has(&both, "overlap hides "), "{both}");
+    assert!(on.lines().next().is_some_and(|line| line.contains("samples/s  waiting ")), "{on}");
+}
+
+#[test]
 fn without_momentum_a_resumed_run_gives_the_bits_of_an_undisturbed_one() {
     let bench = Bench::new();
     let whole = bench.model("--epochs 6 --momentum 0");

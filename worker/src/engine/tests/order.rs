@@ -25,6 +25,33 @@ fn priorities_never_reorder_one_chunk() {
 }
 
 #[test]
+fn with_one_credit_left_the_first_layer_overtakes_the_last_but_no_operation_its_own_key() {
+    // A slot holds one of these.
+    let chunk =
+        |key, index| PartSpec { id: ChunkId::new(key, index), bytes: SLOT_BYTES * 2 / 3, ..part(key, 0) };
+    let layer = |key| [chunk(key, 0), chunk(key, 1), chunk(key, 2)];
+    let mut rig = Rig::new(1);
+    // As a backward pass submits: the last layer, and while that is on its way the first one.
+    rig.submit_as(Submit { priority: -9, parts: &layer(9), ..submit(OpKind::PushPull, 1) });
+    let mut sent = rig.sent();
+    rig.submit_as(Submit { priority: 0, parts: &layer(1), ..submit(OpKind::PushPull, 1) });
+    // More urgent, but of a key that has an earlier operation: it waits for its turn on each chunk.
+    rig.submit_as(Submit { priority: 9, parts: &layer(9), ..submit(OpKind::PushPull, 2) });
+    let mut went = Vec::new();
+    while let Some(batch) = sent.pop() {
+        assert!(sent.is_empty(), "one credit, one batch");
+        let answers: Vec<Block> = batch.blocks.iter().map(done).collect();
+        went.extend(answers.iter().map(|block| (block.id.key.0, block.id.chunk.0, block.operation.0)));
+        rig.results(0, &answers, &grants(0..1));
+        sent = rig.sent();
+    }
+    // The only chunk of key 9 whose first operation has gone, then the first layer, then the rest of the last one.
+    let wanted =
+        [(9, 0, 1), (9, 0, 2), (1, 0, 1), (1, 1, 1), (1, 2, 1), (9, 1, 1), (9, 1, 2), (9, 2, 1), (9, 2, 2)];
+    assert_eq!(went, wanted);
+}
+
+#[test]
 fn a_chunk_has_only_so_many_operations_under_way() {
     let mut rig = Rig::new(4);
     for operation in 1..=6 {

@@ -111,6 +111,8 @@ pub(super) struct Chunk {
     /// By worker rank; empty until the first one is granted.
     buffers: Vec<KeyBuffer>,
     pub(super) waiters: Vec<Waiter>,
+    /// None of them waits for a lower version: contributions of many workers need not look at all of them each time.
+    pub(super) least_awaited: u64,
     /// Last operation taken, per worker rank.
     pub(super) operations: Vec<u64>,
     /// Operations up to those that are to come again. Never more than workers have under way.
@@ -131,6 +133,7 @@ impl Chunk {
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
             waiters: Vec::new(),
+            least_awaited: u64::MAX,
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
         }

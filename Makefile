@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo test test-all check fix bench bench-rdma fuzz clean help
+.PHONY: demo test test-all check fix bench bench-rdma bench-scale fuzz clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -15,6 +15,8 @@ JSON ?=
 BENCH ?=
 # make bench-rdma
 RDMA ?=
+# make bench-scale
+SCALE ?=
 # make fuzz: seconds for each target, and which (all unless named)
 SECONDS := 60
 TARGETS ?=
@@ -82,6 +84,12 @@ bench:
 ## bench-rdma  Gradwire over an RDMA device beside perftest, in a guest with a software one [JSON=FILE RDMA='--quick']
 bench-rdma:
 	@benches/rdma.sh '$(JSON)' $(RDMA)
+
+## bench-scale  the engines of 1,000 workers and 100 servers, simulated, after measuring what the model needs [JSON=FILE SCALE='--help']
+bench-scale:
+	@deploy/bootstrap.sh bench
+	@cargo build --release --locked -p gradwire-scheduler -p gradwire-server -p gradwire-benches
+	@$(RELEASE)/gradwire-bench scale $(if $(JSON),--json $(JSON)) $(SCALE)
 
 ## fuzz      every decoder and engine under libFuzzer [SECONDS=60 each, TARGETS='batch_decode …']
 fuzz:

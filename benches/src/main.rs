@@ -16,6 +16,7 @@ mod plot;
 mod procfs;
 mod rdma;
 mod report;
+mod scale;
 mod stats;
 mod suite;
 mod workload;
@@ -51,6 +52,11 @@ enum Command {
     /// The peer process of a raw channel (started by the benchmark itself).
     #[command(hide = true)]
     RdmaPeer(rdma::PeerArgs),
+    /// Simulates up to 1,000 workers and 100 servers, after measuring what its model needs here.
+    Scale(scale::ScaleArgs),
+    /// One worker process of a real run that the simulation is compared with (started by the benchmark itself).
+    #[command(hide = true)]
+    ScaleWorker(scale::WorkerArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -65,6 +71,8 @@ fn main() -> ExitCode {
         Some(Command::Rdma(args)) => rdma::run(&args),
         Some(Command::RdmaReport(args)) => rdma::report(&args),
         Some(Command::RdmaPeer(args)) => rdma::peer(&args),
+        Some(Command::Scale(args)) => scale::run(&args),
+        Some(Command::ScaleWorker(args)) => scale::worker(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

@@ -33,6 +33,7 @@ const BASELINE_COLOUR: usize = 4;
 /// One line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Line {
+    /// Empty: it goes with the one before, without a name of its own.
     pub(crate) name: String,
     /// In the order in which they are joined; those that are not finite, or not above zero where the axis is
     /// logarithmic, are left out.
@@ -157,9 +158,12 @@ impl Chart<'_> {
             let colour = if line.is_baseline { BASELINE_COLOUR } else { colours.next().unwrap_or(0) };
             let class =
                 if line.is_baseline { format!("c{colour} line base") } else { format!("c{colour} line") };
-            let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{legend_x} 66h26\"/>");
-            let _ = writeln!(svg, "<text x=\"{}\" y=\"70.5\">{}</text>", legend_x + 32.0, escape(&line.name));
-            legend_x += 60.0 + 7.2 * line.name.chars().count() as f64;
+            if !line.name.is_empty() {
+                let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{legend_x} 66h26\"/>");
+                let text_x = legend_x + 32.0;
+                let _ = writeln!(svg, "<text x=\"{text_x}\" y=\"70.5\">{}</text>", escape(&line.name));
+                legend_x += 60.0 + 7.2 * line.name.chars().count() as f64;
+            }
             let places: Vec<String> =
                 points.iter().map(|point| format!("{:.1},{:.1}", x.at(point.0), y.at(point.1))).collect();
             let _ = writeln!(svg, "<polyline class=\"{class}\" points=\"{}\"/>", places.join(" "));
@@ -268,7 +272,7 @@ impl Ranges<'_> {
 }
 
 /// In the largest unit that leaves no fraction.
-fn bytes(value: f64) -> String {
+pub(crate) fn bytes(value: f64) -> String {
     match value as u64 {
         0 => "0".into(),
         n if n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),

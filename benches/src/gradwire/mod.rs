@@ -97,6 +97,13 @@ pub(crate) struct Daemons {
     pub(crate) scheduler: String,
 }
 
+impl Daemons {
+    /// Process ids of the servers.
+    pub(crate) fn servers(&self) -> Vec<u32> {
+        self.children.iter().skip(1).map(Child::pid).collect()
+    }
+}
+
 /// Starts a scheduler and its servers, which do not have to be ready yet when this returns. `settings`: as
 /// `key=value`. `http`: where servers serve it. `cpus`: of which servers stay on the second.
 ///

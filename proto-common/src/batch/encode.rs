@@ -133,6 +133,7 @@ impl<'a> BatchWriter<'a> {
 }
 
 /// Bytes of header, table and grants, rounded up to where the payload starts.
-pub(super) fn prefix_bytes_padded(blocks: usize, grants: usize) -> usize {
+#[must_use]
+pub fn prefix_bytes_padded(blocks: usize, grants: usize) -> usize {
     (HEADER_BYTES + blocks * BLOCK_BYTES + grants * 4).next_multiple_of(PAYLOAD_ALIGN_BYTES)
 }

@@ -23,7 +23,7 @@ mod notice;
 pub use block::{Block, BlockData, Landing, OpKind, Status};
 pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
-pub use encode::{BatchRoom, BatchWriter, EncodeError};
+pub use encode::{BatchRoom, BatchWriter, EncodeError, prefix_bytes_padded};
 pub use header::{BatchHeader, BatchKind};
 pub use notice::{Notice, SlotGrant};
 

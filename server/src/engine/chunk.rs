@@ -1,7 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
-use super::command::Source;
+use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
 use proto_common::element::Dtype;
@@ -23,26 +23,6 @@ pub struct ChunkSpec {
     pub dtype: Dtype,
     /// Its update rule.
     pub optimizer: Optimizer,
-}
-
-/// A contribution that cannot be reduced yet, kept in a spill block, or where its worker has it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    pub(super) rank: Rank,
-    /// The round it is for; 0 is the initial value.
-    pub(super) round: u64,
-    pub(super) operation: Operation,
-    pub(super) bytes: u64,
-    pub(super) from: Source,
-    /// Is it all there? Not while it is being read out of the worker's memory.
-    pub(super) arrived: bool,
-}
-
-impl Held {
-    /// Does it need the worker's memory still?
-    pub(super) fn is_worker_s(&self) -> bool {
-        !self.arrived || matches!(self.from, Source::Worker { .. })
-    }
 }
 
 /// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it
@@ -118,11 +98,13 @@ pub(super) struct Chunk {
     pub(super) contributed: RankSet,
     /// All have contributed, but both buffers are being read.
     pub(super) complete: bool,
-    pub(super) held: Vec<Held>,
+    pub(super) held: HeldSet,
     pub(super) lengths: Lengths,
     /// By worker rank; empty until the first one is granted.
     buffers: Vec<KeyBuffer>,
     pub(super) waiters: Vec<Waiter>,
+    /// None of them waits for a lower version: contributions of many workers need not look at all of them each time.
+    pub(super) least_awaited: u64,
     /// Last operation taken, per worker rank.
     pub(super) operations: Vec<u64>,
     /// Operations up to those that are to come again. Never more than workers have under way.
@@ -140,10 +122,11 @@ impl Chunk {
             initialised: false,
             contributed: RankSet::new(workers),
             complete: false,
-            held: Vec::new(),
+            held: HeldSet::default(),
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
             waiters: Vec::new(),
+            least_awaited: u64::MAX,
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
         }
@@ -215,28 +198,27 @@ impl Chunk {
     }
 
     pub(super) fn holds(&self, rank: Rank, round: u64) -> bool {
-        self.held.iter().any(|held| held.rank == rank && held.round == round)
+        self.held.contains(round, rank)
     }
 
     /// Has this contribution to a round to come come? One that is still being read has not.
     pub(super) fn has(&self, rank: Rank, round: u64) -> bool {
-        self.held.iter().any(|held| held.rank == rank && held.round == round && held.arrived)
+        self.held.has_arrived(round, rank)
     }
 
     /// This operation's payload, where it is still in the worker's memory only.
     pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
-        let is_it = |held: &&mut Held| held.rank == rank && held.operation == operation && held.is_worker_s();
-        self.held.iter_mut().find(is_it)
+        self.held.in_worker_memory(rank, operation)
     }
 
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.
     pub(super) fn initialising(&self) -> bool {
-        self.held.iter().any(|held| held.round == 0) || self.reopened.iter().any(|open| open.round == 0)
+        self.held.has_initial() || self.reopened.iter().any(|open| open.round == 0)
     }
 
     /// Is its payload being read at this moment?
     pub(super) fn is_reading_initial(&self) -> bool {
-        self.held.iter().any(|held| held.round == 0)
+        self.held.has_initial()
     }
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
@@ -264,22 +246,28 @@ impl Chunk {
 
     /// Takes a held contribution whose turn has come.
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
+        if self.complete || self.initialising() {
+            return None;
+        }
         let round = self.round();
-        let mut held = self.held.iter();
-        let is_next =
-            |held: &Held| held.arrived && held.round == round && self.is_turn(held.rank, deterministic);
-        let at = held.position(is_next)?;
-        Some(self.held.swap_remove(at))
+        if !deterministic {
+            return self.held.take_any(round);
+        }
+        let (next, other) = self.next_in_order();
+        self.held.take(round, next).or_else(|| self.held.take(round, other?))
     }
 
-    /// In deterministic mode contributions are folded in rank order; ranks 0 and 1 may come in either order,
-    /// because one addition commutes.
-    fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
+    /// Whose turn it is where contributions are folded in rank order; and who else may come, because one addition
+    /// commutes: ranks 0 and 1 in either order.
+    fn next_in_order(&self) -> (Rank, Option<Rank>) {
         let count = self.contributed.len();
         let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        !self.complete
-            && !self.initialising()
-            && (!deterministic || rank.0 == next || (count == 0 && rank.0 == 1))
+        (Rank(next), (count == 0).then_some(Rank(1)))
+    }
+
+    fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
+        let (next, other) = self.next_in_order();
+        !self.complete && !self.initialising() && (!deterministic || rank == next || other == Some(rank))
     }
 }
 

@@ -2,8 +2,9 @@
 //! of the lane's engine that makes rounds; who is answered when is in `lane`.
 
 use super::answers::check_shape;
-use super::chunk::{Held, Turn};
+use super::chunk::Turn;
 use super::command::{Command, Commands, Source};
+use super::held::Held;
 use super::lane::{BatchContext, LaneEngine};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
@@ -174,7 +175,7 @@ impl LaneEngine {
         let round = if block.op == OpKind::Init { 0 } else { block.round };
         let (operation, bytes) = (block.operation, block.bytes);
         let held = Held { rank, round, operation, bytes, from, arrived };
-        self.chunks[index as usize].held.push(held);
+        self.chunks[index as usize].held.insert(held);
     }
 
     /// Starts reading a payload into a spill block. Without one it is to come in a slot where others wait for it, as it

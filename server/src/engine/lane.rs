@@ -345,7 +345,7 @@ impl LaneEngine {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
                 self.chunks[index as usize].mark_taken(peer, block.operation);
-                self.wait_for(index, peer, block, version, now_ms);
+                self.wait_for(index, peer, block, (version, fresh), now_ms);
                 self.settle(index, out);
             }
             // Not taken: it is to come in a slot.
@@ -380,15 +380,25 @@ impl LaneEngine {
         counts
     }
 
-    fn wait_for(&mut self, index: u32, peer: Rank, block: &Block, version: u64, now_ms: u64) {
+    fn wait_for(
+        &mut self,
+        index: u32,
+        peer: Rank,
+        block: &Block,
+        (version, fresh): (u64, bool),
+        now_ms: u64,
+    ) {
         let chunk = &mut self.chunks[index as usize];
-        // A replayed operation replaces itself, with its newest landing.
-        let before = chunk.waiters.len();
-        chunk.waiters.retain(|waiter| waiter.rank != peer || waiter.operation != block.operation);
-        let replaced = before - chunk.waiters.len();
-        if let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) {
-            state.unanswered -= replaced.min(state.unanswered);
+        if !fresh {
+            // A replayed operation replaces itself, with its newest landing. What is fresh waits nowhere yet.
+            let before = chunk.waiters.len();
+            chunk.waiters.retain(|waiter| waiter.rank != peer || waiter.operation != block.operation);
+            let replaced = before - chunk.waiters.len();
+            if let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) {
+                state.unanswered -= replaced.min(state.unanswered);
+            }
         }
+        chunk.least_awaited = chunk.least_awaited.min(version);
         chunk.waiters.push(Waiter {
             rank: peer,
             op: block.op,
@@ -403,44 +413,41 @@ impl LaneEngine {
     }
 
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
-        let chunk = &mut self.chunks[index as usize];
-        if chunk.initialising() {
+        let Self { chunks, peers, dirty, stats, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        if chunk.version < chunk.least_awaited || chunk.initialising() {
             return;
         }
-        let mut at = 0;
-        while at < chunk.waiters.len() {
-            let waiter = chunk.waiters[at];
+        let mut waiters = std::mem::take(&mut chunk.waiters);
+        chunk.least_awaited = u64::MAX;
+        waiters.retain(|waiter| {
             let initialised = waiter.op != OpKind::Init || chunk.initialised;
             if chunk.version < waiter.version || !initialised {
-                at += 1;
-                continue;
+                chunk.least_awaited = chunk.least_awaited.min(waiter.version);
+                return true;
             }
-            chunk.waiters.remove(at);
             // Nothing to write where the version in force is empty.
             if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0) {
                 chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let mut block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            let mut block = answer_block(&chunk.spec, waiter, Status::Done, chunk.version);
             if waiter.view {
                 chunk.show(waiter.rank, waiter.operation);
                 let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
                 (block.view, block.landing) =
                     (true, Some(Landing { region, offset, bytes: chunk.spec.bytes }));
-                self.stats.views += 1;
+                stats.views += 1;
             }
             if chunk.spec.dynamic && waiter.op.lands() {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
             }
-            self.stats.answers += 1;
-            push_result(
-                &mut self.peers,
-                &mut self.dirty,
-                waiter.rank,
-                ResultBlock { block, missing: Vec::new() },
-            );
-        }
+            stats.answers += 1;
+            push_result(peers, dirty, waiter.rank, ResultBlock { block, missing: Vec::new() });
+            false
+        });
+        chunk.waiters = waiters;
     }
 
     fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {

@@ -31,8 +31,9 @@ impl Chunk {
     /// Is a contribution as long as the others of its round that are here?
     pub(super) fn agrees(&self, round: u64, bytes: u64) -> bool {
         let collected = self.lengths.round.filter(|_| round == self.round());
-        let mut held = self.held.iter().filter(|held| held.round == round);
-        collected.is_none_or(|other| other == bytes) && held.all(|held| held.bytes == bytes)
+        // Those that are held agree with one another: one of them speaks for all.
+        let mut held = self.held.of_round(round);
+        collected.is_none_or(|other| other == bytes) && held.next().is_none_or(|held| held.bytes == bytes)
     }
 
     /// A contribution of this length is folded.

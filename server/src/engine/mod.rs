@@ -8,6 +8,7 @@ mod command;
 mod contribute;
 mod credits;
 mod flow;
+mod held;
 mod lane;
 mod lengths;
 mod peer;

@@ -2,8 +2,9 @@
 //! memory. Owns the life of key buffers; both kinds lie in spill blocks, and so within the spill budget.
 
 use super::answers::push_result;
-use super::chunk::{Held, KeyBuffer, Reopened};
+use super::chunk::{KeyBuffer, Reopened};
 use super::command::{Commands, ResultBlock, Source};
+use super::held::Held;
 use super::lane::LaneEngine;
 use proto_common::batch::{Block, BlockData, Landing, Status};
 use proto_common::ids::Rank;
@@ -92,15 +93,11 @@ impl LaneEngine {
     /// What a worker's memory was read for is there.
     pub fn fetched(&mut self, peer: Rank, chunk: u32, spill: u32, out: &mut Commands) {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
-        let mut held = state.held.iter();
         let from = Source::Spill(spill);
-        let Some(at) = held.position(|held| held.rank == peer && held.from == from && !held.arrived) else {
-            return;
-        };
-        state.held[at].arrived = true;
-        if state.held[at].round == 0 {
-            state.held.swap_remove(at);
-            self.initialise(chunk, peer, from, out);
+        match state.held.arrive(peer, from) {
+            Some(0) => self.initialise(chunk, peer, from, out),
+            Some(_) => {}
+            None => return,
         }
         self.settle(chunk, out);
     }
@@ -124,16 +121,12 @@ impl LaneEngine {
             }
             // Those behind it stay taken: the worker does not send again what a deadline has ended.
             let reopened = &mut chunk.reopened;
-            chunk.held.retain(|held| {
-                let dropped = held.rank == rank && held.is_worker_s();
-                if dropped {
-                    if let Source::Spill(spill) = held.from {
-                        spills.push(spill);
-                    }
-                    let Held { rank, round, operation, .. } = *held;
-                    reopened.push(Reopened { rank, operation, round });
+            chunk.held.drop_unread(rank, |held| {
+                if let Source::Spill(spill) = held.from {
+                    spills.push(spill);
                 }
-                !dropped
+                let Held { rank, round, operation, .. } = *held;
+                reopened.push(Reopened { rank, operation, round });
             });
         }
     }

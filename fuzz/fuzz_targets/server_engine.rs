@@ -4,7 +4,9 @@
 #![no_main]
 
 use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header};
-use gradwire_server::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source};
+use gradwire_server::engine::{
+    BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source, Verdict,
+};
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
@@ -354,7 +356,7 @@ impl Rig {
     }
 
     fn execute(&mut self, out: &Commands, slot: Option<u32>) {
-        let mut expelled = Vec::new();
+        let (mut expelled, mut judged) = (Vec::new(), Vec::new());
         for command in &out.list {
             match command {
                 Command::Reduce { chunk, from, first } => {
@@ -368,12 +370,20 @@ impl Rig {
                     assert_eq!(*old, self.chunks[*chunk as usize].buffer);
                     last.iter().for_each(|from| self.read(*from, slot));
                     self.written(*chunk, *into);
+                    let integer = specs()[*chunk as usize].dtype.is_integer();
                     let state = &mut self.chunks[*chunk as usize];
                     assert_eq!(*only, last.is_some() && state.contributions == 0);
                     assert_eq!(state.contributions + u32::from(last.is_some()), self.config.workers);
                     assert_eq!(*contributors, self.config.workers);
-                    (state.contributions, state.version) = (0, state.version + 1);
+                    state.contributions = 0;
+                    if integer {
+                        state.buffer = *old;
+                        judged.push((*chunk, *into));
+                    } else {
+                        state.version += 1;
+                    }
                 }
+                Command::Prepare { .. } | Command::Norms { .. } => unreachable!("no chunk here needs norms"),
                 Command::Init { chunk, from, into } => {
                     self.read(*from, slot);
                     self.written(*chunk, *into);
@@ -406,6 +416,18 @@ impl Rig {
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
             }
+        }
+        for (chunk, into) in judged {
+            let state = &mut self.chunks[chunk as usize];
+            state.version += 1;
+            // Every third round does not fit.
+            let verdict = if state.version.is_multiple_of(3) { Verdict::BadValue } else { Verdict::Fits };
+            if verdict == Verdict::Fits {
+                state.buffer = into;
+            }
+            let mut out = Commands::default();
+            self.engine.finished(chunk, verdict, &mut out);
+            self.execute(&out, slot);
         }
         for (chunk, spec) in self.chunks.iter().zip(specs()) {
             assert_eq!(self.engine.version(spec.id).map(|version| version.0), Some(chunk.version));

@@ -3,7 +3,7 @@
 
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
-use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
+use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -95,7 +95,8 @@ impl TensorSpec {
     }
 
     /// A synchronous tensor of any type. Halves are summed in f32, and the server keeps their weights in f32: what is
-    /// pulled is rounded, nothing else.
+    /// pulled is rounded, nothing else. Integers are summed in i64; a round whose sum leaves i64, or whose value its type,
+    /// ends with an error for all its contributors and leaves the weights as they were, chunk by chunk.
     #[must_use]
     pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
         let (name, mode) = (String::new(), Mode::Sync);
@@ -149,10 +150,17 @@ impl TensorSpec {
             return Err(TensorError::NameTooLong { key, bytes: self.name.len() });
         }
         let unsupported = |what: String| Err(TensorError::Unsupported { key, what });
-        if matches!(self.dtype, Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64) {
+        if self.dtype.is_integer() && !self.optimizer.is_exact() {
             let dtype = self.dtype;
             return unsupported(format!(
-                "dtype {dtype} has no reduction kernel yet; use f32, f64, f16 or bf16"
+                "dtype {dtype} is summed exactly, and takes the rules sum and assign without average; use one of them, \
+                 or f32"
+            ));
+        }
+        if self.optimizer.needs_norms() && self.chunk_count(chunk_bytes) > NORM_CHUNKS_MAX {
+            return unsupported(format!(
+                "lamb needs all chunks of a tensor in one place, and takes at most {NORM_CHUNKS_MAX}; raise \
+                 cluster.chunk_bytes, cut the tensor into several, or use adam_w"
             ));
         }
         if self.mode != Mode::Sync {
@@ -168,6 +176,7 @@ impl TensorSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::Moments;
     use proptest::prelude::*;
 
     proptest! {
@@ -203,10 +212,27 @@ mod tests {
         assert!(dynamic.validate(4096).is_ok());
         let summed = TensorSpec { optimizer: Optimizer::sum(), ..dynamic };
         assert!(matches!(summed.validate(4096), Err(TensorError::Unsupported { .. })));
-        let of = |dtype| TensorSpec { dtype, ..spec(1) }.validate(4096);
-        assert!([Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].into_iter().all(|dtype| of(dtype).is_ok()));
-        for dtype in [Dtype::I8, Dtype::U8, Dtype::I32, Dtype::I64] {
-            assert!(matches!(of(dtype), Err(TensorError::Unsupported { .. })), "{dtype}");
+    }
+
+    #[test]
+    fn a_tensor_with_norms_has_so_many_chunks_and_no_more() {
+        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let of = |chunks: u64| TensorSpec::f32(1, chunks * 1024, lamb).validate(4096);
+        assert_eq!(of(NORM_CHUNKS_MAX), Ok(()));
+        let Err(error) = of(NORM_CHUNKS_MAX + 1) else { panic!("one too many") };
+        assert!(error.to_string().contains("raise cluster.chunk_bytes"), "{error}");
+    }
+
+    #[test]
+    fn integers_are_summed_or_assigned_and_not_divided() {
+        let validate = |dtype, rule| TensorSpec::of(dtype, 1, 1, rule).validate(4096);
+        let mean = Optimizer { average: true, ..Optimizer::assign() };
+        for dtype in Dtype::ALL {
+            assert_eq!(validate(dtype, Optimizer::sum()), Ok(()), "{dtype}");
+            assert_eq!(validate(dtype, Optimizer::assign()), Ok(()), "{dtype}");
+            for rule in [mean, Optimizer::sgd(0.1, 0.0, 0.0)] {
+                assert_eq!(validate(dtype, rule).is_err(), dtype.is_integer(), "{dtype} {rule:?}");
+            }
         }
     }
 

@@ -2,14 +2,17 @@
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod integers;
 mod numbers;
 
-use crate::engine::{ChunkSpec, Source};
+use crate::engine::{ChunkSpec, Source, Verdict};
+use crate::kernel::{self, Squares};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
+use std::ops::Range;
 use thiserror::Error;
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
@@ -35,9 +38,6 @@ pub enum StorageError {
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements of {0}")]
     Elements(Dtype),
-    /// A type without a kernel; declarations of it are refused: a bug.
-    #[error("internal error: no kernel for {0}")]
-    NoKernel(Dtype),
 }
 
 #[derive(Debug)]
@@ -46,6 +46,9 @@ struct Stored {
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
     optimizer: Optimizer,
+    /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
+    squares: Squares,
+    trust: f64,
     numbers: Typed,
     weights: [Buffer; 2],
 }
@@ -125,12 +128,13 @@ impl Storage {
             return Err(StorageError::Elements(spec.dtype));
         }
         let elements = bytes / spec.dtype.bytes();
-        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays())?;
+        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays());
         let mut weights = [self.pool.allocate(spec.bytes)?, self.pool.allocate(spec.bytes)?];
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        self.chunks.push(Stored { bytes, now: bytes, optimizer: spec.optimizer, numbers, weights });
+        let (optimizer, squares, trust) = (spec.optimizer, Squares::default(), 1.0);
+        self.chunks.push(Stored { bytes, now: bytes, optimizer, squares, trust, numbers, weights });
         Ok(())
     }
 
@@ -194,13 +198,36 @@ impl Storage {
         Ok(())
     }
 
-    /// Applies the update rule; a last contribution is added in the same pass.
-    pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
+    /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
+    pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<Verdict, StorageError> {
+        let Self { chunks, inbox, spill, .. } = self;
+        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let mut step = stored.optimizer.step(round.number, round.contributors);
+        if stored.optimizer.needs_norms() {
+            step = step.along(stored.trust);
+        }
+        let last = round.last.map(|from| find(inbox, spill, from));
+        stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
+    }
+
+    /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
+    pub fn prepare(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.optimizer.step(round.number, round.contributors);
-        let last = round.last.map(|from| find(inbox, spill, from));
-        stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
+        if let Some(last) = round.last {
+            stored.numbers.reduce(find(inbox, spill, last), stored.now, round.only)?;
+        }
+        stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
+        Ok(())
+    }
+
+    /// All chunks of a tensor are prepared: in this order, their shares make its norms.
+    pub fn norms(&mut self, chunks: Range<u32>) {
+        let chunks = chunks.start as usize..chunks.end as usize;
+        let Some(tensor) = self.chunks.get_mut(chunks) else { return };
+        let trust = kernel::trust(tensor.iter().map(|stored| stored.squares));
+        tensor.iter_mut().for_each(|stored| stored.trust = trust);
     }
 
     /// Sets the value of a chunk.

@@ -92,6 +92,19 @@ pub(super) enum Turn {
     Repeated,
 }
 
+/// What the round being collected waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stage {
+    #[default]
+    Contributions,
+    /// The tensor's other chunks, whose norms count.
+    Norms,
+    /// All have contributed, but both buffers are being read.
+    Buffer,
+    /// Storage is to say whether the values fit; then this buffer is in force.
+    Verdict { into: u8 },
+}
+
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
@@ -104,8 +117,12 @@ pub(super) struct Chunk {
     pub(super) initialised: bool,
     /// Ranks reduced into the accumulator this round.
     pub(super) contributed: RankSet,
-    /// All have contributed, but both buffers are being read.
-    pub(super) complete: bool,
+    pub(super) stage: Stage,
+    /// Of chunks of one tensor that finish together.
+    pub(super) group: Option<u32>,
+    /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
+    /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
+    bad: u64,
     pub(super) held: Vec<Held>,
     pub(super) lengths: Lengths,
     /// By worker rank; empty until the first one is granted.
@@ -126,7 +143,9 @@ impl Chunk {
             readers: [Vec::new(), Vec::new()],
             initialised: false,
             contributed: RankSet::new(workers),
-            complete: false,
+            stage: Stage::default(),
+            group: None,
+            bad: 0,
             held: Vec::new(),
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
@@ -172,6 +191,27 @@ impl Chunk {
 
     pub(super) fn round(&self) -> u64 {
         self.version + 1
+    }
+
+    /// The round being collected has ended, with new weights in a buffer or (none) without.
+    pub(super) fn publish(&mut self, weights: Option<u8>) {
+        self.end_length(weights.is_some());
+        self.version += 1;
+        self.buffer = weights.unwrap_or(self.buffer);
+        self.bad = self.bad << 1 | u64::from(weights.is_none());
+        self.stage = Stage::Contributions;
+        self.contributed.clear();
+    }
+
+    /// Is storage to say whether the round's values fit? Nobody is told anything before.
+    pub(super) fn is_judged(&self) -> bool {
+        matches!(self.stage, Stage::Verdict { .. })
+    }
+
+    /// Did this round, which is over, leave the weights as they were?
+    pub(super) fn is_bad(&self, round: u64) -> bool {
+        let back = self.version.checked_sub(round).and_then(|back| u32::try_from(back).ok());
+        round > 0 && back.and_then(|back| self.bad.checked_shr(back)).is_some_and(|bad| bad & 1 == 1)
     }
 
     /// May `rank` be reduced into the round being collected now?
@@ -244,7 +284,7 @@ impl Chunk {
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let count = self.contributed.len();
         let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        !self.complete
+        self.stage == Stage::Contributions
             && !self.initialising()
             && (!deterministic || rank.0 == next || (count == 0 && rank.0 == 1))
     }

@@ -1,10 +1,11 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
-use super::answers::{answer_block, late, push_result};
-use super::chunk::{Chunk, ChunkSpec, Number, Waiter};
+use super::answers::{answer_block, push_result};
+use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
+use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
@@ -77,6 +78,8 @@ pub struct LaneStats {
     pub refusals: u64,
     /// Operations whose deadline passed.
     pub deadlines: u64,
+    /// Rounds whose values did not fit their type, one a chunk.
+    pub bad_rounds: u64,
     /// Batches whose payload was not what its checksum says.
     pub corrupt_batches: u64,
 }
@@ -107,6 +110,9 @@ pub struct LaneEngine {
     pub(super) ledger: Ledger,
     pub(super) wanting: VecDeque<Rank>,
     pub(super) dirty: Vec<Rank>,
+    pub(super) groups: Vec<Group>,
+    /// Chunks that finished with another of their tensor: to be settled. Empty between calls.
+    pub(super) ripe: Vec<u32>,
     pub(super) spills: Vec<u32>,
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
@@ -125,6 +131,8 @@ impl LaneEngine {
             ledger: Ledger::new(config.inbox_slots),
             wanting: VecDeque::new(),
             dirty: Vec::new(),
+            groups: Vec::new(),
+            ripe: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             stats: LaneStats::default(),
@@ -185,6 +193,9 @@ impl LaneEngine {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
                 self.chunks.push(Chunk::new(*spec, self.config.workers));
+                if spec.optimizer.needs_norms() {
+                    self.join_group(self.chunks.len() as u32 - 1);
+                }
                 added.push(*spec);
             }
         }
@@ -384,7 +395,7 @@ impl LaneEngine {
 
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
-        if chunk.initialising() {
+        if chunk.initialising() || chunk.is_judged() {
             return;
         }
         let mut at = 0;
@@ -396,13 +407,15 @@ impl LaneEngine {
                 continue;
             }
             chunk.waiters.remove(at);
+            let bad = waiter.op.contributes() && chunk.is_bad(waiter.version);
             // Nothing to write where the version in force is empty.
-            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0) {
+            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0 && !bad) {
                 chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let mut block = answer_block(&chunk.spec, &waiter, Status::Done, chunk.version);
+            let status = if bad { Status::BadValue } else { Status::Done };
+            let mut block = answer_block(&chunk.spec, &waiter, status, chunk.version);
             if chunk.spec.dynamic && waiter.op.lands() {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
             }
@@ -440,7 +453,7 @@ impl LaneEngine {
         if let Some(at) = readers.iter().position(|reader| *reader == peer) {
             readers.swap_remove(at);
         }
-        if state.complete
+        if state.stage == Stage::Buffer
             && let Some(into) = state.writable()
         {
             self.finish(chunk, None, false, into, out);
@@ -450,17 +463,18 @@ impl LaneEngine {
 
     /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
     pub fn tick(&mut self, now_ms: u64) {
-        for chunk in &mut self.chunks {
+        for index in 0..self.chunks.len() {
             let mut at = 0;
-            while at < chunk.waiters.len() {
-                let waiter = chunk.waiters[at];
+            while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
                 // The worker's memory is being read: it must stay the operation's.
-                if waiter.deadline_ms > now_ms || chunk.is_fetching(waiter.rank, waiter.operation) {
+                let fetching = || self.chunks[index].is_fetching(waiter.rank, waiter.operation);
+                if waiter.deadline_ms > now_ms || fetching() {
                     at += 1;
                     continue;
                 }
+                let (status, missing) = self.late(index as u32, &waiter);
+                let chunk = &mut self.chunks[index];
                 chunk.waiters.remove(at);
-                let (status, missing) = late(chunk, &waiter, self.config.workers);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
                 push_result(&mut self.peers, &mut self.dirty, waiter.rank, ResultBlock { block, missing });
@@ -472,14 +486,15 @@ impl LaneEngine {
     #[must_use]
     pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
         let all =
-            self.chunks.iter().flat_map(|chunk| chunk.waiters.iter().map(move |waiter| (chunk, waiter)));
-        let (chunk, waiter) = all.min_by_key(|(_, waiter)| waiter.since_ms)?;
+            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
+        let (index, waiter) = all.min_by_key(|(_, waiter)| waiter.since_ms)?;
+        let chunk = &self.chunks[index as usize];
         Some(Waiting {
             chunk: chunk.spec.id,
             rank: waiter.rank,
             round: chunk.round(),
             waited_ms: now_ms.saturating_sub(waiter.since_ms),
-            missing: late(chunk, waiter, self.config.workers).1,
+            missing: self.late(index, waiter).1,
         })
     }
 }

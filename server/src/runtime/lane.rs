@@ -86,6 +86,8 @@ pub struct DataLane<Q> {
     prefix: Box<[u8]>,
     reader: BatchReader,
     commands: Commands,
+    /// Its memory is the next list's.
+    executed: Commands,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -110,6 +112,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             reader: BatchReader::default(),
             commands: Commands::default(),
+            executed: Commands::default(),
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
@@ -358,28 +361,29 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Executes all commands in order.
     fn execute(&mut self) -> Result<(), LaneError> {
-        let mut commands = std::mem::take(&mut self.commands);
-        let mut result = Ok(());
+        // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
+        while !self.commands.list.is_empty() {
+            let mut commands = std::mem::take(&mut self.executed);
+            std::mem::swap(&mut commands, &mut self.commands);
+            let result = self.execute_all(&mut commands);
+            commands.clear();
+            self.executed = commands;
+            result?;
+        }
+        Ok(())
+    }
+
+    fn execute_all(&mut self, commands: &mut Commands) -> Result<(), LaneError> {
         for command in commands.list.drain(..) {
-            result = match command {
+            match command {
                 Command::Results { peer, slot, results, grants, sequence } => {
                     let (results, grants) = (&commands.results[results], &commands.grants[grants]);
-                    self.send_results(peer, slot, results, grants, sequence)
+                    self.send_results(peer, slot, results, grants, sequence)?;
                 }
-                other => self.execute_one(other),
-            };
-            if result.is_err() {
-                break;
+                other => self.execute_one(other)?,
             }
         }
-        commands.clear();
-        // Expelling a peer while executing can complete landings, whose commands are not to be lost.
-        std::mem::swap(&mut self.commands, &mut commands);
-        if !commands.list.is_empty() {
-            self.commands.list.append(&mut commands.list);
-            return result.and_then(|()| self.execute());
-        }
-        result
+        Ok(())
     }
 
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
@@ -388,8 +392,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Reduce { chunk, from, first } => self.storage.reduce(chunk, from, first)?,
             Command::Finish { chunk, round, last, only, old, into, contributors } => {
                 let round = Round { number: round, last, only, old, into, contributors };
-                self.storage.finish(chunk, &round)?;
+                let verdict = self.storage.finish(chunk, &round)?;
+                self.engine.finished(chunk, verdict, &mut self.commands);
             }
+            Command::Prepare { chunk, round, last, only, old, contributors } => {
+                let round = Round { number: round, last: Some(last), only, old, into: old, contributors };
+                self.storage.prepare(chunk, &round)?;
+            }
+            Command::Norms { chunks } => self.storage.norms(chunks),
             Command::Init { chunk, from, into } => self.storage.init(chunk, from, into)?,
             Command::Spill { chunk, from, to } => self.storage.spill(chunk, from, to)?,
             Command::Fetch { peer, chunk, region, offset, to } => {

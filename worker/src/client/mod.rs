@@ -24,9 +24,9 @@ use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
+use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
 use proto_common::shard_map::ShardMap;
-use proto_common::tensor::TensorSpec;
+use proto_common::tensor::{TensorError, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
@@ -127,7 +127,8 @@ impl Client {
     /// waits anew.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         for spec in specs {
-            spec.validate(self.0.shape.chunk_bytes).map_err(proto_common::message::DeclareError::from)?;
+            spec.validate(self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
+            self.has_room_for(spec).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         let update = self.with_control(|control| control.declare(specs.to_vec(), within))?;
@@ -148,6 +149,19 @@ impl Client {
             self.place(&new, false);
         }
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
+    }
+
+    /// Chunks that finish together must be under way together.
+    fn has_room_for(&self, spec: &TensorSpec) -> Result<(), TensorError> {
+        let (chunks, most) = (spec.chunk_count(self.0.shape.chunk_bytes), self.0.settings.memory.operations);
+        if !spec.optimizer.needs_norms() || chunks <= u64::from(most) {
+            return Ok(());
+        }
+        let what = format!(
+            "lamb has all of its {chunks} chunks under way at once, and memory.operations is {most}; raise it, or \
+             cluster.chunk_bytes"
+        );
+        Err(TensorError::Unsupported { key: spec.key, what })
     }
 
     /// A declared tensor by key.

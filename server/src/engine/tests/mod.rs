@@ -6,11 +6,13 @@ mod deadlines;
 mod dynamic;
 mod hostile;
 mod model;
+mod norms;
 mod placed;
 mod properties;
 mod refusals;
 mod replays;
 mod rounds;
+mod values;
 
 use super::*;
 use proto_common::batch::{

@@ -93,6 +93,9 @@ impl Observer {
                 assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
                 view.buffer = into;
             }
+            Command::Prepare { .. } | Command::Norms { .. } => {
+                panic!("no tensor here has norms: {command:?}")
+            }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }

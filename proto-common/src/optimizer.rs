@@ -162,10 +162,31 @@ impl Optimizer {
         }
     }
 
+    /// Can a rule go on with the arrays that another one kept?
+    #[must_use]
+    pub fn continues(&self, before: &Self) -> bool {
+        let kind = |optimizer: &Self| match optimizer.rule {
+            Rule::Sum | Rule::Assign | Rule::Sgd { momentum: 0.0, .. } => 0,
+            Rule::Sgd { .. } => 1,
+            Rule::AdaGrad { .. } => 2,
+            Rule::RmsProp { .. } => 3,
+            Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) => 4,
+            Rule::Ftrl { .. } => 5,
+        };
+        kind(self) == kind(before)
+    }
+
     /// What holds for one round, counted from 1, with so many contributors.
     #[must_use]
     pub fn step(&self, round: u64, contributors: u32) -> Step {
-        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round);
+        self.step_since(0, round, contributors)
+    }
+
+    /// As [`Optimizer::step`], with what the rule keeps begun anew after round `begun`: biases are of the rounds since
+    /// then, schedules of all.
+    #[must_use]
+    pub fn step_since(&self, begun: u64, round: u64, contributors: u32) -> Step {
+        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round.saturating_sub(begun));
         let (bias1, bias2) = match self.rule {
             Rule::Adam(moments) | Rule::AdamW(moments) | Rule::Lamb(moments) => {
                 (bias(moments.beta1), bias(moments.beta2))

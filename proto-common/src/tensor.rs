@@ -41,6 +41,18 @@ pub struct TensorSpec {
     pub mode: Mode,
 }
 
+/// Another update rule for a declared tensor. What the rule before it kept (momentum, moments, …) stays where the new one
+/// keeps the same, and begins anew with zeros where it does not; the schedule counts the tensor's rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RuleChange {
+    /// Which tensor.
+    pub key: Key,
+    /// The first round of the new rule.
+    pub from_round: u64,
+    /// The new rule.
+    pub optimizer: Optimizer,
+}
+
 /// Why a tensor cannot be declared.
 #[derive(Clone, Debug, PartialEq, Error, Serialize, Deserialize)]
 pub enum TensorError {
@@ -136,6 +148,17 @@ impl TensorSpec {
         (0..).map_while(move |index| self.chunk(ChunkIndex(index), chunk_bytes))
     }
 
+    /// Refuses a change of the rule that cannot be served, by cause.
+    pub fn validate_change(&self, change: &RuleChange, chunk_bytes: u64) -> Result<(), TensorError> {
+        if change.optimizer.needs_norms() != self.optimizer.needs_norms() {
+            let what =
+                "lamb has its tensors lie elsewhere than other rules do; declare another tensor for it"
+                    .into();
+            return Err(TensorError::Unsupported { key: self.key, what });
+        }
+        Self { optimizer: change.optimizer, ..self.clone() }.validate(chunk_bytes)
+    }
+
     /// Refuses what cannot be served, by cause.
     pub fn validate(&self, chunk_bytes: u64) -> Result<(), TensorError> {
         let key = self.key;
@@ -212,6 +235,21 @@ mod tests {
         assert!(dynamic.validate(4096).is_ok());
         let summed = TensorSpec { optimizer: Optimizer::sum(), ..dynamic };
         assert!(matches!(summed.validate(4096), Err(TensorError::Unsupported { .. })));
+    }
+
+    #[test]
+    fn a_rule_is_changed_to_one_that_the_tensor_could_have_had() {
+        let (adam, lamb) = (Rule::Adam(Moments::default()), Rule::Lamb(Moments::default()));
+        let of = |spec: &TensorSpec, optimizer| {
+            spec.validate_change(&RuleChange { key: spec.key, from_round: 1, optimizer }, 4096).is_ok()
+        };
+        let floats = TensorSpec::f32(1, 5, Optimizer::sum());
+        assert!(of(&floats, Optimizer::mean(adam, 0.1)));
+        assert!(!of(&floats, Optimizer::mean(lamb, 0.1)) && !of(&floats, Optimizer::mean(adam, f32::NAN)));
+        let together = TensorSpec::f32(1, 5, Optimizer::mean(lamb, 0.1));
+        assert!(of(&together, Optimizer::mean(lamb, 0.2)) && !of(&together, Optimizer::mean(adam, 0.1)));
+        let integers = TensorSpec::of(Dtype::I8, 1, 5, Optimizer::sum());
+        assert!(of(&integers, Optimizer::assign()) && !of(&integers, Optimizer::mean(adam, 0.1)));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod integers;
 mod numbers;
+mod rule;
 
 use crate::engine::{ChunkSpec, Source, Verdict};
 use crate::kernel::{self, Squares};
@@ -12,6 +13,7 @@ use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
+use rule::CurrentRule;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -35,6 +37,9 @@ pub enum StorageError {
     /// An index without a chunk: a bug.
     #[error("internal error: no chunk {0} in storage")]
     NoChunk(u32),
+    /// Changes of a rule wait for rounds that do not come.
+    #[error("{0} changes of this tensor's rule wait for their rounds already; contribute to those first")]
+    TooManyChanges(usize),
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements of {0}")]
     Elements(Dtype),
@@ -45,7 +50,7 @@ struct Stored {
     bytes: usize,
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
-    optimizer: Optimizer,
+    rule: CurrentRule,
     /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
     squares: Squares,
     trust: f64,
@@ -133,8 +138,8 @@ impl Storage {
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        let (optimizer, squares, trust) = (spec.optimizer, Squares::default(), 1.0);
-        self.chunks.push(Stored { bytes, now: bytes, optimizer, squares, trust, numbers, weights });
+        let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
+        self.chunks.push(Stored { bytes, now: bytes, rule, squares, trust, numbers, weights });
         Ok(())
     }
 
@@ -202,8 +207,8 @@ impl Storage {
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let mut step = stored.optimizer.step(round.number, round.contributors);
-        if stored.optimizer.needs_norms() {
+        let mut step = stored.rule.step(round, &mut stored.numbers);
+        if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
         let last = round.last.map(|from| find(inbox, spill, from));
@@ -214,7 +219,7 @@ impl Storage {
     pub fn prepare(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let step = stored.optimizer.step(round.number, round.contributors);
+        let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
             stored.numbers.reduce(find(inbox, spill, last), stored.now, round.only)?;
         }
@@ -228,6 +233,12 @@ impl Storage {
         let Some(tensor) = self.chunks.get_mut(chunks) else { return };
         let trust = kernel::trust(tensor.iter().map(|stored| stored.squares));
         tensor.iter_mut().for_each(|stored| stored.trust = trust);
+    }
+
+    /// A chunk gets another rule from a round on.
+    pub fn change_rule(&mut self, chunk: u32, from_round: u64, to: Optimizer) -> Result<(), StorageError> {
+        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        stored.rule.change(from_round, to)
     }
 
     /// Sets the value of a chunk.

@@ -203,6 +203,11 @@ impl Chunk {
         self.contributed.clear();
     }
 
+    /// Has everybody contributed to the round being collected?
+    pub(super) fn is_complete(&self) -> bool {
+        self.stage != Stage::Contributions
+    }
+
     /// Is storage to say whether the round's values fit? Nobody is told anything before.
     pub(super) fn is_judged(&self) -> bool {
         matches!(self.stage, Stage::Verdict { .. })

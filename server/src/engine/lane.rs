@@ -8,7 +8,7 @@ use super::credits::{Ledger, Misuse};
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
@@ -175,6 +175,12 @@ impl LaneEngine {
     #[must_use]
     pub fn version(&self, id: ChunkId) -> Option<Version> {
         self.index.get(&id).map(|chunk| Version(self.chunks[*chunk as usize].version))
+    }
+
+    /// A tensor's chunks, each with the first round whose rule is still open.
+    pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
+        chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
     }
 
     /// The life of a connected worker; zero of one that is not.

@@ -2,6 +2,7 @@
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
 use super::link::{Link, Post, Posted, WorkerInbox};
+use super::results::encode_results;
 use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Round, Storage, StorageError};
 use fabric::{
@@ -9,10 +10,9 @@ use fabric::{
     PostError, Read, RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Landing, Notice, SlotGrant, Status,
-    prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, Landing, Notice, SlotGrant, Status, prefix_bytes,
 };
-use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::limits::{
     HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
 };
@@ -44,6 +44,16 @@ pub enum LaneError {
     /// A place that is not where it should be.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
+    /// A new rule for rounds that are over: parts of the tensor would have it earlier than others.
+    #[error(
+        "tensor {key} has finished round {round}, so its rule cannot change from then on; name a round to come"
+    )]
+    RuleTooLate {
+        /// Which tensor.
+        key: Key,
+        /// The first round that was to have it.
+        round: u64,
+    },
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
     Panicked {
@@ -76,8 +86,8 @@ pub struct LaneConfig {
 pub struct DataLane<Q> {
     queue: Q,
     config: LaneConfig,
-    engine: LaneEngine,
-    storage: Storage,
+    pub(super) engine: LaneEngine,
+    pub(super) storage: Storage,
     inbox: Cells,
     links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
@@ -573,28 +583,4 @@ fn start<Q: CompletionQueue>(
         link.posted.extend(posted);
     }
     Ok(result)
-}
-
-fn encode_results(
-    prefix: &mut [u8],
-    header: BatchHeader,
-    results: &[crate::engine::ResultBlock],
-    grants: &[SlotGrant],
-    place: impl Fn(Landing) -> Option<Landing>,
-) -> usize {
-    // The engine packed with the same room; the writer cannot refuse what fitted there.
-    let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
-    for result in results {
-        let bytes = 4 * result.missing.len() as u64;
-        let granted = result.block.status == Status::Granted;
-        let landing = if granted { result.block.landing.and_then(&place) } else { result.block.landing };
-        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
-        let fitted = writer.push(block);
-        debug_assert!(fitted, "packed with the same room");
-    }
-    for grant in grants {
-        let fitted = writer.grant(*grant);
-        debug_assert!(fitted, "packed with the same bound");
-    }
-    writer.finish(header)
 }

@@ -101,6 +101,18 @@ impl Typed {
         Ok(Verdict::Fits)
     }
 
+    /// A rule begins that keeps so many arrays of its own.
+    pub(super) fn begin(&mut self, arrays: usize) {
+        match self {
+            Self::F32(sums) => sums.begin(arrays),
+            Self::F64(sums) => sums.begin(arrays),
+            Self::F16(master) => master.sums.begin(arrays),
+            Self::Bf16(master) => master.sums.begin(arrays),
+            // Rules of integers keep nothing.
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {}
+        }
+    }
+
     /// The sum becomes a step of a rule that needs norms; returns this chunk's share of them.
     pub(super) fn prepare(&mut self, step: &Step, weights: &Buffer) -> Result<Squares, StorageError> {
         let wrong = StorageError::Elements;
@@ -139,6 +151,11 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
     fn zeros(elements: usize, arrays: usize) -> Self {
         let array = |count| vec![T::default(); count];
         Self { sum: array(elements), state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })) }
+    }
+
+    fn begin(&mut self, arrays: usize) {
+        let elements = self.sum.len();
+        self.state = [0, 1].map(|i| vec![T::default(); if i < arrays { elements } else { 0 }]);
     }
 
     fn bytes(&self) -> u64 {

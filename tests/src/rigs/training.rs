@@ -44,16 +44,38 @@ pub const VERBS: Carrier = Carrier(&["--transport", "verbs"], "transport=verbs")
 /// Trains on a cluster; everyone must end well.
 #[must_use]
 pub fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+    trained_by(&[], carrier, servers, workers, scheduler)
+}
+
+/// As [`trained`], with flags for the trainers alone.
+#[must_use]
+pub fn trained_by(
+    trainer: &[&str],
+    carrier: Carrier,
+    servers: u32,
+    workers: u32,
+    scheduler: &[&str],
+) -> String {
     let Carrier(flags, words) = carrier;
-    trained_with(flags, words, servers, workers, scheduler)
+    train(trainer, flags, words, (servers, workers), scheduler)
 }
 
 /// As [`trained`], with any flags, and words that the first worker says.
 #[must_use]
 pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+    train(&[], flags, words, (servers, workers), scheduler)
+}
+
+fn train(
+    trainer: &[&str],
+    flags: &[&str],
+    words: &str,
+    (servers, workers): (u32, u32),
+    scheduler: &[&str],
+) -> String {
     let mut cluster = Cluster::new(servers, workers, scheduler);
     cluster.add_servers(servers, flags);
-    let args = [&TRAIN[..], &JITTER, flags].concat();
+    let args = [&TRAIN[..], &JITTER, trainer, flags].concat();
     cluster.add_trainers(workers, &args);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());

@@ -4,7 +4,9 @@
 #![no_main]
 
 use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header};
-use gradwire_server::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source};
+use gradwire_server::engine::{
+    BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source, Verdict,
+};
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
@@ -368,7 +370,7 @@ impl Rig {
     }
 
     fn execute(&mut self, out: &Commands, slot: Option<u32>) {
-        let mut expelled = Vec::new();
+        let (mut expelled, mut judged) = (Vec::new(), Vec::new());
         for command in &out.list {
             match command {
                 Command::Reduce { chunk, from, first } => {
@@ -379,15 +381,13 @@ impl Rig {
                     assert!(state.contributions <= self.config.workers);
                 }
                 Command::Finish { chunk, last, only, old, into, contributors, .. } => {
-                    assert_eq!(*old, self.chunks[*chunk as usize].buffer);
                     last.iter().for_each(|from| self.read(*from, slot));
-                    self.written(*chunk, *into);
-                    let state = &mut self.chunks[*chunk as usize];
-                    assert_eq!(*only, last.is_some() && state.contributions == 0);
-                    assert_eq!(state.contributions + u32::from(last.is_some()), self.config.workers);
-                    assert_eq!(*contributors, self.config.workers);
-                    (state.contributions, state.version) = (0, state.version + 1);
+                    self.finish_round(*chunk, (last.is_some(), *only), (*old, *into), *contributors);
+                    if specs()[*chunk as usize].dtype.is_integer() {
+                        judged.push((*chunk, *into));
+                    }
                 }
+                Command::Prepare { .. } | Command::Norms { .. } => unreachable!("no chunk here needs norms"),
                 Command::Init { chunk, from, into } => {
                     self.read(*from, slot);
                     self.written(*chunk, *into);
@@ -421,6 +421,7 @@ impl Rig {
                 Command::Expel { peer, .. } => expelled.push(*peer),
             }
         }
+        judged.into_iter().for_each(|(chunk, into)| self.judge(chunk, into));
         for (chunk, spec) in self.chunks.iter().zip(specs()) {
             assert_eq!(self.engine.version(spec.id).map(|version| version.0), Some(chunk.version));
         }
@@ -429,6 +430,40 @@ impl Rig {
         assert!(2 * self.engine.key_buffers() <= self.config.spill_blocks, "the budget of key buffers");
         assert!(self.placed <= self.engine.stats().placed, "folded what nobody placed");
         expelled.into_iter().for_each(|peer| self.disconnect(peer));
+    }
+
+    fn finish_round(
+        &mut self,
+        chunk: u32,
+        (last, only): (bool, bool),
+        (old, into): (u8, u8),
+        contributors: u32,
+    ) {
+        assert_eq!(old, self.chunks[chunk as usize].buffer);
+        self.written(chunk, into);
+        let state = &mut self.chunks[chunk as usize];
+        assert_eq!(only, last && state.contributions == 0);
+        assert_eq!(state.contributions + u32::from(last), self.config.workers);
+        assert_eq!(contributors, self.config.workers);
+        state.contributions = 0;
+        if specs()[chunk as usize].dtype.is_integer() {
+            state.buffer = old;
+        } else {
+            state.version += 1;
+        }
+    }
+
+    /// Storage says whether a round of integers fits: every third one does not.
+    fn judge(&mut self, chunk: u32, into: u8) {
+        let state = &mut self.chunks[chunk as usize];
+        state.version += 1;
+        let verdict = if state.version.is_multiple_of(3) { Verdict::BadValue } else { Verdict::Fits };
+        if verdict == Verdict::Fits {
+            state.buffer = into;
+        }
+        let mut out = Commands::default();
+        self.engine.finished(chunk, verdict, &mut out);
+        self.execute(&out, None);
     }
 
     fn answered(&mut self, peer: Rank, block: &Block) {

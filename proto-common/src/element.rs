@@ -42,6 +42,12 @@ impl Dtype {
         }
     }
 
+    /// Is it summed exactly?
+    #[must_use]
+    pub const fn is_integer(self) -> bool {
+        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::I64)
+    }
+
     /// The type with this wire id.
     #[must_use]
     pub const fn from_wire(id: u8) -> Option<Self> {

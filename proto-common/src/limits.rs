@@ -45,6 +45,9 @@ pub const SERVERS_MAX: u32 = 1024;
 pub const TENSORS_MAX: usize = 1 << 20;
 /// Chunks of one tensor: chunk numbers have 32 bits.
 pub const CHUNKS_PER_TENSOR_MAX: u64 = u32::MAX as u64;
+/// Chunks of a tensor whose rule needs norms over all of it: they are on one lane, and none of a round's operations on them
+/// is answered before all have come, so a worker has so many under way there.
+pub const NORM_CHUNKS_MAX: u64 = 1 << 15;
 /// Characters of a tensor's, host's or barrier's name.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Ranks listed in an error that says who is waited for; more are counted only.
@@ -65,5 +68,6 @@ pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {
     (chunk_bytes + TABLE_BYTES_MAX as u64).next_multiple_of(4096)
 }
 
+const _: () = assert!(NORM_CHUNKS_MAX <= OPERATIONS_PER_WORKER_MAX as u64 / 4);
 const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && BLOCK_BYTES.is_multiple_of(8));
 const _: () = assert!((TABLE_BYTES_MAX + RANKS_LISTED_MAX * 4) < RESULT_SLOT_BYTES as usize);

@@ -42,7 +42,8 @@ pub enum Rule {
     Adam(Moments),
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW(Moments),
-    /// LAMB (You et al. 2020).
+    /// LAMB (You et al. 2020, algorithm 2, with the norms as they are). They are the whole tensor's, so its chunks stay on
+    /// one lane of one server and finish a round together.
     Lamb(Moments),
     /// FTRL-proximal (McMahan et al. 2013).
     Ftrl {
@@ -93,9 +94,6 @@ pub struct Optimizer {
 /// Why an update rule cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum OptimizerError {
-    /// The wire id is reserved, the kernel is not there yet.
-    #[error("optimizer {0} is not implemented by this server; use another, such as adam_w")]
-    NotImplemented(&'static str),
     /// A rule that has a step size of its own for each weight, and would divide by one that ends at 0.
     #[error("optimizer {0} adapts its step to each weight and takes no schedule; leave it constant")]
     Scheduled(&'static str),
@@ -141,6 +139,18 @@ impl Optimizer {
         Self::new(rule, learning_rate, true)
     }
 
+    /// Does it only add? Then integers can be served, too.
+    #[must_use]
+    pub const fn is_exact(&self) -> bool {
+        matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average
+    }
+
+    /// Does a step depend on all of the tensor's weights?
+    #[must_use]
+    pub const fn needs_norms(&self) -> bool {
+        matches!(self.rule, Rule::Lamb(_))
+    }
+
     /// How many arrays of the tensor's length the rule keeps beside the weights.
     #[must_use]
     pub fn state_arrays(&self) -> usize {
@@ -152,10 +162,31 @@ impl Optimizer {
         }
     }
 
+    /// Can a rule go on with the arrays that another one kept?
+    #[must_use]
+    pub fn continues(&self, before: &Self) -> bool {
+        let kind = |optimizer: &Self| match optimizer.rule {
+            Rule::Sum | Rule::Assign | Rule::Sgd { momentum: 0.0, .. } => 0,
+            Rule::Sgd { .. } => 1,
+            Rule::AdaGrad { .. } => 2,
+            Rule::RmsProp { .. } => 3,
+            Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) => 4,
+            Rule::Ftrl { .. } => 5,
+        };
+        kind(self) == kind(before)
+    }
+
     /// What holds for one round, counted from 1, with so many contributors.
     #[must_use]
     pub fn step(&self, round: u64, contributors: u32) -> Step {
-        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round);
+        self.step_since(0, round, contributors)
+    }
+
+    /// As [`Optimizer::step`], with what the rule keeps begun anew after round `begun`: biases are of the rounds since
+    /// then, schedules of all.
+    #[must_use]
+    pub fn step_since(&self, begun: u64, round: u64, contributors: u32) -> Step {
+        let bias = |beta: f32| 1.0 - schedule::power(f64::from(beta), round.saturating_sub(begun));
         let (bias1, bias2) = match self.rule {
             Rule::Adam(moments) | Rule::AdamW(moments) | Rule::Lamb(moments) => {
                 (bias(moments.beta1), bias(moments.beta2))
@@ -172,7 +203,7 @@ impl Optimizer {
         }
     }
 
-    /// Refuses rules without a kernel and constants out of range.
+    /// Refuses constants out of range.
     pub fn validate(&self) -> Result<(), OptimizerError> {
         within("learning_rate", self.learning_rate, Range::NotNegative)?;
         within("weight_decay", self.weight_decay, Range::NotNegative)?;
@@ -185,13 +216,11 @@ impl Optimizer {
                 within("decay", decay, Range::Share)?;
                 within("epsilon", epsilon, Range::Positive)
             }
-            Rule::Adam(moments) | Rule::AdamW(moments) => {
+            Rule::Adam(moments) | Rule::AdamW(moments) | Rule::Lamb(moments) => {
                 within("beta1", moments.beta1, Range::Share)?;
                 within("beta2", moments.beta2, Range::Share)?;
                 within("epsilon", moments.epsilon, Range::Positive)
             }
-            // Its norms are a whole tensor's, and chunks of a tensor finish by themselves.
-            Rule::Lamb(_) => Err(OptimizerError::NotImplemented("lamb")),
             Rule::Ftrl { beta, l1, l2 } => {
                 if self.schedule != Schedule::CONSTANT {
                     return Err(OptimizerError::Scheduled("ftrl"));
@@ -220,6 +249,16 @@ pub struct Step {
     pub bias1: f64,
     /// 1 - beta2^round, of rules that have it.
     pub bias2: f64,
+}
+
+impl Step {
+    /// The second half of a rule that needs norms: a plain step along what the first half made of the contributions,
+    /// with its rate times `trust`.
+    #[must_use]
+    pub fn along(&self, trust: f64) -> Self {
+        let rule = Rule::Sgd { momentum: 0.0, nesterov: false };
+        Self { rule, rate: self.rate * trust, decay: 0.0, scale: 1.0, ..*self }
+    }
 }
 
 #[derive(Clone, Copy)]

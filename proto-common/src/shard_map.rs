@@ -112,10 +112,12 @@ impl ShardMap {
         (id.chunk.0 - range.first.chunk.0 < range.chunks).then_some(range.server)
     }
 
-    /// The lane of a chunk: neighbouring chunks, and neighbouring small tensors, take turns.
+    /// The lane of a chunk: neighbouring chunks, and neighbouring small tensors, take turns; tensors whose rule needs
+    /// norms over all of them stay together.
     #[must_use]
     pub fn lane_of(&self, id: ChunkId) -> Lane {
-        lane_of(id, self.lanes)
+        let together = self.tensor(id.key).is_some_and(|spec| spec.optimizer.needs_norms());
+        lane_of(if together { ChunkId { chunk: ChunkIndex(0), ..id } } else { id }, self.lanes)
     }
 
     /// The chunks of a tensor with their servers, in order.
@@ -175,6 +177,9 @@ fn check_cover(spec: &TensorSpec, ranges: &[KeyRange], chunk_bytes: u64) -> Resu
         }
         next += u64::from(range.chunks);
     }
+    if spec.optimizer.needs_norms() && ranges.len() > 1 {
+        return bad(format!("its rule needs norms over all of it, and it lies in {} ranges", ranges.len()));
+    }
     let chunks = spec.chunk_count(chunk_bytes);
     if next != chunks {
         return bad(format!("{next} of {chunks} chunks are covered"));
@@ -183,7 +188,8 @@ fn check_cover(spec: &TensorSpec, ranges: &[KeyRange], chunk_bytes: u64) -> Resu
 }
 
 /// Cuts new tensors over servers so that bytes balance, given what each server (by rank) holds already.
-/// Each server's total ends within one chunk of the level that balances all of them, where its load allows.
+/// Each server's total ends within one chunk of the level that balances all of them, where its load allows; tensors whose
+/// rule needs norms over all of them stay whole, and count as one chunk here.
 #[must_use]
 pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<KeyRange> {
     let mut sorted: Vec<&TensorSpec> = tensors.iter().collect();
@@ -198,14 +204,25 @@ pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<Ke
         .collect();
     let mut ranges: Vec<KeyRange> = Vec::new();
     let (mut server, mut placed) = (0usize, 0u64);
+    // A chunk, or a tensor that stays whole, belongs to the server in whose stretch its middle lies.
+    let mut place = |bytes: u64| {
+        while server + 1 < borders.len() && placed + bytes / 2 >= borders[server] {
+            server += 1;
+        }
+        placed += bytes;
+        Rank(server as u32)
+    };
     for spec in sorted {
+        if spec.optimizer.needs_norms() {
+            let (first, chunks) =
+                (ChunkId { key: spec.key, chunk: ChunkIndex(0) }, spec.chunk_count(chunk_bytes));
+            // Validated tensors have chunk numbers of 32 bits.
+            let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
+            ranges.push(KeyRange { first, chunks, server: place(spec.bytes()) });
+            continue;
+        }
         for span in spec.chunks(chunk_bytes) {
-            // A chunk belongs to the server in whose stretch its middle lies.
-            while server + 1 < borders.len() && placed + span.bytes / 2 >= borders[server] {
-                server += 1;
-            }
-            placed += span.bytes;
-            let rank = Rank(server as u32);
+            let rank = place(span.bytes);
             match ranges.last_mut().filter(|r| r.first.key == span.id.key && r.server == rank) {
                 Some(range) => range.chunks += 1,
                 None => ranges.push(KeyRange { first: span.id, chunks: 1, server: rank }),

@@ -3,7 +3,7 @@
 
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
-use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX};
+use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -39,6 +39,18 @@ pub struct TensorSpec {
     pub optimizer: Optimizer,
     /// How rounds work.
     pub mode: Mode,
+}
+
+/// Another update rule for a declared tensor. What the rule before it kept (momentum, moments, …) stays where the new one
+/// keeps the same, and begins anew with zeros where it does not; the schedule counts the tensor's rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RuleChange {
+    /// Which tensor.
+    pub key: Key,
+    /// The first round of the new rule.
+    pub from_round: u64,
+    /// The new rule.
+    pub optimizer: Optimizer,
 }
 
 /// Why a tensor cannot be declared.
@@ -95,7 +107,8 @@ impl TensorSpec {
     }
 
     /// A synchronous tensor of any type. Halves are summed in f32, and the server keeps their weights in f32: what is
-    /// pulled is rounded, nothing else.
+    /// pulled is rounded, nothing else. Integers are summed in i64; a round whose sum leaves i64, or whose value its type,
+    /// ends with an error for all its contributors and leaves the weights as they were, chunk by chunk.
     #[must_use]
     pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
         let (name, mode) = (String::new(), Mode::Sync);
@@ -135,6 +148,17 @@ impl TensorSpec {
         (0..).map_while(move |index| self.chunk(ChunkIndex(index), chunk_bytes))
     }
 
+    /// Refuses a change of the rule that cannot be served, by cause.
+    pub fn validate_change(&self, change: &RuleChange, chunk_bytes: u64) -> Result<(), TensorError> {
+        if change.optimizer.needs_norms() != self.optimizer.needs_norms() {
+            let what =
+                "lamb has its tensors lie elsewhere than other rules do; declare another tensor for it"
+                    .into();
+            return Err(TensorError::Unsupported { key: self.key, what });
+        }
+        Self { optimizer: change.optimizer, ..self.clone() }.validate(chunk_bytes)
+    }
+
     /// Refuses what cannot be served, by cause.
     pub fn validate(&self, chunk_bytes: u64) -> Result<(), TensorError> {
         let key = self.key;
@@ -149,10 +173,17 @@ impl TensorSpec {
             return Err(TensorError::NameTooLong { key, bytes: self.name.len() });
         }
         let unsupported = |what: String| Err(TensorError::Unsupported { key, what });
-        if matches!(self.dtype, Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64) {
+        if self.dtype.is_integer() && !self.optimizer.is_exact() {
             let dtype = self.dtype;
             return unsupported(format!(
-                "dtype {dtype} has no reduction kernel yet; use f32, f64, f16 or bf16"
+                "dtype {dtype} is summed exactly, and takes the rules sum and assign without average; use one of them, \
+                 or f32"
+            ));
+        }
+        if self.optimizer.needs_norms() && self.chunk_count(chunk_bytes) > NORM_CHUNKS_MAX {
+            return unsupported(format!(
+                "lamb needs all chunks of a tensor in one place, and takes at most {NORM_CHUNKS_MAX}; raise \
+                 cluster.chunk_bytes, cut the tensor into several, or use adam_w"
             ));
         }
         if self.mode != Mode::Sync {
@@ -168,6 +199,7 @@ impl TensorSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::Moments;
     use proptest::prelude::*;
 
     proptest! {
@@ -203,10 +235,42 @@ mod tests {
         assert!(dynamic.validate(4096).is_ok());
         let summed = TensorSpec { optimizer: Optimizer::sum(), ..dynamic };
         assert!(matches!(summed.validate(4096), Err(TensorError::Unsupported { .. })));
-        let of = |dtype| TensorSpec { dtype, ..spec(1) }.validate(4096);
-        assert!([Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].into_iter().all(|dtype| of(dtype).is_ok()));
-        for dtype in [Dtype::I8, Dtype::U8, Dtype::I32, Dtype::I64] {
-            assert!(matches!(of(dtype), Err(TensorError::Unsupported { .. })), "{dtype}");
+    }
+
+    #[test]
+    fn a_rule_is_changed_to_one_that_the_tensor_could_have_had() {
+        let (adam, lamb) = (Rule::Adam(Moments::default()), Rule::Lamb(Moments::default()));
+        let of = |spec: &TensorSpec, optimizer| {
+            spec.validate_change(&RuleChange { key: spec.key, from_round: 1, optimizer }, 4096).is_ok()
+        };
+        let floats = TensorSpec::f32(1, 5, Optimizer::sum());
+        assert!(of(&floats, Optimizer::mean(adam, 0.1)));
+        assert!(!of(&floats, Optimizer::mean(lamb, 0.1)) && !of(&floats, Optimizer::mean(adam, f32::NAN)));
+        let together = TensorSpec::f32(1, 5, Optimizer::mean(lamb, 0.1));
+        assert!(of(&together, Optimizer::mean(lamb, 0.2)) && !of(&together, Optimizer::mean(adam, 0.1)));
+        let integers = TensorSpec::of(Dtype::I8, 1, 5, Optimizer::sum());
+        assert!(of(&integers, Optimizer::assign()) && !of(&integers, Optimizer::mean(adam, 0.1)));
+    }
+
+    #[test]
+    fn a_tensor_with_norms_has_so_many_chunks_and_no_more() {
+        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let of = |chunks: u64| TensorSpec::f32(1, chunks * 1024, lamb).validate(4096);
+        assert_eq!(of(NORM_CHUNKS_MAX), Ok(()));
+        let Err(error) = of(NORM_CHUNKS_MAX + 1) else { panic!("one too many") };
+        assert!(error.to_string().contains("raise cluster.chunk_bytes"), "{error}");
+    }
+
+    #[test]
+    fn integers_are_summed_or_assigned_and_not_divided() {
+        let validate = |dtype, rule| TensorSpec::of(dtype, 1, 1, rule).validate(4096);
+        let mean = Optimizer { average: true, ..Optimizer::assign() };
+        for dtype in Dtype::ALL {
+            assert_eq!(validate(dtype, Optimizer::sum()), Ok(()), "{dtype}");
+            assert_eq!(validate(dtype, Optimizer::assign()), Ok(()), "{dtype}");
+            for rule in [mean, Optimizer::sgd(0.1, 0.0, 0.0)] {
+                assert_eq!(validate(dtype, rule).is_err(), dtype.is_integer(), "{dtype} {rule:?}");
+            }
         }
     }
 

@@ -2,14 +2,19 @@
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod integers;
 mod numbers;
+mod rule;
 
-use crate::engine::{ChunkSpec, Source};
+use crate::engine::{ChunkSpec, Source, Verdict};
+use crate::kernel::{self, Squares};
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
+use rule::CurrentRule;
+use std::ops::Range;
 use thiserror::Error;
 
 /// Bytes of a payload that are summed at once, out of the first level cache.
@@ -35,12 +40,12 @@ pub enum StorageError {
     /// A contribution in a worker's memory that was not mapped: a bug.
     #[error("internal error: a contribution in a worker's memory is not mapped")]
     NotMapped,
+    /// Changes of a rule wait for rounds that do not come.
+    #[error("{0} changes of this tensor's rule wait for their rounds already; contribute to those first")]
+    TooManyChanges(usize),
     /// A buffer that is not a whole number of elements: a bug.
     #[error("internal error: chunk bytes are not whole elements of {0}")]
     Elements(Dtype),
-    /// A type without a kernel; declarations of it are refused: a bug.
-    #[error("internal error: no kernel for {0}")]
-    NoKernel(Dtype),
 }
 
 #[derive(Debug)]
@@ -48,7 +53,10 @@ struct Stored {
     bytes: usize,
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
-    optimizer: Optimizer,
+    rule: CurrentRule,
+    /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
+    squares: Squares,
+    trust: f64,
     numbers: Typed,
     weights: [Buffer; 2],
 }
@@ -129,12 +137,13 @@ impl Storage {
             return Err(StorageError::Elements(spec.dtype));
         }
         let elements = bytes / spec.dtype.bytes();
-        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays())?;
+        let numbers = Typed::zeros(spec.dtype, elements, spec.optimizer.state_arrays());
         let mut weights = [self.pool.allocate(spec.bytes)?, self.pool.allocate(spec.bytes)?];
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        self.chunks.push(Stored { bytes, now: bytes, optimizer: spec.optimizer, numbers, weights });
+        let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
+        self.chunks.push(Stored { bytes, now: bytes, rule, squares, trust, numbers, weights });
         Ok(())
     }
 
@@ -204,13 +213,47 @@ impl Storage {
         Ok(())
     }
 
-    /// Applies the update rule; a last contribution is added in the same pass.
-    pub fn finish(&mut self, chunk: u32, round: &Round, view: Option<&View>) -> Result<(), StorageError> {
+    /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
+    pub fn finish(
+        &mut self,
+        chunk: u32,
+        round: &Round,
+        view: Option<&View>,
+    ) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let step = stored.optimizer.step(round.number, round.contributors);
+        let mut step = stored.rule.step(round, &mut stored.numbers);
+        if stored.rule.needs_norms() {
+            step = step.along(stored.trust);
+        }
         let last = round.last.map(|from| find(inbox, spill, from, view)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
+    }
+
+    /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
+    pub fn prepare(&mut self, chunk: u32, round: &Round, view: Option<&View>) -> Result<(), StorageError> {
+        let Self { chunks, inbox, spill, .. } = self;
+        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let step = stored.rule.step(round, &mut stored.numbers);
+        if let Some(last) = round.last {
+            stored.numbers.reduce(find(inbox, spill, last, view)?, stored.now, round.only)?;
+        }
+        stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
+        Ok(())
+    }
+
+    /// All chunks of a tensor are prepared: in this order, their shares make its norms.
+    pub fn norms(&mut self, chunks: Range<u32>) {
+        let chunks = chunks.start as usize..chunks.end as usize;
+        let Some(tensor) = self.chunks.get_mut(chunks) else { return };
+        let trust = kernel::trust(tensor.iter().map(|stored| stored.squares));
+        tensor.iter_mut().for_each(|stored| stored.trust = trust);
+    }
+
+    /// A chunk gets another rule from a round on.
+    pub fn change_rule(&mut self, chunk: u32, from_round: u64, to: Optimizer) -> Result<(), StorageError> {
+        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        stored.rule.change(from_round, to)
     }
 
     /// Sets the value of a chunk.

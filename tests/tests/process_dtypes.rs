@@ -5,7 +5,7 @@
 
 use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join};
-use gradwire_worker::{Client, Element};
+use gradwire_worker::{Client, ClientError, Element, OpError};
 use half::{bf16, f16};
 use proto_common::optimizer::{Decay, Moments, Optimizer, Rule, Schedule};
 use proto_common::tensor::TensorSpec;
@@ -57,6 +57,7 @@ fn rules() -> Vec<Optimizer> {
         Optimizer::mean(Rule::RmsProp { decay: 0.5, epsilon: 1e-6 }, 0.5),
         Optimizer::mean(Rule::Adam(SMALL), 0.5),
         scheduled,
+        Optimizer { weight_decay: 0.125, ..Optimizer::mean(Rule::Lamb(SMALL), 0.125) },
         Optimizer::mean(Rule::Ftrl { beta: 1.0, l1: 0.25, l2: 0.5 }, 0.5),
     ]
 }
@@ -72,7 +73,7 @@ fn gradient(at: usize, rank: u32, round: u64) -> f64 {
 }
 
 /// The weight of one element after all rounds.
-fn expected(optimizer: &Optimizer, at: usize) -> f64 {
+fn one_by_one(optimizer: &Optimizer, at: usize) -> f64 {
     let (mut w, mut a, mut b) = (initial(at), 0.0, 0.0);
     for round in 1..=ROUNDS {
         let sum: f64 = (0..WORKERS).map(|rank| gradient(at, rank, round)).sum();
@@ -109,8 +110,33 @@ fn expected(optimizer: &Optimizer, at: usize) -> f64 {
                 let below = (of(beta) + after) / lr + of(l2);
                 w = if a.abs() <= of(l1) { 0.0 } else { -(a - a.signum() * of(l1)) / below };
             }
-            Rule::Lamb(_) => unreachable!("not declared"),
+            Rule::Lamb(_) => unreachable!("its elements are not by themselves"),
         }
+    }
+    w
+}
+
+/// All weights of a tensor after all rounds.
+fn expected(optimizer: &Optimizer) -> Vec<f64> {
+    let Rule::Lamb(moments) = optimizer.rule else {
+        return (0..COUNT).map(|at| one_by_one(optimizer, at)).collect();
+    };
+    let (b1, b2) = (f64::from(moments.beta1), f64::from(moments.beta2));
+    let mut w: Vec<f64> = (0..COUNT).map(initial).collect();
+    let (mut m, mut v) = (vec![0.0; COUNT], vec![0.0; COUNT]);
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for round in 1..=ROUNDS {
+        let step = optimizer.step(round, WORKERS);
+        let mut u = vec![0.0; COUNT];
+        for at in 0..COUNT {
+            let g = (0..WORKERS).map(|rank| gradient(at, rank, round)).sum::<f64>() * step.scale;
+            m[at] = b1 * m[at] + (1.0 - b1) * g;
+            v[at] = b2 * v[at] + (1.0 - b2) * g * g;
+            let below = (v[at] / step.bias2).sqrt() + f64::from(moments.epsilon);
+            u[at] = m[at] / step.bias1 / below + step.decay * w[at];
+        }
+        let rate = step.rate * norm(&w) / norm(&u);
+        w.iter_mut().zip(&u).for_each(|(w, u)| *w -= rate * u);
     }
     w
 }
@@ -127,8 +153,8 @@ fn train<T: Value>(client: &Client, first_key: u64) {
             let version = client.push_pull_slice(&tensor, &gradient, &mut weights).unwrap();
             assert_eq!(version.0, round);
         }
-        for (at, found) in weights.iter().enumerate() {
-            let (found, expected) = (found.exact(), expected(&optimizer, at));
+        for (at, (found, expected)) in weights.iter().zip(expected(&optimizer)).enumerate() {
+            let found = found.exact();
             let error = (found - expected).abs();
             assert!(error <= T::ERROR * (1.0 + expected.abs()), "{optimizer:?} {at}: {found} {expected}");
         }
@@ -159,6 +185,93 @@ fn every_rule_on_every_type() {
     });
     let error = clients[0].push_slice(&clients[0].tensor(200).unwrap(), &[1.0f32; COUNT]).unwrap_err();
     assert!(error.to_string().contains("f64") && error.to_string().contains("f32"), "{error}");
+    drop(clients);
+    cluster.assert_no_panic();
+}
+
+/// An integer, as what it is.
+trait Whole: Element + TryFrom<i128> + Into<i128> + PartialEq + std::fmt::Debug {
+    const MOST: i128;
+    fn of(value: i128) -> Self {
+        Self::try_from(value).ok().expect("a small value")
+    }
+}
+
+macro_rules! wholes {
+    ($($whole:ty)*) => {
+        $(impl Whole for $whole {
+            const MOST: i128 = <$whole>::MAX as i128;
+        })*
+    };
+}
+
+wholes!(i8 u8 i32 i64);
+
+/// Rounds of sums and of values, and between them one of which an element does not fit.
+fn count<T: Whole>(client: &Client, first_key: u64) {
+    let rank = i128::from(client.rank());
+    let values =
+        |round: i128| (0..COUNT as i128).map(|at| T::of((at + rank * round) % 7)).collect::<Vec<T>>();
+    let all =
+        |at: i128, round: i128| (0..i128::from(WORKERS)).map(|rank| (at + rank * round) % 7).sum::<i128>();
+    let (sum, assign) = (client.tensor(first_key).unwrap(), client.tensor(first_key + 1).unwrap());
+    let mut weights = vec![T::of(0); COUNT];
+    let check = |weights: &[T], expected: &dyn Fn(i128) -> i128| {
+        let wrong = (0i128..).zip(weights).find(|(at, found)| T::of(expected(*at)) != **found);
+        assert!(wrong.is_none(), "{:?}: {wrong:?}", T::DTYPE);
+    };
+    client.init(&sum, &vec![T::of(3); COUNT]).unwrap();
+    client.push_pull_slice(&sum, &values(1), &mut weights).unwrap();
+    check(&weights, &|at| 3 + all(at, 1));
+    client.push_pull_slice(&assign, &values(2), &mut weights).unwrap();
+    check(&weights, &|at| all(at, 2));
+
+    // The sum fits everywhere but in one element of one chunk, of rank 1.
+    let mut large = vec![T::of(0); COUNT];
+    if rank == 1 {
+        large[COUNT / 2] = T::of(T::MOST);
+    } else {
+        large[COUNT / 2] = T::of(1);
+    }
+    for tensor in [&sum, &assign] {
+        let error = client.push_pull_slice(tensor, &large, &mut weights).unwrap_err();
+        let ClientError::Op(OpError::BadValue { chunk, round: 2, dtype }) = &error else { panic!("{error}") };
+        assert_eq!((chunk.key, *dtype), (tensor.key(), T::DTYPE));
+        assert!(error.to_string().contains("wider type"), "{error}");
+    }
+    // The next round goes on from the weights that were kept.
+    let version = client.push_pull_slice(&sum, &values(4), &mut weights).unwrap();
+    assert_eq!(version.0, 3);
+    check(&weights, &|at| 3 + all(at, 1) + all(at, 4));
+    client.push_pull_slice(&assign, &values(5), &mut weights).unwrap();
+    check(&weights, &|at| all(at, 5));
+}
+
+#[test]
+fn integers_are_exact_and_what_does_not_fit_is_told_to_all() {
+    let words = ["--set", "cluster.chunk_bytes=4096"];
+    let mut cluster = Cluster::new(2, WORKERS, &words);
+    cluster.add_servers(2, &[]);
+    let clients = join(&cluster, WORKERS, |_| {});
+    let of = |key, dtype| {
+        let elements = COUNT as u64;
+        let sum = TensorSpec::of(dtype, key, elements, Optimizer::sum());
+        [sum, TensorSpec::of(dtype, key + 1, elements, Optimizer::assign())]
+    };
+    declare(
+        &clients,
+        &[of(10, i8::DTYPE), of(20, u8::DTYPE), of(30, i32::DTYPE), of(40, i64::DTYPE)].concat(),
+    );
+    std::thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| {
+                count::<i8>(client, 10);
+                count::<u8>(client, 20);
+                count::<i32>(client, 30);
+                count::<i64>(client, 40);
+            });
+        }
+    });
     drop(clients);
     cluster.assert_no_panic();
 }

@@ -22,7 +22,9 @@ const LARGE_ELEMENTS: u64 = 5000;
 fn cluster(workers: u32) -> (Cluster, Vec<Client>) {
     let mut cluster = Cluster::new(2, workers, &["--set", "cluster.chunk_bytes=4096"]);
     cluster.add_servers(2, &[]);
-    let clients = join(&cluster, workers, |settings| settings.deadlines.operation_ms = 20_000);
+    let clients = join(&cluster, workers, |settings| {
+        (settings.deadlines.operation_ms, settings.memory.operations) = (20_000, 16);
+    });
     declare(&clients, &[summed(SMALL, 3), summed(LARGE, LARGE_ELEMENTS)]);
     (cluster, clients)
 }
@@ -125,14 +127,21 @@ fn declarations_that_cannot_be_served() {
     let client = &clients[0];
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
     let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
-    let wrong: [(TensorSpec, &str); 8] = [
-        (TensorSpec { dtype: Dtype::I8, ..good() }, "dtype i8 has no reduction kernel yet; use f32"),
+    let wrong: [(TensorSpec, &str); 9] = [
+        (
+            TensorSpec { dtype: Dtype::I8, ..good() },
+            "takes the rules sum and assign without average; use one of them",
+        ),
         (TensorSpec { dtype: Dtype::I64, ..good() }, "dtype i64"),
         (TensorSpec { mode: Mode::Async, ..good() }, "is not served yet; use sync"),
         (TensorSpec { elements: 0, ..good() }, "has no elements"),
         (TensorSpec { elements: u64::MAX, ..good() }, "too large"),
         (TensorSpec { name: "n".repeat(257), ..good() }, "at most 256"),
-        (TensorSpec { optimizer: lamb, ..good() }, "use another, such as adam_w"),
+        (TensorSpec { optimizer: lamb, elements: 17 * 1024, ..good() }, "memory.operations is 16; raise it"),
+        (
+            TensorSpec { optimizer: lamb, elements: 1 << 40, ..good() },
+            "raise cluster.chunk_bytes, cut the tensor",
+        ),
         (TensorSpec { optimizer: Optimizer::sgd(f32::NAN, 0.0, 0.0), ..good() }, "learning_rate"),
     ];
     for (spec, words) in wrong {

@@ -62,6 +62,18 @@ pub enum OpError {
     /// What it sends, or is to be sent, cannot be registered with the RDMA device.
     #[error("{0}")]
     Unregistered(String),
+    /// The round's value does not fit the tensor's type. All who contributed are told; the next round works.
+    #[error(
+        "tensor {} chunk {}: the sum of round {round}, or the weights with it, do not fit {dtype}, and this chunk keeps the weights of the round before; contribute smaller values, or declare the tensor with a wider type", chunk.key, chunk.chunk
+    )]
+    BadValue {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The round.
+        round: u64,
+        /// The tensor's type.
+        dtype: proto_common::element::Dtype,
+    },
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
     Refused {
@@ -244,7 +256,7 @@ impl ClientError {
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
-                OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
+                OpError::BadValue { .. } | OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death_code(death),
             Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,

@@ -164,8 +164,11 @@ impl Server {
             Command::Expel { peer, reason } => {
                 return Err(ModelError::Expelled { server: self.rank, worker: peer, reason });
             }
-            Command::Fetch { .. } | Command::Size { .. } => {
-                return Err(ModelError::NotModelled { what: "a payload outside of slots" });
+            Command::Fetch { .. }
+            | Command::Size { .. }
+            | Command::Prepare { .. }
+            | Command::Norms { .. } => {
+                return Err(ModelError::NotModelled { what: "payloads outside of slots, and norms" });
             }
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}

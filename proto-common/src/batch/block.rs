@@ -70,7 +70,8 @@ pub enum Status {
     WrongShape = 6,
     /// The operation breaks the protocol (number reused, init from a rank other than 0, codec unknown).
     Refused = 7,
-    /// Integer overflow or a value the rule cannot use.
+    /// To a contribution to a round whose sum, or new value, its integers cannot hold. The round has ended, and the
+    /// chunk's weights are those of the round before.
     BadValue = 8,
     /// The round is complete, but its weights found no place in time: the payload lists the ranks (u32) that
     /// still read older ones.

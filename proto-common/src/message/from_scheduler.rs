@@ -4,7 +4,7 @@ use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
 use crate::shard_map::MapUpdate;
-use crate::tensor::TensorError;
+use crate::tensor::{RuleChange, TensorError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -246,5 +246,12 @@ pub enum FromScheduler {
     Shutdown {
         /// Why.
         reason: String,
+    },
+    /// Server: a tensor gets another rule. Answered by `Assigned`.
+    ChangeRule {
+        /// Its number: every server takes changes in this order.
+        epoch: Epoch,
+        /// The change.
+        change: RuleChange,
     },
 }

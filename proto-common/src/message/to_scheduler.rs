@@ -1,7 +1,7 @@
 //! What members say to the scheduler.
 
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
-use crate::tensor::TensorSpec;
+use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
 
@@ -118,5 +118,15 @@ pub enum ToScheduler {
     Failing {
         /// Why.
         reason: String,
+    },
+    /// Worker: a declared tensor gets another rule. The first round of it is one that this worker has not contributed to,
+    /// so that no chunk anywhere is past it. Answered by `Declared`, with nothing declared.
+    ChangeRule {
+        /// Echoed in the answer.
+        request: u64,
+        /// The change.
+        change: RuleChange,
+        /// How long to wait before the answer names the servers that did not take it.
+        timeout_ms: u64,
     },
 }

@@ -1,7 +1,7 @@
 //! Properties of the cut: cover, contiguity, balance, stability.
 
 use super::*;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Moments, Optimizer, Rule};
 use proptest::prelude::*;
 
 const CHUNK: u64 = 4096;
@@ -103,4 +103,27 @@ fn lanes_take_turns() {
         counts[usize::from(lane_of(ChunkId::new(5, chunk), 4).0)] += 1;
     }
     assert_eq!(counts, [16; 4]);
+}
+
+#[test]
+fn a_tensor_with_norms_stays_on_one_lane_of_one_server() {
+    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let tensors: Vec<TensorSpec> = (1..5).map(|key| TensorSpec::f32(key, 10 * CHUNK / 4, lamb)).collect();
+    let map = map_of(&tensors, &[0, 0]);
+    let mut servers = Vec::new();
+    for spec in &tensors {
+        let places: Vec<(Rank, Lane)> =
+            map.placed_chunks(spec.key).map(|(span, server)| (server, map.lane_of(span.id))).collect();
+        assert_eq!(places, vec![places[0]; 10]);
+        servers.push(places[0].0);
+    }
+    assert_eq!(servers, [Rank(0), Rank(0), Rank(1), Rank(1)], "their bytes balance");
+    let range =
+        |first, chunks, server| KeyRange { first: ChunkId::new(9, first), chunks, server: Rank(server) };
+    let cut = MapUpdate {
+        epoch: Epoch { term: 1, counter: 2 },
+        tensors: vec![TensorSpec::f32(9, 2 * CHUNK / 4, lamb)],
+        ranges: vec![range(0, 1, 0), range(1, 1, 1)],
+    };
+    assert!(matches!(map.clone().apply(&cut), Err(MapError::BadCover { .. })));
 }

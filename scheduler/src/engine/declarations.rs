@@ -6,13 +6,15 @@ use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
 use proto_common::message::{ClusterShape, DeclareError};
 use proto_common::shard_map::{KeyRange, MapUpdate, assign};
-use proto_common::tensor::{TensorError, TensorSpec};
+use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Declarations that may wait for servers at once, over all members.
 const WAITERS_MAX: usize = 16_384;
 /// Keys in all of them.
 const WAITING_KEYS_MAX: usize = 1 << 25;
+/// Changes of rules that may wait for servers at once.
+const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
 /// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
@@ -31,6 +33,8 @@ pub(super) enum Step {
     Assign(MapUpdate),
     /// The answer waits for servers that were asked before.
     Wait,
+    /// Servers are to take this change; the answer waits for them.
+    Change(Epoch, RuleChange),
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +58,8 @@ struct Pending {
     servers: BTreeSet<Rank>,
     keys: Vec<Key>,
     error: Option<DeclareError>,
+    /// Who is to hear of a change of a rule.
+    changer: Option<Asker>,
 }
 
 /// Who declares, and how long it waits.
@@ -131,6 +137,34 @@ impl Declarations {
         step
     }
 
+    /// A declared tensor gets another rule. What servers say to it changes nothing of the tensor's own state.
+    pub(super) fn change(&mut self, who: Asker, change: RuleChange, epoch: &mut Epoch) -> Step {
+        if let Err(error) = self.may_change(&change) {
+            return Step::Answer(Err(error.into()));
+        }
+        if self.pending.values().filter(|pending| pending.changer.is_some()).count() >= CHANGES_MAX {
+            let what = "too many changes of rules wait already; wait for their answers before changing more";
+            return Step::Answer(Err(DeclareError::NotNow(what.into())));
+        }
+        *epoch = epoch.next();
+        let servers = (0..self.loads.len() as u32).map(Rank).collect();
+        let pending = Pending { servers, keys: Vec::new(), error: None, changer: Some(who) };
+        self.pending.insert(*epoch, pending);
+        Step::Change(*epoch, change)
+    }
+
+    fn may_change(&self, change: &RuleChange) -> Result<(), TensorError> {
+        match self.tensors.get(&change.key) {
+            Some(entry) if matches!(entry.state, State::Ready) => {
+                entry.spec.validate_change(change, self.chunk_bytes)
+            }
+            _ => {
+                let what = "it is not declared; declare it before its rule is changed".into();
+                Err(TensorError::Unsupported { key: change.key, what })
+            }
+        }
+    }
+
     /// A server's answer to an assignment, and whose declarations it completes.
     pub(super) fn assigned(&mut self, who: MemberId, epoch: Epoch, error: Option<String>) -> Vec<DueAnswer> {
         let Some(pending) = self.pending.get_mut(&epoch) else { return Vec::new() };
@@ -149,12 +183,20 @@ impl Declarations {
                 entry.state = done.error.clone().map_or(State::Ready, State::Failed);
             }
         }
-        self.due()
+        let mut due = self.due();
+        if let Some(who) = done.changer {
+            let result = done.error.map_or_else(|| Ok(MapUpdate::default()), Err);
+            due.push((who.connection, who.request, result));
+        }
+        due
     }
 
     /// A connection is gone: what it waited for is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         self.waiters.retain(|waiter| waiter.who.connection != connection);
+        for pending in self.pending.values_mut() {
+            pending.changer = pending.changer.filter(|who| who.connection != connection);
+        }
     }
 
     /// Answers those whose deadline has passed. Their tensors stay placed: servers may still answer, and the same
@@ -175,11 +217,21 @@ impl Declarations {
             let error = DeclareError::Deadline { waited_ms, servers: self.silent_servers(&waiter.keys) };
             due.push((who.connection, who.request, Err(error)));
         }
+        for pending in self.pending.values_mut() {
+            if let Some(who) = pending.changer.take_if(|who| who.deadline_ms <= now_ms) {
+                let waited_ms = now_ms.saturating_sub(who.since_ms);
+                let error =
+                    DeclareError::Deadline { waited_ms, servers: pending.servers.iter().copied().collect() };
+                due.push((who.connection, who.request, Err(error)));
+            }
+        }
         due
     }
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
-        self.waiters.iter().map(|waiter| waiter.who.deadline_ms).min()
+        let changers = self.pending.values().filter_map(|pending| pending.changer.as_ref());
+        let askers = self.waiters.iter().map(|waiter| &waiter.who).chain(changers);
+        askers.map(|who| who.deadline_ms).min()
     }
 
     /// Servers that have not answered the assignments of these tensors.
@@ -252,7 +304,7 @@ impl Declarations {
         }
         let servers = (0..self.loads.len() as u32).map(Rank).collect();
         let keys = fresh.iter().map(|spec| spec.key).collect();
-        self.pending.insert(epoch, Pending { servers, keys, error: None });
+        self.pending.insert(epoch, Pending { servers, keys, error: None, changer: None });
         Ok(MapUpdate { epoch, tensors: fresh, ranges })
     }
 

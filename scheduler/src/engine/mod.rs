@@ -251,6 +251,16 @@ impl Engine {
                 };
                 self.follow(from, request, step, out);
             }
+            ToScheduler::ChangeRule { request, change, timeout_ms } => {
+                let step = match self.may_declare(id) {
+                    Ok(()) => {
+                        let who = Asker::new(from, request, now_ms, timeout_ms);
+                        self.declarations.change(who, change, &mut self.epoch)
+                    }
+                    Err(error) => Step::Answer(Err(error)),
+                };
+                self.follow(from, request, step, out);
+            }
             ToScheduler::Assigned { epoch, error } => {
                 declared(self.declarations.assigned(id, epoch, error), out);
             }
@@ -286,6 +296,13 @@ impl Engine {
                 // server does not.
                 let to = self.present(|id| id.role == Role::Server);
                 out.push(Command::Send { to, message: Box::new(FromScheduler::Assign(update)) });
+            }
+            Step::Change(epoch, change) => {
+                let to = self.present(|id| id.role == Role::Server);
+                out.push(Command::Send {
+                    to,
+                    message: Box::new(FromScheduler::ChangeRule { epoch, change }),
+                });
             }
         }
     }
@@ -359,6 +376,7 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Heartbeat(_) => "a heartbeat",
         ToScheduler::LinksReady => "a links-ready message",
         ToScheduler::Declare { .. } => "a declaration",
+        ToScheduler::ChangeRule { .. } => "a change of a rule",
         ToScheduler::Assigned { .. } => "an assignment's answer",
         ToScheduler::Barrier { .. } => "a barrier",
         ToScheduler::Goodbye => "a goodbye",

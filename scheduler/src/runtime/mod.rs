@@ -336,6 +336,9 @@ impl Core {
             FromScheduler::Assign(update) => {
                 tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");
             }
+            FromScheduler::ChangeRule { change, .. } => {
+                tracing::info!(tensor = %change.key, from_round = change.from_round, "a rule changes");
+            }
             FromScheduler::MemberDied(death) => tracing::error!("{death}; the job ends"),
             FromScheduler::Shutdown { reason } => tracing::info!(reason, "the job ends"),
             FromScheduler::Declared { result: Err(error), .. } => {

@@ -1,7 +1,8 @@
 //! Checking what an operation asks for, and putting together what it is told.
 
-use super::chunk::{Chunk, ChunkSpec, Waiter};
+use super::chunk::{ChunkSpec, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
+use super::lane::LaneEngine;
 use super::peer::Peer;
 use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
 use proto_common::ids::{Operation, Rank};
@@ -64,20 +65,30 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
     }
 }
 
-/// What an operation still waits for: the status that says so, and the ranks.
-pub(super) fn late(chunk: &Chunk, waiter: &Waiter, workers: u32) -> (Status, Vec<Rank>) {
-    if waiter.op == OpKind::Init {
-        return (Status::DeadlineWaiting, vec![Rank(0)]);
+impl LaneEngine {
+    /// What an operation still waits for: the status that says so, and the ranks.
+    pub(super) fn late(&self, index: u32, waiter: &Waiter) -> (Status, Vec<Rank>) {
+        let chunk = &self.chunks[index as usize];
+        if waiter.op == OpKind::Init {
+            return (Status::DeadlineWaiting, vec![Rank(0)]);
+        }
+        let awaited = match (chunk.stage, chunk.group) {
+            (Stage::Buffer, _) => {
+                let mut reading = chunk.reading();
+                reading.truncate(RANKS_LISTED_MAX);
+                return (Status::DeadlineReading, reading);
+            }
+            // It is the others of its tensor that lack contributions.
+            (Stage::Norms, Some(group)) => self.groups[group as usize].chunks.clone(),
+            _ => index..index + 1,
+        };
+        let absent = |rank: &Rank| {
+            let mut chunks = awaited.clone().map(|at| &self.chunks[at as usize]);
+            chunks.any(|chunk| !chunk.contributed.contains(*rank) && !chunk.has(*rank, chunk.round()))
+        };
+        let missing = (0..self.config.workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
+        (Status::DeadlineWaiting, missing)
     }
-    if chunk.complete {
-        let mut reading = chunk.reading();
-        reading.truncate(RANKS_LISTED_MAX);
-        return (Status::DeadlineReading, reading);
-    }
-    let round = chunk.round();
-    let absent = |rank: &Rank| !chunk.contributed.contains(*rank) && !chunk.has(*rank, round);
-    let missing = (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
-    (Status::DeadlineWaiting, missing)
 }
 
 pub(super) fn push_result(

@@ -82,6 +82,19 @@ pub(super) enum Turn {
     Repeated,
 }
 
+/// What the round being collected waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stage {
+    #[default]
+    Contributions,
+    /// The tensor's other chunks, whose norms count.
+    Norms,
+    /// All have contributed, but both buffers are being read.
+    Buffer,
+    /// Storage is to say whether the values fit; then this buffer is in force.
+    Verdict { into: u8 },
+}
+
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
@@ -96,8 +109,12 @@ pub(super) struct Chunk {
     pub(super) initialised: bool,
     /// Ranks reduced into the accumulator this round.
     pub(super) contributed: RankSet,
-    /// All have contributed, but both buffers are being read.
-    pub(super) complete: bool,
+    pub(super) stage: Stage,
+    /// Of chunks of one tensor that finish together.
+    pub(super) group: Option<u32>,
+    /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
+    /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
+    bad: u64,
     pub(super) held: HeldSet,
     pub(super) lengths: Lengths,
     /// By worker rank; empty until the first one is granted.
@@ -121,7 +138,9 @@ impl Chunk {
             views: [Vec::new(), Vec::new()],
             initialised: false,
             contributed: RankSet::new(workers),
-            complete: false,
+            stage: Stage::default(),
+            group: None,
+            bad: 0,
             held: HeldSet::default(),
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
@@ -189,6 +208,32 @@ impl Chunk {
         self.version + 1
     }
 
+    /// The round being collected has ended, with new weights in a buffer or (none) without.
+    pub(super) fn publish(&mut self, weights: Option<u8>) {
+        self.end_length(weights.is_some());
+        self.version += 1;
+        self.buffer = weights.unwrap_or(self.buffer);
+        self.bad = self.bad << 1 | u64::from(weights.is_none());
+        self.stage = Stage::Contributions;
+        self.contributed.clear();
+    }
+
+    /// Has everybody contributed to the round being collected?
+    pub(super) fn is_complete(&self) -> bool {
+        self.stage != Stage::Contributions
+    }
+
+    /// Is storage to say whether the round's values fit? Nobody is told anything before.
+    pub(super) fn is_judged(&self) -> bool {
+        matches!(self.stage, Stage::Verdict { .. })
+    }
+
+    /// Did this round, which is over, leave the weights as they were?
+    pub(super) fn is_bad(&self, round: u64) -> bool {
+        let back = self.version.checked_sub(round).and_then(|back| u32::try_from(back).ok());
+        round > 0 && back.and_then(|back| self.bad.checked_shr(back)).is_some_and(|bad| bad & 1 == 1)
+    }
+
     /// May `rank` be reduced into the round being collected now?
     pub(super) fn turn(&self, rank: Rank, deterministic: bool) -> Turn {
         if self.contributed.contains(rank) || self.holds(rank, self.round()) {
@@ -246,7 +291,7 @@ impl Chunk {
 
     /// Takes a held contribution whose turn has come.
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
-        if self.complete || self.initialising() {
+        if self.stage != Stage::Contributions || self.initialising() {
             return None;
         }
         let round = self.round();
@@ -267,7 +312,9 @@ impl Chunk {
 
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let (next, other) = self.next_in_order();
-        !self.complete && !self.initialising() && (!deterministic || rank == next || other == Some(rank))
+        self.stage == Stage::Contributions
+            && !self.initialising()
+            && (!deterministic || rank == next || other == Some(rank))
     }
 }
 

@@ -30,6 +30,15 @@ pub enum Source {
     },
 }
 
+/// Whether a round's values can be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// They were written.
+    Fits,
+    /// A sum, or a new value, does not fit its integer type: nothing was written.
+    BadValue,
+}
+
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -50,7 +59,7 @@ pub enum Command {
         first: bool,
     },
     /// The round is complete: update rule over the accumulator and, where given, one last contribution that
-    /// was not reduced yet; the new weights go to buffer `into`.
+    /// was not reduced yet; the new weights go to buffer `into`. Answered by `LaneEngine::finished`.
     Finish {
         /// Chunk index.
         chunk: u32,
@@ -66,6 +75,27 @@ pub enum Command {
         into: u8,
         /// How many contributed.
         contributors: u32,
+    },
+    /// All have contributed to a chunk whose tensor's norms count: its step, and its share of the norms, are computed. Its
+    /// weights stay; `Finish` follows when all chunks of the tensor are prepared.
+    Prepare {
+        /// Chunk index.
+        chunk: u32,
+        /// The round, counted from 1.
+        round: u64,
+        /// The last contribution.
+        last: Source,
+        /// Is it the only one?
+        only: bool,
+        /// The buffer with the weights in force.
+        old: u8,
+        /// How many contributed.
+        contributors: u32,
+    },
+    /// These are all chunks of a tensor, prepared: their shares, in this order, make its norms.
+    Norms {
+        /// Chunk indices.
+        chunks: Range<u32>,
     },
     /// The initial value of the chunk.
     Init {

@@ -2,8 +2,8 @@
 //! of the lane's engine that makes rounds; who is answered when is in `lane`.
 
 use super::answers::check_shape;
-use super::chunk::Turn;
-use super::command::{Command, Commands, Source};
+use super::chunk::{Stage, Turn};
+use super::command::{Command, Commands, Source, Verdict};
 use super::held::Held;
 use super::lane::{BatchContext, LaneEngine};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
@@ -216,10 +216,13 @@ impl LaneEngine {
         self.stats.contribution_bytes += bytes;
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
         let last = chunk.contributed.len() == self.config.workers;
-        match chunk.writable() {
-            Some(into) if last => self.finish(index, Some(from), first, into, out),
+        match (chunk.writable(), chunk.group) {
+            (_, Some(group)) if last => self.prepare(index, group, from, first, out),
+            (Some(into), _) if last => self.finish(index, Some(from), first, into, out),
             _ => {
-                chunk.complete = last;
+                if last {
+                    chunk.stage = Stage::Buffer;
+                }
                 out.push(Command::Reduce { chunk: index, from, first });
             }
         }
@@ -238,21 +241,36 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
         chunk.size(index, chunk.round_bytes(), out);
-        chunk.publish();
-        chunk.version += 1;
-        out.push(Command::Finish { chunk: index, round: chunk.version, last, only, old, into, contributors });
-        chunk.buffer = into;
-        chunk.complete = false;
-        chunk.contributed.clear();
+        out.push(Command::Finish { chunk: index, round: chunk.round(), last, only, old, into, contributors });
+        if chunk.spec.dtype.is_integer() {
+            chunk.stage = Stage::Verdict { into };
+        } else {
+            chunk.publish(Some(into));
+            self.stats.rounds += 1;
+        }
+    }
+
+    /// What became of a round that storage has finished: the answer to `Command::Finish`, which the engine asks for where
+    /// values may not fit. Such a round ends without new weights, and all who contributed to it are told.
+    pub fn finished(&mut self, index: u32, verdict: Verdict, out: &mut Commands) {
+        let Some(chunk) = self.chunks.get_mut(index as usize) else { return };
+        let Stage::Verdict { into } = chunk.stage else { return };
+        let fits = verdict == Verdict::Fits;
+        chunk.publish(fits.then_some(into));
         self.stats.rounds += 1;
+        self.stats.bad_rounds += u64::from(!fits);
+        self.settle(index, out);
     }
 
     /// Reduces held contributions whose turn has come, and answers whoever can be answered.
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
-        loop {
+        let mut next = Some(index);
+        while let Some(index) = next {
             self.answer(index, out);
-            let Some(held) = self.chunks[index as usize].take_held(self.config.deterministic) else { break };
-            self.reduce(index, held.rank, held.from, held.bytes, out);
+            match self.chunks[index as usize].take_held(self.config.deterministic) {
+                Some(held) => self.reduce(index, held.rank, held.from, held.bytes, out),
+                None => next = self.ripe.pop(),
+            }
         }
     }
 }

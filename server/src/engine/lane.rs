@@ -1,13 +1,14 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
-use super::answers::{answer_block, late, push_result};
-use super::chunk::{Chunk, ChunkSpec, Number, Waiter};
+use super::answers::{answer_block, push_result};
+use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
+use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
@@ -81,6 +82,8 @@ pub struct LaneStats {
     pub refusals: u64,
     /// Operations whose deadline passed.
     pub deadlines: u64,
+    /// Rounds whose values did not fit their type, one a chunk.
+    pub bad_rounds: u64,
     /// Batches whose payload was not what its checksum says.
     pub corrupt_batches: u64,
 }
@@ -111,6 +114,9 @@ pub struct LaneEngine {
     pub(super) ledger: Ledger,
     pub(super) wanting: VecDeque<Rank>,
     pub(super) dirty: Vec<Rank>,
+    pub(super) groups: Vec<Group>,
+    /// Chunks that finished with another of their tensor: to be settled. Empty between calls.
+    pub(super) ripe: Vec<u32>,
     pub(super) spills: Vec<u32>,
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
@@ -129,6 +135,8 @@ impl LaneEngine {
             ledger: Ledger::new(config.inbox_slots),
             wanting: VecDeque::new(),
             dirty: Vec::new(),
+            groups: Vec::new(),
+            ripe: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             stats: LaneStats::default(),
@@ -173,6 +181,12 @@ impl LaneEngine {
         self.index.get(&id).map(|chunk| Version(self.chunks[*chunk as usize].version))
     }
 
+    /// A tensor's chunks, each with the first round whose rule is still open.
+    pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
+        chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
+    }
+
     /// The life of a connected worker; zero of one that is not.
     #[must_use]
     pub fn peer_incarnation(&self, rank: Rank) -> Incarnation {
@@ -189,6 +203,9 @@ impl LaneEngine {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
                 self.chunks.push(Chunk::new(*spec, self.config.workers));
+                if spec.optimizer.needs_norms() {
+                    self.join_group(self.chunks.len() as u32 - 1);
+                }
                 added.push(*spec);
             }
         }
@@ -415,7 +432,7 @@ impl LaneEngine {
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let Self { chunks, peers, dirty, stats, .. } = self;
         let chunk = &mut chunks[index as usize];
-        if chunk.version < chunk.least_awaited || chunk.initialising() {
+        if chunk.version < chunk.least_awaited || chunk.initialising() || chunk.is_judged() {
             return;
         }
         let mut waiters = std::mem::take(&mut chunk.waiters);
@@ -426,14 +443,16 @@ impl LaneEngine {
                 chunk.least_awaited = chunk.least_awaited.min(waiter.version);
                 return true;
             }
+            let bad = waiter.op.contributes() && chunk.is_bad(waiter.version);
             // Nothing to write where the version in force is empty.
-            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0) {
+            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0 && !bad) {
                 chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let mut block = answer_block(&chunk.spec, waiter, Status::Done, chunk.version);
-            if waiter.view {
+            let status = if bad { Status::BadValue } else { Status::Done };
+            let mut block = answer_block(&chunk.spec, waiter, status, chunk.version);
+            if waiter.view && !bad {
                 chunk.show(waiter.rank, waiter.operation);
                 let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
                 (block.view, block.landing) =
@@ -480,7 +499,7 @@ impl LaneEngine {
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
     fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
-        if state.complete
+        if state.stage == Stage::Buffer
             && let Some(into) = state.writable()
         {
             self.finish(chunk, None, false, into, out);
@@ -490,19 +509,19 @@ impl LaneEngine {
 
     /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
-        let Self { chunks, spills, .. } = self;
-        for (index, chunk) in chunks.iter_mut().enumerate() {
+        for index in 0..self.chunks.len() {
             let mut at = 0;
-            while at < chunk.waiters.len() {
-                let waiter = chunk.waiters[at];
+            while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
                 // What is in the worker's memory only is to stay the operation's until it is read.
+                let Self { chunks, spills, .. } = self;
                 let is_due = waiter.deadline_ms <= now_ms;
-                if !is_due || !copy_out(index as u32, chunk, &waiter, spills, out) {
+                if !is_due || !copy_out(index as u32, &mut chunks[index], &waiter, spills, out) {
                     at += 1;
                     continue;
                 }
+                let (status, missing) = self.late(index as u32, &waiter);
+                let chunk = &mut self.chunks[index];
                 chunk.waiters.remove(at);
-                let (status, missing) = late(chunk, &waiter, self.config.workers);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
                 push_result(&mut self.peers, &mut self.dirty, waiter.rank, ResultBlock { block, missing });
@@ -514,14 +533,15 @@ impl LaneEngine {
     #[must_use]
     pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
         let all =
-            self.chunks.iter().flat_map(|chunk| chunk.waiters.iter().map(move |waiter| (chunk, waiter)));
-        let (chunk, waiter) = all.min_by_key(|(_, waiter)| waiter.since_ms)?;
+            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
+        let (index, waiter) = all.min_by_key(|(_, waiter)| waiter.since_ms)?;
+        let chunk = &self.chunks[index as usize];
         Some(Waiting {
             chunk: chunk.spec.id,
             rank: waiter.rank,
             round: chunk.round(),
             waited_ms: now_ms.saturating_sub(waiter.since_ms),
-            missing: late(chunk, waiter, self.config.workers).1,
+            missing: self.late(index, waiter).1,
         })
     }
 }

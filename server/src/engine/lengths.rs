@@ -46,9 +46,12 @@ impl Chunk {
         self.lengths.round.unwrap_or(self.lengths.live)
     }
 
-    /// The round being collected is published.
-    pub(super) fn publish(&mut self) {
-        (self.lengths.live, self.lengths.round) = (self.round_bytes(), None);
+    /// The round being collected is over; where it is `published`, its length is in force.
+    pub(super) fn end_length(&mut self, published: bool) {
+        if published {
+            self.lengths.live = self.round_bytes();
+        }
+        self.lengths.round = None;
     }
 
     /// What follows is about so many bytes of the chunk. Commands of chunks of one length need no such word.

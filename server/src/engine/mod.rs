@@ -11,11 +11,12 @@ mod flow;
 mod held;
 mod lane;
 mod lengths;
+mod norms;
 mod peer;
 mod placed;
 
 pub use chunk::ChunkSpec;
-pub use command::{Command, Commands, ResultBlock, Source};
+pub use command::{Command, Commands, ResultBlock, Source, Verdict};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats, Waiting};
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
-//! Arithmetic on chunks: reduction and update rules, in f32, or in f64 for tensors of that. Every operation is a plain
+//! Arithmetic on chunks: reduction and update rules, in f32, in f64 for tensors of that, and sums of integers. Every operation is a plain
 //! multiply, add, divide or square root in the order written here, never fused, so that every machine computes the same
 //! bits; loops are written so that the compiler vectorises them.
 
+mod integers;
+mod lamb;
 mod real;
 mod rules;
 mod weights;
@@ -9,6 +11,8 @@ mod weights;
 use fabric::Numbers;
 use fabric::simd::{Pass, widest};
 
+pub use integers::{Integer, add_integers, fold_integers, write_integers};
+pub use lamb::{Squares, direction, trust};
 pub use real::{Bf16, Element, F16, Real};
 pub use rules::update;
 pub use weights::Weights;

@@ -17,6 +17,8 @@ pub trait Real:
 {
     /// A constant of a rule, rounded where it has to be.
     fn of(constant: f64) -> Self;
+    /// The same number.
+    fn exact(self) -> f64;
     /// The square root, correctly rounded.
     fn root(self) -> Self;
     /// Without its sign.
@@ -31,6 +33,10 @@ macro_rules! real {
             #[inline(always)]
             fn of(constant: f64) -> Self {
                 constant as $real
+            }
+            #[inline(always)]
+            fn exact(self) -> f64 {
+                self.into()
             }
             #[inline(always)]
             fn root(self) -> Self {

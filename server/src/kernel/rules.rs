@@ -21,8 +21,8 @@ use proto_common::optimizer::{Moments, Rule, Step};
 /// | `ftrl` | n' = n + d * d; z = z + d - (sqrt(n') - sqrt(n)) / lr * w; 0 where abs(z) <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2) |
 ///
 /// g is the sum, times 1 / contributors where `average` is set; d = g + decay * w; lr is the round's rate;
-/// c1 = 1 - b1^round, c2 = 1 - b2^round. The second arrays are `v` and `n`. `lamb` has no kernel yet and is refused when a
-/// tensor is declared.
+/// c1 = 1 - b1^round, c2 = 1 - b2^round. The second arrays are `v` and `n`. `lamb` needs a whole tensor's norms, and goes two
+/// ways: see `direction`, then `sgd` along it.
 ///
 /// # Panics
 /// They differ in length.
@@ -93,7 +93,7 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             }
             Rule::Adam(moments) => self.adam(moments, |w| w, d),
             Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
-            // Not here, or refused when a tensor is declared.
+            // Not here.
             Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) => {}
         }
     }

@@ -78,7 +78,7 @@ impl Reference {
                 let below = (f64::from(beta) + n.sqrt()) / lr + f64::from(l2);
                 self.w = if a.abs() <= l1 { 0.0 } else { -(*a - a.signum() * l1) / below };
             }
-            Rule::Lamb(_) => unreachable!("it has no kernel"),
+            Rule::Lamb(_) => unreachable!("see lamb"),
         }
     }
 }

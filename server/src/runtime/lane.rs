@@ -9,7 +9,7 @@ use fabric::{
     PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
-use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::limits::{
     HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
 };
@@ -41,6 +41,16 @@ pub enum LaneError {
     /// A place that is not where it should be.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
+    /// A new rule for rounds that are over: parts of the tensor would have it earlier than others.
+    #[error(
+        "tensor {key} has finished round {round}, so its rule cannot change from then on; name a round to come"
+    )]
+    RuleTooLate {
+        /// Which tensor.
+        key: Key,
+        /// The first round that was to have it.
+        round: u64,
+    },
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
     Panicked {
@@ -83,6 +93,8 @@ pub struct DataLane<Q> {
     pub(super) prefix: Box<[u8]>,
     reader: BatchReader,
     commands: Commands,
+    /// Its memory is the next list's.
+    executed: Commands,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -107,6 +119,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             prefix: vec![0; TABLE_BYTES_MAX].into_boxed_slice(),
             reader: BatchReader::default(),
             commands: Commands::default(),
+            executed: Commands::default(),
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
@@ -373,28 +386,29 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Executes all commands in order.
     fn execute(&mut self) -> Result<(), LaneError> {
-        let mut commands = std::mem::take(&mut self.commands);
-        let mut result = Ok(());
+        // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
+        while !self.commands.list.is_empty() {
+            let mut commands = std::mem::take(&mut self.executed);
+            std::mem::swap(&mut commands, &mut self.commands);
+            let result = self.execute_all(&mut commands);
+            commands.clear();
+            self.executed = commands;
+            result?;
+        }
+        Ok(())
+    }
+
+    fn execute_all(&mut self, commands: &mut Commands) -> Result<(), LaneError> {
         for command in commands.list.drain(..) {
-            result = match command {
+            match command {
                 Command::Results { peer, slot, results, grants, sequence } => {
                     let (results, grants) = (&commands.results[results], &commands.grants[grants]);
-                    self.send_results(peer, slot, results, grants, sequence)
+                    self.send_results(peer, slot, results, grants, sequence)?;
                 }
-                other => self.execute_one(other),
-            };
-            if result.is_err() {
-                break;
+                other => self.execute_one(other)?,
             }
         }
-        commands.clear();
-        // Expelling a peer while executing can complete landings, whose commands are not to be lost.
-        std::mem::swap(&mut self.commands, &mut commands);
-        if !commands.list.is_empty() {
-            self.commands.list.append(&mut commands.list);
-            return result.and_then(|()| self.execute());
-        }
-        result
+        Ok(())
     }
 
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
@@ -407,8 +421,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Finish { chunk, round, last, only, old, into, contributors } => {
                 let round = Round { number: round, last, only, old, into, contributors };
                 let view = self.view_of(last);
-                self.storage.finish(chunk, &round, view.as_ref())?;
+                let verdict = self.storage.finish(chunk, &round, view.as_ref())?;
+                self.engine.finished(chunk, verdict, &mut self.commands);
             }
+            Command::Prepare { chunk, round, last, only, old, contributors } => {
+                let round = Round { number: round, last: Some(last), only, old, into: old, contributors };
+                let view = self.view_of(Some(last));
+                self.storage.prepare(chunk, &round, view.as_ref())?;
+            }
+            Command::Norms { chunks } => self.storage.norms(chunks),
             Command::Init { chunk, from, into } => {
                 let view = self.view_of(Some(from));
                 self.storage.init(chunk, from, view.as_ref(), into)?;

@@ -2,6 +2,7 @@
 //! workers' connections; `run` puts them together with the scheduler link and the HTTP endpoints.
 
 mod bootstrap;
+mod change;
 mod lane;
 mod link;
 mod results;

@@ -19,6 +19,7 @@ use proto_common::message::{
     ClusterShape, FromScheduler, Member, MemberReport, RefusalReason, Register, ToScheduler, Welcome,
 };
 use proto_common::shard_map::{MapUpdate, ShardMap};
+use proto_common::tensor::RuleChange;
 use proto_common::transport::Driver;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -351,11 +352,27 @@ impl Serving<'_> {
                 let _ = self.link.sender().send(&answer).await;
                 None
             }
+            FromScheduler::ChangeRule { epoch, change } => {
+                let error = self.change_rule(change).await.err();
+                // As above.
+                let _ = self.link.sender().send(&ToScheduler::Assigned { epoch, error }).await;
+                None
+            }
             FromScheduler::MemberDied(death) => Some(End::Failed(RunError::Died(death))),
             FromScheduler::Refused(reason) => Some(End::Failed(RunError::Refused(reason))),
             FromScheduler::Shutdown { reason } => Some(End::Orderly(reason)),
             _ => None,
         }
+    }
+
+    /// Tells each lane of a tensor's new rule.
+    async fn change_rule(&self, change: RuleChange) -> Result<(), String> {
+        for mailbox in self.lanes.mailboxes.iter().cloned() {
+            let ask = move || mailbox.ask(ASSIGN_WITHIN, |reply| LaneMessage::ChangeRule { change, reply });
+            let answer = tokio::task::spawn_blocking(ask).await.map_err(|error| error.to_string())?;
+            answer.ok_or_else(|| "a data thread does not answer".to_owned())??;
+        }
+        Ok(())
     }
 
     /// Gives each lane its chunks of an update.

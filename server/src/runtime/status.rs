@@ -31,6 +31,7 @@ pub(super) struct ServerStatus {
     pub(super) retries: u64,
     pub(super) refusals: u64,
     pub(super) deadlines: u64,
+    pub(super) bad_rounds: u64,
     pub(super) corrupt_batches: u64,
     pub(super) expelled: u64,
     pub(super) credits_free: usize,
@@ -62,6 +63,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.retries += stats.retries;
         status.refusals += stats.refusals;
         status.deadlines += stats.deadlines;
+        status.bad_rounds += stats.bad_rounds;
         status.corrupt_batches += stats.corrupt_batches;
         status.expelled += report.expelled;
         status.credits_free += report.credits.0;
@@ -99,7 +101,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 16] = [
+const COUNTERS: [(&str, &str, Read); 17] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -116,6 +118,9 @@ const COUNTERS: [(&str, &str, Read); 16] = [
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
     ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
+    ("gradwire_server_bad_rounds_total", "Rounds whose values do not fit their type, one a chunk.", |s| {
+        s.bad_rounds
+    }),
     ("gradwire_server_corrupt_batches_total", "Batches whose payload is not what its checksum says.", |s| {
         s.corrupt_batches
     }),

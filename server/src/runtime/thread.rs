@@ -6,6 +6,7 @@ use crate::engine::{ChunkSpec, LaneStats, Waiting};
 use fabric::{ChannelSetup, LaneQueue, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
+use proto_common::tensor::RuleChange;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::thread::JoinHandle;
@@ -28,6 +29,10 @@ pub(super) enum LaneMessage {
     Assign {
         epoch: Epoch,
         specs: Vec<ChunkSpec>,
+        reply: SyncSender<Result<(), String>>,
+    },
+    ChangeRule {
+        change: RuleChange,
         reply: SyncSender<Result<(), String>>,
     },
     Report(SyncSender<LaneReport>),
@@ -133,6 +138,9 @@ impl Loop {
             }
             LaneMessage::Assign { epoch, specs, reply } => {
                 let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(|error| error.to_string()));
+            }
+            LaneMessage::ChangeRule { change, reply } => {
+                let _ = reply.try_send(self.lane.change_rule(&change).map_err(|error| error.to_string()));
             }
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());

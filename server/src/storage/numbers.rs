@@ -1,11 +1,13 @@
 //! A chunk's sum, and what its rule keeps, in the type that its elements are summed in. It must not know where
 //! published weights lie, nor when a round is complete.
 
+use super::integers::Integers;
 use super::{Round, StorageError};
-use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Weights};
+use crate::engine::Verdict;
+use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Squares, Weights};
 use fabric::{Buffer, Number, Numbers, OutOfBounds, Region, View};
 use proto_common::element::Dtype;
-use proto_common::optimizer::Step;
+use proto_common::optimizer::{Rule, Step};
 use zerocopy::FromBytes;
 
 /// Memory that a peer can write.
@@ -27,7 +29,7 @@ impl<'a> Place<'a> {
     }
 
     /// The first numbers, where they lie.
-    fn numbers<N: Number>(self, count: usize) -> Result<Numbers<'a, N>, OutOfBounds> {
+    pub(super) fn numbers<N: Number>(self, count: usize) -> Result<Numbers<'a, N>, OutOfBounds> {
         match self {
             Self::Region { region, at } => region.numbers(at, count),
             Self::View(view) => view.numbers(0, count),
@@ -42,17 +44,24 @@ pub(super) enum Typed {
     F64(Sums<f64>),
     F16(Master<F16>),
     Bf16(Master<Bf16>),
+    I8(Integers<i8>),
+    U8(Integers<u8>),
+    I32(Integers<i32>),
+    I64(Integers<i64>),
 }
 
 impl Typed {
-    pub(super) fn zeros(dtype: Dtype, elements: usize, arrays: usize) -> Result<Self, StorageError> {
-        Ok(match dtype {
+    pub(super) fn zeros(dtype: Dtype, elements: usize, arrays: usize) -> Self {
+        match dtype {
             Dtype::F32 => Self::F32(Sums::zeros(elements, arrays)),
             Dtype::F64 => Self::F64(Sums::zeros(elements, arrays)),
             Dtype::F16 => Self::F16(Master::zeros(elements, arrays)),
             Dtype::Bf16 => Self::Bf16(Master::zeros(elements, arrays)),
-            Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => return Err(StorageError::NoKernel(dtype)),
-        })
+            Dtype::I8 => Self::I8(Integers::zeros(elements)),
+            Dtype::U8 => Self::U8(Integers::zeros(elements)),
+            Dtype::I32 => Self::I32(Integers::zeros(elements)),
+            Dtype::I64 => Self::I64(Integers::zeros(elements)),
+        }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -61,6 +70,10 @@ impl Typed {
             Self::F64(sums) => sums.bytes(),
             Self::F16(master) => master.bytes(),
             Self::Bf16(master) => master.bytes(),
+            Self::I8(integers) => integers.bytes(),
+            Self::U8(integers) => integers.bytes(),
+            Self::I32(integers) => integers.bytes(),
+            Self::I64(integers) => integers.bytes(),
         }
     }
 
@@ -71,6 +84,10 @@ impl Typed {
             Self::F64(sums) => sums.reduce::<f64>(from, bytes, first),
             Self::F16(master) => master.sums.reduce::<F16>(from, bytes, first),
             Self::Bf16(master) => master.sums.reduce::<Bf16>(from, bytes, first),
+            Self::I8(integers) => integers.reduce(from, bytes, first),
+            Self::U8(integers) => integers.reduce(from, bytes, first),
+            Self::I32(integers) => integers.reduce(from, bytes, first),
+            Self::I64(integers) => integers.reduce(from, bytes, first),
         }
     }
 
@@ -82,27 +99,61 @@ impl Typed {
         last: Option<Place<'_>>,
         buffers: &mut [Buffer; 2],
         bytes: usize,
-    ) -> Result<(), StorageError> {
+    ) -> Result<Verdict, StorageError> {
         match self {
             Self::F32(sums) => {
                 let weights =
                     weights_of::<f32>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F32))?;
-                Ok(sums.finish(step, round.only, last, weights)?)
+                sums.finish(step, round.only, last, weights)?;
             }
             Self::F64(sums) => {
                 let weights =
                     weights_of::<f64>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F64))?;
-                Ok(sums.finish(step, round.only, last, weights)?)
+                sums.finish(step, round.only, last, weights)?;
             }
-            Self::F16(master) => master.finish(step, round, last, buffers, bytes, Dtype::F16),
-            Self::Bf16(master) => master.finish(step, round, last, buffers, bytes, Dtype::Bf16),
+            Self::F16(master) => master.finish(step, round, last, buffers, bytes, Dtype::F16)?,
+            Self::Bf16(master) => master.finish(step, round, last, buffers, bytes, Dtype::Bf16)?,
+            Self::I8(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I8)),
+            Self::U8(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::U8)),
+            Self::I32(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I32)),
+            Self::I64(integers) => return integers.finish(step, round, last, buffers, (bytes, Dtype::I64)),
         }
+        Ok(Verdict::Fits)
+    }
+
+    /// A rule begins that keeps so many arrays of its own.
+    pub(super) fn begin(&mut self, arrays: usize) {
+        match self {
+            Self::F32(sums) => sums.begin(arrays),
+            Self::F64(sums) => sums.begin(arrays),
+            Self::F16(master) => master.sums.begin(arrays),
+            Self::Bf16(master) => master.sums.begin(arrays),
+            // Rules of integers keep nothing.
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {}
+        }
+    }
+
+    /// The sum becomes a step of a rule that needs norms; returns this chunk's share of them.
+    pub(super) fn prepare(&mut self, step: &Step, weights: &Buffer) -> Result<Squares, StorageError> {
+        let wrong = StorageError::Elements;
+        Ok(match self {
+            Self::F32(sums) => {
+                sums.prepare(step, <[f32]>::ref_from_bytes(weights).map_err(|_| wrong(Dtype::F32))?)
+            }
+            Self::F64(sums) => {
+                sums.prepare(step, <[f64]>::ref_from_bytes(weights).map_err(|_| wrong(Dtype::F64))?)
+            }
+            Self::F16(master) => master.sums.prepare(step, &master.weights),
+            Self::Bf16(master) => master.sums.prepare(step, &master.weights),
+            // Integers have no such rule.
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Squares::default(),
+        })
     }
 
     /// The value of the whole chunk is set: so many bytes.
     pub(super) fn init(&mut self, from: Place<'_>, bytes: usize) -> Result<(), OutOfBounds> {
         match self {
-            Self::F32(_) | Self::F64(_) => Ok(()),
+            Self::F32(_) | Self::F64(_) | Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => Ok(()),
             Self::F16(master) => master.init(from, bytes),
             Self::Bf16(master) => master.init(from, bytes),
         }
@@ -120,6 +171,11 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
     fn zeros(elements: usize, arrays: usize) -> Self {
         let array = |count| vec![T::default(); count];
         Self { sum: array(elements), state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })) }
+    }
+
+    fn begin(&mut self, arrays: usize) {
+        let elements = self.sum.len();
+        self.state = [0, 1].map(|i| vec![T::default(); if i < arrays { elements } else { 0 }]);
     }
 
     fn bytes(&self) -> u64 {
@@ -141,6 +197,14 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
             kernel::add(sum, contribution);
         }
         Ok(())
+    }
+
+    fn prepare(&mut self, step: &Step, weights: &[T]) -> Squares {
+        let Self { sum, state: [first, second] } = self;
+        match step.rule {
+            Rule::Lamb(moments) => kernel::direction(step, moments, sum, weights, [first, second]),
+            _ => Squares::default(),
+        }
     }
 
     fn finish<E: Element<Sum = T>>(

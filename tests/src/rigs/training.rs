@@ -44,27 +44,45 @@ pub const VERBS: Carrier = Carrier(&["--transport", "verbs"], "transport=verbs")
 /// Trains on a cluster; everyone must end well.
 #[must_use]
 pub fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+    trained_by(&[], carrier, servers, workers, scheduler)
+}
+
+/// As [`trained`], with flags for the trainers alone.
+#[must_use]
+pub fn trained_by(
+    trainer: &[&str],
+    carrier: Carrier,
+    servers: u32,
+    workers: u32,
+    scheduler: &[&str],
+) -> String {
     let Carrier(flags, words) = carrier;
-    trained_with(flags, words, servers, workers, scheduler)
+    train(trainer, flags, words, (servers, workers), scheduler)
 }
 
 /// As [`trained`], with any flags, and words that the first worker says.
 #[must_use]
 pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
-    run((servers, flags), (workers, flags), words, scheduler)
+    train(&[], flags, words, (servers, workers), scheduler)
 }
 
 /// Trains on a cluster of two servers whose four trainers have flags of their own.
 #[must_use]
 pub fn trained_so(carrier: Carrier, trainers: &[&str]) -> String {
-    let Carrier(flags, words) = carrier;
-    run((2, flags), (4, &[flags, trainers].concat()), words, &[])
+    trained_by(trainers, carrier, 2, 4, &[])
 }
 
-fn run(servers: (u32, &[&str]), workers: (u32, &[&str]), words: &str, scheduler: &[&str]) -> String {
-    let mut cluster = Cluster::new(servers.0, workers.0, scheduler);
-    cluster.add_servers(servers.0, servers.1);
-    cluster.add_trainers(workers.0, &[&TRAIN[..], &JITTER, workers.1].concat());
+fn train(
+    trainer: &[&str],
+    flags: &[&str],
+    words: &str,
+    (servers, workers): (u32, u32),
+    scheduler: &[&str],
+) -> String {
+    let mut cluster = Cluster::new(servers, workers, scheduler);
+    cluster.add_servers(servers, flags);
+    let args = [&TRAIN[..], &JITTER, trainer, flags].concat();
+    cluster.add_trainers(workers, &args);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
     }

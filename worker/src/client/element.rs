@@ -4,7 +4,8 @@ use half::{bf16, f16};
 use proto_common::element::Dtype;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A type of elements: f32, f64, and [`half::f16`] and [`half::bf16`], which servers sum in f32 and keep in f32.
+/// A type of elements: f32, f64, [`half::f16`] and [`half::bf16`], which servers sum in f32 and keep in f32, and
+/// integers, which they sum in i64.
 pub trait Element: Copy + FromBytes + IntoBytes + Immutable + sealed::Sealed + 'static {
     /// Its name in declarations.
     const DTYPE: Dtype;
@@ -28,4 +29,8 @@ elements! {
     f64: F64,
     f16: F16,
     bf16: Bf16,
+    i8: I8,
+    u8: U8,
+    i32: I32,
+    i64: I64,
 }

@@ -26,9 +26,10 @@ use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{ClusterShape, NodeGroup, ToScheduler};
+use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
+use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::ShardMap;
-use proto_common::tensor::TensorSpec;
+use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
@@ -129,7 +130,8 @@ impl Client {
     /// waits anew.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         for spec in specs {
-            spec.validate(self.0.shape.chunk_bytes).map_err(proto_common::message::DeclareError::from)?;
+            spec.validate(self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
+            self.has_room_for(spec).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         let update = self.with_control(|control| control.declare(specs.to_vec(), within))?;
@@ -150,6 +152,37 @@ impl Client {
             self.place(&new, false);
         }
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
+    }
+
+    /// Gives a tensor another update rule, from this worker's next contribution on: all chunks and all workers have it
+    /// from that round on, which is returned. One worker's call is enough. What the rule before kept stays where the new
+    /// one keeps the same (see [`RuleChange`]). Meanwhile this worker's other operations on the tensor wait. An error that
+    /// is not the caller's leaves open whether servers took it: call again.
+    pub fn change_rule(&self, tensor: &Tensor, optimizer: Optimizer) -> Result<u64, ClientError> {
+        let key = tensor.key();
+        if !tensor.is_of(self.0.incarnation) {
+            return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
+        }
+        // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
+        let numbers = tensor.numbers();
+        let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
+        tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
+        let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
+        self.with_control(|control| control.change_rule(change, within))?;
+        Ok(change.from_round)
+    }
+
+    /// Chunks that finish together must be under way together.
+    fn has_room_for(&self, spec: &TensorSpec) -> Result<(), TensorError> {
+        let (chunks, most) = (spec.chunk_count(self.0.shape.chunk_bytes), self.0.settings.memory.operations);
+        if !spec.optimizer.needs_norms() || chunks <= u64::from(most) {
+            return Ok(());
+        }
+        let what = format!(
+            "lamb has all of its {chunks} chunks under way at once, and memory.operations is {most}; raise it, or \
+             cluster.chunk_bytes"
+        );
+        Err(TensorError::Unsupported { key: spec.key, what })
     }
 
     /// A declared tensor by key.

@@ -454,6 +454,10 @@ impl LaneEngine {
                     _ => OpError::Deadline { chunk, round, waited_ms, missing: ranks },
                 })
             }
+            Status::BadValue => {
+                let (round, dtype) = (self.ops.get(part.op).map_or(block.round, |op| op.round), block.dtype);
+                Some(OpError::BadValue { chunk: block.id, round, dtype })
+            }
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }
     }

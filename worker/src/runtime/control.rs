@@ -11,7 +11,7 @@ use proto_common::message::{
     DeclareError, FromScheduler, Member, MemberReport, NodeGroup, Register, ToScheduler, WaitError, Welcome,
 };
 use proto_common::shard_map::MapUpdate;
-use proto_common::tensor::TensorSpec;
+use proto_common::tensor::{RuleChange, TensorSpec};
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -152,6 +152,13 @@ impl Control {
             tensors,
             timeout_ms,
         })??)
+    }
+
+    pub(crate) fn change_rule(&self, change: RuleChange, within: Duration) -> Result<(), ClientError> {
+        let timeout_ms = within.as_millis() as u64;
+        let message = |request| ToScheduler::ChangeRule { request, change, timeout_ms };
+        // Nothing is declared by it.
+        self.ask(within, Ask::Declare, message)?.map(drop).map_err(ClientError::from)
     }
 
     pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
@@ -323,7 +330,9 @@ fn fatal(error: OpError, shared: &Mutex<Shared>, on_event: &dyn Fn(ControlEvent)
 /// A request that could not be sent is answered here.
 fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
     let request = match message {
-        ToScheduler::Declare { request, .. } | ToScheduler::Barrier { request, .. } => *request,
+        ToScheduler::Declare { request, .. }
+        | ToScheduler::ChangeRule { request, .. }
+        | ToScheduler::Barrier { request, .. } => *request,
         _ => return,
     };
     let asked = lock(shared).asked.remove(&request);
@@ -362,6 +371,7 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         FromScheduler::Welcome(_)
         | FromScheduler::Roster { .. }
         | FromScheduler::Assign(_)
+        | FromScheduler::ChangeRule { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

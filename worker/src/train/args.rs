@@ -8,9 +8,9 @@ use clap::{Args, builder::RangedU64ValueParser};
 
 use super::data::{Format, Shape, Source};
 use super::error::TrainError;
-use super::exchange::SgdConfig;
 use super::layers::Layers;
 use super::overlap::Mode;
+use proto_common::optimizer::{Moments, Optimizer, Rule};
 
 /// Most rows of one worker in one step.
 pub const MAX_BATCH: u64 = 65_536;
@@ -57,7 +57,28 @@ impl DataArgs {
     }
 }
 
-/// Trains a multilayer perceptron (ReLU, softmax cross-entropy) by synchronous SGD.
+/// The update rules of the trainer's tensors, with the constants that are usual for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RuleName {
+    /// With --momentum
+    Sgd,
+    /// Looks ahead by --momentum
+    Nesterov,
+    /// epsilon 1e-10
+    AdaGrad,
+    /// decay 0.99, epsilon 1e-8
+    RmsProp,
+    /// beta 0.9 and 0.999, epsilon 1e-8
+    Adam,
+    /// As adam, with weight decay by itself
+    AdamW,
+    /// As adam-w, scaled by the norms of each tensor
+    Lamb,
+    /// beta 1, l1 0, l2 0
+    Ftrl,
+}
+
+/// Trains a multilayer perceptron (ReLU, softmax cross-entropy) in synchronous rounds.
 ///
 /// Each worker computes the gradient of its own rows; the servers average the gradients in rank order and
 /// update the weights. The same flags give the same weights to the last bit, over every transport and on any
@@ -97,13 +118,16 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Training",
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_BATCH))]
     pub batch: usize,
+    /// How servers update the weights; adam and its like want a smaller --lr, such as 0.001
+    #[arg(long, value_enum, default_value_t = RuleName::Sgd, help_heading = "Training")]
+    pub optimizer: RuleName,
     /// Learning rate
     #[arg(long, value_name = "X", default_value_t = 0.05, help_heading = "Training")]
     pub lr: f32,
-    /// Momentum, 0 for none
+    /// Momentum of sgd and nesterov, 0 for none
     #[arg(long, value_name = "X", default_value_t = 0.9, help_heading = "Training")]
     pub momentum: f32,
-    /// L2 weight decay, 0 for none
+    /// L2 weight decay, 0 for none; of adam-w and lamb, by itself
     #[arg(long, value_name = "X", default_value_t = 0.0003, help_heading = "Training")]
     pub weight_decay: f32,
     /// Seed of the initial weights and of the row order
@@ -119,8 +143,8 @@ pub struct TrainArgs {
     /// Go on from a model written by --save; every worker reads the file
     ///
     /// Weights, seed and finished epochs come from the file, so row orders continue where they stopped.
-    /// Momentum lives on the servers and is not in the file: it restarts at zero, so a resumed run does not
-    /// give the very bits of an undisturbed one unless --momentum is 0.
+    /// Momentum, and whatever else a rule keeps, lives on the servers and is not in the file: it restarts at zero, so
+    /// a resumed run does not give the very bits of an undisturbed one unless it is sgd and --momentum is 0.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub resume: Option<PathBuf>,
     /// Write the loss curve here as SVG
@@ -153,12 +177,27 @@ impl TrainArgs {
             let cause = format!("{} is not 0 or above", self.weight_decay);
             return Err(TrainError::setting("--weight-decay", cause, "give a number such as 0.0001"));
         }
+        if self.reference && self.optimizer != RuleName::Sgd {
+            let cause = "the reference computes sgd only";
+            return Err(TrainError::setting("--optimizer", cause, "leave it out, or train in a cluster"));
+        }
         Ok(())
     }
 
-    /// The optimizer's settings.
-    pub fn sgd(&self) -> SgdConfig {
-        SgdConfig { lr: self.lr, momentum: self.momentum, weight_decay: self.weight_decay }
+    /// The update rule of all tensors.
+    pub fn optimizer(&self) -> Optimizer {
+        let (momentum, moments) = (self.momentum, Moments::default());
+        let rule = match self.optimizer {
+            RuleName::Sgd => Rule::Sgd { momentum, nesterov: false },
+            RuleName::Nesterov => Rule::Sgd { momentum, nesterov: true },
+            RuleName::AdaGrad => Rule::AdaGrad { epsilon: 1e-10 },
+            RuleName::RmsProp => Rule::RmsProp { decay: 0.99, epsilon: 1e-8 },
+            RuleName::Adam => Rule::Adam(moments),
+            RuleName::AdamW => Rule::AdamW(moments),
+            RuleName::Lamb => Rule::Lamb(moments),
+            RuleName::Ftrl => Rule::Ftrl { beta: 1.0, l1: 0.0, l2: 0.0 },
+        };
+        Optimizer { weight_decay: self.weight_decay, ..Optimizer::mean(rule, self.lr) }
     }
 
     /// What rows must look like.

@@ -3,7 +3,7 @@
 //! Must not know anything of the network being trained.
 
 use super::error::TrainError;
-use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::exchange::{Exchange, NamedTensor};
 use crate::client::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
 use proto_common::config::Settings;
@@ -44,11 +44,10 @@ impl Exchange for Cluster {
         self.client.workers()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
-        let optimizer = Optimizer::sgd(sgd.lr, sgd.momentum, sgd.weight_decay);
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
         let spec = |(key, tensor): (usize, &NamedTensor)| TensorSpec {
             name: tensor.name.clone(),
-            ..TensorSpec::f32(key as u64, tensor.values.len() as u64, optimizer)
+            ..TensorSpec::f32(key as u64, tensor.values.len() as u64, *optimizer)
         };
         let specs: Vec<TensorSpec> = tensors.iter().enumerate().map(spec).collect();
         for (tensor, initial) in self.client.declare(&specs)?.into_iter().zip(tensors) {

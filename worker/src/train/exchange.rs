@@ -2,6 +2,7 @@
 //!
 //! Owns the trait and its argument types; no implementation lives here.
 
+use proto_common::optimizer::Optimizer;
 use std::ops::Range;
 
 /// One tensor as the trainer declares it. Its key is its index in the list given to [`Exchange::init`].
@@ -13,21 +14,6 @@ pub struct NamedTensor {
     pub shape: Vec<usize>,
     /// Initial values, row-major; as many as the product of `shape`.
     pub values: Vec<f32>,
-}
-
-/// The optimizer that runs where the parameters are kept: stochastic gradient descent.
-///
-/// Per element, in plain f32 without fused multiply-add, with gradients summed in rank order:
-/// `g = sum * (1 / workers)`; unless weight decay is 0, `g = g + weight_decay * w`; unless momentum is 0,
-/// `m = momentum * m + g; w = w - lr * m` with m starting at 0; otherwise `w = w - lr * g`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SgdConfig {
-    /// Learning rate.
-    pub lr: f32,
-    /// Momentum; 0 turns it off.
-    pub momentum: f32,
-    /// L2 weight decay; 0 turns it off.
-    pub weight_decay: f32,
 }
 
 /// Keeps the parameters and turns gradients into new weights.
@@ -48,7 +34,7 @@ pub trait Exchange {
 
     /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the
     /// initial values everywhere.
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()>;
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()>;
 
     /// The current weights of tensor `i`.
     fn weights(&self, i: usize) -> &[f32];

@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::exchange::{Exchange, NamedTensor};
 use super::rng::{Rng, STREAM_JITTER};
+use proto_common::optimizer::Optimizer;
 
 /// Wraps an exchange; every call but `start` goes straight through.
 pub struct Jittered {
@@ -36,8 +37,8 @@ impl Exchange for Jittered {
         self.inner.local_ranks()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
-        self.inner.init(tensors, sgd)
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+        self.inner.init(tensors, optimizer)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

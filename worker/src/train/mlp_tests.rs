@@ -3,8 +3,9 @@
 
 use super::*;
 use crate::train::data::{Shape, csv};
-use crate::train::exchange::{NamedTensor, SgdConfig};
+use crate::train::exchange::NamedTensor;
 use crate::train::reference::Reference;
+use proto_common::optimizer::Optimizer;
 
 const SHAPE: Shape = Shape { features: 5, classes: 3 };
 
@@ -49,7 +50,7 @@ struct Still {
 impl Still {
     fn new(weights: &[NamedTensor]) -> Self {
         let mut inner = Reference::new(1);
-        inner.init(weights, &SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0 }).unwrap();
+        inner.init(weights, &Optimizer::sgd(0.0, 0.0, 0.0)).unwrap();
         Self { inner, gradients: vec![Vec::new(); weights.len()], calls: Vec::new() }
     }
 }
@@ -61,7 +62,7 @@ impl Exchange for Still {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, _: &[NamedTensor], _: &SgdConfig) -> anyhow::Result<()> {
+    fn init(&mut self, _: &[NamedTensor], _: &Optimizer) -> anyhow::Result<()> {
         Ok(())
     }
     fn weights(&self, i: usize) -> &[f32] {

@@ -7,7 +7,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::exchange::{Exchange, NamedTensor};
+use proto_common::optimizer::Optimizer;
 
 /// Whether communication hides behind computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -95,12 +96,12 @@ impl Exchange for Overlapped {
         self.inner.local_ranks()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
         self.tensors = tensors.len();
         self.held.reserve(tensors.len());
         // A weight and a bias per layer.
         self.spent.waiting = vec![Duration::ZERO; tensors.len().div_ceil(2)];
-        self.inner.init(tensors, sgd)
+        self.inner.init(tensors, optimizer)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

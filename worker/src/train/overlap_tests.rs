@@ -37,8 +37,8 @@ impl Exchange for Recorder {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
-        self.inner.init(tensors, sgd)
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+        self.inner.init(tensors, optimizer)
     }
     fn weights(&self, i: usize) -> &[f32] {
         self.note("read", i);
@@ -83,8 +83,8 @@ impl Rig {
         let calls = Calls::default();
         let recorder = Recorder { inner: Reference::new(1), calls: calls.clone(), delay };
         let mut exchange = Overlapped::new(Box::new(recorder), mode);
-        let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0 };
-        exchange.init(&layers.initial(1), &sgd).unwrap();
+        let optimizer = Optimizer::sgd(0.1, 0.9, 0.0);
+        exchange.init(&layers.initial(1), &optimizer).unwrap();
         Self { mlp: Mlp::new(&layers, 2), data, exchange, calls }
     }
 

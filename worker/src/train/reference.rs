@@ -5,7 +5,20 @@
 
 use std::ops::Range;
 
-use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::exchange::{Exchange, NamedTensor};
+use proto_common::optimizer::{Optimizer, Rule};
+
+/// The one rule that it knows: stochastic gradient descent.
+///
+/// Per element, in plain f32 without fused multiply-add, with gradients summed in rank order:
+/// `g = sum * (1 / workers)`; unless weight decay is 0, `g = g + weight_decay * w`; unless momentum is 0,
+/// `m = momentum * m + g; w = w - lr * m` with m starting at 0; otherwise `w = w - lr * g`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Sgd {
+    lr: f32,
+    momentum: f32,
+    weight_decay: f32,
+}
 
 /// One tensor with everything its update needs.
 #[derive(Debug)]
@@ -22,15 +35,14 @@ struct Slot {
 #[derive(Debug)]
 pub struct Reference {
     workers: u32,
-    sgd: SgdConfig,
+    sgd: Sgd,
     slots: Vec<Slot>,
 }
 
 impl Reference {
     /// A reference for `workers` workers (at least one).
     pub fn new(workers: u32) -> Self {
-        let sgd = SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
-        Self { workers: workers.max(1), sgd, slots: Vec::new() }
+        Self { workers: workers.max(1), sgd: Sgd::default(), slots: Vec::new() }
     }
 }
 
@@ -46,7 +58,7 @@ impl Slot {
         self.contributions += 1;
     }
 
-    fn update(&mut self, sgd: &SgdConfig, workers: u32) {
+    fn update(&mut self, sgd: &Sgd, workers: u32) {
         let share = 1.0f32 / workers as f32;
         for k in 0..self.sum.len() {
             let mut g = self.sum[k] * share;
@@ -77,8 +89,11 @@ impl Exchange for Reference {
         0..self.workers
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
-        self.sgd = *sgd;
+    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+        let Rule::Sgd { momentum, nesterov: false } = optimizer.rule else {
+            anyhow::bail!("the reference computes sgd only, not {:?}", optimizer.rule);
+        };
+        self.sgd = Sgd { lr: optimizer.learning_rate, momentum, weight_decay: optimizer.weight_decay };
         let slot = |t: &NamedTensor| {
             let zeros = vec![0.0; t.values.len()];
             Slot {
@@ -129,10 +144,10 @@ impl Exchange for Reference {
 mod tests {
     use super::*;
 
-    fn one(workers: u32, w: f32, sgd: SgdConfig) -> Reference {
+    fn one(workers: u32, w: f32, sgd: Sgd) -> Reference {
         let mut reference = Reference::new(workers);
         let tensor = NamedTensor { name: "t".into(), shape: vec![1], values: vec![w] };
-        reference.init(&[tensor], &sgd).unwrap();
+        reference.init(&[tensor], &Optimizer::sgd(sgd.lr, sgd.momentum, sgd.weight_decay)).unwrap();
         reference
     }
 
@@ -143,7 +158,7 @@ mod tests {
 
     #[test]
     fn weights_change_only_with_the_last_contribution_and_by_the_mean() {
-        let mut r = one(2, 1.0, SgdConfig { lr: 0.5, momentum: 0.0, weight_decay: 0.0 });
+        let mut r = one(2, 1.0, Sgd { lr: 0.5, momentum: 0.0, weight_decay: 0.0 });
         push(&mut r, 1.0);
         assert_eq!(r.weights(0), [1.0]);
         push(&mut r, 3.0);
@@ -152,7 +167,7 @@ mod tests {
 
     #[test]
     fn momentum_and_weight_decay_follow_the_formula() {
-        let mut r = one(1, 2.0, SgdConfig { lr: 0.5, momentum: 0.5, weight_decay: 0.25 });
+        let mut r = one(1, 2.0, Sgd { lr: 0.5, momentum: 0.5, weight_decay: 0.25 });
         push(&mut r, 1.0); // g = 1.5, m = 1.5, w = 1.25
         assert_eq!(r.weights(0), [1.25]);
         push(&mut r, 1.0); // g = 1.3125, m = 2.0625, w = 0.21875
@@ -161,7 +176,7 @@ mod tests {
 
     #[test]
     fn sums_run_in_rank_order() {
-        let lr_one = SgdConfig { lr: 1.0, momentum: 0.0, weight_decay: 0.0 };
+        let lr_one = Sgd { lr: 1.0, momentum: 0.0, weight_decay: 0.0 };
         let run = |gs: [f32; 4]| {
             let mut r = one(4, 0.0, lr_one);
             gs.iter().for_each(|g| push(&mut r, *g));

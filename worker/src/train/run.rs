@@ -106,7 +106,7 @@ fn train_with(
         );
         return Err(TrainError::setting("--batch", cause, "lower --batch or give more rows"));
     }
-    exchange.init(tensors, &args.sgd()).map_err(TrainError::Exchange)?;
+    exchange.init(tensors, &args.optimizer()).map_err(TrainError::Exchange)?;
     let first = exchange.rank() == 0;
     let mut report = first.then(|| Report::new(done, args.epochs, steps));
     let mut mlp = Mlp::new(&args.layers, args.batch);
@@ -198,6 +198,7 @@ fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
         test_every: if args.test_data.is_some() { 0 } else { args.test_every },
         notes: vec![
             note("batch", args.batch.to_string()),
+            note("optimizer", format!("{:?}", args.optimizer)),
             note("lr", args.lr.to_string()),
             note("momentum", args.momentum.to_string()),
             note("weight_decay", args.weight_decay.to_string()),

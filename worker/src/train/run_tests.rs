@@ -3,6 +3,8 @@
 use clap::Parser;
 
 use super::*;
+use crate::train::args::RuleName;
+use proto_common::optimizer::Optimizer;
 
 #[derive(Parser)]
 struct Cli {
@@ -143,6 +145,8 @@ fn what_cannot_be_trained_is_a_typed_error() {
     assert!(run(&bench.args("--workers 12 --epochs 1")).is_ok());
     assert!(matches!(error("--momentum 1"), TrainError::Setting { .. }));
     assert!(matches!(error("--scale 0"), TrainError::Setting { .. }));
+    let other = error("--optimizer adam").to_string();
+    assert!(other.contains("the reference computes sgd only"), "{other}");
     assert!(matches!(error("--weight-decay=-1"), TrainError::Setting { .. }));
     let mut cluster = bench.args("");
     cluster.reference = false;
@@ -151,4 +155,18 @@ fn what_cannot_be_trained_is_a_typed_error() {
     let mut wild = bench.args("--epochs 50");
     wild.lr = 1e30;
     assert!(matches!(run(&wild), Err(TrainError::Diverged { .. })));
+}
+
+#[test]
+fn every_rule_of_the_command_line_can_be_declared() {
+    use clap::ValueEnum as _;
+    let bench = Bench::new();
+    let mut seen = Vec::new();
+    for name in RuleName::value_variants() {
+        let optimizer = TrainArgs { optimizer: *name, ..bench.args("") }.optimizer();
+        assert_eq!(optimizer.validate(), Ok(()), "{name:?}");
+        assert!(!seen.contains(&optimizer), "{name:?} is another one's rule");
+        seen.push(optimizer);
+    }
+    assert_eq!(seen[0], Optimizer::sgd(0.2, 0.9, 0.0003), "the default");
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
+use proto_common::tensor::RuleChange;
 
 const ELEMENTS: u64 = 3 * 1024;
 const TIMEOUT_MS: u64 = 40;
@@ -207,4 +208,58 @@ fn what_was_declared_in_parts_need_not_fit_one_answer() {
     let (_, refused) = answer(&rig.say(worker(1), declare(7, all)));
     assert!(refused.unwrap_err().to_string().contains("declare fewer tensors at once"));
     assert!(answer(&rig.say(worker(1), declare(8, part(1 + half)))).1.is_ok(), "and so it goes");
+}
+
+#[test]
+fn a_changed_rule_is_answered_when_every_server_has_it() {
+    let mut rig = Rig::running(2, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    for rank in 0..2 {
+        rig.say(server(rank), assigned(update.epoch));
+    }
+    let change = |key, learning_rate| ToScheduler::ChangeRule {
+        request: 2,
+        change: RuleChange {
+            key: Key(key),
+            from_round: 4,
+            optimizer: Optimizer::sgd(learning_rate, 0.0, 0.0),
+        },
+        timeout_ms: 50,
+    };
+    let commands = rig.say(worker(0), change(5, 0.5));
+    let [Command::Send { to, message }] = &commands[..] else { panic!("{commands:?}") };
+    let FromScheduler::ChangeRule { epoch, .. } = **message else { panic!("{message:?}") };
+    assert!(to.len() == 2 && epoch > update.epoch);
+    assert_eq!(rig.say(server(0), assigned(epoch)), []);
+    assert_eq!(answer(&rig.say(server(1), assigned(epoch))), (2, Ok(MapUpdate::default())));
+
+    for (key, rate, words) in [(6, 0.5, "declare it before"), (5, f32::NAN, "learning_rate")] {
+        let (_, result) = answer(&rig.say(worker(0), change(key, rate)));
+        assert!(result.unwrap_err().to_string().contains(words));
+    }
+    // A server that fails it fails the change, and not the tensor.
+    let Command::Send { message, .. } = &rig.say(worker(0), change(5, 0.5))[0] else { panic!("not sent") };
+    let FromScheduler::ChangeRule { epoch, .. } = **message else { panic!("{message:?}") };
+    rig.say(server(0), ToScheduler::Assigned { epoch, error: Some("too late".into()) });
+    let (_, result) = answer(&rig.say(server(1), assigned(epoch)));
+    assert!(result.unwrap_err().to_string().contains("too late"));
+    assert!(answer(&rig.say(worker(0), declare(3, vec![tensor(5)]))).1.is_ok());
+}
+
+#[test]
+fn a_server_that_does_not_take_a_changed_rule_is_named() {
+    let mut rig = Rig::running(2, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    for rank in 0..2 {
+        rig.say(server(rank), assigned(update.epoch));
+    }
+    let change = RuleChange { key: Key(5), from_round: 4, optimizer: Optimizer::assign() };
+    let commands = rig.say(worker(0), ToScheduler::ChangeRule { request: 2, change, timeout_ms: 50 });
+    let Command::Send { message, .. } = &commands[0] else { panic!("not sent") };
+    let FromScheduler::ChangeRule { epoch, .. } = **message else { panic!("{message:?}") };
+    rig.say(server(0), assigned(epoch));
+    let (request, result) = answer(&rig.tick_at(50));
+    assert_eq!(request, 2);
+    assert_eq!(result, Err(DeclareError::Deadline { waited_ms: 50, servers: vec![Rank(1)] }));
+    assert_eq!(rig.say(server(1), assigned(epoch)), [], "it is answered once");
 }

@@ -7,11 +7,13 @@ mod dynamic;
 mod hostile;
 mod in_place;
 mod model;
+mod norms;
 mod placed;
 mod properties;
 mod refusals;
 mod replays;
 mod rounds;
+mod values;
 
 use super::*;
 use proto_common::batch::{

@@ -93,6 +93,17 @@ impl Observer {
                 assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
                 view.buffer = into;
             }
+            Command::Prepare { chunk, last, only, old, .. } => {
+                let view = &self.chunks[chunk as usize];
+                assert_eq!((only, old), (view.folded.is_empty(), view.buffer));
+                self.fold(chunk, last, only);
+            }
+            Command::Norms { ref chunks } => {
+                let all = || chunks.clone().map(|chunk| &self.chunks[chunk as usize]);
+                let rounds: BTreeSet<u64> = all().map(|view| view.version).collect();
+                assert_eq!(rounds.len(), 1, "norms of one round");
+                assert!(all().all(|view| view.folded.len() as u32 == self.workers));
+            }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }

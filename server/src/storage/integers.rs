@@ -1,0 +1,69 @@
+//! A chunk of integers: their sum, and whether it still means something. It must not know where published weights lie.
+
+use super::numbers::Place;
+use super::{Round, StorageError};
+use crate::engine::Verdict;
+use crate::kernel::{Integer, add_integers, fold_integers, write_integers};
+use fabric::{Buffer, OutOfBounds};
+use proto_common::element::Dtype;
+use proto_common::optimizer::{Rule, Step};
+use std::marker::PhantomData;
+use zerocopy::FromBytes;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Integers<N> {
+    sum: Vec<i64>,
+    /// A sum of this round left i64.
+    left: bool,
+    of: PhantomData<N>,
+}
+
+impl<N: Integer> Integers<N> {
+    pub(super) fn zeros(elements: usize) -> Self {
+        Self { sum: vec![0; elements], left: false, of: PhantomData }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        size_of_val(&self.sum[..]) as u64
+    }
+
+    pub(super) fn reduce(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
+        let elements = bytes / size_of::<N>();
+        let contribution = from.numbers::<N>(elements)?;
+        let fits = fold_integers(&mut self.sum[..elements], contribution, first);
+        self.left = !fits || (self.left && !first);
+        Ok(())
+    }
+
+    /// Integers have two rules: what others do to the sum is refused when a tensor is declared.
+    pub(super) fn finish(
+        &mut self,
+        step: &Step,
+        round: &Round,
+        last: Option<Place<'_>>,
+        buffers: &mut [Buffer; 2],
+        (bytes, dtype): (usize, Dtype),
+    ) -> Result<Verdict, StorageError> {
+        if let Some(last) = last {
+            self.reduce(last, bytes, round.only)?;
+        }
+        if std::mem::take(&mut self.left) {
+            return Ok(Verdict::BadValue);
+        }
+        let sum = &mut self.sum[..bytes / size_of::<N>()];
+        let [a, b] = buffers;
+        let (into, other) = if round.into == 0 { (a, b) } else { (b, a) };
+        let new = <[N]>::mut_from_bytes(&mut into[..bytes]).map_err(|_| StorageError::Elements(dtype))?;
+        let fits = match step.rule {
+            Rule::Sum if round.into == round.old => add_integers(sum, new),
+            Rule::Sum => {
+                let old =
+                    <[N]>::ref_from_bytes(&other[..bytes]).map_err(|_| StorageError::Elements(dtype))?;
+                write_integers(sum, Some(old), new)
+            }
+            _ => write_integers(sum, None, new),
+        };
+        Ok(if fits { Verdict::Fits } else { Verdict::BadValue })
+    }
+}

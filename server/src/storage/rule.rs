@@ -1,0 +1,89 @@
+//! A chunk's rule: the one in force, and those of rounds to come. It must not compute.
+
+use super::numbers::Typed;
+use super::{Round, StorageError};
+use proto_common::optimizer::{Optimizer, Step};
+
+/// Changes that may wait for their round. Workers name rounds that they have not contributed to, which are few ahead.
+const CHANGES_MAX: usize = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct CurrentRule {
+    optimizer: Optimizer,
+    /// The round after which what the rule keeps began.
+    begun: u64,
+    /// By their first round.
+    changes: Vec<(u64, Optimizer)>,
+}
+
+impl CurrentRule {
+    pub(super) fn new(optimizer: Optimizer) -> Self {
+        Self { optimizer, begun: 0, changes: Vec::new() }
+    }
+
+    pub(super) fn needs_norms(&self) -> bool {
+        self.optimizer.needs_norms()
+    }
+
+    /// From a round on, another rule; the last one said of a round counts.
+    pub(super) fn change(&mut self, from_round: u64, to: Optimizer) -> Result<(), StorageError> {
+        match self.changes.binary_search_by_key(&from_round, |(round, _)| *round) {
+            Ok(at) => self.changes[at].1 = to,
+            Err(_) if self.changes.len() >= CHANGES_MAX => {
+                return Err(StorageError::TooManyChanges(CHANGES_MAX));
+            }
+            Err(at) => self.changes.insert(at, (from_round, to)),
+        }
+        Ok(())
+    }
+
+    /// What holds in a round. What a new rule cannot go on with begins anew in `numbers`.
+    pub(super) fn step(&mut self, round: &Round, numbers: &mut Typed) -> Step {
+        while self.changes.first().is_some_and(|(from, _)| *from <= round.number) {
+            let (from, optimizer) = self.changes.remove(0);
+            if !optimizer.continues(&self.optimizer) {
+                numbers.begin(optimizer.state_arrays());
+                self.begun = from.saturating_sub(1);
+            }
+            self.optimizer = optimizer;
+        }
+        self.optimizer.step_since(self.begun, round.number, round.contributors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::element::Dtype;
+    use proto_common::optimizer::{Moments, Rule};
+
+    fn round(number: u64) -> Round {
+        Round { number, last: None, only: false, old: 0, into: 0, contributors: 1 }
+    }
+
+    #[test]
+    fn a_change_waits_for_its_round_and_the_last_one_counts() {
+        let (mut rule, mut numbers) =
+            (CurrentRule::new(Optimizer::sgd(1.0, 0.0, 0.0)), Typed::zeros(Dtype::F32, 4, 0));
+        rule.change(3, Optimizer::sgd(9.0, 0.0, 0.0)).unwrap();
+        rule.change(5, Optimizer::mean(Rule::Adam(Moments::default()), 4.0)).unwrap();
+        rule.change(3, Optimizer::sgd(2.0, 0.5, 0.0)).unwrap();
+        let mut step = |number| rule.step(&round(number), &mut numbers);
+        assert_eq!([1, 2, 3, 4].map(|number| step(number).rate), [1.0, 1.0, 2.0, 2.0]);
+        let adam = step(5);
+        assert_eq!((adam.rate, adam.bias1), (4.0, Optimizer::mean(adam.rule, 4.0).step(1, 1).bias1));
+        assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
+    }
+
+    #[test]
+    fn changes_that_wait_are_bounded() {
+        let mut rule = CurrentRule::new(Optimizer::sum());
+        for round in 0..CHANGES_MAX as u64 {
+            rule.change(round, Optimizer::assign()).unwrap();
+        }
+        assert!(rule.change(0, Optimizer::sum()).is_ok(), "it replaces one");
+        let refused = rule.change(99, Optimizer::sum());
+        assert!(matches!(refused, Err(StorageError::TooManyChanges(CHANGES_MAX))));
+    }
+}

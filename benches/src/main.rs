@@ -11,6 +11,7 @@ mod copy;
 mod gradwire;
 mod grpc;
 mod kernel;
+mod kernels;
 mod measure;
 mod plot;
 mod procfs;
@@ -51,6 +52,8 @@ enum Command {
     /// The peer process of a raw channel (started by the benchmark itself).
     #[command(hide = true)]
     RdmaPeer(rdma::PeerArgs),
+    /// Measures the fused reduction beside separate passes, and two data threads beside one, without any peer.
+    Kernels(kernels::KernelArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Some(Command::Rdma(args)) => rdma::run(&args),
         Some(Command::RdmaReport(args)) => rdma::report(&args),
         Some(Command::RdmaPeer(args)) => rdma::peer(&args),
+        Some(Command::Kernels(args)) => kernels::run(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

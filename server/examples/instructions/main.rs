@@ -6,6 +6,9 @@
 //! Owns counting and judging; what is counted is in `kernels.rs`. Counts are of the code that valgrind's processor takes:
 //! it knows AVX2, and no AVX-512. It must not measure time.
 
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
+
 mod kernels;
 
 use kernels::KERNELS;

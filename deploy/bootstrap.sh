@@ -125,6 +125,7 @@ case $purpose in
         want_program git git
         want_program ip iproute2
         want_program unshare util-linux
+        want_program valgrind valgrind
         ;;
     guest)
         want_c

@@ -11,6 +11,7 @@ mod copy;
 mod gradwire;
 mod grpc;
 mod kernel;
+mod kernels;
 mod measure;
 mod plot;
 mod procfs;
@@ -57,6 +58,8 @@ enum Command {
     /// One worker process of a real run that the simulation is compared with (started by the benchmark itself).
     #[command(hide = true)]
     ScaleWorker(scale::WorkerArgs),
+    /// Measures the fused reduction beside separate passes, and two data threads beside one, without any peer.
+    Kernels(kernels::KernelArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Some(Command::RdmaPeer(args)) => rdma::peer(&args),
         Some(Command::Scale(args)) => scale::run(&args),
         Some(Command::ScaleWorker(args)) => scale::worker(&args),
+        Some(Command::Kernels(args)) => kernels::run(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

@@ -220,7 +220,7 @@ fn count<T: Whole>(client: &Client, first_key: u64) {
         let wrong = (0i128..).zip(weights).find(|(at, found)| T::of(expected(*at)) != **found);
         assert!(wrong.is_none(), "{:?}: {wrong:?}", T::DTYPE);
     };
-    client.init(&sum, &vec![T::of(3); COUNT]).unwrap();
+    client.init(&sum, &[T::of(3); COUNT]).unwrap();
     client.push_pull_slice(&sum, &values(1), &mut weights).unwrap();
     check(&weights, &|at| 3 + all(at, 1));
     client.push_pull_slice(&assign, &values(2), &mut weights).unwrap();

@@ -21,8 +21,6 @@ macro_rules! integers {
                 i64::from(self)
             }
             #[inline(always)]
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "this is what it is for")]
-            #[allow(clippy::unnecessary_cast, reason = "of i64")]
             fn narrow(value: i64) -> Self {
                 value as $integer
             }

@@ -367,7 +367,8 @@ impl Serving<'_> {
 
     /// Tells each lane of a tensor's new rule.
     async fn change_rule(&self, change: RuleChange) -> Result<(), String> {
-        for mailbox in self.lanes.mailboxes.iter().cloned() {
+        for mailbox in &self.lanes.mailboxes {
+            let mailbox = mailbox.clone();
             let ask = move || mailbox.ask(ASSIGN_WITHIN, |reply| LaneMessage::ChangeRule { change, reply });
             let answer = tokio::task::spawn_blocking(ask).await.map_err(|error| error.to_string())?;
             answer.ok_or_else(|| "a data thread does not answer".to_owned())??;

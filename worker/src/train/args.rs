@@ -57,7 +57,8 @@ impl DataArgs {
     }
 }
 
-/// The update rules of the trainer's tensors, with the constants that are usual for them.
+/// The update rules of the trainer's tensors, with the constants that are usual for them. FTRL is not among them: it forgets
+/// the initial weights, without which layers of one width do not come apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum RuleName {
     /// With --momentum
@@ -74,8 +75,6 @@ pub enum RuleName {
     AdamW,
     /// As adam-w, scaled by the norms of each tensor
     Lamb,
-    /// beta 1, l1 0, l2 0
-    Ftrl,
 }
 
 /// Trains a multilayer perceptron (ReLU, softmax cross-entropy) in synchronous rounds.
@@ -195,7 +194,6 @@ impl TrainArgs {
             RuleName::Adam => Rule::Adam(moments),
             RuleName::AdamW => Rule::AdamW(moments),
             RuleName::Lamb => Rule::Lamb(moments),
-            RuleName::Ftrl => Rule::Ftrl { beta: 1.0, l1: 0.0, l2: 0.0 },
         };
         Optimizer { weight_decay: self.weight_decay, ..Optimizer::mean(rule, self.lr) }
     }

@@ -33,7 +33,7 @@ impl Document {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "wake {:.1} us + {:.1} us CPU, o {:.2} us, block {:.2} us, byte sent {:.3}, taken {:.3}, reduced {:.3} ns, \
+            "wake {:.1} us + {:.1} us CPU, o {:.2} us, block {:.2} us, byte sent {:.3}, taken {:.3}, reduced {:.3}, spilled {:.3} ns, \
              g {:.2} us, G {:.3} ns, L between hosts + {:.1} us",
             self.model.wake_ns / 1e3,
             prices.wake / 1e3,
@@ -42,6 +42,7 @@ impl Document {
             prices.sent_byte,
             prices.taken_byte,
             prices.reduced_byte,
+            prices.spilled_byte,
             self.model.gap_ns / 1e3,
             self.model.link_ns_per_byte,
             self.model.wire_ns / 1e3,

@@ -9,7 +9,7 @@ use super::world::{Outcome, World};
 
 /// Costs that are near what sockets have.
 fn model() -> LogGp {
-    let prices = Prices::from_array([2_000.0, 1_000.0, 300.0, 0.2, 0.3, 0.1]);
+    let prices = Prices::from_array([2_000.0, 1_000.0, 300.0, 0.2, 0.3, 0.1, 0.1]);
     LogGp { prices, jitter: 0.2, ..LogGp::round_numbers() }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Document {
     /// Share of the time in which somebody waited for a CPU while the model was fitted and compared, in percent.
     pub(crate) pressure_percent: Option<f64>,
     pub(crate) model: LogGp,
-    pub(crate) errors: Option<ModelErrors>,
+    pub(crate) errors: Vec<ModelErrors>,
     pub(crate) held_out: Vec<Checked>,
     pub(crate) clusters: Vec<Row>,
 }
@@ -33,7 +33,7 @@ impl Document {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "wake {:.1} us + {:.1} us CPU, o {:.2} us, block {:.2} us, byte sent {:.3}, taken {:.3}, reduced {:.3} ns, \
+            "wake {:.1} us + {:.1} us CPU, o {:.2} us, block {:.2} us, byte sent {:.3}, taken {:.3}, reduced {:.3}, spilled {:.3} ns, \
              g {:.2} us, G {:.3} ns, L between hosts + {:.1} us",
             self.model.wake_ns / 1e3,
             prices.wake / 1e3,
@@ -42,6 +42,7 @@ impl Document {
             prices.sent_byte,
             prices.taken_byte,
             prices.reduced_byte,
+            prices.spilled_byte,
             self.model.gap_ns / 1e3,
             self.model.link_ns_per_byte,
             self.model.wire_ns / 1e3,
@@ -52,10 +53,11 @@ impl Document {
     }
 
     fn held_out_text(&self, text: &mut String) {
-        if let Some(errors) = self.errors {
+        for errors in &self.errors {
             let _ = writeln!(
                 text,
-                "\nheld-out real runs: median error {:.0} %, worst {:.0} %, CPU time {:.0} %; others used {} % of the time",
+                "\nheld-out real runs on {} cores: median error {:.0} %, worst {:.0} %, CPU time {:.0} %; others used {} % of the time",
+                errors.cores,
                 errors.median * 100.0,
                 errors.worst * 100.0,
                 errors.cpu_median * 100.0,
@@ -65,13 +67,14 @@ impl Document {
         if !self.held_out.is_empty() {
             let _ = writeln!(
                 text,
-                "  W  S  work       tensors     bytes  measured us    median  simulated  error"
+                "cores  W  S  work       tensors     bytes  measured us    median  simulated  error"
             );
         }
         for one in &self.held_out {
             let _ = writeln!(
                 text,
-                "{:>3}{:>3}  {:<9}{:>9}{:>10}{:>13.1}{:>10.1}{:>11.1}{:>+6.0} %",
+                "{:>5}{:>3}{:>3}  {:<9}{:>9}{:>10}{:>13.1}{:>10.1}{:>11.1}{:>+6.0} %",
+                one.cores,
                 one.workers,
                 one.servers,
                 format!("{:?}", one.work),
@@ -88,16 +91,17 @@ impl Document {
     fn clusters_text(&self, text: &mut String) {
         let _ = writeln!(
             text,
-            "\nsimulated clusters, a round each; (f): closed form\n   W    S     round ms  (f) at least  batches/worker   \
+            "\nsimulated clusters, a round each; (f): closed form\n    W    S      order     round ms  (f) at least  batches/worker   \
              (f)  notices  landings/server      (f)  results  spilled  back  server MiB   (f)  per pair  worker MiB   (f)"
         );
         for row in &self.clusters {
             let mib = |bytes: u64| bytes as f64 / MIB;
             let _ = writeln!(
                 text,
-                "{:>5}{:>5}{:>13.2}{:>14.2}{:>16.0}{:>6.0}{:>9.1}{:>17.0}{:>9.0}{:>9.0}{:>8.0}%{:>5.0}%{:>12.1}{:>6.1}{:>10.1}{:>12.1}{:>6.1}",
+                "{:>5}{:>5}{:>11}{:>13.2}{:>14.2}{:>16.0}{:>6.0}{:>9.1}{:>17.0}{:>9.0}{:>9.0}{:>8.0}%{:>5.0}%{:>12.1}{:>6.1}{:>10.1}{:>12.1}{:>6.1}",
                 row.workers,
                 row.servers,
+                if row.deterministic { "by rank" } else { "any" },
                 row.round_ms,
                 row.form_round_ms,
                 row.worker_batches,
@@ -129,18 +133,19 @@ impl Document {
             ("messages", self.messages_by_workers(most_servers)),
         ];
         if !self.held_out.is_empty() {
-            plots.push(("error", self.error_plot()));
+            plots.push(("error-1-core", self.error_plot(1)));
+            plots.push(("error-2-cores", self.error_plot(2)));
         }
         plots
     }
 
     fn by_workers(&self, servers: u32, value: impl Fn(&Row) -> f64) -> Vec<(f64, f64)> {
-        let rows = self.clusters.iter().filter(|row| row.servers == servers);
+        let rows = self.clusters.iter().filter(|row| row.deterministic && row.servers == servers);
         rows.map(|row| (f64::from(row.workers), value(row))).collect()
     }
 
     fn by_servers(&self, workers: u32, value: impl Fn(&Row) -> f64) -> Vec<(f64, f64)> {
-        let rows = self.clusters.iter().filter(|row| row.workers == workers);
+        let rows = self.clusters.iter().filter(|row| row.deterministic && row.workers == workers);
         rows.map(|row| (f64::from(row.servers), value(row))).collect()
     }
 
@@ -151,9 +156,12 @@ impl Document {
 
     fn time_by_workers(&self, servers: u32) -> String {
         let few = servers.div_ceil(10);
+        let free = self.clusters.iter().filter(|row| !row.deterministic && row.servers == servers);
+        let free = free.map(|row| (f64::from(row.workers), row.round_ms)).collect();
         let lines = vec![
             line(&format!("{few} servers"), self.by_workers(few, |row| row.round_ms), false),
             line(&format!("{servers} servers"), self.by_workers(servers, |row| row.round_ms), false),
+            line("any order", free, false),
             line("at least (both)", self.by_workers(few, |row| row.form_round_ms), true),
             line("", self.by_workers(servers, |row| row.form_round_ms), true),
         ];
@@ -212,7 +220,7 @@ impl Document {
         chart(&title, &self.model_words(), ("workers", "messages"), lines)
     }
 
-    fn error_plot(&self) -> String {
+    fn error_plot(&self, cores: u32) -> String {
         let range = |one: &Checked| Range {
             name: format!(
                 "{}x{} {:?} {}x{}",
@@ -226,15 +234,16 @@ impl Document {
             to: one.simulated_us,
             is_baseline: false,
         };
-        let errors = self.errors.map_or_else(String::new, |errors| {
+        let errors = self.errors.iter().find(|errors| errors.cores == cores);
+        let errors = errors.map_or_else(String::new, |errors| {
             format!(": median error {:.0} %, worst {:.0} %", errors.median * 100.0, errors.worst * 100.0)
         });
-        let subtitle = format!("held-out real runs of 2 to 8 processes on 2 cores{errors}");
+        let subtitle = format!("held-out real runs of 2 to 8 processes, cores: {cores}{errors}");
         Ranges {
             title: "Measured (full) and simulated (open)",
             subtitle: &subtitle,
             x_label: "us a round",
-            ranges: self.held_out.iter().map(range).collect(),
+            ranges: self.held_out.iter().filter(|one| one.cores == cores).map(range).collect(),
         }
         .svg()
     }
@@ -263,7 +272,7 @@ mod tests {
             machine: "a machine".to_owned(),
             pressure_percent: None,
             model,
-            errors: None,
+            errors: Vec::new(),
             held_out: Vec::new(),
             clusters: vec![row],
         };

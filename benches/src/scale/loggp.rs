@@ -20,22 +20,24 @@ pub(crate) struct Prices {
     pub(crate) sent_byte: f64,
     /// A byte at its receiver.
     pub(crate) taken_byte: f64,
-    /// A byte that a server's data thread folds, copies aside or updates.
+    /// A byte that a server's data thread folds or updates.
     pub(crate) reduced_byte: f64,
+    /// A byte that it copies aside, because others come first.
+    pub(crate) spilled_byte: f64,
 }
 
 /// How many kinds of work there are.
-pub(super) const KINDS: usize = 6;
+pub(super) const KINDS: usize = 7;
 
 impl Prices {
     pub(super) fn to_array(self) -> [f64; KINDS] {
-        [self.wake, self.message, self.block, self.sent_byte, self.taken_byte, self.reduced_byte]
+        let Self { wake, message, block, sent_byte, taken_byte, reduced_byte, spilled_byte } = self;
+        [wake, message, block, sent_byte, taken_byte, reduced_byte, spilled_byte]
     }
 
-    pub(super) fn from_array(
-        [wake, message, block, sent_byte, taken_byte, reduced_byte]: [f64; KINDS],
-    ) -> Self {
-        Self { wake, message, block, sent_byte, taken_byte, reduced_byte }
+    pub(super) fn from_array(all: [f64; KINDS]) -> Self {
+        let [wake, message, block, sent_byte, taken_byte, reduced_byte, spilled_byte] = all;
+        Self { wake, message, block, sent_byte, taken_byte, reduced_byte, spilled_byte }
     }
 }
 
@@ -48,13 +50,21 @@ pub(crate) struct Worked {
     pub(super) sent_bytes: u64,
     pub(super) taken_bytes: u64,
     pub(super) reduced_bytes: u64,
+    pub(super) spilled_bytes: u64,
 }
 
 impl Worked {
     /// In the order of [`Prices::to_array`].
     pub(super) fn to_array(self) -> [f64; KINDS] {
-        let all =
-            [self.wakes, self.messages, self.blocks, self.sent_bytes, self.taken_bytes, self.reduced_bytes];
+        let all = [
+            self.wakes,
+            self.messages,
+            self.blocks,
+            self.sent_bytes,
+            self.taken_bytes,
+            self.reduced_bytes,
+            self.spilled_bytes,
+        ];
         all.map(|count| count as f64)
     }
 
@@ -65,6 +75,7 @@ impl Worked {
         self.sent_bytes += other.sent_bytes;
         self.taken_bytes += other.taken_bytes;
         self.reduced_bytes += other.reduced_bytes;
+        self.spilled_bytes += other.spilled_bytes;
     }
 
     /// CPU time of it.
@@ -149,10 +160,11 @@ mod tests {
 
     #[test]
     fn work_costs_what_its_kinds_cost() {
-        let prices = Prices::from_array([1.0, 10.0, 100.0, 0.5, 0.25, 2.0]);
+        let prices = Prices::from_array([1.0, 10.0, 100.0, 0.5, 0.25, 2.0, 3.0]);
         assert_eq!(Prices::from_array(prices.to_array()), prices);
         let mut worked = Worked { wakes: 1, messages: 2, blocks: 3, ..Worked::default() };
         worked.add(&Worked { sent_bytes: 8, taken_bytes: 16, reduced_bytes: 1, ..Worked::default() });
-        assert_eq!(worked.cost_ns(&prices), 1.0 + 20.0 + 300.0 + 4.0 + 4.0 + 2.0);
+        worked.add(&Worked { spilled_bytes: 2, ..Worked::default() });
+        assert_eq!(worked.cost_ns(&prices), 1.0 + 20.0 + 300.0 + 4.0 + 4.0 + 2.0 + 6.0);
     }
 }

@@ -102,10 +102,9 @@ pub(crate) fn run(args: &ScaleArgs) -> anyhow::Result<()> {
 
 /// A document with the model and how far off it is.
 fn measured(args: &ScaleArgs) -> anyhow::Result<Document> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let found = real::under_pressure(|| {
         let mut fitted = Vec::new();
-        for shape in fit::shapes(cores) {
+        for shape in fit::shapes() {
             let measured = real::measure(&shape, args.samples, args.seconds)?;
             progress(&format!(
                 "fitted to: {:?} {} x {} B: {:.1} us a round, CPU {:.1} us worker, {:.1} us server",
@@ -120,7 +119,7 @@ fn measured(args: &ScaleArgs) -> anyhow::Result<Document> {
         }
         let model = fit::fit(&fitted)?;
         progress(&format!("{model:?}"));
-        Ok((model, validate::validate(&model, cores, args.samples, args.seconds)?))
+        Ok((model, validate::validate(&model, args.samples, args.seconds)?))
     });
     let ((model, held_out), pressure_percent) = found?;
     Ok(Document {
@@ -128,7 +127,7 @@ fn measured(args: &ScaleArgs) -> anyhow::Result<Document> {
         machine: procfs::describe_machine(),
         pressure_percent,
         model,
-        errors: Some(validate::errors(&held_out)),
+        errors: validate::errors(&held_out),
         held_out,
         clusters: Vec::new(),
     })

@@ -151,10 +151,10 @@ impl Server {
 
     fn execute_one(&mut self, command: Command, turn: &mut Turn<'_>) -> Result<(), ModelError> {
         match command {
-            Command::Reduce { chunk, .. }
-            | Command::Finish { chunk, .. }
-            | Command::Init { chunk, .. }
-            | Command::Spill { chunk, .. } => turn.reduce(self.chunk_bytes[chunk as usize]),
+            Command::Reduce { chunk, .. } | Command::Finish { chunk, .. } | Command::Init { chunk, .. } => {
+                turn.reduce(self.chunk_bytes[chunk as usize]);
+            }
+            Command::Spill { chunk, .. } => turn.spill(self.chunk_bytes[chunk as usize]),
             Command::Land { peer, chunk, buffer, .. } => {
                 let bytes = self.chunk_bytes[chunk as usize];
                 self.post(turn, peer, bytes, Payload::Landing);

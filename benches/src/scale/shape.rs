@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Hosts {
     /// Each on a host of its own, with a core for each data thread and a link.
     Own,
-    /// All on one host of so many cores, without a link: what is sent is there once its sender is through.
-    Shared { cores: u32 },
+    /// All on one host without a link: what is sent is there once its sender is through. All take turns on one core, or
+    /// workers on one and servers on another, as real runs are told to.
+    Pinned { cores: u32 },
 }
 
 /// What all workers do with all tensors, round by round.

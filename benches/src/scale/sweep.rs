@@ -78,7 +78,7 @@ fn round_numbers(max: u32) -> Vec<u32> {
 }
 
 impl Plan {
-    /// All W for a few S and all S for the most W, each once.
+    /// All W for a few S and all S for the most W, each once; and all W for the most S without an order of ranks.
     pub(crate) fn shapes(&self) -> Vec<Shape> {
         let mut pairs = Vec::new();
         for servers in [self.servers_max.div_ceil(10), self.servers_max] {
@@ -87,10 +87,10 @@ impl Plan {
         pairs.extend(round_numbers(self.servers_max).into_iter().map(|servers| (self.workers_max, servers)));
         pairs.sort_unstable();
         pairs.dedup();
-        pairs
-            .into_iter()
-            .map(|(workers, servers)| Shape::cluster(workers, servers, self.model_bytes))
-            .collect()
+        let in_order = |(workers, servers)| Shape::cluster(workers, servers, self.model_bytes);
+        let any_order = |workers| Shape { is_deterministic: false, ..in_order((workers, self.servers_max)) };
+        let free = doubling(self.workers_max).into_iter().map(any_order);
+        pairs.into_iter().map(in_order).chain(free).collect()
     }
 }
 
@@ -137,8 +137,14 @@ pub(crate) fn simulate(shape: &Shape, model: &LogGp) -> anyhow::Result<Row> {
         trace: format!("{:016x}", outcome.trace),
     };
     progress(&format!(
-        "simulated: {} workers, {} servers: {:.2} ms a round (form {:.2}), {:.1} s here, {:.3} sent back",
-        row.workers, row.servers, row.round_ms, row.form_round_ms, row.host_seconds, row.retried
+        "simulated: {} workers, {} servers{}: {:.2} ms a round (form {:.2}), {:.1} s here, {:.3} sent back",
+        row.workers,
+        row.servers,
+        if row.deterministic { "" } else { ", any order" },
+        row.round_ms,
+        row.form_round_ms,
+        row.host_seconds,
+        row.retried
     ));
     Ok(row)
 }
@@ -151,8 +157,8 @@ mod tests {
     fn a_sweep_has_its_corners_once() {
         let plan = Plan { workers_max: 1000, servers_max: 100, model_bytes: 1 << 20 };
         let pairs: Vec<_> = plan.shapes().iter().map(|shape| (shape.workers, shape.servers)).collect();
-        for pair in [(1, 100), (1000, 100), (1000, 1), (512, 10)] {
-            assert_eq!(pairs.iter().filter(|other| **other == pair).count(), 1, "{pair:?}");
+        for (pair, count) in [((1, 100), 2), ((1000, 100), 2), ((1000, 1), 1), ((512, 10), 1)] {
+            assert_eq!(pairs.iter().filter(|other| **other == pair).count(), count, "{pair:?}");
         }
         assert_eq!((doubling(1), round_numbers(3)), (vec![1], vec![1, 2, 3]));
     }

@@ -9,7 +9,7 @@ use super::world::{Outcome, World};
 
 /// Costs that are near what sockets have.
 fn model() -> LogGp {
-    let prices = Prices::from_array([2_000.0, 1_000.0, 300.0, 0.2, 0.3, 0.1]);
+    let prices = Prices::from_array([2_000.0, 1_000.0, 300.0, 0.2, 0.3, 0.1, 0.1]);
     LogGp { prices, jitter: 0.2, ..LogGp::round_numbers() }
 }
 
@@ -78,13 +78,18 @@ fn registered_bytes_of_a_server_are_flat_in_workers_and_those_of_a_worker_grow_w
 }
 
 #[test]
-fn two_cores_are_shared_and_a_link_is_no_faster_than_its_bytes() {
+fn a_core_is_shared_and_a_link_is_no_faster_than_its_bytes() {
     let own = Shape { work: Work::Push, ..shape(4, 1, 8) };
-    let bytes_only =
-        LogGp { prices: Prices { sent_byte: 1.0, ..Prices::default() }, ..LogGp::round_numbers() };
-    // Four workers that all compute take two cores longer than one each.
-    let on = |cores| run(&Shape { hosts: Hosts::Shared { cores }, ..own }, bytes_only, 1).round_ns;
-    assert!(on(2) > 1.5 * on(5), "{} and {}", on(2), on(5));
+    let prices = Prices { sent_byte: 1.0, ..Prices::default() };
+    let bytes_only = LogGp { prices, wire_ns: 0.0, link_ns_per_byte: 0.0, ..LogGp::round_numbers() };
+    // Four workers that all compute take one core four times as long as a core each.
+    let on = |hosts| run(&Shape { hosts, ..own }, bytes_only, 1).round_ns;
+    let (shared, alone) = (on(Hosts::Pinned { cores: 2 }), on(Hosts::Own));
+    assert!(shared > 3.0 * alone, "{shared} and {alone}");
+    // And a server on the same core takes its time from them.
+    let reduced = LogGp { prices: Prices { reduced_byte: 1.0, ..prices }, ..bytes_only };
+    let on = |cores| run(&Shape { hosts: Hosts::Pinned { cores }, ..own }, reduced, 1).round_ns;
+    assert!(on(1) > 1.5 * on(2), "{} and {}", on(1), on(2));
     // Incast: what four workers push passes one link, one after the other.
     let least_ns = (4 * 8 * (256 << 10)) as f64;
     let outcome = run(&own, LogGp::round_numbers(), 1);

@@ -64,6 +64,11 @@ impl<'a> Turn<'a> {
         self.work(Worked { reduced_bytes: bytes, ..Worked::default() });
     }
 
+    /// The data thread copies so many bytes aside.
+    pub(super) fn spill(&mut self, bytes: u64) {
+        self.work(Worked { spilled_bytes: bytes, ..Worked::default() });
+    }
+
     /// A message leaves when the CPU is through with it.
     pub(super) fn send(&mut self, to: u32, bytes: u64, payload: Payload) {
         self.draw();

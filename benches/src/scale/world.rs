@@ -1,4 +1,4 @@
-//! The event-driven model: processes that take turns on their host's cores, and messages that take turns on its link.
+//! The event-driven model: processes that take turns on a core, and messages that take turns on a link.
 //! Same seed and same shape: the same run, event by event. It reads no clock and starts no thread.
 
 use super::loggp::{Link, LogGp, Worked, whole};
@@ -94,9 +94,10 @@ struct Process {
     worked: Worked,
 }
 
+/// One core, for all data threads that are there, and a link.
 #[derive(Clone, Default)]
 struct Host {
-    cores_free: u32,
+    is_busy: bool,
     waiting: VecDeque<u32>,
     out: Link,
     incoming: Link,
@@ -156,19 +157,19 @@ impl World {
         }
         let actors = servers.into_iter().map(|server| Actor::Server(Box::new(server)));
         let actors = actors.chain(workers.into_iter().map(|worker| Actor::Worker(Box::new(worker))));
-        let host_of = |number: usize| if shape.hosts == Hosts::Own { number as u32 } else { 0 };
-        let processes: Vec<Process> =
-            actors.enumerate().map(|(i, actor)| Process::new(actor, host_of(i))).collect();
-        let (hosts, cores_free) = match shape.hosts {
-            Hosts::Own => (processes.len(), 1),
-            Hosts::Shared { cores } => (1, cores.max(1)),
+        let host_of = |number: u32| match shape.hosts {
+            Hosts::Own => number,
+            Hosts::Pinned { cores } => u32::from(cores > 1 && number >= shape.servers),
         };
+        let processes: Vec<Process> =
+            (0..).zip(actors).map(|(number, actor)| Process::new(actor, host_of(number))).collect();
+        let hosts = if shape.hosts == Hosts::Own { processes.len() } else { 2 };
         let mut world = Self {
             shape: *shape,
             model,
             rng: Rng::new(seed),
             processes,
-            hosts: vec![Host { cores_free, ..Host::default() }; hosts],
+            hosts: vec![Host::default(); hosts],
             queue: BinaryHeap::new(),
             events: Vec::new(),
             places: Vec::new(),
@@ -254,17 +255,15 @@ impl World {
         self.dispatch(host)
     }
 
-    /// Cores go to processes in the order in which they came.
+    /// The core goes to processes in the order in which they came.
     fn dispatch(&mut self, host: u32) -> Result<(), ModelError> {
-        loop {
-            let place = &mut self.hosts[host as usize];
-            if place.cores_free == 0 {
-                return Ok(());
-            }
-            let Some(number) = place.waiting.pop_front() else { return Ok(()) };
-            place.cores_free -= 1;
-            self.begin_turn(number)?;
+        let place = &mut self.hosts[host as usize];
+        if place.is_busy {
+            return Ok(());
         }
+        let Some(number) = place.waiting.pop_front() else { return Ok(()) };
+        place.is_busy = true;
+        self.begin_turn(number)
     }
 
     fn begin_turn(&mut self, number: u32) -> Result<(), ModelError> {
@@ -299,11 +298,11 @@ impl World {
         let mut sent = std::mem::take(&mut self.sent);
         for (at_ns, message) in sent.drain(..) {
             self.note(at_ns ^ u64::from(message.to) << 48 ^ message.bytes << 8 ^ kind(&message));
-            let from = self.processes[message.from as usize].host;
-            if from == self.processes[message.to as usize].host {
+            if self.shape.hosts != Hosts::Own {
                 self.at(at_ns, Event::Arrives(message));
                 continue;
             }
+            let from = self.processes[message.from as usize].host;
             let busy_ns = self.model.link_ns(message.bytes);
             let (first_ns, _) = self.hosts[from as usize].out.take(at_ns, busy_ns);
             self.at(first_ns + whole(self.model.wire_ns), Event::Reaches(message));
@@ -316,7 +315,7 @@ impl World {
         let now_ns = self.now_ns;
         let process = &mut self.processes[number as usize];
         let host = process.host;
-        self.hosts[host as usize].cores_free += 1;
+        self.hosts[host as usize].is_busy = false;
         let (has_work, due_ms) = match &process.actor {
             Actor::Server(server) => (server.has_work(), None),
             Actor::Worker(worker) => (worker.has_work(), worker.due_ms()),

@@ -3,6 +3,7 @@
 //! knows nothing of frames.
 
 use super::invite::{PREAMBLE_BYTES, Secret, decode_preamble};
+use super::pace::{self, SystemChoice};
 use super::{local, sys};
 use crate::device::{ChannelSetup, PendingOffer, SetupKind};
 use crate::error::FabricError;
@@ -25,6 +26,8 @@ const ACCEPTS_PER_ROUND: usize = 64;
 pub(super) struct TcpPending {
     pub(super) tcp: Socket,
     pub(super) address: SocketAddr,
+    /// What its connections from other hosts get back.
+    pub(super) choice: Option<SystemChoice>,
     pub(super) unix: Option<Socket>,
     pub(super) buffer_bytes: Option<usize>,
     pub(super) channels: u16,
@@ -107,6 +110,9 @@ impl TcpPending {
             match listener.accept() {
                 Ok((socket, _)) => {
                     if local::may_enter(&socket) && sys::tune(&socket, self.buffer_bytes).is_ok() {
+                        if let Some(choice) = self.choice.as_ref().filter(|_| !sys::is_unix(&socket)) {
+                            pace::accepted(&socket, choice);
+                        }
                         round.judge(HalfOpen { socket, bytes: [0; PREAMBLE_BYTES], have: 0 }, &self.secret);
                     }
                 }

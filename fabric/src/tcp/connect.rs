@@ -2,8 +2,8 @@
 //! name, socket, preamble, all within one deadline.
 
 use super::invite::{Name, Offer, encode_preamble};
-use super::local;
 use super::sys::{self, IoRange};
+use super::{local, pace};
 use crate::error::FabricError;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
@@ -99,6 +99,7 @@ fn open(address: SocketAddr, buffer_bytes: Option<usize>, timeout: Duration) -> 
     if let Some(bytes) = buffer_bytes {
         sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
     }
+    pace::connecting(&socket, address);
     socket.connect_timeout(&address.into(), timeout)?;
     // Where nobody listens on a local port, the system may pick that very port for our end and connect the
     // socket to itself.

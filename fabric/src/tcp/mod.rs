@@ -5,8 +5,8 @@
 //!
 //! A write's way: `queue` takes the post, `send` gathers many frames into one system call, on the other
 //! side `receive` finds the header, `channel` judges it, `receive` reads the payload into place, `queue`
-//! hands out the completion. `accept`, `connect`, `invite` and `local` make the sockets; `sys` holds the system calls
-//! and all `unsafe` of this driver; `frame` is the wire format.
+//! hands out the completion. `accept`, `connect`, `invite` and `local` make the sockets, `pace` chooses
+//! their congestion control; `sys` holds the system calls and all `unsafe` of this driver; `frame` is the wire format.
 
 mod accept;
 mod channel;
@@ -14,6 +14,7 @@ mod connect;
 pub mod frame;
 mod invite;
 mod local;
+mod pace;
 mod queue;
 mod receive;
 mod send;
@@ -25,6 +26,7 @@ use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};
 use crate::error::FabricError;
 use accept::TcpPending;
 use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer, Secret};
+use pace::SystemChoice;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -84,7 +86,7 @@ impl TcpDevice {
                 "{advertise:?} is no host name that peers could be told"
             )));
         }
-        let tcp = self.listen().map_err(|e| {
+        let (tcp, choice) = self.listen().map_err(|e| {
             FabricError::os(format!("listening on {} (is it an address of this host?)", self.bind), e)
         })?;
         let address = tcp.local_addr().map_err(|e| FabricError::os("asking for a listener's port", e))?;
@@ -97,7 +99,7 @@ impl TcpDevice {
         let (unix, listener) = self.unix.then(local::listen).flatten().unzip();
         let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret, unix };
         let buffer_bytes = self.buffer_bytes;
-        let pending = TcpPending { tcp, address, unix: listener, buffer_bytes, channels, secret };
+        let pending = TcpPending { tcp, address, choice, unix: listener, buffer_bytes, channels, secret };
         Ok((offer.encode(), Box::new(pending)))
     }
 
@@ -118,17 +120,18 @@ impl TcpDevice {
         Ok(ChannelSetup { kind: SetupKind::Tcp(socket) })
     }
 
-    fn listen(&self) -> io::Result<Socket> {
+    fn listen(&self) -> io::Result<(Socket, Option<SystemChoice>)> {
         let address = SocketAddr::new(self.bind, 0);
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         if let Some(bytes) = self.buffer_bytes {
             // Accepted sockets inherit it.
             sys::fix_buffers(&socket, bytes).map_err(io::Error::other)?;
         }
+        let choice = pace::listening(&socket);
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
-        Ok(socket)
+        Ok((socket, choice))
     }
 }
 

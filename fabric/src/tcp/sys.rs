@@ -8,7 +8,7 @@ use crate::error::FabricError;
 use crate::memory::Span;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
-use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -128,19 +128,7 @@ fn tune_tcp(socket: &Socket) -> Result<(), FabricError> {
     socket
         .set_tcp_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&keepalive))
-        .map_err(|e| FabricError::os("setting up a channel's socket", e))?;
-    if is_within_this_host(socket) {
-        // There is no link to be fair on, and pacing (BBR) costs half the throughput here. Where the system
-        // refuses, its own choice works.
-        let _ = socket.set_tcp_congestion(b"reno");
-    }
-    Ok(())
-}
-
-/// A connection to an address of one's own comes from that very address.
-fn is_within_this_host(socket: &Socket) -> bool {
-    let ip = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip());
-    matches!((ip(socket.local_addr()), ip(socket.peer_addr())), (Some(local), Some(peer)) if local == peer)
+        .map_err(|e| FabricError::os("setting up a channel's socket", e))
 }
 
 /// Fixes both socket buffers (before listening or connecting, so that the window scale fits them). The

@@ -2,12 +2,15 @@
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod coded;
 mod numbers;
 
 use crate::engine::{ChunkSpec, Source};
+use coded::Decoder;
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
 use thiserror::Error;
@@ -45,9 +48,17 @@ struct Stored {
     bytes: usize,
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
+    codec: Codec,
     optimizer: Optimizer,
     numbers: Typed,
     weights: [Buffer; 2],
+}
+
+impl Stored {
+    /// How many numbers an encoded contribution becomes: of these, chunks have one length.
+    fn elements(&self) -> usize {
+        self.bytes / size_of::<f32>()
+    }
 }
 
 /// What completes a round: see `engine::Command::Finish`.
@@ -75,6 +86,7 @@ pub struct Storage {
     inbox: Cells,
     spill: Cells,
     scratch: Box<[u8]>,
+    decoder: Decoder,
 }
 
 /// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
@@ -115,7 +127,7 @@ impl Storage {
     pub fn new(inbox: Cells, spill: Cells) -> Result<Self, StorageError> {
         let pool = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
-        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch })
+        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch, decoder: Decoder::default() })
     }
 
     /// Adds a chunk of zeros under the next index.
@@ -130,7 +142,9 @@ impl Storage {
         for buffer in &mut weights {
             buffer.fill(0);
         }
-        self.chunks.push(Stored { bytes, now: bytes, optimizer: spec.optimizer, numbers, weights });
+        let ChunkSpec { codec, optimizer, .. } = *spec;
+        self.decoder.reserve(&self.pool, codec, elements)?;
+        self.chunks.push(Stored { bytes, now: bytes, codec, optimizer, numbers, weights });
         Ok(())
     }
 
@@ -188,18 +202,20 @@ impl Storage {
 
     /// sum = contribution, or sum += contribution.
     pub fn reduce(&mut self, chunk: u32, from: Source, first: bool) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
+        let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        stored.numbers.reduce(find(inbox, spill, from), stored.now, first)?;
+        let from = decoder.plain(stored.codec, stored.elements(), find(inbox, spill, from))?;
+        stored.numbers.reduce(from, stored.now, first)?;
         Ok(())
     }
 
     /// Applies the update rule; a last contribution is added in the same pass.
     pub fn finish(&mut self, chunk: u32, round: &Round) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
+        let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.optimizer.step(round.number, round.contributors);
         let last = round.last.map(|from| find(inbox, spill, from));
+        let last = last.map(|from| decoder.plain(stored.codec, stored.elements(), from)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
@@ -216,7 +232,9 @@ impl Storage {
     /// Copies a contribution into a spill block.
     pub fn spill(&mut self, chunk: u32, from: Source, to: u32) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
-        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
+        let stored = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let coded = !stored.codec.is_plain();
+        let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
         let from = find(inbox, spill, from);
         spill.region.copy(spill.start(to), from.region, from.at, bytes as u64)?;
         Ok(())
@@ -241,3 +259,6 @@ fn find<'a>(inbox: &'a Cells, spill: &'a Cells, from: Source) -> Place<'a> {
         Source::Spill(block) => Place { region: &spill.region, at: spill.start(block) },
     }
 }
+
+#[cfg(test)]
+mod tests;

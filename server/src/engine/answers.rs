@@ -8,10 +8,11 @@ use proto_common::ids::Rank;
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
 
 pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status> {
-    let payload = if block.op == OpKind::Pull || (block.op == OpKind::Init && block.bytes == 0) {
-        0
-    } else {
-        spec.bytes
+    let payload = match block.op {
+        OpKind::Pull => 0,
+        OpKind::Init if block.bytes == 0 => 0,
+        OpKind::Init => spec.bytes,
+        OpKind::Push | OpKind::PushPull => spec.payload_bytes(spec.bytes),
     };
     let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
@@ -23,10 +24,17 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block) -> Result<(), Status>
     if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
         return Err(Status::Refused);
     }
-    if block.codec != 0 || block.status != Status::None || block.operation.0 == 0 {
+    let codec = if block.op.contributes() { spec.codec.wire_id() } else { 0 };
+    // Encoded bytes are checked before anything is decided, and so where they lie already.
+    let elsewhere = codec != 0 && !matches!(block.data, BlockData::Inline { .. });
+    if block.codec != codec || elsewhere || block.operation.0 == 0 {
         return Err(Status::Refused);
     }
-    Ok(())
+    match block.status {
+        Status::None => Ok(()),
+        Status::Malformed => Err(Status::Malformed),
+        _ => Err(Status::Refused),
+    }
 }
 
 /// Bytes of an operation on a dynamic chunk: a contribution has as many as it says. It has no initial value, and

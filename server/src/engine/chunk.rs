@@ -3,6 +3,7 @@
 
 use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -20,8 +21,28 @@ pub struct ChunkSpec {
     pub dynamic: bool,
     /// Its element type.
     pub dtype: Dtype,
+    /// How contributions to it are encoded.
+    pub codec: Codec,
     /// Its update rule.
     pub optimizer: Optimizer,
+}
+
+impl ChunkSpec {
+    /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.
+    #[must_use]
+    pub fn payload_bytes(&self, bytes: u64) -> u64 {
+        if self.codec.is_plain() {
+            return bytes;
+        }
+        // A chunk's elements fit the address space: limits bound its bytes.
+        self.codec.encoded_bytes((bytes / self.dtype.bytes() as u64) as usize) as u64
+    }
+
+    /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.
+    #[must_use]
+    pub fn plain_bytes(&self, payload_bytes: u64) -> u64 {
+        if self.codec.is_plain() { payload_bytes } else { self.bytes }
+    }
 }
 
 /// A contribution that cannot be reduced yet, kept in a spill block.
@@ -31,6 +52,7 @@ pub(super) struct Held {
     /// The round it is for; 0 is the initial value.
     pub(super) round: u64,
     pub(super) operation: Operation,
+    /// As plain numbers.
     pub(super) bytes: u64,
     pub(super) spill: u32,
     /// Is it all there? Not while it is being read out of the worker's memory.

@@ -75,6 +75,8 @@ pub struct LaneStats {
     pub retries: u64,
     /// Operations refused.
     pub refusals: u64,
+    /// Contributions among them that are not what the tensor's codec makes.
+    pub malformed: u64,
     /// Operations whose deadline passed.
     pub deadlines: u64,
     /// Batches whose payload was not what its checksum says.
@@ -418,6 +420,7 @@ impl LaneEngine {
 
     fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
         self.stats.refusals += 1;
+        self.stats.malformed += u64::from(status == Status::Malformed);
         self.send_back(peer, block, status, Vec::new());
     }
 

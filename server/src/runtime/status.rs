@@ -28,6 +28,7 @@ pub(super) struct ServerStatus {
     pub(super) placed: u64,
     pub(super) retries: u64,
     pub(super) refusals: u64,
+    pub(super) malformed: u64,
     pub(super) deadlines: u64,
     pub(super) corrupt_batches: u64,
     pub(super) expelled: u64,
@@ -57,6 +58,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.placed += stats.placed;
         status.retries += stats.retries;
         status.refusals += stats.refusals;
+        status.malformed += stats.malformed;
         status.deadlines += stats.deadlines;
         status.corrupt_batches += stats.corrupt_batches;
         status.expelled += report.expelled;
@@ -95,7 +97,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 14] = [
+const COUNTERS: [(&str, &str, Read); 15] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -109,6 +111,9 @@ const COUNTERS: [(&str, &str, Read); 14] = [
     ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
+    ("gradwire_server_malformed_total", "Contributions refused because no codec makes them.", |s| {
+        s.malformed
+    }),
     ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
     ("gradwire_server_corrupt_batches_total", "Batches whose payload is not what its checksum says.", |s| {
         s.corrupt_batches

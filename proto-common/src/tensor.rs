@@ -175,10 +175,14 @@ impl TensorSpec {
         if !self.compression.codec.is_plain() {
             let (codec, dtype) = (self.compression.codec.name(), self.dtype);
             if dtype != Dtype::F32 {
-                return unsupported(format!("codec {codec} encodes f32, not {dtype}; declare f32, or codec plain"));
+                return unsupported(format!(
+                    "codec {codec} encodes f32, not {dtype}; declare f32, or codec plain"
+                ));
             }
             if self.dynamic {
-                return unsupported(format!("codec {codec} needs a fixed length; a dynamic tensor has codec plain"));
+                return unsupported(format!(
+                    "codec {codec} needs a fixed length; a dynamic tensor has codec plain"
+                ));
             }
         }
         self.compression.validate().or_else(|error| unsupported(error.to_string()))?;

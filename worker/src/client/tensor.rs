@@ -1,8 +1,10 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
+use super::coded::CodedTensor;
+use crate::encoder::Encoder;
 use crate::engine::PartSpec;
 use proto_common::batch::OpKind;
-use proto_common::ids::{Incarnation, Key, Operation};
+use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
@@ -19,16 +21,18 @@ struct Declared {
     /// The client that declared it: operation numbers are a client's own.
     owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
+    coded: Option<CodedTensor>,
     numbers: Mutex<Numbers>,
     /// A place in [`Placement::ALL`].
     placement: AtomicU8,
 }
 
-/// Counts of one worker's operations on one key.
+/// Counts of one worker's operations on one key, and what it keeps of its contributions.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
+    pub(super) encoder: Option<Encoder>,
 }
 
 impl Numbers {
@@ -47,15 +51,24 @@ impl Numbers {
 }
 
 impl Tensor {
-    pub(super) fn new(owner: Incarnation, spec: &TensorSpec, map: &ShardMap, lanes: usize) -> Self {
+    pub(super) fn new(
+        (owner, rank): (Incarnation, Rank),
+        spec: &TensorSpec,
+        map: &ShardMap,
+        lanes: usize,
+    ) -> Self {
         let mut parts: Vec<Vec<PartSpec>> = vec![Vec::new(); lanes];
         for (span, server) in map.placed_chunks(spec.key) {
             let lane = usize::from(map.lane_of(span.id).0);
-            parts[lane].push(PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes });
+            let (offset, bytes) = (span.offset, span.bytes);
+            parts[lane].push(PartSpec { id: span.id, server, offset, bytes, coded: None });
         }
-        let lanes = parts.into_iter().map(Into::into).collect();
-        let (spec, numbers, placement) = (spec.clone(), Mutex::default(), AtomicU8::default());
-        Self(Arc::new(Declared { spec, owner, lanes, numbers, placement }))
+        let lanes: Vec<_> = parts.into_iter().map(Into::into).collect();
+        let encoder = Encoder::new(spec, map.chunk_bytes(), rank);
+        let coded = encoder.as_ref().map(|encoder| CodedTensor::new(encoder, &lanes));
+        let numbers = Mutex::new(Numbers { encoder, ..Numbers::default() });
+        let (spec, placement) = (spec.clone(), AtomicU8::default());
+        Self(Arc::new(Declared { spec, owner, lanes, coded, numbers, placement }))
     }
 
     /// What was declared.
@@ -74,6 +87,17 @@ impl Tensor {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.spec.bytes()
+    }
+
+    /// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.0.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
+    }
+
+    /// What it needs for an operation that sends encoded bytes.
+    pub(super) fn coded(&self, kind: OpKind) -> Option<&CodedTensor> {
+        self.0.coded.as_ref().filter(|_| kind.contributes())
     }
 
     /// How contributions to it travel.

@@ -1,5 +1,6 @@
 //! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
 
+use super::spares::Spare;
 use crate::engine::PartSpec;
 use crate::error::OpError;
 use fabric::{Buffer, Span, UserBuffer};
@@ -24,6 +25,8 @@ pub(crate) struct OpBuffers {
     pub(crate) source: Option<Buffer>,
     /// The trainer's own gradient; sent from there where there is no copy.
     pub(crate) user: Option<UserBuffer>,
+    /// The gradient as it is sent, where it is encoded.
+    pub(crate) encoded: Option<Spare>,
     pub(crate) target: Option<Buffer>,
 }
 
@@ -217,7 +220,7 @@ pub struct Submission {
     pub timeout_ms: u32,
     /// The chunks of the tensor on this lane.
     pub parts: Arc<[PartSpec]>,
-    /// The payload, all of the tensor.
+    /// The payload, all of the tensor; encoded where its chunks are.
     pub source: Option<Span>,
     /// Where weights are to land, all of the tensor.
     pub target: Option<Span>,

@@ -154,7 +154,7 @@ impl Cluster {
         let whole = 4 * source.map_or(spec.elements, |values| values.len() as u64);
         let part = |(span, server): (ChunkSpan, Rank)| {
             let bytes = span.bytes.min(whole.saturating_sub(span.offset));
-            PartSpec { id: span.id, server, offset: span.offset, bytes }
+            PartSpec { id: span.id, server, offset: span.offset, bytes, coded: None }
         };
         self.map.placed_chunks(spec.key).map(part).collect()
     }

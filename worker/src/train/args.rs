@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, builder::RangedU64ValueParser};
+use proto_common::codec::{Codec, Compression};
 
 use super::data::{Format, Shape, Source};
 use super::error::TrainError;
@@ -105,6 +106,18 @@ pub struct TrainArgs {
     /// L2 weight decay, 0 for none
     #[arg(long, value_name = "X", default_value_t = 0.0003, help_heading = "Training")]
     pub weight_decay: f32,
+    /// Encode gradients: plain, f16, bf16, onebit, twobit:THRESHOLD, topk:SHARE, randomk:SHARE or dither:BITS
+    ///
+    /// What an encoding leaves out is added to the next gradient (error feedback). Weights travel as they are. The last
+    /// line then also says what this rank's gradients were in bytes, and what was sent for them.
+    #[arg(long, value_name = "NAME[:N]", default_value_t = Codec::Plain, help_heading = "Training")]
+    pub codec: Codec,
+    /// Leave out what an encoding leaves out: no error feedback
+    #[arg(long, help_heading = "Training")]
+    pub no_error_feedback: bool,
+    /// Momentum at the workers, before gradients are encoded; use it with --momentum 0
+    #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Training")]
+    pub codec_momentum: f32,
     /// Seed of the initial weights and of the row order
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
     pub seed: u64,
@@ -115,8 +128,9 @@ pub struct TrainArgs {
     /// Go on from a model written by --save; every worker reads the file
     ///
     /// Weights, seed and finished epochs come from the file, so row orders continue where they stopped.
-    /// Momentum lives on the servers and is not in the file: it restarts at zero, so a resumed run does not
-    /// give the very bits of an undisturbed one unless --momentum is 0.
+    /// Momentum lives on the servers, what a codec has not sent yet at the workers, and neither is in the file: both
+    /// restart at zero, so a resumed run does not give the very bits of an undisturbed one unless --momentum is 0 and
+    /// there is no --codec.
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub resume: Option<PathBuf>,
     /// Write the loss curve here as SVG
@@ -149,12 +163,22 @@ impl TrainArgs {
             let cause = format!("{} is not 0 or above", self.weight_decay);
             return Err(TrainError::setting("--weight-decay", cause, "give a number such as 0.0001"));
         }
+        self.compression().validate().map_err(|error| {
+            TrainError::setting("--codec", error.to_string(), "--help lists codecs and their numbers")
+        })?;
         Ok(())
     }
 
     /// The optimizer's settings.
     pub fn sgd(&self) -> SgdConfig {
         SgdConfig { lr: self.lr, momentum: self.momentum, weight_decay: self.weight_decay }
+    }
+
+    /// What is done to gradients before they are sent.
+    pub fn compression(&self) -> Compression {
+        let all = Compression::of(self.codec);
+        let feedback = all.feedback && !self.no_error_feedback;
+        Compression { feedback, momentum: self.codec_momentum, ..all }
     }
 
     /// What rows must look like.

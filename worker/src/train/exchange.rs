@@ -2,6 +2,7 @@
 //!
 //! Owns the trait and its argument types; no implementation lives here.
 
+use proto_common::codec::Compression;
 use std::ops::Range;
 
 /// One tensor as the trainer declares it. Its key is its index in the list given to [`Exchange::init`].
@@ -30,6 +31,23 @@ pub struct SgdConfig {
     pub weight_decay: f32,
 }
 
+/// Bytes of gradients, each counted once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// As they were computed.
+    pub plain_bytes: u64,
+    /// As they were sent.
+    pub sent_bytes: u64,
+}
+
+impl Traffic {
+    /// One more gradient.
+    pub fn add(&mut self, plain_bytes: u64, sent_bytes: u64) {
+        self.plain_bytes += plain_bytes;
+        self.sent_bytes += sent_bytes;
+    }
+}
+
 /// Keeps the parameters and turns gradients into new weights.
 ///
 /// The trainer's side of the contract, per tensor: `start` once a round, then `finish` before `weights` or
@@ -46,9 +64,14 @@ pub trait Exchange {
         self.rank()..self.rank() + 1
     }
 
-    /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the
-    /// initial values everywhere.
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()>;
+    /// Declares one f32 tensor per entry (key = index), whose gradients are compressed so; rank 0's values win. On return
+    /// `weights(i)` hold the initial values everywhere.
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        sgd: &SgdConfig,
+        compression: Compression,
+    ) -> anyhow::Result<()>;
 
     /// The current weights of tensor `i`.
     fn weights(&self, i: usize) -> &[f32];
@@ -64,6 +87,9 @@ pub trait Exchange {
 
     /// An orderly goodbye. `weights` stay readable.
     fn finish_training(&mut self) -> anyhow::Result<()>;
+
+    /// What this process's gradients were, and what was sent for them.
+    fn traffic(&self) -> Traffic;
 
     /// How gradients travel: `shm`, `tcp` or `reference`.
     fn transport(&self) -> String;

@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::exchange::{Exchange, NamedTensor, SgdConfig};
+use super::exchange::{Exchange, NamedTensor, SgdConfig, Traffic};
 use super::rng::{Rng, STREAM_JITTER};
+use proto_common::codec::Compression;
 
 /// Wraps an exchange; every call but `start` goes straight through.
 pub struct Jittered {
@@ -36,8 +37,13 @@ impl Exchange for Jittered {
         self.inner.local_ranks()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], sgd: &SgdConfig) -> anyhow::Result<()> {
-        self.inner.init(tensors, sgd)
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        sgd: &SgdConfig,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
+        self.inner.init(tensors, sgd, compression)
     }
 
     fn weights(&self, i: usize) -> &[f32] {
@@ -60,6 +66,10 @@ impl Exchange for Jittered {
 
     fn finish_training(&mut self) -> anyhow::Result<()> {
         self.inner.finish_training()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
     }
 
     fn transport(&self) -> String {

@@ -3,8 +3,9 @@
 
 use super::*;
 use crate::train::data::{Shape, csv};
-use crate::train::exchange::{NamedTensor, SgdConfig};
+use crate::train::exchange::{NamedTensor, SgdConfig, Traffic};
 use crate::train::reference::Reference;
+use proto_common::codec::Compression;
 
 const SHAPE: Shape = Shape { features: 5, classes: 3 };
 
@@ -49,7 +50,9 @@ struct Still {
 impl Still {
     fn new(weights: &[NamedTensor]) -> Self {
         let mut inner = Reference::new(1);
-        inner.init(weights, &SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0 }).unwrap();
+        inner
+            .init(weights, &SgdConfig { lr: 0.0, momentum: 0.0, weight_decay: 0.0 }, Compression::default())
+            .unwrap();
         Self { inner, gradients: vec![Vec::new(); weights.len()], calls: Vec::new() }
     }
 }
@@ -61,8 +64,11 @@ impl Exchange for Still {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, _: &[NamedTensor], _: &SgdConfig) -> anyhow::Result<()> {
+    fn init(&mut self, _: &[NamedTensor], _: &SgdConfig, _: Compression) -> anyhow::Result<()> {
         Ok(())
+    }
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
     }
     fn weights(&self, i: usize) -> &[f32] {
         assert!(self.gradients[i].is_empty(), "weights {i} read after its start");

@@ -7,6 +7,7 @@ use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join, round, summed};
 use gradwire_worker::{Client, ClientError, OpError};
 use proto_common::batch::Status;
+use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::error::Blame;
 use proto_common::ids::Key;
@@ -125,7 +126,11 @@ fn declarations_that_cannot_be_served() {
     let client = &clients[0];
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
     let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
-    let wrong: [(TensorSpec, &str); 8] = [
+    let one_bit = Compression::of(Codec::OneBit);
+    let wrong: [(TensorSpec, &str); 11] = [
+        (TensorSpec::of(Dtype::F16, 20, 8, Optimizer::sum()).compressed(one_bit), "encodes f32, not f16"),
+        (TensorSpec::dynamic_f32(20, 8).compressed(one_bit), "needs a fixed length"),
+        (good().compressed(Compression::of(Codec::TopK { share: 0.9 })), "at most 0.5"),
         (TensorSpec { dtype: Dtype::I8, ..good() }, "dtype i8 has no reduction kernel yet; use f32"),
         (TensorSpec { dtype: Dtype::I64, ..good() }, "dtype i64"),
         (TensorSpec { mode: Mode::Async, ..good() }, "is not served yet; use sync"),
@@ -166,6 +171,7 @@ fn two_workers_that_disagree() {
     clients[0].declare(&[summed(40, 100)]).unwrap();
     let others = [
         (summed(40, 101), "101"),
+        (summed(40, 100).compressed(Compression::of(Codec::OneBit)), "onebit"),
         (TensorSpec { optimizer: Optimizer::sgd(0.5, 0.0, 0.0), ..summed(40, 100) }, "Sgd"),
         (TensorSpec { name: "bias".into(), ..summed(40, 100) }, "bias"),
     ];

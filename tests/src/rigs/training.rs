@@ -20,8 +20,14 @@ pub fn hash_in(text: &str) -> String {
 /// The oracle: all workers' gradients in one process, no cluster.
 #[must_use]
 pub fn reference(workers: u32) -> String {
+    reference_of(workers, &[])
+}
+
+/// As [`reference`], with further words for the trainer.
+#[must_use]
+pub fn reference_of(workers: u32, train: &[&str]) -> String {
     let mut command = Place::default().command("gradwire-worker");
-    command.arg("train").args(TRAIN).args(["--reference", "--workers", &workers.to_string()]);
+    command.arg("train").args(TRAIN).args(train).args(["--reference", "--workers", &workers.to_string()]);
     let mut process = Process::start("reference", &mut command);
     assert_eq!(process.expect_end(PATIENCE), 0);
     hash_in(&process.log().text())
@@ -48,12 +54,35 @@ pub fn trained(carrier: Carrier, servers: u32, workers: u32, scheduler: &[&str])
     trained_with(flags, words, servers, workers, scheduler)
 }
 
+/// As [`trained`], with further words for the trainers.
+#[must_use]
+pub fn trained_of(
+    carrier: Carrier,
+    servers: u32,
+    workers: u32,
+    scheduler: &[&str],
+    train: &[&str],
+) -> String {
+    let Carrier(flags, words) = carrier;
+    run((flags, train), words, servers, workers, scheduler)
+}
+
 /// As [`trained`], with any flags, and words that the first worker says.
 #[must_use]
 pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
+    run((flags, &[]), words, servers, workers, scheduler)
+}
+
+fn run(
+    (flags, train): (&[&str], &[&str]),
+    words: &str,
+    servers: u32,
+    workers: u32,
+    scheduler: &[&str],
+) -> String {
     let mut cluster = Cluster::new(servers, workers, scheduler);
     cluster.add_servers(servers, flags);
-    let args = [&TRAIN[..], &JITTER, flags].concat();
+    let args = [&TRAIN[..], train, &JITTER, flags].concat();
     cluster.add_trainers(workers, &args);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());

@@ -66,7 +66,7 @@ impl DataArgs {
 ///
 /// Rank 0's last line on standard output is
 /// `test_accuracy=0.9833 weights_sha256=… transport=shm`, where the hash covers the little-endian bytes
-/// of all tensors in order.
+/// of all tensors in order. With `--codec` it goes on: `codec=onebit plain_bytes=… sent_bytes=… saved=96.9%`.
 #[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
     /// Where rows come from.

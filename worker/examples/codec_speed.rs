@@ -10,6 +10,7 @@ use proto_common::ids::{ChunkIndex, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
+use std::io::Write;
 use std::time::Instant;
 
 const ELEMENTS: usize = 16 << 20;
@@ -44,15 +45,17 @@ fn gb_per_s(mut pass: impl FnMut(u64)) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let out = &mut std::io::stdout();
     let gradient: Vec<f32> = (0..ELEMENTS as u32)
         .map(|at| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0)
         .collect();
-    println!(
+    writeln!(
+        out,
         "looking for what is not finite: {:.1} GB/s",
         gb_per_s(|_| assert_eq!(not_finite(&gradient), None))
-    );
-    println!("| codec | encode, GB/s | check and decode, GB/s | bytes of plain |");
-    println!("| --- | --- | --- | --- |");
+    )?;
+    writeln!(out, "| codec | encode, GB/s | check and decode, GB/s | bytes of plain |")?;
+    writeln!(out, "| --- | --- | --- | --- |")?;
     for name in CODECS {
         let codec: Codec = name.parse()?;
         let spec = TensorSpec::f32(1, ELEMENTS as u64, Optimizer::sum()).compressed(Compression::of(codec));
@@ -72,7 +75,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         result?;
         let share = 100.0 * bytes.len() as f64 / (ELEMENTS * size_of::<f32>()) as f64;
-        println!("| {name} | {encode:.1} | {decode:.1} | {share:.1} % |");
+        writeln!(out, "| {name} | {encode:.1} | {decode:.1} | {share:.1} % |")?;
     }
     Ok(())
 }

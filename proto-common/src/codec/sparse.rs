@@ -112,7 +112,7 @@ fn random_places(seed: u64, count: usize, elements: usize) -> impl Iterator<Item
     (0..count).map(move |at| {
         let (first, end) = (start(at), start(at + 1));
         let random = u64::from(pick::mix32(seed as u32, at as u32) ^ (seed >> 32) as u32);
-        first + (random * (end - first) as u64 >> 32) as usize
+        first + ((random * (end - first) as u64) >> 32) as usize
     })
 }
 

@@ -23,7 +23,7 @@ pub fn reference(workers: u32) -> String {
     reference_of(workers, &[])
 }
 
-/// As [`reference`], with further words for the trainer.
+/// As [`reference()`], with further words for the trainer.
 #[must_use]
 pub fn reference_of(workers: u32, train: &[&str]) -> String {
     let mut command = Place::default().command("gradwire-worker");

@@ -1,3 +1,5 @@
+//! The encoder from round to round: what is kept, momentum, the same bytes with every vector unit.
+
 use super::*;
 use proto_common::optimizer::Optimizer;
 

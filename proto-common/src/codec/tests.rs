@@ -1,3 +1,5 @@
+//! Codecs against their promises: what is encoded and what is left, what is refused, frozen bytes, ranges.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -1,3 +1,5 @@
+//! Encoded contributions in storage: summed as they decode, marked where no codec makes them.
+
 use super::*;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::{ChunkId, Operation};

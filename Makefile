@@ -45,7 +45,7 @@ else
 	    $(RELEASE)/gradwire-worker train --plot $(BUILT)/demo/loss.svg $(TRAIN) | tee $(BUILT)/demo/log
 endif
 	@echo "loss curve: $(BUILT)/demo/loss.svg"
-	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\).*$$/\1/p' $(BUILT)/demo/log | \
+	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\( codec=.*\)\{0,1\}\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]

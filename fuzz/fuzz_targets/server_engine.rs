@@ -11,6 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
 };
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -34,6 +35,7 @@ fn specs() -> [ChunkSpec; 3] {
         bytes,
         dynamic: false,
         dtype,
+        codec: Codec::Plain,
         optimizer: Optimizer::sum(),
     };
     let dynamic = ChunkSpec { dynamic: true, ..spec(3, 32, Dtype::F32) };

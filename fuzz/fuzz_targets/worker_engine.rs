@@ -142,6 +142,7 @@ impl Rig {
             server: Rank((key + chunk) % self.config.servers),
             offset: u64::from(chunk) * CHUNK_BYTES,
             bytes: CHUNK_BYTES,
+            coded: None,
         };
         let parts: Vec<_> = (0..program.below(4)).map(part).collect();
         self.next_op += 1;

@@ -95,6 +95,8 @@ pub struct Subject {
     pub dims: Vec<Dim>,
     /// Bytes of an element.
     pub element_bytes: u64,
+    /// Its contributions are encoded.
+    pub coded: bool,
     /// What the first iteration has shown, once it is over.
     pub trace: Option<Trace>,
 }
@@ -106,7 +108,8 @@ impl Subject {
         let max = Some(spec.elements);
         let dim = if spec.dynamic { Dim::Dynamic { max } } else { Dim::Fixed(spec.elements) };
         let (dims, element_bytes) = (vec![dim], spec.dtype.bytes() as u64);
-        Self { key: spec.key, dims, element_bytes, trace }
+        let coded = !spec.compression.codec.is_plain();
+        Self { key: spec.key, dims, element_bytes, coded, trace }
     }
 
     /// Has it a dimension that may change?
@@ -195,6 +198,9 @@ fn planned(placement: Placement, why: impl Into<String>) -> Planned {
 fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
     if facts.checksums {
         return planned(Placement::Slot, "payloads carry checksums, which cover slots only");
+    }
+    if subject.coded {
+        return planned(Placement::Slot, "its contributions are encoded, which servers check in slots only");
     }
     if let Some(fixed) = facts.policy.fixed() {
         let why = format!("set: transport.placement = {fixed}");

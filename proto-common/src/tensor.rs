@@ -1,6 +1,7 @@
 //! What a declared tensor is, and how it is cut into chunks. The chunk grid is anchored at offset 0, so
 //! that results do not depend on how many servers share the tensor.
 
+use crate::codec::Compression;
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key};
 use crate::limits::{CHUNKS_PER_TENSOR_MAX, NAME_BYTES_MAX, NORM_CHUNKS_MAX};
@@ -35,6 +36,9 @@ pub struct TensorSpec {
     /// Operations carry their own length: a push as many elements as it has, a pull brings those of the last round.
     #[serde(default)]
     pub dynamic: bool,
+    /// What workers do to contributions before they are sent. What is pulled, and the initial value, are plain.
+    #[serde(default)]
+    pub compression: Compression,
     /// The server-side update.
     pub optimizer: Optimizer,
     /// How rounds work.
@@ -111,8 +115,8 @@ impl TensorSpec {
     /// ends with an error for all its contributors and leaves the weights as they were, chunk by chunk.
     #[must_use]
     pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
-        let (name, mode) = (String::new(), Mode::Sync);
-        Self { key: Key(key), name, dtype, elements, dynamic: false, optimizer, mode }
+        let (name, mode, compression) = (String::new(), Mode::Sync, Compression::default());
+        Self { key: Key(key), name, dtype, elements, dynamic: false, compression, optimizer, mode }
     }
 
     /// A synchronous f32 tensor whose length may be another one in each round, at most `elements_max`: its value is
@@ -120,6 +124,13 @@ impl TensorSpec {
     #[must_use]
     pub fn dynamic_f32(key: u64, elements_max: u64) -> Self {
         Self { dynamic: true, ..Self::f32(key, elements_max, Optimizer::assign()) }
+    }
+
+    /// The same with contributions encoded. Only f32 tensors of one length can be; with the rule `assign` what is pulled is
+    /// the sum of what was encoded, as in an all-reduce of gradients.
+    #[must_use]
+    pub fn compressed(self, compression: Compression) -> Self {
+        Self { compression, ..self }
     }
 
     /// Bytes of the whole tensor. Validated tensors cannot overflow; others saturate.
@@ -192,6 +203,20 @@ impl TensorSpec {
         if self.dynamic && self.optimizer.rule != Rule::Assign {
             return unsupported("a dynamic tensor has nothing to update; use the rule assign".into());
         }
+        if !self.compression.codec.is_plain() {
+            let (codec, dtype) = (self.compression.codec.name(), self.dtype);
+            if dtype != Dtype::F32 {
+                return unsupported(format!(
+                    "codec {codec} encodes f32, not {dtype}; declare f32, or codec plain"
+                ));
+            }
+            if self.dynamic {
+                return unsupported(format!(
+                    "codec {codec} needs a fixed length; a dynamic tensor has codec plain"
+                ));
+            }
+        }
+        self.compression.validate().or_else(|error| unsupported(error.to_string()))?;
         self.optimizer.validate().or_else(|error: OptimizerError| unsupported(error.to_string()))
     }
 }
@@ -199,6 +224,7 @@ impl TensorSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Codec;
     use crate::optimizer::Moments;
     use proptest::prelude::*;
 
@@ -272,6 +298,24 @@ mod tests {
                 assert_eq!(validate(dtype, rule).is_err(), dtype.is_integer(), "{dtype} {rule:?}");
             }
         }
+    }
+
+    #[test]
+    fn codecs_are_for_f32_of_one_length() {
+        let one_bit = Compression::of(Codec::OneBit);
+        let refused = |spec: TensorSpec| match spec.compressed(one_bit).validate(4096) {
+            Err(TensorError::Unsupported { what, .. }) => what,
+            other => panic!("{other:?}"),
+        };
+        let of = |dtype| TensorSpec::of(dtype, 1, 5, Optimizer::sum());
+        assert!(of(Dtype::F32).compressed(one_bit).validate(4096).is_ok());
+        for dtype in [Dtype::F64, Dtype::F16, Dtype::Bf16] {
+            assert!(refused(of(dtype)).contains("declare f32"), "{dtype}");
+        }
+        assert!(refused(TensorSpec::dynamic_f32(1, 5)).contains("fixed length"));
+        let wide = Compression::of(Codec::TopK { share: 0.75 });
+        assert!(of(Dtype::F32).compressed(wide).validate(4096).is_err());
+        assert_eq!(of(Dtype::F32).compressed(Compression::default()), of(Dtype::F32));
     }
 
     #[test]

@@ -2,15 +2,18 @@
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod coded;
 mod integers;
 mod numbers;
 mod rule;
 
 use crate::engine::{ChunkSpec, Source, Verdict};
 use crate::kernel::{self, Squares};
+use coded::Decoder;
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::optimizer::Optimizer;
 use rule::CurrentRule;
@@ -53,12 +56,20 @@ struct Stored {
     bytes: usize,
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
+    codec: Codec,
     rule: CurrentRule,
     /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
     squares: Squares,
     trust: f64,
     numbers: Typed,
     weights: [Buffer; 2],
+}
+
+impl Stored {
+    /// How many numbers an encoded contribution becomes: of these, chunks have one length.
+    fn elements(&self) -> usize {
+        self.bytes / size_of::<f32>()
+    }
 }
 
 /// What completes a round: see `engine::Command::Finish`.
@@ -86,6 +97,7 @@ pub struct Storage {
     inbox: Cells,
     spill: Cells,
     scratch: Box<[u8]>,
+    decoder: Decoder,
 }
 
 /// Memory that peers write, cut into cells of one size: the inbox's slots, or the spill area's blocks.
@@ -127,7 +139,7 @@ impl Storage {
         // Workers on this host may read them where they lie.
         let pool = Pool::readable(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
-        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch })
+        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch, decoder: Decoder::default() })
     }
 
     /// Adds a chunk of zeros under the next index.
@@ -143,7 +155,9 @@ impl Storage {
             buffer.fill(0);
         }
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
-        self.chunks.push(Stored { bytes, now: bytes, rule, squares, trust, numbers, weights });
+        let codec = spec.codec;
+        self.decoder.reserve(&self.pool, codec, elements)?;
+        self.chunks.push(Stored { bytes, now: bytes, codec, rule, squares, trust, numbers, weights });
         Ok(())
     }
 
@@ -207,9 +221,11 @@ impl Storage {
         view: Option<&View>,
         first: bool,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
+        let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        stored.numbers.reduce(find(inbox, spill, from, view)?, stored.now, first)?;
+        let from = find(inbox, spill, from, view)?;
+        let from = decoder.plain(stored.codec, stored.elements(), from)?;
+        stored.numbers.reduce(from, stored.now, first)?;
         Ok(())
     }
 
@@ -220,23 +236,26 @@ impl Storage {
         round: &Round,
         view: Option<&View>,
     ) -> Result<Verdict, StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
+        let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let mut step = stored.rule.step(round, &mut stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
         let last = round.last.map(|from| find(inbox, spill, from, view)).transpose()?;
+        let last = last.map(|from| decoder.plain(stored.codec, stored.elements(), from)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, view: Option<&View>) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
+        let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
-            stored.numbers.reduce(find(inbox, spill, last, view)?, stored.now, round.only)?;
+            let last = find(inbox, spill, last, view)?;
+            let last = decoder.plain(stored.codec, stored.elements(), last)?;
+            stored.numbers.reduce(last, stored.now, round.only)?;
         }
         stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
         Ok(())
@@ -281,7 +300,9 @@ impl Storage {
         to: u32,
     ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, .. } = self;
-        let bytes = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?.now;
+        let stored = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let coded = !stored.codec.is_plain();
+        let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
         match find(inbox, spill, from, view)? {
             Place::Region { region, at } => spill.region.copy(spill.start(to), region, at, bytes as u64)?,
             Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.region, spill.start(to))?,
@@ -316,3 +337,6 @@ fn find<'a>(
         Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, trained, trained_so};
+use gradwire_tests::rigs::training::{SHM, TCP, UNIX, reference, trained, trained_by};
 
 #[test]
 fn the_reference_depends_on_seed_and_workers_and_on_nothing_else() {
@@ -40,7 +40,7 @@ fn with_and_without_overlap_and_in_turns() {
     let expected = reference(4);
     for (carrier, overlap) in [(SHM, "off"), (SHM, "alternate"), (UNIX, "alternate")] {
         assert_eq!(
-            trained_so(carrier, &["--overlap", overlap]),
+            trained_by(&["--overlap", overlap], carrier, 2, 4, &[]),
             expected,
             "{}, overlap {overlap}",
             carrier.1

@@ -12,6 +12,7 @@ use gradwire_tests::rigs::hostile::{Channel, DeafChannel, Rogue, operation};
 use gradwire_tests::rigs::{gauge, job, status};
 use gradwire_worker::{Client, ClientError, OpError};
 use proto_common::batch::{Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status};
+use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::ids::ChunkId;
 use proto_common::message::{FromServer, Hello, ToServer};
@@ -21,6 +22,9 @@ use std::time::Duration;
 /// The tensor of honest rounds, and the one that is attacked; both of one chunk.
 const HONEST: u64 = 1;
 const ATTACKED: u64 = 2;
+/// Contributions to it are encoded: the four largest of its elements.
+const CODED: u64 = 3;
+const FOUR: Codec = Codec::TopK { share: 0.25 };
 const ELEMENTS: u64 = 16;
 const BYTES: u64 = 4 * ELEMENTS;
 /// A channel must be closed within this.
@@ -47,7 +51,8 @@ fn scene(driver: Driver, scheduler: &[&str]) -> Scene {
     let mut honest = job::join(&cluster, 1, |settings| settings.deadlines.operation_ms = 5_000);
     rogue.await_roster();
     let honest = honest.remove(0);
-    honest.declare(&[job::summed(HONEST, ELEMENTS), job::summed(ATTACKED, ELEMENTS)]).unwrap();
+    let coded = job::summed(CODED, ELEMENTS).compressed(Compression::of(FOUR));
+    honest.declare(&[job::summed(HONEST, ELEMENTS), job::summed(ATTACKED, ELEMENTS), coded]).unwrap();
     Scene { cluster, honest, rogue, driver, rounds: 0, operations: 0 }
 }
 
@@ -278,6 +283,50 @@ fn operations_that_cannot_be_served() {
         scene.expect_status(Status::Retry, |block| block.operation.0 += 1000);
         scene.operations -= 1;
         scene.expect_status(Status::Retry, |block| block.round = 1000);
+        scene.finish();
+    }
+}
+
+/// Refused whole, with a status of its own, and counted; the worker's next one is taken.
+#[test]
+fn encoded_contributions_that_no_codec_makes() {
+    for driver in [Driver::Shm, Driver::Tcp] {
+        let mut scene = scene(driver, &[]);
+        let mut channel = scene.open();
+        let (bytes, half) = (FOUR.encoded_bytes(ELEMENTS as usize) as u64, 0.5f32.to_bits());
+        let mut push = |number: u64, words: [u32; 8]| {
+            let block = Block { codec: FOUR.wire_id(), ..operation(OpKind::Push, CODED, number, 1, bytes) };
+            let mut batch = channel.batch(&[block], 0.0);
+            let payload = batch.len() - bytes as usize;
+            batch.truncate(payload);
+            batch.extend(words.into_iter().flat_map(u32::to_le_bytes));
+            let slot = channel.credit();
+            channel.post(slot, &batch);
+            block.token
+        };
+        let bad = [
+            push(1, [0, 1, 2, 16, half, half, half, half]),
+            push(2, [0, 2, 2, 3, half, half, half, half]),
+            push(3, [3, 2, 1, 0, half, half, half, half]),
+            push(4, [0, 1, 2, 3, half, half, f32::NAN.to_bits(), half]),
+        ];
+        let good = push(5, [0, 1, 2, 15, half, half, half, half]);
+        let tensor = scene.honest.tensor(CODED).unwrap();
+        let (mut weights, mut expected) = ([0.0f32; ELEMENTS as usize], [0.0f32; ELEMENTS as usize]);
+        // Of equal ones the first four.
+        scene.honest.push_pull_slice(&tensor, &[1.0; ELEMENTS as usize], &mut weights).unwrap();
+        expected[..4].copy_from_slice(&[1.5, 1.5, 1.5, 1.0]);
+        expected[15] = 0.5;
+        assert_eq!(weights, expected);
+        for token in bad {
+            assert_eq!(channel.result(token).map(|block| block.status), Some(Status::Malformed));
+        }
+        assert_eq!(channel.result(good).map(|block| block.status), Some(Status::Done));
+        let http = scene.cluster.status().members[0].http_address.clone().unwrap();
+        let metrics = status::get(&http, "/metrics").unwrap();
+        let malformed = metrics.lines().find(|line| line.starts_with("gradwire_server_malformed_total"));
+        assert_eq!(malformed.and_then(|line| line.rsplit(' ').next()), Some("4"), "{malformed:?}");
+        scene.round(&mut channel);
         scene.finish();
     }
 }

@@ -7,6 +7,7 @@ use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::{declare, join, round, summed};
 use gradwire_worker::{Client, ClientError, OpError};
 use proto_common::batch::Status;
+use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::error::Blame;
 use proto_common::ids::Key;
@@ -127,7 +128,11 @@ fn declarations_that_cannot_be_served() {
     let client = &clients[0];
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
     let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
-    let wrong: [(TensorSpec, &str); 9] = [
+    let one_bit = Compression::of(Codec::OneBit);
+    let wrong: [(TensorSpec, &str); 12] = [
+        (TensorSpec::of(Dtype::F16, 20, 8, Optimizer::sum()).compressed(one_bit), "encodes f32, not f16"),
+        (TensorSpec::dynamic_f32(20, 8).compressed(one_bit), "needs a fixed length"),
+        (good().compressed(Compression::of(Codec::TopK { share: 0.9 })), "at most 0.5"),
         (
             TensorSpec { dtype: Dtype::I8, ..good() },
             "takes the rules sum and assign without average; use one of them",
@@ -175,6 +180,7 @@ fn two_workers_that_disagree() {
     clients[0].declare(&[summed(40, 100)]).unwrap();
     let others = [
         (summed(40, 101), "101"),
+        (summed(40, 100).compressed(Compression::of(Codec::OneBit)), "onebit"),
         (TensorSpec { optimizer: Optimizer::sgd(0.5, 0.0, 0.0), ..summed(40, 100) }, "Sgd"),
         (TensorSpec { name: "bias".into(), ..summed(40, 100) }, "bias"),
     ];

@@ -122,6 +122,7 @@ impl Pair {
             server: Rank(0),
             offset,
             bytes,
+            coded: None,
         };
         let state = OpState::new(1);
         let submission = Submission {

@@ -134,7 +134,14 @@ impl Pair {
             round: 1,
             priority: 0,
             timeout_ms: 60_000,
-            parts: [PartSpec { id: ChunkId::new(1, 0), server: Rank(0), offset: 0, bytes: BYTES }].into(),
+            parts: [PartSpec {
+                id: ChunkId::new(1, 0),
+                server: Rank(0),
+                offset: 0,
+                bytes: BYTES,
+                coded: None,
+            }]
+            .into(),
             source: Some(source.span()),
             target: Some(target.span()),
         };

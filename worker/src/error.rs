@@ -165,6 +165,16 @@ pub enum ClientError {
         /// The tensor.
         key: Key,
     },
+    /// A gradient that is to be encoded has an element that would be fed back for ever. Nothing was sent.
+    #[error(
+        "element {position} of the gradient for tensor {key} is infinite or no number, which its codec cannot encode; lower the learning rate, or leave such a step out on every worker"
+    )]
+    NotFinite {
+        /// The tensor.
+        key: Key,
+        /// The first such element.
+        position: usize,
+    },
     /// Parts of a dynamic tensor came from rounds of different lengths.
     #[error(
         "what was pulled of dynamic tensor {key} is of rounds {oldest} to {newest}, so it has no one length: wait for a pull before the next push"
@@ -230,6 +240,7 @@ impl ClientError {
             | Self::WrongLength { .. }
             | Self::WrongDtype { .. }
             | Self::Dynamic { .. }
+            | Self::NotFinite { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,

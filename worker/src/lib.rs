@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod encoder;
 pub mod engine;
 pub mod error;
 pub mod runtime;

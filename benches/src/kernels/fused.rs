@@ -3,6 +3,7 @@
 use super::{CHUNK_BYTES, Subject, Way};
 use gradwire_server::engine::{ChunkSpec, Source};
 use gradwire_server::storage::{Cells, Round, Storage};
+use proto_common::codec::Codec;
 use proto_common::ids::ChunkId;
 
 /// A server's storage with contributions in its slots.
@@ -22,6 +23,7 @@ impl Fused {
                 bytes: CHUNK_BYTES.min(bytes - index * CHUNK_BYTES),
                 dynamic: false,
                 dtype: subject.dtype,
+                codec: Codec::Plain,
                 optimizer: subject.optimizer,
             })
             .collect();

@@ -9,6 +9,7 @@ use gradwire_server::engine::{
     BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, LaneStats, ResultBlock,
 };
 use proto_common::batch::{BatchKind, BlockData, SlotGrant};
+use proto_common::codec::Codec;
 use proto_common::ids::{Incarnation, Lane, Rank};
 use proto_common::limits::{RESULT_SLOT_BYTES, RESULTS_PER_LANE};
 use proto_common::shard_map::ShardMap;
@@ -54,7 +55,8 @@ impl Server {
         for tensor in shape.tensors() {
             for (span, _) in map.placed_chunks(tensor.key).filter(|(_, holder)| *holder == Rank(rank)) {
                 let (dtype, optimizer) = (tensor.dtype, tensor.optimizer);
-                specs.push(ChunkSpec { id: span.id, bytes: span.bytes, dynamic: false, dtype, optimizer });
+                let (dynamic, codec) = (false, Codec::Plain);
+                specs.push(ChunkSpec { id: span.id, bytes: span.bytes, dynamic, dtype, codec, optimizer });
             }
         }
         engine.assign(EPOCH, &specs);

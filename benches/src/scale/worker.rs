@@ -65,7 +65,7 @@ impl Worker {
             |key| {
                 let chunks = map.placed_chunks(key);
                 let part = |(offset, (span, server)): (u64, (proto_common::tensor::ChunkSpan, Rank))| {
-                    PartSpec { id: span.id, server, offset, bytes: span.bytes }
+                    PartSpec { id: span.id, server, offset, bytes: span.bytes, coded: None }
                 };
                 (0..).step_by(shape.chunk_bytes as usize).zip(chunks).map(part).collect()
             };

@@ -35,7 +35,7 @@ pub(super) fn tensors(text: &str) -> Result<Vec<Listed>, String> {
             ));
         }
         let key = Key(listed.len() as u64);
-        let subject = Subject { key, dims, element_bytes: ELEMENT_BYTES, trace: None };
+        let subject = Subject { key, dims, element_bytes: ELEMENT_BYTES, coded: false, trace: None };
         listed.push(Listed { name: name.to_owned(), shape: shape.to_owned(), subject });
     }
     if listed.is_empty() { Err("it lists no tensors".into()) } else { Ok(listed) }

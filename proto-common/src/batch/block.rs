@@ -68,7 +68,7 @@ pub enum Status {
     UnknownChunk = 5,
     /// Dtype, length or landing does not fit the declared chunk.
     WrongShape = 6,
-    /// The operation breaks the protocol (number reused, init from a rank other than 0, codec unknown).
+    /// The operation breaks the protocol (number reused, init from a rank other than 0, another codec than declared).
     Refused = 7,
     /// To a contribution to a round whose sum, or new value, its integers cannot hold. The round has ended, and the
     /// chunk's weights are those of the round before.
@@ -83,6 +83,8 @@ pub enum Status {
     /// To an announcement: `landing` is the buffer to write the payload into, for one landing or, where that was asked
     /// for, until the channel ends. Without a landing, also to a reference: none is to be had, send it in a slot.
     Granted = 11,
+    /// The payload is not what the tensor's codec makes: nothing of it was taken, and the operation's number is used up.
+    Malformed = 12,
 }
 
 impl Status {
@@ -102,6 +104,7 @@ impl Status {
             9 => Self::DeadlineReading,
             10 => Self::Corrupt,
             11 => Self::Granted,
+            12 => Self::Malformed,
             _ => return None,
         })
     }
@@ -163,7 +166,7 @@ pub struct Block {
     pub op: OpKind,
     /// Type of the payload's elements.
     pub dtype: Dtype,
-    /// 0: plain. Other codecs come with their own wire ids.
+    /// How the payload is encoded: [`crate::codec::Codec::wire_id`], 0 where there is none.
     pub codec: u8,
     /// How it ended; in requests [`Status::None`], or [`Status::Corrupt`].
     pub status: Status,

@@ -19,7 +19,7 @@ fn facts() -> Facts {
 }
 
 fn fixed(key: u64, bytes: u64) -> Subject {
-    Subject { key: Key(key), dims: vec![Dim::Fixed(bytes / 4)], element_bytes: 4, trace: None }
+    Subject { key: Key(key), dims: vec![Dim::Fixed(bytes / 4)], element_bytes: 4, coded: false, trace: None }
 }
 
 fn traced(key: u64, bytes: u64, contributions: u64) -> Subject {

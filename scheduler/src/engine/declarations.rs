@@ -18,7 +18,7 @@ const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
 /// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
-const TENSOR_BYTES: usize = 80;
+const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 24;
 
 /// An answer that is due: to whom, to which request, what.
@@ -361,7 +361,7 @@ fn fits_a_message<'a>(
 }
 
 fn describe(spec: &TensorSpec) -> String {
-    let TensorSpec { name, dtype, elements, optimizer, mode, .. } = spec;
+    let TensorSpec { name, dtype, elements, compression, optimizer, mode, .. } = spec;
     let most = if spec.dynamic { "at most " } else { "" };
-    format!("{name:?} with {most}{elements} elements of {dtype:?}, {optimizer:?}, {mode:?}")
+    format!("{name:?} with {most}{elements} elements of {dtype:?}, {compression:?}, {optimizer:?}, {mode:?}")
 }

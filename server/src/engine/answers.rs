@@ -10,8 +10,12 @@ use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
 
 /// `in_place`: worker and server read each other's memory where it lies.
 pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Result<(), Status> {
-    let without = matches!(block.op, OpKind::Pull | OpKind::Release);
-    let payload = if without || (block.op == OpKind::Init && block.bytes == 0) { 0 } else { spec.bytes };
+    let payload = match block.op {
+        OpKind::Pull | OpKind::Release => 0,
+        OpKind::Init if block.bytes == 0 => 0,
+        OpKind::Init => spec.bytes,
+        OpKind::Push | OpKind::PushPull => spec.payload_bytes(spec.bytes),
+    };
     let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
     let wanted = (block.op.lands() && !block.view).then_some(spec.bytes);
@@ -25,10 +29,17 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Re
     if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
         return Err(Status::Refused);
     }
-    if block.codec != 0 || block.status != Status::None || block.operation.0 == 0 {
+    let codec = if block.op.contributes() { spec.codec.wire_id() } else { 0 };
+    // Encoded bytes are checked before anything is decided, and so where they lie already.
+    let elsewhere = codec != 0 && !matches!(block.data, BlockData::Inline { .. });
+    if block.codec != codec || elsewhere || block.operation.0 == 0 {
         return Err(Status::Refused);
     }
-    Ok(())
+    match block.status {
+        Status::None => Ok(()),
+        Status::Malformed => Err(Status::Malformed),
+        _ => Err(Status::Refused),
+    }
 }
 
 /// Bytes of an operation on a dynamic chunk: a contribution has as many as it says. It has no initial value, and

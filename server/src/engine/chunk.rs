@@ -4,6 +4,7 @@
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use proto_common::batch::{Landing, OpKind};
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -21,8 +22,28 @@ pub struct ChunkSpec {
     pub dynamic: bool,
     /// Its element type.
     pub dtype: Dtype,
+    /// How contributions to it are encoded.
+    pub codec: Codec,
     /// Its update rule.
     pub optimizer: Optimizer,
+}
+
+impl ChunkSpec {
+    /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.
+    #[must_use]
+    pub fn payload_bytes(&self, bytes: u64) -> u64 {
+        if self.codec.is_plain() {
+            return bytes;
+        }
+        // A chunk's elements fit the address space: limits bound its bytes.
+        self.codec.encoded_bytes((bytes / self.dtype.bytes() as u64) as usize) as u64
+    }
+
+    /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.
+    #[must_use]
+    pub fn plain_bytes(&self, payload_bytes: u64) -> u64 {
+        if self.codec.is_plain() { payload_bytes } else { self.bytes }
+    }
 }
 
 /// An operation that was taken, and then lost with the channel that its payload was read over: when it comes again it

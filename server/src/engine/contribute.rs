@@ -127,11 +127,12 @@ impl LaneEngine {
     ) -> Result<(), Status> {
         let turn = self.turn(index, peer, block.round)?;
         let chunk = &mut self.chunks[index as usize];
+        let bytes = chunk.spec.plain_bytes(block.bytes);
         if turn != Turn::Repeated {
-            if !chunk.agrees(block.round, block.bytes) {
+            if !chunk.agrees(block.round, bytes) {
                 return Err(Status::WrongShape);
             }
-            chunk.size(index, block.bytes, out);
+            chunk.size(index, bytes, out);
         }
         match (turn, from) {
             (Turn::Repeated, _) => {
@@ -140,7 +141,7 @@ impl LaneEngine {
             }
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
-                self.reduce(index, peer, source, block.bytes, out);
+                self.reduce(index, peer, source, bytes, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
                 let spill = self.spills.pop().ok_or(Status::Retry)?;
@@ -173,9 +174,9 @@ impl LaneEngine {
 
     fn hold(&mut self, index: u32, rank: Rank, block: &Block, from: Source, arrived: bool) {
         let round = if block.op == OpKind::Init { 0 } else { block.round };
-        let (operation, bytes) = (block.operation, block.bytes);
-        let held = Held { rank, round, operation, bytes, from, arrived };
-        self.chunks[index as usize].held.insert(held);
+        let chunk = &mut self.chunks[index as usize];
+        let (operation, bytes) = (block.operation, chunk.spec.plain_bytes(block.bytes));
+        chunk.held.insert(Held { rank, round, operation, bytes, from, arrived });
     }
 
     /// Starts reading a payload into a spill block. Without one it is to come in a slot where others wait for it, as it
@@ -213,7 +214,7 @@ impl LaneEngine {
         let first = chunk.contributed.len() == 0;
         chunk.contributed.insert(rank);
         self.stats.contributions += 1;
-        self.stats.contribution_bytes += bytes;
+        self.stats.contribution_bytes += chunk.spec.payload_bytes(bytes);
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
         let last = chunk.contributed.len() == self.config.workers;
         match (chunk.writable(), chunk.group) {

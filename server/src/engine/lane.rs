@@ -80,6 +80,8 @@ pub struct LaneStats {
     pub retries: u64,
     /// Operations refused.
     pub refusals: u64,
+    /// Contributions among them that are not what the tensor's codec makes.
+    pub malformed: u64,
     /// Operations whose deadline passed.
     pub deadlines: u64,
     /// Rounds whose values did not fit their type, one a chunk.
@@ -471,6 +473,7 @@ impl LaneEngine {
 
     fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
         self.stats.refusals += 1;
+        self.stats.malformed += u64::from(status == Status::Malformed);
         self.send_back(peer, block, status, Vec::new());
     }
 

@@ -1,6 +1,7 @@
 //! The types that sums and rules are computed in, and what tensors' elements are of them.
 
 use fabric::Number;
+use proto_common::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use std::ops::{Add, Div, Mul, Sub};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -93,8 +94,7 @@ macro_rules! exact {
 
 exact!(f32 f64);
 
-/// The bits of an IEEE 754 binary16. Conversions have no branches, so that loops over them are vectorised; they give
-/// the same bits with every vector unit.
+/// The bits of an IEEE 754 binary16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct F16(pub u16);
@@ -115,27 +115,12 @@ impl Element for F16 {
 
     #[inline(always)]
     fn widen(self) -> f32 {
-        let sign = u32::from(self.0 & 0x8000) << 16;
-        let magnitude = u32::from(self.0 & 0x7fff);
-        // As an f32 with the same fields it is too small by the difference of the exponents' biases; the product is
-        // exact, for numbers below the smallest normal one, too.
-        let scaled = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
-        let special = if magnitude >= 0x7c00 { 0x7f80_0000 } else { 0 };
-        f32::from_bits(scaled.to_bits() | special | sign)
+        f16_to_f32(self.0)
     }
 
     #[inline(always)]
     fn round(sum: f32) -> Self {
-        let bits = sum.to_bits();
-        let (sign, magnitude) = ((bits >> 16) & 0x8000, bits & 0x7fff_ffff);
-        // Below the smallest normal number: the addition of 0.5 rounds at the place of the last bit.
-        let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
-        let odd = (magnitude >> 13) & 1;
-        let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
-        let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
-        let finite = if magnitude < 0x3880_0000 { small } else { normal };
-        let half = if magnitude >= 0x4780_0000 { special } else { finite };
-        Self((half | sign) as u16)
+        Self(f32_to_f16(sum))
     }
 }
 
@@ -150,16 +135,12 @@ impl Element for Bf16 {
 
     #[inline(always)]
     fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
+        bf16_to_f32(self.0)
     }
 
     #[inline(always)]
     fn round(sum: f32) -> Self {
-        let bits = sum.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // A NaN stays one, and quiet.
-        let half = if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16) | 0x40 } else { rounded };
-        Self(half as u16)
+        Self(f32_to_bf16(sum))
     }
 }
 

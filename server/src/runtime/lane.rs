@@ -349,6 +349,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.expel(rank, "its batch refers to memory that it did not hand over");
             }
             Ok(header) => {
+                let place = (slot.slot, header.payload_offset);
+                let index_of = |id| self.engine.index_of(id);
+                self.storage.check_coded(place, index_of, &mut self.reader.blocks)?;
                 let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
                 let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
                 // Before any of it is reduced. Off unless the worker asks for it.

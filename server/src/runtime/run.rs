@@ -390,6 +390,7 @@ impl Serving<'_> {
                     bytes: span.bytes,
                     dynamic: spec.dynamic,
                     dtype: spec.dtype,
+                    codec: spec.compression.codec,
                     optimizer: spec.optimizer,
                 };
                 lanes[usize::from(map.lane_of(span.id).0)].push(chunk);

@@ -30,6 +30,7 @@ pub(super) struct ServerStatus {
     pub(super) placed: u64,
     pub(super) retries: u64,
     pub(super) refusals: u64,
+    pub(super) malformed: u64,
     pub(super) deadlines: u64,
     pub(super) bad_rounds: u64,
     pub(super) corrupt_batches: u64,
@@ -62,6 +63,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.placed += stats.placed;
         status.retries += stats.retries;
         status.refusals += stats.refusals;
+        status.malformed += stats.malformed;
         status.deadlines += stats.deadlines;
         status.bad_rounds += stats.bad_rounds;
         status.corrupt_batches += stats.corrupt_batches;
@@ -101,7 +103,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 17] = [
+const COUNTERS: [(&str, &str, Read); 18] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -117,6 +119,9 @@ const COUNTERS: [(&str, &str, Read); 17] = [
     ("gradwire_server_placed_total", "Contributions that workers wrote into key buffers.", |s| s.placed),
     ("gradwire_server_retries_total", "Operations sent back to be tried again.", |s| s.retries),
     ("gradwire_server_refusals_total", "Operations refused.", |s| s.refusals),
+    ("gradwire_server_malformed_total", "Contributions refused because no codec makes them.", |s| {
+        s.malformed
+    }),
     ("gradwire_server_deadlines_total", "Operations whose deadline passed.", |s| s.deadlines),
     ("gradwire_server_bad_rounds_total", "Rounds whose values do not fit their type, one a chunk.", |s| {
         s.bad_rounds

@@ -20,8 +20,14 @@ pub fn hash_in(text: &str) -> String {
 /// The oracle: all workers' gradients in one process, no cluster.
 #[must_use]
 pub fn reference(workers: u32) -> String {
+    reference_of(workers, &[])
+}
+
+/// As [`reference()`], with further words for the trainer.
+#[must_use]
+pub fn reference_of(workers: u32, train: &[&str]) -> String {
     let mut command = Place::default().command("gradwire-worker");
-    command.arg("train").args(TRAIN).args(["--reference", "--workers", &workers.to_string()]);
+    command.arg("train").args(TRAIN).args(train).args(["--reference", "--workers", &workers.to_string()]);
     let mut process = Process::start("reference", &mut command);
     assert_eq!(process.expect_end(PATIENCE), 0);
     hash_in(&process.log().text())
@@ -64,12 +70,6 @@ pub fn trained_by(
 #[must_use]
 pub fn trained_with(flags: &[&str], words: &str, servers: u32, workers: u32, scheduler: &[&str]) -> String {
     train(&[], flags, words, (servers, workers), scheduler)
-}
-
-/// Trains on a cluster of two servers whose four trainers have flags of their own.
-#[must_use]
-pub fn trained_so(carrier: Carrier, trainers: &[&str]) -> String {
-    trained_by(trainers, carrier, 2, 4, &[])
 }
 
 fn train(

@@ -104,7 +104,8 @@ impl Handle {
                 Err(ClientError::Torn { key, oldest: version, newest: self.state.newest() })
             }
             Some(Ok(version)) => {
-                let OpBuffers { source, user, target, shown } = self.state.take_buffers().unwrap_or_default();
+                let OpBuffers { source, user, target, shown, .. } =
+                    self.state.take_buffers().unwrap_or_default();
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
                 let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
                 let target = target.map(TensorBuffer::new);

@@ -2,6 +2,7 @@
 //! belongs to an instance; several clients can live in one process.
 
 mod buffer;
+mod coded;
 mod connect;
 mod element;
 mod handle;
@@ -145,7 +146,7 @@ impl Client {
             let mut new = Vec::new();
             for spec in &update.tensors {
                 tensors.entry(spec.key).or_insert_with(|| {
-                    new.push(Tensor::new(self.0.incarnation, spec, &map, self.0.lanes.len()));
+                    new.push(Tensor::new((self.0.incarnation, self.0.rank), spec, &map, self.0.lanes.len()));
                     new[new.len() - 1].clone()
                 });
             }

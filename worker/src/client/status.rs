@@ -86,6 +86,7 @@ impl Late {
             "operations_failed": all.stats.failed,
             "batches": all.stats.batches,
             "sent_bytes": all.stats.sent_bytes,
+            "plain_bytes": all.stats.plain_bytes,
             "landed_bytes": all.stats.landed_bytes,
             "retries": all.stats.retries,
             "credit_waits": all.stats.credit_waits,
@@ -123,10 +124,13 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 14] = [
+        let counters: [(&str, &str, Read); 15] = [
             ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
             ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
             ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
+            ("gradwire_worker_plain_bytes_total", "What they were before they were encoded.", |c| {
+                c.stats.plain_bytes
+            }),
             ("gradwire_worker_placed_total", "Chunks written straight into servers' key buffers.", |c| {
                 c.stats.placed
             }),

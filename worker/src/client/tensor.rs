@@ -1,11 +1,13 @@
 //! A declared tensor as the client holds it: its spec, its chunks by lane, its operation numbers.
 
 use super::Element;
+use super::coded::CodedTensor;
+use crate::encoder::Encoder;
 use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpState, Viewing};
 use proto_common::batch::OpKind;
-use proto_common::ids::{Incarnation, Key, Operation};
+use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
@@ -22,19 +24,21 @@ struct Declared {
     /// The client that declared it: operation numbers are a client's own.
     owner: Incarnation,
     lanes: Vec<Arc<[PartSpec]>>,
+    coded: Option<CodedTensor>,
     numbers: Mutex<Numbers>,
     viewing: Viewing,
     /// A place in [`Placement::ALL`].
     placement: AtomicU8,
 }
 
-/// Counts of one worker's operations on one key.
+/// Counts of one worker's operations on one key, and what it keeps of its contributions.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
     /// The last operation.
     pub(super) last: Weak<OpState>,
+    pub(super) encoder: Option<Encoder>,
 }
 
 impl Numbers {
@@ -53,15 +57,25 @@ impl Numbers {
 }
 
 impl Tensor {
-    pub(super) fn new(owner: Incarnation, spec: &TensorSpec, map: &ShardMap, lanes: usize) -> Self {
+    pub(super) fn new(
+        (owner, rank): (Incarnation, Rank),
+        spec: &TensorSpec,
+        map: &ShardMap,
+        lanes: usize,
+    ) -> Self {
         let mut parts: Vec<Vec<PartSpec>> = vec![Vec::new(); lanes];
         for (span, server) in map.placed_chunks(spec.key) {
             let lane = usize::from(map.lane_of(span.id).0);
-            parts[lane].push(PartSpec { id: span.id, server, offset: span.offset, bytes: span.bytes });
+            let (offset, bytes) = (span.offset, span.bytes);
+            parts[lane].push(PartSpec { id: span.id, server, offset, bytes, coded: None });
         }
-        let lanes = parts.into_iter().map(Into::into).collect();
-        let (spec, numbers, placement) = (spec.clone(), Mutex::default(), AtomicU8::default());
-        Self(Arc::new(Declared { spec, owner, lanes, numbers, viewing: Viewing::default(), placement }))
+        let lanes: Vec<_> = parts.into_iter().map(Into::into).collect();
+        let encoder = Encoder::new(spec, map.chunk_bytes(), rank);
+        let coded = encoder.as_ref().map(|encoder| CodedTensor::new(encoder, &lanes));
+        let numbers = Mutex::new(Numbers { encoder, ..Numbers::default() });
+        let (spec, placement) = (spec.clone(), AtomicU8::default());
+        let viewing = Viewing::default();
+        Self(Arc::new(Declared { spec, owner, lanes, coded, numbers, viewing, placement }))
     }
 
     /// What was declared.
@@ -80,6 +94,17 @@ impl Tensor {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.spec.bytes()
+    }
+
+    /// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec.
+    #[must_use]
+    pub fn sent_bytes(&self) -> u64 {
+        self.0.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
+    }
+
+    /// What it needs for an operation that sends encoded bytes.
+    pub(super) fn coded(&self, kind: OpKind) -> Option<&CodedTensor> {
+        self.0.coded.as_ref().filter(|_| kind.contributes())
     }
 
     /// How contributions to it travel.

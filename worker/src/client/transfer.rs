@@ -219,15 +219,21 @@ impl Client {
         if let Some(error) = self.dead() {
             return Err(error.into());
         }
-        let (source, mut buffers) = self.gather(source)?;
+        let coded = tensor.coded(kind);
+        let (source, mut buffers) = match coded {
+            Some(coded) => self.hold(tensor, coded, source)?,
+            None => self.gather(source)?,
+        };
         buffers.target = target.map(TensorBuffer::into_inner);
         let target = buffers.target.as_ref().map(Buffer::span);
-        let lanes = tensor.lanes().iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let state = OpState::with_buffers(lanes, buffers);
+        let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
+        let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
         let (operation, round) = numbers.next(kind);
+        numbers.encode(round, &mut buffers);
+        let state = OpState::with_buffers(lanes, buffers);
         let views_from = tensor.viewing().oldest(operation);
         if view {
             let pieces = tensor.lanes().iter().map(|parts| parts.len()).sum();
@@ -235,7 +241,7 @@ impl Client {
         }
         numbers.last = Arc::downgrade(&state);
         let (mut used, mut open) = (0u64, true);
-        for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor.lanes()).enumerate() {
+        for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {
             if parts.is_empty() {
                 continue;
             }

@@ -88,7 +88,7 @@ pub enum Command {
 pub struct PartBlock {
     /// The operation.
     pub op: u64,
-    /// Bytes before the chunk in the tensor.
+    /// Bytes before its payload in the operation's source.
     pub offset: u64,
     /// The table entry.
     pub block: Block,

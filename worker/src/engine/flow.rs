@@ -106,16 +106,17 @@ impl LaneEngine {
         let spec = part.spec;
         let lands = op.kind.lands() && !op.view;
         let landing = lands.then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
+        let (offset, bytes) = spec.payload();
         let waited = self.now_ms.saturating_sub(op.since_ms);
         let block = Block {
             id: spec.id,
             op: op.kind,
             dtype: op.dtype,
-            codec: 0,
+            codec: spec.coded.map_or(0, |coded| coded.codec),
             status: Status::None,
             operation: op.operation,
             round: op.round,
-            bytes: if op.payload { spec.bytes } else { 0 },
+            bytes: if op.payload { bytes } else { 0 },
             data: self.way(op, &spec),
             landing,
             view: op.view,
@@ -123,7 +124,7 @@ impl LaneEngine {
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };
-        Some(PartBlock { op: op.id, offset: spec.offset, block: part.as_sent(block) })
+        Some(PartBlock { op: op.id, offset, block: part.as_sent(block) })
     }
 
     /// Is it its chunk's turn, and this part's? Not if an earlier one came back since it was put in the queue.
@@ -147,7 +148,8 @@ impl LaneEngine {
         let asked = matches!(data, BlockData::Announced { .. });
         let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.payload);
         self.stats.parts += 1;
-        self.stats.sent_bytes += if carries { spec.bytes } else { 0 };
+        self.stats.sent_bytes += if carries { spec.payload().1 } else { 0 };
+        self.stats.plain_bytes += if carries { spec.bytes } else { 0 };
         self.stats.placed += u64::from(data == BlockData::Placed);
         self.stats.referenced += u64::from(matches!(data, BlockData::ByReference { .. }));
         self.links[spec.server.0 as usize].sent_parts += 1;

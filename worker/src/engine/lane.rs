@@ -142,7 +142,7 @@ impl LaneEngine {
     pub fn may_gather(&self) -> bool {
         let waits = |link: &Link| {
             let first = link.queue.peek().and_then(|place| self.parts.get(place.part));
-            let small = first.is_some_and(|part| part.spec.bytes <= GATHER_BYTES_MAX);
+            let small = first.is_some_and(|part| part.spec.payload().1 <= GATHER_BYTES_MAX);
             small && link.sent_parts > 0 && link.queue.len() < GATHER_PARTS_MAX
         };
         self.links.iter().all(|link| link.queue.is_empty() || waits(link))

@@ -12,7 +12,7 @@ mod stats;
 
 pub use command::{Command, Commands, PartBlock};
 pub use lane::{EngineConfig, LaneEngine, OldestOp, ResultContext};
-pub use part::{PartSpec, Submit};
+pub use part::{Coded, PartSpec, Submit};
 pub use stats::LaneStats;
 
 #[cfg(test)]

@@ -18,6 +18,26 @@ pub struct PartSpec {
     pub offset: u64,
     /// Its bytes.
     pub bytes: u64,
+    /// Its payload, where that is not the chunk itself.
+    pub coded: Option<Coded>,
+}
+
+/// An encoded payload, within an operation's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded {
+    /// The codec's wire id.
+    pub codec: u8,
+    /// Bytes before it.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl PartSpec {
+    /// Offset and bytes of its payload in the operation's source.
+    pub(super) fn payload(&self) -> (u64, u64) {
+        self.coded.map_or((self.offset, self.bytes), |coded| (coded.offset, coded.bytes))
+    }
 }
 
 /// An operation's share of this lane. Operations of one key come in the order of their numbers.

@@ -9,6 +9,8 @@ pub struct LaneStats {
     pub parts: u64,
     /// Payload bytes sent.
     pub sent_bytes: u64,
+    /// What they were before they were encoded.
+    pub plain_bytes: u64,
     /// Parts whose payload was written straight into a key buffer of a server.
     pub placed: u64,
     /// Parts whose payload a server was to read.
@@ -34,6 +36,7 @@ impl LaneStats {
         self.batches += other.batches;
         self.parts += other.parts;
         self.sent_bytes += other.sent_bytes;
+        self.plain_bytes += other.plain_bytes;
         self.placed += other.placed;
         self.referenced += other.referenced;
         self.landed_bytes += other.landed_bytes;

@@ -9,6 +9,7 @@ mod link;
 mod op;
 mod seat;
 mod shown;
+mod spares;
 mod thread;
 
 pub(crate) use bootstrap::{Connector, connect_server};
@@ -19,4 +20,5 @@ pub(crate) use op::OpBuffers;
 pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};
 pub(crate) use shown::{Shown, Viewing};
+pub(crate) use spares::Spares;
 pub(crate) use thread::{LaneMessage, LaneReport, spawn_lane};

@@ -1,6 +1,7 @@
 //! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
 
 use super::shown::Shown;
+use super::spares::Spare;
 use crate::engine::PartSpec;
 use crate::error::OpError;
 use fabric::{Buffer, Span, UserBuffer, View};
@@ -25,6 +26,8 @@ pub(crate) struct OpBuffers {
     pub(crate) source: Option<Buffer>,
     /// The trainer's own gradient; sent from there where there is no copy.
     pub(crate) user: Option<UserBuffer>,
+    /// The gradient as it is sent, where it is encoded.
+    pub(crate) encoded: Option<Spare>,
     pub(crate) target: Option<Buffer>,
     /// Of an operation that is shown weights where they lie.
     pub(crate) shown: Option<Shown>,
@@ -236,7 +239,7 @@ pub struct Submission {
     pub timeout_ms: u32,
     /// The chunks of the tensor on this lane.
     pub parts: Arc<[PartSpec]>,
-    /// The payload, all of the tensor.
+    /// The payload, all of the tensor; encoded where its chunks are.
     pub source: Option<Span>,
     /// Where weights are to land, all of the tensor.
     pub target: Option<Span>,

@@ -322,7 +322,7 @@ mod tests {
 
     fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
         let state = OpState::new(1);
-        let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4 };
+        let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
         let submission = Submission {
             view: false,
             views_from: Operation(0),

@@ -3,9 +3,10 @@
 //! Must not know anything of the network being trained.
 
 use super::error::TrainError;
-use super::exchange::{Exchange, NamedTensor};
+use super::exchange::{Exchange, NamedTensor, Traffic};
 use crate::client::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
+use proto_common::codec::Compression;
 use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
@@ -13,7 +14,7 @@ use proto_common::tensor::TensorSpec;
 /// Joins the cluster that the settings name.
 pub fn connect(settings: Settings) -> Result<Box<dyn Exchange>, TrainError> {
     let client = Client::connect(settings).map_err(|error| TrainError::Exchange(error.into()))?;
-    Ok(Box::new(Cluster { client, tensors: Vec::new(), finished: false }))
+    Ok(Box::new(Cluster { client, tensors: Vec::new(), traffic: Traffic::default(), finished: false }))
 }
 
 /// One tensor with its two buffers, which are away while an operation owns them.
@@ -26,6 +27,7 @@ struct Place {
 struct Cluster {
     client: Client,
     tensors: Vec<Place>,
+    traffic: Traffic,
     finished: bool,
 }
 
@@ -44,9 +46,15 @@ impl Exchange for Cluster {
         self.client.workers()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
         let spec = |(key, tensor): (usize, &NamedTensor)| TensorSpec {
             name: tensor.name.clone(),
+            compression,
             ..TensorSpec::f32(key as u64, tensor.values.len() as u64, *optimizer)
         };
         let specs: Vec<TensorSpec> = tensors.iter().enumerate().map(spec).collect();
@@ -79,6 +87,8 @@ impl Exchange for Cluster {
         // First layers are needed first in the next forward pass.
         let priority = -i32::try_from(i).unwrap_or(i32::MAX);
         place.handle = Some(client.push_pull(&place.tensor, gradient, weights, priority)?);
+        let (plain_bytes, sent_bytes) = (place.tensor.bytes(), place.tensor.sent_bytes());
+        self.traffic.add(plain_bytes, sent_bytes);
         Ok(())
     }
 
@@ -94,6 +104,10 @@ impl Exchange for Cluster {
         self.finished = true;
         self.client.close();
         Ok(())
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     fn transport(&self) -> String {

@@ -2,6 +2,7 @@
 //!
 //! Owns the trait and its argument types; no implementation lives here.
 
+use proto_common::codec::Compression;
 use proto_common::optimizer::Optimizer;
 use std::ops::Range;
 
@@ -14,6 +15,23 @@ pub struct NamedTensor {
     pub shape: Vec<usize>,
     /// Initial values, row-major; as many as the product of `shape`.
     pub values: Vec<f32>,
+}
+
+/// Bytes of gradients, each counted once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// As they were computed.
+    pub plain_bytes: u64,
+    /// As they were sent.
+    pub sent_bytes: u64,
+}
+
+impl Traffic {
+    /// One more gradient.
+    pub fn add(&mut self, plain_bytes: u64, sent_bytes: u64) {
+        self.plain_bytes += plain_bytes;
+        self.sent_bytes += sent_bytes;
+    }
 }
 
 /// Keeps the parameters and turns gradients into new weights.
@@ -32,9 +50,14 @@ pub trait Exchange {
         self.rank()..self.rank() + 1
     }
 
-    /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the
-    /// initial values everywhere.
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()>;
+    /// Declares one f32 tensor per entry (key = index), whose gradients are compressed so; rank 0's values win. On return
+    /// `weights(i)` hold the initial values everywhere.
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()>;
 
     /// The current weights of tensor `i`.
     fn weights(&self, i: usize) -> &[f32];
@@ -50,6 +73,9 @@ pub trait Exchange {
 
     /// An orderly goodbye. `weights` stay readable.
     fn finish_training(&mut self) -> anyhow::Result<()>;
+
+    /// What this process's gradients were, and what was sent for them.
+    fn traffic(&self) -> Traffic;
 
     /// How gradients travel: `shm`, `tcp` or `reference`.
     fn transport(&self) -> String;

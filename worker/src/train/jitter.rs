@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::exchange::{Exchange, NamedTensor};
+use super::exchange::{Exchange, NamedTensor, Traffic};
 use super::rng::{Rng, STREAM_JITTER};
+use proto_common::codec::Compression;
 use proto_common::optimizer::Optimizer;
 
 /// Wraps an exchange; every call but `start` goes straight through.
@@ -37,8 +38,13 @@ impl Exchange for Jittered {
         self.inner.local_ranks()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
-        self.inner.init(tensors, optimizer)
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
+        self.inner.init(tensors, optimizer, compression)
     }
 
     fn weights(&self, i: usize) -> &[f32] {
@@ -61,6 +67,10 @@ impl Exchange for Jittered {
 
     fn finish_training(&mut self) -> anyhow::Result<()> {
         self.inner.finish_training()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
     }
 
     fn transport(&self) -> String {

@@ -3,8 +3,9 @@
 
 use super::*;
 use crate::train::data::{Shape, csv};
-use crate::train::exchange::NamedTensor;
+use crate::train::exchange::{NamedTensor, Traffic};
 use crate::train::reference::Reference;
+use proto_common::codec::Compression;
 use proto_common::optimizer::Optimizer;
 
 const SHAPE: Shape = Shape { features: 5, classes: 3 };
@@ -50,7 +51,7 @@ struct Still {
 impl Still {
     fn new(weights: &[NamedTensor]) -> Self {
         let mut inner = Reference::new(1);
-        inner.init(weights, &Optimizer::sgd(0.0, 0.0, 0.0)).unwrap();
+        inner.init(weights, &Optimizer::sgd(0.0, 0.0, 0.0), Compression::default()).unwrap();
         Self { inner, gradients: vec![Vec::new(); weights.len()], calls: Vec::new() }
     }
 }
@@ -62,8 +63,11 @@ impl Exchange for Still {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, _: &[NamedTensor], _: &Optimizer) -> anyhow::Result<()> {
+    fn init(&mut self, _: &[NamedTensor], _: &Optimizer, _: Compression) -> anyhow::Result<()> {
         Ok(())
+    }
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
     }
     fn weights(&self, i: usize) -> &[f32] {
         assert!(self.gradients[i].is_empty(), "weights {i} read after its start");

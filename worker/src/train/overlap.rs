@@ -7,7 +7,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, NamedTensor};
+use super::exchange::{Exchange, NamedTensor, Traffic};
+use proto_common::codec::Compression;
 use proto_common::optimizer::Optimizer;
 
 /// Whether communication hides behind computing.
@@ -92,16 +93,25 @@ impl Exchange for Overlapped {
         self.inner.workers()
     }
 
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+
     fn local_ranks(&self) -> Range<u32> {
         self.inner.local_ranks()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
         self.tensors = tensors.len();
         self.held.reserve(tensors.len());
         // A weight and a bias per layer.
         self.spent.waiting = vec![Duration::ZERO; tensors.len().div_ceil(2)];
-        self.inner.init(tensors, optimizer)
+        self.inner.init(tensors, optimizer, compression)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

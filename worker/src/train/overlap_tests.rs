@@ -37,8 +37,16 @@ impl Exchange for Recorder {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
-        self.inner.init(tensors, optimizer)
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
+        self.inner.init(tensors, optimizer, compression)
     }
     fn weights(&self, i: usize) -> &[f32] {
         self.note("read", i);
@@ -84,7 +92,7 @@ impl Rig {
         let recorder = Recorder { inner: Reference::new(1), calls: calls.clone(), delay };
         let mut exchange = Overlapped::new(Box::new(recorder), mode);
         let optimizer = Optimizer::sgd(0.1, 0.9, 0.0);
-        exchange.init(&layers.initial(1), &optimizer).unwrap();
+        exchange.init(&layers.initial(1), &optimizer, Compression::default()).unwrap();
         Self { mlp: Mlp::new(&layers, 2), data, exchange, calls }
     }
 

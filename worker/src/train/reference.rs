@@ -1,12 +1,18 @@
 //! The single-process reference: all workers' gradients in one process, summed and applied in rank order.
 //!
 //! It is the oracle for the servers' kernels, so it is naive on purpose: scalar code, one element after the
-//! other, nothing shared with them, no fused multiply-add, no reordering.
+//! other, nothing shared with them, no fused multiply-add, no reordering. Only codecs are those of everyone, over chunks
+//! of the size that clusters have unless it is set.
 
 use std::ops::Range;
 
-use super::exchange::{Exchange, NamedTensor};
+use super::exchange::{Exchange, NamedTensor, Traffic};
+use crate::encoder::{Encoder, not_finite};
+use proto_common::codec::Compression;
+use proto_common::ids::{ChunkIndex, Rank};
+use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::tensor::TensorSpec;
 
 /// The one rule that it knows: stochastic gradient descent.
 ///
@@ -29,6 +35,9 @@ struct Slot {
     momentum: Vec<f32>,
     /// Contributions in `sum`.
     contributions: u32,
+    round: u64,
+    /// One a worker, where gradients are encoded.
+    encoders: Vec<Encoder>,
 }
 
 /// Plays every worker and the servers.
@@ -37,12 +46,13 @@ pub struct Reference {
     workers: u32,
     sgd: Sgd,
     slots: Vec<Slot>,
+    traffic: Traffic,
 }
 
 impl Reference {
     /// A reference for `workers` workers (at least one).
     pub fn new(workers: u32) -> Self {
-        Self { workers: workers.max(1), sgd: Sgd::default(), slots: Vec::new() }
+        Self { workers: workers.max(1), sgd: Sgd::default(), slots: Vec::new(), traffic: Traffic::default() }
     }
 }
 
@@ -74,6 +84,25 @@ impl Slot {
         }
         self.contributions = 0;
     }
+
+    /// What the servers make of the next worker's gradient takes its place; the bytes that were sent.
+    fn encode(&mut self) -> anyhow::Result<u64> {
+        self.round += u64::from(self.contributions == 0);
+        let Some(encoder) = self.encoders.get_mut(self.contributions as usize) else {
+            return Ok(4 * self.gradient.len() as u64);
+        };
+        if let Some(position) = not_finite(&self.gradient) {
+            anyhow::bail!("element {position} of a gradient is infinite or no number; lower --lr");
+        }
+        let mut bytes = vec![0; encoder.bytes()];
+        encoder.encode(&self.gradient, self.round, &mut bytes);
+        for (index, chunk) in self.gradient.chunks_mut(CHUNK_BYTES_DEFAULT as usize / 4).enumerate() {
+            let encoded = &bytes[encoder.place(ChunkIndex(index as u32))];
+            encoder.codec().check(chunk.len(), encoded)?;
+            encoder.codec().decode(encoded, chunk);
+        }
+        Ok(bytes.len() as u64)
+    }
 }
 
 impl Exchange for Reference {
@@ -89,12 +118,20 @@ impl Exchange for Reference {
         0..self.workers
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], optimizer: &Optimizer) -> anyhow::Result<()> {
+    fn init(
+        &mut self,
+        tensors: &[NamedTensor],
+        optimizer: &Optimizer,
+        compression: Compression,
+    ) -> anyhow::Result<()> {
         let Rule::Sgd { momentum, nesterov: false } = optimizer.rule else {
             anyhow::bail!("the reference computes sgd only, not {:?}", optimizer.rule);
         };
         self.sgd = Sgd { lr: optimizer.learning_rate, momentum, weight_decay: optimizer.weight_decay };
-        let slot = |t: &NamedTensor| {
+        let slot = |(key, t): (usize, &NamedTensor)| {
+            let spec =
+                TensorSpec::f32(key as u64, t.values.len() as u64, Optimizer::sum()).compressed(compression);
+            let encoder = |rank| Encoder::new(&spec, CHUNK_BYTES_DEFAULT, Rank(rank));
             let zeros = vec![0.0; t.values.len()];
             Slot {
                 weights: t.values.clone(),
@@ -102,9 +139,11 @@ impl Exchange for Reference {
                 sum: zeros.clone(),
                 momentum: zeros,
                 contributions: 0,
+                round: 0,
+                encoders: (0..self.workers).filter_map(encoder).collect(),
             }
         };
-        self.slots = tensors.iter().map(slot).collect();
+        self.slots = tensors.iter().enumerate().map(slot).collect();
         Ok(())
     }
 
@@ -120,6 +159,8 @@ impl Exchange for Reference {
     /// updates the weights.
     fn start(&mut self, i: usize) -> anyhow::Result<()> {
         let slot = &mut self.slots[i];
+        let sent_bytes = slot.encode()?;
+        self.traffic.add(4 * slot.gradient.len() as u64, sent_bytes);
         slot.contribute();
         if slot.contributions == self.workers {
             slot.update(&self.sgd, self.workers);
@@ -135,6 +176,10 @@ impl Exchange for Reference {
         Ok(())
     }
 
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
     fn transport(&self) -> String {
         "reference".into()
     }
@@ -147,7 +192,8 @@ mod tests {
     fn one(workers: u32, w: f32, sgd: Sgd) -> Reference {
         let mut reference = Reference::new(workers);
         let tensor = NamedTensor { name: "t".into(), shape: vec![1], values: vec![w] };
-        reference.init(&[tensor], &Optimizer::sgd(sgd.lr, sgd.momentum, sgd.weight_decay)).unwrap();
+        let optimizer = Optimizer::sgd(sgd.lr, sgd.momentum, sgd.weight_decay);
+        reference.init(&[tensor], &optimizer, Compression::default()).unwrap();
         reference
     }
 

@@ -10,7 +10,7 @@ use super::args::{EvalArgs, Rows, TrainArgs};
 use super::cluster;
 use super::data::{self, Dataset, Shape};
 use super::error::TrainError;
-use super::exchange::{Exchange, NamedTensor};
+use super::exchange::{Exchange, NamedTensor, Traffic};
 use super::jitter::Jittered;
 use super::layers::Layers;
 use super::mlp::{Mlp, evaluate};
@@ -106,7 +106,7 @@ fn train_with(
         );
         return Err(TrainError::setting("--batch", cause, "lower --batch or give more rows"));
     }
-    exchange.init(tensors, &args.optimizer()).map_err(TrainError::Exchange)?;
+    exchange.init(tensors, &args.optimizer(), args.compression()).map_err(TrainError::Exchange)?;
     let first = exchange.rank() == 0;
     let mut report = first.then(|| Report::new(done, args.epochs, steps));
     let mut mlp = Mlp::new(&args.layers, args.batch);
@@ -176,12 +176,24 @@ fn conclude(
     say(
         out,
         &format!(
-            "test_accuracy={:.4} weights_sha256={} transport={}",
+            "test_accuracy={:.4} weights_sha256={} transport={}{}",
             score.accuracy,
             weights_sha256(weights.iter().copied()),
-            exchange.transport()
+            exchange.transport(),
+            saved(args, exchange.traffic())
         ),
     )
+}
+
+/// What the codec saved, where there is one.
+fn saved(args: &TrainArgs, traffic: Traffic) -> String {
+    if args.codec.is_plain() {
+        return String::new();
+    }
+    let Traffic { plain_bytes, sent_bytes } = traffic;
+    let percent = 100.0 * (1.0 - sent_bytes as f64 / plain_bytes.max(1) as f64);
+    let codec = args.codec;
+    format!(" codec={codec} plain_bytes={plain_bytes} sent_bytes={sent_bytes} saved={percent:.1}%")
 }
 
 fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
@@ -203,6 +215,7 @@ fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
             note("momentum", args.momentum.to_string()),
             note("weight_decay", args.weight_decay.to_string()),
             note("workers", workers.to_string()),
+            note("codec", args.codec.to_string()),
         ],
         tensors: weights.iter().enumerate().map(tensor).collect(),
     }

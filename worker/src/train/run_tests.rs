@@ -171,3 +171,48 @@ fn every_rule_of_the_command_line_can_be_declared() {
     }
     assert_eq!(seen[0], Optimizer::sgd(0.2, 0.9, 0.0003), "the default");
 }
+
+/// Test accuracy and hash of a run on the digits, as the last line says them, and what was sent.
+fn digits(more: &str) -> (f64, String, String) {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/digits/digits.csv");
+    let fixed =
+        ["train", "--reference", "--data", data, "--layers", "64,48,10", "--epochs", "6", "--lr", "0.02"];
+    let args = Cli::try_parse_from(fixed.into_iter().chain(more.split_whitespace())).unwrap().train;
+    let printed = run(&args).unwrap();
+    let last = printed.lines().last().unwrap().to_owned();
+    let word = |name: &str| last.split(name).nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    (word("test_accuracy=").parse().unwrap(), word("weights_sha256="), last)
+}
+
+#[test]
+fn every_codec_learns_as_well_as_none_and_gives_the_same_weights_again() {
+    let (plain, hash, last) = digits("");
+    assert!(plain > 0.9 && !last.contains("codec="), "{last}");
+    for (codec, saved) in [
+        ("f16", "saved=50.0%"),
+        ("bf16", "saved=50.0%"),
+        ("onebit", "saved=96.7%"),
+        ("twobit:0.05", "saved=93.7%"),
+        ("topk:0.05", "saved=90"),
+        ("randomk:0.4", "saved=59"),
+        ("dither:4", "saved=87"),
+    ] {
+        let (accuracy, coded_hash, last) = digits(&format!("--codec {codec}"));
+        assert!(accuracy > plain - 0.05, "{codec}: {accuracy} instead of {plain}");
+        // Those that draw random numbers, and one that does not.
+        if matches!(&codec[..2], "on" | "ra" | "di") {
+            assert_eq!(digits(&format!("--codec {codec}")).1, coded_hash, "{codec}");
+        }
+        assert!(coded_hash != hash && last.contains(saved), "{last}");
+    }
+}
+
+/// What one bit leaves out is most of it.
+#[test]
+fn error_feedback_matters() {
+    for codec in ["onebit", "topk:0.02", "twobit:0.05"] {
+        let with = digits(&format!("--codec {codec}")).0;
+        let without = digits(&format!("--codec {codec} --no-error-feedback")).0;
+        assert!(with > without + 0.01, "{codec}: {with} with it, {without} without");
+    }
+}

@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands. The rig plays the workers: it knows their credits and the
 //! slots of their inboxes, and nothing of the engine's inside.
 
+mod coded;
 mod credits;
 mod deadlines;
 mod dynamic;
@@ -19,6 +20,7 @@ use super::*;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
 };
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -57,6 +59,7 @@ fn spec(key: u64) -> ChunkSpec {
         bytes: BYTES,
         dynamic: false,
         dtype: Dtype::F32,
+        codec: Codec::Plain,
         optimizer: Optimizer::sum(),
     }
 }

@@ -270,6 +270,7 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
                 bytes: span.bytes,
                 dynamic: tensor.dynamic,
                 dtype,
+                codec: tensor.compression.codec,
                 optimizer,
             });
             chunks.push((span.id, 0, index));

@@ -4,8 +4,10 @@
 
 use super::cluster::Cluster;
 use super::oracle::bits_hash;
+use super::shape::CHUNK_BYTES;
 use fabric::Buffer;
-use gradwire_worker::engine::PartSpec;
+use gradwire_worker::encoder::Encoder;
+use gradwire_worker::engine::{Coded, PartSpec};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::OpKind;
@@ -96,7 +98,9 @@ impl Cluster {
             }
             Kind::Pull | Kind::Init => None,
         };
-        let parts = self.parts(&spec, source.as_deref());
+        // As the oracle's values are, the encoder keeps nothing from round to round.
+        let encoder = Encoder::new(&spec, CHUNK_BYTES, Rank(worker)).filter(|_| kind.wire().contributes());
+        let parts = self.parts(&spec, source.as_deref(), encoder.as_ref());
         let (now_ms, priority) = (self.net.now_us() / 1_000, self.rng.below(4) as i32);
         let placements = &self.shape.placements;
         let placement = placements[self.rng.below(placements.len() as u64) as usize];
@@ -104,7 +108,13 @@ impl Cluster {
         let allocate = || w.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
         let source = source.map(|values| {
             let mut buffer = allocate();
-            fill(&mut buffer, &values);
+            match encoder {
+                Some(mut encoder) => {
+                    let bytes = encoder.bytes();
+                    encoder.encode(&values, 1, &mut buffer[..bytes]);
+                }
+                None => fill(&mut buffer, &values),
+            }
             buffer
         });
         let target = kind.wire().lands().then(|| {
@@ -152,11 +162,16 @@ impl Cluster {
     }
 
     /// An operation's chunks. As the client does: a contribution to a dynamic tensor has as many bytes as it has.
-    fn parts(&self, spec: &TensorSpec, source: Option<&[f32]>) -> Arc<[PartSpec]> {
+    fn parts(&self, spec: &TensorSpec, source: Option<&[f32]>, encoder: Option<&Encoder>) -> Arc<[PartSpec]> {
         let whole = 4 * source.map_or(spec.elements, |values| values.len() as u64);
         let part = |(span, server): (ChunkSpan, Rank)| {
             let bytes = span.bytes.min(whole.saturating_sub(span.offset));
-            PartSpec { id: span.id, server, offset: span.offset, bytes }
+            let coded = encoder.map(|encoder| {
+                let place = encoder.place(span.id.chunk);
+                let (offset, bytes) = (place.start as u64, place.len() as u64);
+                Coded { codec: encoder.codec().wire_id(), offset, bytes }
+            });
+            PartSpec { id: span.id, server, offset: span.offset, bytes, coded }
         };
         self.map.placed_chunks(spec.key).map(part).collect()
     }

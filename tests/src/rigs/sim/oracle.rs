@@ -2,6 +2,8 @@
 //! written down once more, without chunks, lanes or servers. Gradients and initial values come from the seed.
 
 use fabric::sim::Rng;
+use proto_common::codec::Codec;
+use proto_common::half::{f16_to_f32, f32_to_f16};
 use proto_common::optimizer::Rule;
 use proto_common::tensor::TensorSpec;
 
@@ -63,7 +65,8 @@ impl Oracle {
         }
     }
 
-    /// Values of very different sizes, so that the order of additions shows in the bits.
+    /// Values of very different sizes, so that the order of additions shows in the bits. Those that are encoded are such
+    /// that nothing is left out, so that the oracle needs no codec.
     fn values(&self, tensor: usize, who: u64, round: u64) -> Vec<f32> {
         let spec = &self.tensors[tensor].spec;
         let mut rng =
@@ -74,7 +77,11 @@ impl Oracle {
             let exponent = ((bits >> 1) % 21) as i32 - 10;
             sign * (1.0 + (bits >> 40) as f32 / 16_777_216.0) * 2f32.powi(exponent)
         };
-        (0..spec.elements).map(|_| value()).collect()
+        match spec.compression.codec {
+            Codec::Plain => (0..spec.elements).map(|_| value()).collect(),
+            Codec::F16 => (0..spec.elements).map(|_| f16_to_f32(f32_to_f16(value()))).collect(),
+            other => panic!("the oracle has no values that {other} keeps"),
+        }
     }
 
     /// The weights of a version.

@@ -7,6 +7,7 @@ use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, WorkerInbox
 use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, ServerInbox};
 use proto_common::batch::SlotGrant;
+use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -36,7 +37,7 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
     let optimizer = Optimizer::assign();
     let spec = |(index, bytes): (usize, &u64)| {
         let id = ChunkId::new(1, index as u32);
-        ChunkSpec { id, bytes: *bytes, dynamic: false, dtype: Dtype::F32, optimizer }
+        ChunkSpec { id, bytes: *bytes, dynamic: false, dtype: Dtype::F32, codec: Codec::Plain, optimizer }
     };
     server.assign(EPOCH, &chunks.iter().enumerate().map(spec).collect::<Vec<_>>()).unwrap();
     server

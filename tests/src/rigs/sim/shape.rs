@@ -1,6 +1,7 @@
 //! What a simulated cluster is like, and which tensors it has.
 
 use fabric::sim::{Rng, SimFaults};
+use proto_common::codec::{Codec, Compression};
 use proto_common::optimizer::Optimizer;
 use proto_common::plan::Placement;
 use proto_common::tensor::TensorSpec;
@@ -61,7 +62,7 @@ impl Default for Shape {
 
 impl Shape {
     /// Servers, workers and limits drawn from a seed: one of few slots or plenty, one of little spill or much, one
-    /// placement for all or all of them mixed.
+    /// placement for all or all of them mixed, contributions to the large tensor encoded or not.
     #[must_use]
     pub fn drawn(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5EED_5A9E);
@@ -75,9 +76,17 @@ impl Shape {
                 one @ 0..4 => vec![PLACEMENTS[one as usize]],
                 _ => PLACEMENTS.to_vec(),
             },
+            tensors: if rng.below(2) == 0 { tensors() } else { encoded_tensors() },
             ..Self::default()
         }
     }
+}
+
+/// As [`tensors`], with contributions to the second one encoded.
+pub(super) fn encoded_tensors() -> Vec<TensorSpec> {
+    let mut tensors = tensors();
+    tensors[1].compression = Compression::of(Codec::F16);
+    tensors
 }
 
 /// Three tensors that matter: one of a few elements, one of several chunks with a short last one, one with

@@ -18,10 +18,7 @@ fn many_small_parts_share_one_batch_in_order() {
 #[test]
 fn each_server_gets_its_own_batch() {
     let mut rig = Rig::new(4);
-    rig.push(
-        1,
-        &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), server: Rank(1), offset: BYTES, bytes: BYTES }],
-    );
+    rig.push(1, &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), offset: BYTES, ..part(1, 1) }]);
     let sent = rig.sent();
     assert_eq!(
         sent.iter().map(|batch| (batch.server, batch.blocks.len())).collect::<Vec<_>>(),
@@ -105,6 +102,34 @@ fn a_block_says_what_the_operation_asks_for() {
     };
     assert_eq!(block, expected);
     assert_eq!(rig.engine.stats().sent_bytes, BYTES);
+}
+
+/// Its payload has a place and a length of its own; where weights land, and the wish for another placement, change nothing
+/// of that. A repeat is the same block.
+#[test]
+fn an_encoded_contribution_travels_in_a_slot_by_its_own_length() {
+    for placement in Placement::ALL {
+        let mut rig = Rig::new(4);
+        let coded = Some(Coded { codec: 3, offset: 192, bytes: 8 });
+        let parts = [PartSpec { offset: 4096, coded, ..part(1, 0) }];
+        rig.submit_as(Submit { placement, parts: &parts, ..submit(OpKind::PushPull, 1) });
+        let goes_out = |rig: &mut Rig| {
+            let mut out = Commands::default();
+            rig.engine.flush(1, rig.now_ms, &mut out);
+            assert!(matches!(out.list[..], [Command::Send { .. }]), "{placement}: {:?}", out.list);
+            out.parts[0]
+        };
+        let first = goes_out(&mut rig);
+        assert_eq!((first.offset, first.block.codec, first.block.bytes), (192, 3, 8), "{placement}");
+        assert_eq!(first.block.data, BlockData::Inline { offset: 0 }, "{placement}");
+        assert_eq!(first.block.landing, Some(Landing { region: 0, offset: 4096, bytes: BYTES }));
+        let stats = rig.engine.stats();
+        assert_eq!((stats.sent_bytes, stats.plain_bytes), (8, BYTES));
+        rig.results(0, &[reply(&first.block, Status::Retry, 0)], &[]);
+        rig.now_ms += 100;
+        let timeout_ms = first.block.timeout_ms - 100;
+        assert_eq!(goes_out(&mut rig), PartBlock { block: Block { timeout_ms, ..first.block }, ..first });
+    }
 }
 
 #[test]

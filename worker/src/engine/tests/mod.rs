@@ -41,7 +41,7 @@ fn grants(slots: std::ops::Range<u32>) -> Vec<SlotGrant> {
 
 /// Chunk 0 of a key, on a server.
 fn part(key: u64, server: u32) -> PartSpec {
-    PartSpec { id: ChunkId::new(key, 0), server: Rank(server), offset: 0, bytes: BYTES }
+    PartSpec { id: ChunkId::new(key, 0), server: Rank(server), offset: 0, bytes: BYTES, coded: None }
 }
 
 /// One batch as the server gets it.

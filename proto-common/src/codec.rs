@@ -1,0 +1,166 @@
+//! Codecs: how a worker makes a gradient shorter before it is sent, chunk by chunk, and what the server makes of it.
+//! Owns the configuration, the encoded bytes and the loops over them. It must not keep anything from round to round:
+//! what a codec leaves out (the error that is fed back) is its caller's.
+//!
+//! A chunk of n f32 is encoded by itself, into a number of bytes that follows from n, so that both ends know it. All
+//! numbers are little-endian; lengths are multiples of 4, and what is left of the last word is 0.
+//!
+//! | codec | wire id | bytes | what they are |
+//! | --- | --- | --- | --- |
+//! | `plain` | 0 | 4n | the f32 themselves |
+//! | `f16`, `bf16` | 1, 2 | 2n | nearest halves; beyond the largest finite one, that one |
+//! | `onebit` | 3 | 4 + n/8 | f32 scale, the mean magnitude; then a bit each, 1 where negative: ±scale |
+//! | `twobit:T` | 4 | n/4 | 2 bits each: 1 is +T (at least T), 2 is -T (at most -T), 0 is 0; 3 is refused |
+//! | `topk:S` | 5 | 8k | the k = round(S n), at least 1, largest magnitudes: u32 places, rising, then their f32 |
+//! | `randomk:S` | 6 | 8 + 4k | u64 seed, then the f32 of one place of each of k stretches, which the seed picks |
+//! | `dither:B` | 7 | 4 + Bn/8 | f32 step; then B bits each, sign and magnitude in steps, rounded up or down at random |
+//!
+//! In a word the first element has the lowest bits. Sources: `onebit` is Karimireddy et al. 2019 (EF-signSGD, after Seide
+//! et al. 2014), `twobit` MXNet's, `topk` Aji and Heafield 2017, `randomk` Stich et al. 2018, `dither` QSGD (Alistarh et
+//! al. 2017) with linear steps of the largest magnitude; error feedback is Seide et al.'s.
+//!
+//! Sums run in one written order and random numbers are functions of the seed, so every machine makes the same bytes.
+
+mod config;
+mod dither;
+mod halves;
+mod pick;
+mod signs;
+mod sparse;
+#[cfg(test)]
+mod tests;
+
+use crate::ids::{ChunkId, Rank};
+use thiserror::Error;
+
+pub use config::{Codec, CodecError, Compression};
+
+/// An encoded chunk that its codec does not make. The sender is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Malformed {
+    /// Another length than the chunk's.
+    #[error("{have} bytes, {want} are an encoded chunk")]
+    Length {
+        /// Bytes there.
+        have: usize,
+        /// Bytes of an encoded chunk.
+        want: usize,
+    },
+    /// A scale, step or value that is not a finite number, or a scale below 0.
+    #[error("number {at} is not finite, or is a scale below 0")]
+    Number {
+        /// Its place.
+        at: usize,
+    },
+    /// Two bits that stand for nothing.
+    #[error("word {at} has a code that stands for nothing")]
+    Code {
+        /// Which word.
+        at: usize,
+    },
+    /// Places that do not rise, or lie beyond the chunk.
+    #[error("place {at} does not rise, or lies beyond the chunk")]
+    Place {
+        /// Which of the places.
+        at: usize,
+    },
+    /// Something behind the last element.
+    #[error("what is left of the last word is not 0")]
+    Tail,
+}
+
+/// What the random numbers of one chunk's encoding follow from.
+#[must_use]
+pub fn seed(chunk: ChunkId, round: u64, rank: Rank) -> u64 {
+    let parts = [chunk.key.0, u64::from(chunk.chunk.0), round, u64::from(rank.0)];
+    parts.into_iter().fold(0, |seed, part| pick::mix64(seed ^ part))
+}
+
+impl Codec {
+    /// Bytes of an encoded chunk of so many elements.
+    #[must_use]
+    pub fn encoded_bytes(&self, elements: usize) -> usize {
+        match self {
+            Self::Plain => elements.saturating_mul(4),
+            Self::F16 | Self::Bf16 => elements.div_ceil(2).saturating_mul(4),
+            Self::OneBit => signs::one_bit_bytes(elements),
+            Self::TwoBit { .. } => signs::two_bit_bytes(elements),
+            Self::TopK { share } => sparse::top_bytes(elements, *share),
+            Self::RandomK { share } => sparse::random_bytes(elements, *share),
+            Self::Dither { bits } => dither::bytes(elements, *bits),
+        }
+    }
+
+    /// Encodes finite numbers; what the encoded ones lack of them is left in `values`: encoded + left = given. `into`
+    /// has [`Codec::encoded_bytes`]. `seed` is [`seed`]'s.
+    #[inline(always)]
+    pub fn encode(&self, seed: u64, values: &mut [f32], into: &mut [u8]) {
+        debug_assert_eq!(into.len(), self.encoded_bytes(values.len()), "bytes of an encoded chunk");
+        match self {
+            Self::Plain => halves::encode_plain(values, into),
+            Self::F16 => halves::encode_f16(values, into),
+            Self::Bf16 => halves::encode_bf16(values, into),
+            Self::OneBit => signs::encode_one(values, into),
+            Self::TwoBit { threshold } => signs::encode_two(*threshold, values, into),
+            Self::TopK { share } => sparse::encode_top(*share, values, into),
+            Self::RandomK { share } => sparse::encode_random(*share, seed, values, into),
+            Self::Dither { bits } => dither::encode(*bits, seed as u32, values, into),
+        }
+    }
+
+    /// Are these the bytes of an encoded chunk of so many elements? Such bytes decode to finite numbers.
+    #[inline(always)]
+    pub fn check(&self, elements: usize, encoded: &[u8]) -> Result<(), Malformed> {
+        let (have, want) = (encoded.len(), self.encoded_bytes(elements));
+        if have != want {
+            return Err(Malformed::Length { have, want });
+        }
+        match self {
+            Self::Plain => Ok(()),
+            Self::F16 => halves::check(elements, encoded, 0x7c00),
+            Self::Bf16 => halves::check(elements, encoded, 0x7f80),
+            Self::OneBit => signs::check_one(elements, encoded),
+            Self::TwoBit { .. } => signs::check_two(elements, encoded),
+            Self::TopK { .. } => sparse::check_top(elements, encoded),
+            Self::RandomK { .. } => sparse::check_random(encoded),
+            Self::Dither { bits } => dither::check(*bits, elements, encoded),
+        }
+    }
+
+    /// Decodes a chunk into all of its elements. Bytes that [`Codec::check`] refuses give some numbers, and no panic: a
+    /// peer on shared memory can change them after they were checked.
+    #[inline(always)]
+    pub fn decode(&self, encoded: &[u8], into: &mut [f32]) {
+        match self {
+            Self::Plain => halves::decode_plain(encoded, into),
+            Self::F16 => halves::decode_f16(encoded, into),
+            Self::Bf16 => halves::decode_bf16(encoded, into),
+            Self::OneBit => signs::decode_one(encoded, into),
+            Self::TwoBit { threshold } => signs::decode_two(*threshold, encoded, into),
+            Self::TopK { .. } => sparse::decode_top(encoded, into),
+            Self::RandomK { .. } => sparse::decode_random(encoded, into),
+            Self::Dither { bits } => dither::decode(*bits, encoded, into),
+        }
+    }
+}
+
+/// The words after a leading f32, and that number; words only where it is cut short.
+#[inline(always)]
+fn after_scale(encoded: &[u8]) -> (f32, &[[u8; 4]]) {
+    match encoded.as_chunks::<4>().0.split_first() {
+        Some((scale, words)) => (f32::from_le_bytes(*scale), words),
+        None => (0.0, &[]),
+    }
+}
+
+/// A scale or a step: finite, and not below 0.
+fn check_scale(scale: f32) -> Result<(), Malformed> {
+    if scale.is_finite() && scale >= 0.0 { Ok(()) } else { Err(Malformed::Number { at: 0 }) }
+}
+
+/// Behind the last of `elements` codes of `bits` bits everything is 0.
+fn check_tail(elements: usize, bits: usize, words: &[[u8; 4]]) -> Result<(), Malformed> {
+    let used = elements * bits % 32;
+    let tail = words.last().map_or(0, |word| u32::from_le_bytes(*word) >> used);
+    if used > 0 && tail != 0 { Err(Malformed::Tail) } else { Ok(()) }
+}

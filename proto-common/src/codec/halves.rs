@@ -1,0 +1,74 @@
+//! `plain`, `f16` and `bf16`: an element each.
+
+use super::Malformed;
+use crate::half::{BF16_MAX, F16_MAX, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+
+pub(super) fn encode_plain(values: &mut [f32], into: &mut [u8]) {
+    for (value, out) in values.iter_mut().zip(into.as_chunks_mut::<4>().0) {
+        *out = std::mem::take(value).to_le_bytes();
+    }
+}
+
+pub(super) fn decode_plain(encoded: &[u8], into: &mut [f32]) {
+    for (out, word) in into.iter_mut().zip(encoded.as_chunks::<4>().0) {
+        *out = f32::from_le_bytes(*word);
+    }
+}
+
+#[inline(always)]
+fn encode(
+    values: &mut [f32],
+    into: &mut [u8],
+    max: f32,
+    round: impl Fn(f32) -> u16,
+    widen: impl Fn(u16) -> f32,
+) {
+    let count = values.len();
+    let halves = into.as_chunks_mut::<2>().0;
+    for (value, out) in values.iter_mut().zip(halves.iter_mut()) {
+        let half = round(value.clamp(-max, max));
+        *out = half.to_le_bytes();
+        *value -= widen(half);
+    }
+    halves.iter_mut().skip(count).for_each(|out| *out = [0; 2]);
+}
+
+#[inline(always)]
+fn decode(encoded: &[u8], into: &mut [f32], widen: impl Fn(u16) -> f32) {
+    for (out, half) in into.iter_mut().zip(encoded.as_chunks::<2>().0) {
+        *out = widen(u16::from_le_bytes(*half));
+    }
+}
+
+#[inline(always)]
+pub(super) fn encode_f16(values: &mut [f32], into: &mut [u8]) {
+    encode(values, into, F16_MAX, f32_to_f16, f16_to_f32);
+}
+
+#[inline(always)]
+pub(super) fn decode_f16(encoded: &[u8], into: &mut [f32]) {
+    decode(encoded, into, f16_to_f32);
+}
+
+#[inline(always)]
+pub(super) fn encode_bf16(values: &mut [f32], into: &mut [u8]) {
+    encode(values, into, BF16_MAX, f32_to_bf16, bf16_to_f32);
+}
+
+#[inline(always)]
+pub(super) fn decode_bf16(encoded: &[u8], into: &mut [f32]) {
+    decode(encoded, into, bf16_to_f32);
+}
+
+/// No half has all bits of the exponent, and the odd one out is 0.
+#[inline(always)]
+pub(super) fn check(elements: usize, encoded: &[u8], exponent: u16) -> Result<(), Malformed> {
+    let halves = encoded.as_chunks::<2>().0;
+    let is_special = |half: &[u8; 2]| u16::from_le_bytes(*half) & exponent == exponent;
+    // Counted without a way out of the loop, which is vectorised so.
+    let specials: u32 = halves.iter().map(|half| u32::from(is_special(half))).sum();
+    if specials > 0 {
+        return Err(Malformed::Number { at: halves.iter().position(is_special).unwrap_or(0) });
+    }
+    if halves.get(elements).is_some_and(|half| *half != [0; 2]) { Err(Malformed::Tail) } else { Ok(()) }
+}

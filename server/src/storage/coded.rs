@@ -1,0 +1,129 @@
+//! Encoded contributions: checked whole before anything is decided about them, and decoded into a buffer of the lane's
+//! own when they are reduced. It must not trust the bytes for having been checked: a peer can write them at any time.
+
+use super::numbers::Place;
+use super::{Storage, StorageError, find};
+use crate::engine::Source;
+use fabric::simd::{Pass, widest};
+use fabric::{Buffer, Pool};
+use proto_common::batch::{Block, BlockData, Status};
+use proto_common::codec::{Codec, Malformed};
+use proto_common::element::Dtype;
+use proto_common::ids::ChunkId;
+use zerocopy::FromBytes;
+
+/// One encoded chunk and one decoded one, as large as the largest; nothing where all tensors are plain.
+#[derive(Debug, Default)]
+pub(super) struct Decoder {
+    encoded: Vec<u8>,
+    numbers: Option<Buffer>,
+}
+
+impl Decoder {
+    /// Makes room for chunks of so many elements.
+    pub(super) fn reserve(&mut self, pool: &Pool, codec: Codec, elements: usize) -> Result<(), StorageError> {
+        if codec.is_plain() {
+            return Ok(());
+        }
+        let encoded_bytes = codec.encoded_bytes(elements);
+        if self.encoded.len() < encoded_bytes {
+            self.encoded.resize(encoded_bytes, 0);
+        }
+        let bytes = elements * size_of::<f32>();
+        if self.numbers.as_ref().is_none_or(|numbers| numbers.len() < bytes) {
+            self.numbers = Some(pool.allocate(bytes as u64)?);
+        }
+        Ok(())
+    }
+
+    /// The contribution as plain numbers: where it lies, or decoded.
+    pub(super) fn plain<'a>(
+        &'a mut self,
+        codec: Codec,
+        elements: usize,
+        from: Place<'a>,
+    ) -> Result<Place<'a>, StorageError> {
+        let Self { encoded, numbers: Some(numbers) } = self else { return Ok(from) };
+        if codec.is_plain() {
+            return Ok(from);
+        }
+        // Invariant: both have room for every chunk that was added.
+        let encoded = read(encoded, codec, elements, from)?;
+        let into = <[f32]>::mut_from_bytes(&mut numbers[..elements * size_of::<f32>()]);
+        let into = into.map_err(|_| StorageError::Elements(Dtype::F32))?;
+        widest(Decode { codec, encoded, into });
+        Ok(Place::Region { region: numbers.region(), at: numbers.span().offset() })
+    }
+}
+
+/// Copies an encoded chunk out of memory that a peer can write.
+fn read<'a>(
+    into: &'a mut [u8],
+    codec: Codec,
+    elements: usize,
+    from: Place<'_>,
+) -> Result<&'a [u8], StorageError> {
+    let encoded = &mut into[..codec.encoded_bytes(elements)];
+    from.read(encoded)?;
+    Ok(encoded)
+}
+
+impl Storage {
+    /// Looks at a batch's encoded contributions before the engine does, and gives those that their codec does not make the
+    /// status that says so. Another codec or length than declared is the engine's to refuse.
+    pub fn check_coded(
+        &mut self,
+        (slot, payload_offset): (u32, u64),
+        index_of: impl Fn(ChunkId) -> Option<u32>,
+        blocks: &mut [Block],
+    ) -> Result<(), StorageError> {
+        let Self { chunks, inbox, spill, decoder, .. } = self;
+        for block in blocks.iter_mut().filter(|block| block.codec != 0) {
+            let BlockData::Inline { offset } = block.data else { continue };
+            let stored = index_of(block.id).and_then(|index| chunks.get(index as usize));
+            let Some(stored) = stored.filter(|stored| stored.codec.wire_id() == block.codec) else {
+                continue;
+            };
+            let (codec, elements) = (stored.codec, stored.elements());
+            if block.bytes != codec.encoded_bytes(elements) as u64 {
+                continue;
+            }
+            let from = find(inbox, spill, Source::Slot { slot, offset: payload_offset + offset }, None)?;
+            let encoded = read(&mut decoder.encoded, codec, elements, from)?;
+            let mut result = Ok(());
+            widest(Check { codec, elements, encoded, result: &mut result });
+            if let Err(error) = result {
+                tracing::debug!(chunk = %block.id, %codec, %error, "an encoded contribution is malformed");
+                block.status = Status::Malformed;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Decode<'a> {
+    codec: Codec,
+    encoded: &'a [u8],
+    into: &'a mut [f32],
+}
+
+impl Pass for Decode<'_> {
+    #[inline(always)]
+    fn run(self) {
+        self.codec.decode(self.encoded, self.into);
+    }
+}
+
+struct Check<'a> {
+    codec: Codec,
+    elements: usize,
+    encoded: &'a [u8],
+    result: &'a mut Result<(), Malformed>,
+}
+
+impl Pass for Check<'_> {
+    #[inline(always)]
+    fn run(self) {
+        *self.result = self.codec.check(self.elements, self.encoded);
+    }
+}

@@ -1,0 +1,118 @@
+//! Encoded contributions in storage: summed as they decode, marked where no codec makes them.
+
+use super::*;
+use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::ids::{ChunkId, Operation};
+
+const ELEMENTS: usize = 1000;
+const SLOT_BYTES: u64 = 8 << 10;
+
+fn codecs() -> Vec<Codec> {
+    let (top, random) = (Codec::TopK { share: 0.1 }, Codec::RandomK { share: 0.1 });
+    vec![
+        Codec::F16,
+        Codec::Bf16,
+        Codec::OneBit,
+        Codec::TwoBit { threshold: 0.5 },
+        top,
+        random,
+        Codec::Dither { bits: 4 },
+    ]
+}
+
+/// Chunk 0 has no codec, the others one each.
+fn storage() -> Storage {
+    let cells = |count| Cells::allocate(count, SLOT_BYTES, "storage-test").unwrap();
+    let mut storage = Storage::new(cells(2), cells(2)).unwrap();
+    for (index, codec) in [Codec::Plain].into_iter().chain(codecs()).enumerate() {
+        let (id, dtype, optimizer) = (ChunkId::new(1, index as u32), Dtype::F32, Optimizer::assign());
+        let bytes = 4 * ELEMENTS as u64;
+        storage.add(&ChunkSpec { id, bytes, dynamic: false, dtype, codec, optimizer }).unwrap();
+    }
+    storage
+}
+
+/// An encoded gradient, and what it decodes to.
+fn encoded(codec: Codec, salt: usize) -> (Vec<u8>, Vec<f32>) {
+    let mut values: Vec<f32> = (0..ELEMENTS).map(|at| ((at * 37 + salt) % 101) as f32 / 50.0 - 1.0).collect();
+    let mut bytes = vec![0; codec.encoded_bytes(ELEMENTS)];
+    codec.encode(salt as u64, &mut values, &mut bytes);
+    codec.decode(&bytes, &mut values);
+    (bytes, values)
+}
+
+fn weights(storage: &Storage, chunk: u32) -> Vec<f32> {
+    let buffer = &storage.chunks[chunk as usize].weights[0];
+    buffer.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)).collect()
+}
+
+#[test]
+fn encoded_contributions_are_summed_as_they_decode() {
+    let mut storage = storage();
+    for (chunk, codec) in (1u32..).zip(codecs()) {
+        let ((first, a), (second, b)) = (encoded(codec, 3), encoded(codec, 4));
+        // At odd places, and one of them by way of the spill area.
+        storage.inbox.region.write(100, &first).unwrap();
+        storage.inbox.region.write(SLOT_BYTES + 7, &second).unwrap();
+        let (slot, other) = (Source::Slot { slot: 0, offset: 100 }, Source::Slot { slot: 1, offset: 7 });
+        storage.reduce(chunk, slot, None, true).unwrap();
+        storage.spill(chunk, other, None, 1).unwrap();
+        storage.inbox.region.write(SLOT_BYTES, &[0xff; 4000]).unwrap();
+        let last = Some(Source::Spill(1));
+        let round = Round { number: 1, last, only: false, old: 0, into: 0, contributors: 2 };
+        storage.finish(chunk, &round, None).unwrap();
+        let sums: Vec<f32> = a.iter().zip(b).map(|(a, b)| a + b).collect();
+        assert_eq!(weights(&storage, chunk), sums, "{codec}");
+    }
+}
+
+fn block(chunk: u32, codec: u8, bytes: u64, offset: u64) -> Block {
+    Block {
+        id: ChunkId::new(1, chunk),
+        op: OpKind::Push,
+        dtype: Dtype::F32,
+        codec,
+        status: Status::None,
+        operation: Operation(1),
+        round: 1,
+        bytes,
+        data: BlockData::Inline { offset },
+        landing: None,
+        view: false,
+        views_from: Operation(0),
+        timeout_ms: 0,
+        token: 0,
+    }
+}
+
+#[test]
+fn what_no_codec_makes_is_marked_and_nothing_else() {
+    let mut storage = storage();
+    let index_of = |id: ChunkId| (id.chunk.0 < 8).then_some(id.chunk.0);
+    for (chunk, codec) in (1u32..).zip(codecs()) {
+        let (mut bytes, _) = encoded(codec, 5);
+        let good = block(chunk, codec.wire_id(), bytes.len() as u64, 8);
+        storage.inbox.region.write(64 + 8, &bytes).unwrap();
+        let strangers = [
+            Block { codec: 99, ..good },
+            Block { bytes: good.bytes - 4, ..good },
+            Block { id: ChunkId::new(1, 9), ..good },
+            Block { data: BlockData::Placed, ..good },
+            Block { codec: 0, ..good },
+        ];
+        let mut blocks = [&[good][..], &strangers].concat();
+        storage.check_coded((0, 64), index_of, &mut blocks).unwrap();
+        assert!(
+            blocks.iter().all(|block| block.status == Status::None),
+            "{codec}: the engine refuses the others"
+        );
+        // As no scale, no half, no code, no place and no number of any codec is.
+        bytes.iter_mut().for_each(|byte| *byte = 0xff);
+        storage.inbox.region.write(64 + 8, &bytes).unwrap();
+        storage.check_coded((0, 64), index_of, &mut blocks).unwrap();
+        let marked: Vec<bool> = blocks.iter().map(|block| block.status == Status::Malformed).collect();
+        assert_eq!(marked, [true, false, false, false, false, false], "{codec}");
+        // Changed after the check, it is some numbers, and no harm.
+        storage.reduce(chunk, Source::Slot { slot: 0, offset: 72 }, None, true).unwrap();
+    }
+}

@@ -1,0 +1,87 @@
+//! Contributions to tensors with a codec: encoded on the caller's thread into registered memory that the tensor uses again
+//! and again. An operation owns its encoded bytes until it has ended, so a replay sends the very same.
+
+use super::tensor::Numbers;
+use super::{Client, Source, Tensor};
+use crate::encoder::{Encoder, not_finite};
+use crate::engine::{Coded, PartSpec};
+use crate::error::ClientError;
+use crate::runtime::{OpBuffers, Spares};
+use fabric::{Buffer, Span};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// What a tensor with a codec has beside a plain one.
+#[derive(Debug)]
+pub(super) struct CodedTensor {
+    /// Its chunks by lane, as contributions send them.
+    pub(super) lanes: Vec<Arc<[PartSpec]>>,
+    bytes: u64,
+    spares: Spares,
+}
+
+impl CodedTensor {
+    /// The chunks of a plain tensor, and where the encoder puts them.
+    pub(super) fn new(encoder: &Encoder, plain: &[Arc<[PartSpec]>]) -> Self {
+        let codec = encoder.codec().wire_id();
+        let part = |part: &PartSpec| {
+            let place = encoder.place(part.id.chunk);
+            let coded = Coded { codec, offset: place.start as u64, bytes: place.len() as u64 };
+            PartSpec { coded: Some(coded), ..*part }
+        };
+        let lanes = plain.iter().map(|parts| parts.iter().map(part).collect()).collect();
+        Self { lanes, bytes: encoder.bytes() as u64, spares: Spares::default() }
+    }
+
+    /// Bytes of a contribution, encoded.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Client {
+    /// As `gather`, of a gradient that is to be encoded: it is looked at where it lies, and room is made.
+    pub(super) fn hold(
+        &self,
+        tensor: &Tensor,
+        coded: &CodedTensor,
+        source: Option<Source>,
+    ) -> Result<(Option<Span>, OpBuffers), ClientError> {
+        let mut buffers = OpBuffers::default();
+        match source {
+            None => return Ok((None, buffers)),
+            Some(Source::Pool(buffer)) => buffers.source = Some(buffer.into_inner()),
+            Some(Source::User(user)) => buffers.user = Some(user),
+        }
+        if let Some(position) = not_finite(gradient(&buffers)) {
+            return Err(ClientError::NotFinite { key: tensor.key(), position });
+        }
+        let allocate = || -> Result<Buffer, ClientError> {
+            let buffer = self.0.pool.allocate(coded.bytes)?;
+            self.prepare(&buffer.span())?;
+            Ok(buffer)
+        };
+        let span = buffers.encoded.insert(coded.spares.take(allocate)?).span();
+        Ok((span, buffers))
+    }
+}
+
+fn gradient(buffers: &OpBuffers) -> &[f32] {
+    match (&buffers.user, &buffers.source) {
+        (Some(user), _) => user,
+        // Pool buffers are aligned, and the tensor's length was checked.
+        (None, Some(source)) => <[f32]>::ref_from_bytes(source).unwrap_or_default(),
+        (None, None) => &[],
+    }
+}
+
+impl Numbers {
+    /// Encodes the contribution to a round that was numbered just now: rounds follow one another, and so does what the
+    /// encoder keeps.
+    pub(super) fn encode(&mut self, round: u64, buffers: &mut OpBuffers) {
+        if let (Some(encoder), Some(mut encoded)) = (&mut self.encoder, buffers.encoded.take()) {
+            encoder.encode(gradient(buffers), round, &mut encoded);
+            buffers.encoded = Some(encoded);
+        }
+    }
+}

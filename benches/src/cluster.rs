@@ -98,12 +98,15 @@ impl Cluster {
     fn rounds(&mut self, rounds: u64) -> anyhow::Result<(f64, Vec<u64>)> {
         let mut slowest = 0.0_f64;
         let mut all = Vec::new();
-        for answer in self.ask(|_| ToWorker::Run { rounds })? {
+        for (rank, answer) in (0..).zip(self.ask(|_| ToWorker::Run { rounds })?) {
             let FromChild::Done { seconds, latencies_ns } = answer else {
                 anyhow::bail!("a {} worker answered a run with {answer:?}", self.name);
             };
             slowest = slowest.max(seconds);
-            all.extend(latencies_ns);
+            // What a late worker does to the others is told by the others.
+            if self.declared.as_ref().is_none_or(|spec| spec.late(rank).is_zero()) {
+                all.extend(latencies_ns);
+            }
         }
         Ok((slowest, all))
     }
@@ -121,6 +124,13 @@ impl Cluster {
         let (seconds, latencies_ns) = self.rounds(self.rounds)?;
         let cpu_seconds = procfs::cpu_seconds(&pids)? - cpu_before;
         self.ask(|_| ToWorker::Verify)?;
-        Ok(Sample { seconds, payload_bytes: spec.payload_bytes(self.rounds), latencies_ns, cpu_seconds })
+        Ok(Sample {
+            seconds,
+            payload_bytes: spec.payload_bytes(self.rounds),
+            latencies_ns,
+            cpu_seconds,
+            rounds: self.rounds,
+            told_us: None,
+        })
     }
 }

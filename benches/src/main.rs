@@ -11,12 +11,18 @@ mod copy;
 mod gradwire;
 mod grpc;
 mod kernel;
+mod laps;
 mod measure;
+mod models;
+mod peer;
+mod ping;
+mod plain;
 mod plot;
 mod procfs;
 mod rdma;
 mod report;
 mod stats;
+mod store;
 mod suite;
 mod workload;
 
@@ -44,6 +50,18 @@ enum Command {
     /// One worker process of Gradwire (started by the benchmark itself).
     #[command(hide = true)]
     GradwireWorker(gradwire::worker::WorkerArgs),
+    /// One server process of the baselines over plain sockets (started by the benchmark itself).
+    #[command(hide = true)]
+    PlainServer(plain::ChildArgs),
+    /// One worker process of the baselines over plain sockets (started by the benchmark itself).
+    #[command(hide = true)]
+    PlainWorker,
+    /// The first process of a bare exchange (started by the benchmark itself).
+    #[command(hide = true)]
+    Ping(ping::PingArgs),
+    /// The second process of a bare exchange (started by the first one).
+    #[command(hide = true)]
+    PingEcho(ping::PingArgs),
     /// Measures an RDMA device beside perftest on the same one: what `make bench-rdma` runs, in a guest.
     Rdma(rdma::RdmaArgs),
     /// Makes files of what such a guest printed: JSON, plots.
@@ -62,6 +80,10 @@ fn main() -> ExitCode {
         Some(Command::GrpcServer(args)) => grpc::server::main(&args),
         Some(Command::GrpcWorker(args)) => grpc::worker::main(&args),
         Some(Command::GradwireWorker(args)) => gradwire::worker::main(&args),
+        Some(Command::PlainServer(args)) => plain::server::main(&args),
+        Some(Command::PlainWorker) => plain::worker::main(),
+        Some(Command::Ping(args)) => ping::main(&args),
+        Some(Command::PingEcho(args)) => ping::echo(&args),
         Some(Command::Rdma(args)) => rdma::run(&args),
         Some(Command::RdmaReport(args)) => rdma::report(&args),
         Some(Command::RdmaPeer(args)) => rdma::peer(&args),

@@ -11,7 +11,7 @@ use std::path::Path;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// The benchmark: `push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`; those of the RDMA suite are in `rdma/suite.rs`.
+    /// The benchmark: one of `suite/parts.rs`, a model of `models.rs`, `copy`; those over RDMA are in `rdma/suite.rs`.
     pub(crate) name: String,
     /// The RDMA device it was measured on, where that matters: what kind of device it is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -19,9 +19,15 @@ pub(crate) struct Row {
     /// `shm`, `tcp`, …, a baseline's name (`grpc`), or the kernel of a `copy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<String>,
-    /// Bytes of one tensor.
+    /// Bytes of one tensor, where all are alike.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
+    /// Tensors of one worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tensors: Option<u32>,
+    /// Bytes of all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model_bytes: Option<u64>,
     /// Element type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dtype: Option<String>,
@@ -55,6 +61,28 @@ pub(crate) struct Row {
     /// Throughput over that of the gRPC baseline, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_grpc: Option<f64>,
+    /// Throughput over that of the parameter server that stores and forwards over TCP, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_store_and_forward: Option<f64>,
+    /// Throughput over that of receiving the same bytes into memory over TCP, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_plain_receive: Option<f64>,
+    /// Throughput over that of the same bytes in one tensor, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_one_tensor: Option<f64>,
+    /// Throughput over that of the outside program, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_peer: Option<f64>,
+    /// Median time over that of the outside program, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_ratio_to_peer: Option<f64>,
+    /// Median time over that of a bare exchange between two processes that wait in the same way on the same cores, pair
+    /// by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_ratio_to_ping_pong: Option<f64>,
+    /// Time that the other workers lose, over the time that one of them is late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lost_per_late: Option<f64>,
     /// Throughput over that of perftest's `ib_write_bw` at the same size on the same device, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_ib_write_bw: Option<f64>,
@@ -67,6 +95,24 @@ pub(crate) struct Row {
     /// How often something was repeated before what the row tells was looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repeats: Option<u64>,
+    /// System calls of all processes per megabyte of payload, counted in a run of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) syscalls_per_mb: Option<f64>,
+    /// The same per operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) syscalls_per_op: Option<f64>,
+    /// Context switches of all processes per operation, from the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switches_per_op: Option<f64>,
+    /// Allocations per round of one worker's threads, counted in a run of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) allocations_per_round: Option<f64>,
+    /// Registrations of memory per round at that worker, from the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) registrations_per_round: Option<f64>,
+    /// Share of the time in which some process waited for a CPU, in percent: the median of the runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_pressure_percent: Option<f64>,
     /// Interleaved pairs measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pairs: Option<u32>,
@@ -85,8 +131,21 @@ impl Row {
             &mut self.cpu_s_per_gb,
             &mut self.ratio_to_copy,
             &mut self.ratio_to_grpc,
+            &mut self.ratio_to_store_and_forward,
+            &mut self.ratio_to_plain_receive,
+            &mut self.ratio_to_one_tensor,
+            &mut self.ratio_to_peer,
+            &mut self.p50_ratio_to_peer,
+            &mut self.p50_ratio_to_ping_pong,
+            &mut self.lost_per_late,
             &mut self.ratio_to_ib_write_bw,
             &mut self.ratio_to_ib_write_lat,
+            &mut self.syscalls_per_mb,
+            &mut self.syscalls_per_op,
+            &mut self.switches_per_op,
+            &mut self.allocations_per_round,
+            &mut self.registrations_per_round,
+            &mut self.cpu_pressure_percent,
             &mut self.spread,
         ];
         for figure in figures {
@@ -115,10 +174,12 @@ pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-const HEADINGS: [&str; 18] = [
+const HEADINGS: [&str; 32] = [
     "name",
     "transport",
     "bytes",
+    "tensors",
+    "MB",
     "placement",
     "buffers",
     "W",
@@ -130,38 +191,67 @@ const HEADINGS: [&str; 18] = [
     "CPU s/GB",
     "x copy",
     "x grpc",
+    "x store+forward",
+    "x plain receive",
+    "x one tensor",
+    "x peer",
+    "p50 x peer",
+    "p50 x ping-pong",
+    "lost/late",
     "x ib_write_bw",
     "x ib_write_lat",
     "registered",
     "repeats",
+    "calls/MB",
+    "calls/op",
+    "switches/op",
+    "allocs/round",
+    "pressure",
 ];
 
 /// Columns of words, which are aligned to the left; numbers go to the right.
-const WORD_COLUMNS: [usize; 4] = [0, 1, 3, 4];
+const WORD_COLUMNS: [usize; 4] = [0, 1, 5, 6];
 
 fn cells(row: &Row) -> [String; HEADINGS.len()] {
     let word = |value: &Option<String>| value.clone().unwrap_or_default();
     let count = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
     let figure = |value: Option<f64>| value.map_or_else(String::new, format_figure);
+    let percent = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0} %"));
+    // A number of tensors alike says it all.
+    let uneven = |value: Option<u64>| value.filter(|_| row.bytes.is_none());
     [
         row.name.clone(),
         word(&row.transport),
         count(row.bytes),
+        count(row.tensors.map(u64::from)),
+        figure(uneven(row.model_bytes).map(|bytes| bytes as f64 / 1e6)),
         word(&row.placement),
         word(&row.buffers),
         count(row.workers.map(u64::from)),
         count(row.servers.map(u64::from)),
         figure(row.gb_per_s),
-        row.spread.map_or_else(String::new, |spread| format!("{:.0} %", spread * 100.0)),
+        percent(row.spread.map(|spread| spread * 100.0)),
         figure(row.p50_us),
         figure(row.p99_us),
         figure(row.cpu_s_per_gb),
         figure(row.ratio_to_copy),
         figure(row.ratio_to_grpc),
+        figure(row.ratio_to_store_and_forward),
+        figure(row.ratio_to_plain_receive),
+        figure(row.ratio_to_one_tensor),
+        figure(row.ratio_to_peer),
+        figure(row.p50_ratio_to_peer),
+        figure(row.p50_ratio_to_ping_pong),
+        figure(row.lost_per_late),
         figure(row.ratio_to_ib_write_bw),
         figure(row.ratio_to_ib_write_lat),
         count(row.registered_bytes),
         count(row.repeats),
+        figure(row.syscalls_per_mb),
+        figure(row.syscalls_per_op),
+        figure(row.switches_per_op),
+        figure(row.allocations_per_round),
+        percent(row.cpu_pressure_percent),
     ]
 }
 
@@ -254,6 +344,21 @@ mod tests {
         let full = Row {
             placement: text(),
             buffers: text(),
+            tensors: Some(1),
+            model_bytes: Some(1),
+            ratio_to_store_and_forward: some,
+            ratio_to_plain_receive: some,
+            ratio_to_one_tensor: some,
+            ratio_to_peer: some,
+            p50_ratio_to_peer: some,
+            p50_ratio_to_ping_pong: some,
+            lost_per_late: some,
+            syscalls_per_mb: some,
+            syscalls_per_op: some,
+            switches_per_op: some,
+            allocations_per_round: some,
+            registrations_per_round: some,
+            cpu_pressure_percent: some,
             p50_us: some,
             p99_us: some,
             cpu_s_per_gb: some,
@@ -274,13 +379,19 @@ mod tests {
         assert_eq!(
             names,
             [
+                "allocations_per_round",
                 "buffers",
                 "bytes",
+                "cpu_pressure_percent",
                 "cpu_s_per_gb",
                 "device",
                 "dtype",
                 "gb_per_s",
+                "lost_per_late",
+                "model_bytes",
                 "name",
+                "p50_ratio_to_peer",
+                "p50_ratio_to_ping_pong",
                 "p50_us",
                 "p99_us",
                 "pairs",
@@ -289,12 +400,21 @@ mod tests {
                 "ratio_to_grpc",
                 "ratio_to_ib_write_bw",
                 "ratio_to_ib_write_lat",
+                "ratio_to_one_tensor",
+                "ratio_to_peer",
+                "ratio_to_plain_receive",
+                "ratio_to_store_and_forward",
                 "registered_bytes",
+                "registrations_per_round",
                 "repeats",
                 "servers",
                 "spread",
+                "switches_per_op",
+                "syscalls_per_mb",
+                "syscalls_per_op",
+                "tensors",
                 "transport",
-                "workers"
+                "workers",
             ]
         );
     }

@@ -6,7 +6,6 @@
 
 mod codec;
 pub(crate) mod server;
-mod store;
 pub(crate) mod tune;
 mod tuning;
 pub(crate) mod worker;

@@ -1,20 +1,24 @@
-//! The suite: which works are measured with which subjects, and how a row is made of them.
+//! The suite: the command line's choice of parts, the order and the time in which they run, and what is told of them.
 //!
-//! It must not know how a subject does its work.
+//! [`parts`] says what each part measures, [`compare`] how rows are made of it. This file must not know how a subject
+//! does its work.
+
+mod compare;
+mod parts;
 
 use crate::copy::{self, Calibration};
-use crate::gradwire::GradwireSubject;
-use crate::grpc::{GrpcSubject, Tuning};
-use crate::measure::{self, Series, Subject};
+use crate::measure;
+use crate::models;
 use crate::procfs;
 use crate::report::{self, Row};
-use crate::workload::{self, WORKLOADS, WorkSpec, Workload};
+use crate::workload::WORKLOADS;
 use clap::Args;
+use parts::{PARTS, PEER_PARTS, SUBJECTS};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the command line may say about the suite.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct SuiteArgs {
     /// Also write the results as a JSON array to this file.
     #[arg(long, value_name = "FILE")]
@@ -22,25 +26,30 @@ pub(crate) struct SuiteArgs {
     /// Few sizes, one worker, three short pairs: shows that it works, not what it reaches.
     #[arg(long)]
     quick: bool,
-    /// Only the benchmarks of this name (`push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`).
+    /// Only this part (sizes, models, shapes, latency, receive, late, rows, copy) or the benchmarks of this name (push,
+    /// pull, push_pull, kv_100k_f32, a model's).
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Only tensors of this many bytes.
+    /// Of the sizes only tensors of this many bytes.
     #[arg(long, value_name = "N")]
     bytes: Option<u64>,
-    /// Only these subjects [default: all]. Ratios to gRPC need it among them.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = ["shm", "unix", "tcp", BASELINE])]
+    /// Only these subjects [default: all]. Ratios to a baseline need it among them.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = SUBJECTS)]
     subjects: Vec<String>,
-    /// Interleaved pairs per benchmark [default: 10, with --quick 3].
+    /// Also runs an outside program, by a shell, beside the subjects of sizes and models: benches/README.md has what it is
+    /// told and has to tell.
+    #[arg(long, value_name = "CMD")]
+    peer: Option<String>,
+    /// Interleaved pairs per benchmark [default: 10, of models and with --peer 5, with --quick 3].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: Option<u32>,
-    /// Worker counts to measure [default: 1,2, with --quick 1].
+    /// Worker counts to measure sizes and models with [default: 1].
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     workers: Vec<u32>,
-    /// Server processes.
+    /// Server processes of the same.
     #[arg(long, value_name = "N", default_value_t = 1)]
     servers: u32,
-    /// Seconds of one measured run [default: 0.5, with --quick 0.15].
+    /// Seconds of one measured run [default: 0.2, with --quick 0.1].
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     seconds: Option<f64>,
 }
@@ -55,70 +64,81 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 /// The name of the row that states the machine's copy.
 const COPY: &str = "copy";
 
-/// Which subject ratios are taken to.
-const BASELINE: &str = "grpc";
-
 /// How long a busy machine is waited for before it is measured as it is.
 const QUIET_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Everything that is compared, in the order of the pairs. The baseline comes last, so that each pair ends
-/// with it.
-fn subjects(chosen: &[String]) -> Vec<Box<dyn Subject>> {
-    let mut all: Vec<Box<dyn Subject>> = vec![
-        Box::new(GradwireSubject::new("shm")),
-        Box::new(GradwireSubject::new("unix")),
-        Box::new(GradwireSubject::new("tcp")),
-        Box::new(GrpcSubject::new(Tuning::default())),
-    ];
-    all.retain(|subject| chosen.is_empty() || chosen.iter().any(|name| name == subject.name()));
-    all
-}
+/// After this no further work is begun; what is measured by then is told.
+const BUDGET: Duration = Duration::from_secs(13 * 60);
 
 /// The settings of one run of the suite.
 struct Plan {
-    workloads: Vec<Workload>,
+    args: SuiteArgs,
     workers: Vec<u32>,
-    servers: u32,
     pairs: u32,
+    /// Of a model, whose rounds are long.
+    model_pairs: u32,
     seconds: f64,
+    copy: Calibration,
+    started: Instant,
 }
 
 impl Plan {
-    fn new(args: &SuiteArgs) -> anyhow::Result<Self> {
-        let chosen = |work: &&Workload| {
-            args.only.as_deref().is_none_or(|only| only == work.name)
-                && args.bytes.is_none_or(|bytes| bytes == work.bytes)
-                && (!args.quick || work.quick || args.only.is_some() || args.bytes.is_some())
-        };
-        let workloads: Vec<Workload> = WORKLOADS.iter().filter(chosen).copied().collect();
-        let only_copy = args.only.as_deref() == Some(COPY);
-        anyhow::ensure!(
-            only_copy || !workloads.is_empty(),
-            "no such benchmark: take push, pull, push_pull, kv_100k_f32 or copy, and a size it is measured at"
-        );
-        let default_workers = if args.quick { vec![1] } else { vec![1, 2] };
-        Ok(Self {
-            workloads,
-            workers: if args.workers.is_empty() { default_workers } else { args.workers.clone() },
-            servers: args.servers,
-            pairs: args.pairs.unwrap_or(if args.quick { 3 } else { 10 }),
-            seconds: args.seconds.unwrap_or(if args.quick { 0.15 } else { 0.5 }),
-        })
-    }
-
-    fn spec(&self, work: &Workload, workers: u32, inflight: u32, seconds: f64) -> WorkSpec {
-        WorkSpec {
-            name: work.name.to_owned(),
-            op: work.op,
-            bytes: work.bytes,
-            inflight,
-            workers,
-            servers: self.servers,
-            seconds,
-            // Twice: the first touches memory, the second still meets cold translations.
-            warmup_rounds: 2,
+    fn new(args: &SuiteArgs, copy: Calibration) -> Self {
+        let pairs = |default| args.pairs.unwrap_or(if args.quick { 3 } else { default });
+        Self {
+            workers: if args.workers.is_empty() { vec![1] } else { args.workers.clone() },
+            pairs: pairs(if args.peer.is_some() { 5 } else { 10 }),
+            model_pairs: pairs(5),
+            seconds: args.seconds.unwrap_or(if args.quick { 0.1 } else { 0.2 }),
+            args: args.clone(),
+            copy,
+            started: Instant::now(),
         }
     }
+
+    /// Is a benchmark wanted? `is_quick`: whether it is among the few of a quick run.
+    fn wants(&self, part: &str, name: &str, is_quick: bool) -> bool {
+        match self.args.only.as_deref() {
+            Some(only) if only == name => true,
+            Some(only) => only == part && (is_quick || !self.args.quick),
+            // Beside a peer only what it is measured by.
+            None if self.args.peer.is_some() && !PEER_PARTS.contains(&part) => false,
+            None => is_quick || !self.args.quick,
+        }
+    }
+
+    fn wants_subject(&self, name: &str) -> bool {
+        self.args.subjects.is_empty() || self.args.subjects.iter().any(|chosen| chosen == name)
+    }
+
+    /// Is time left to begin another work? `what` is told where it is not.
+    fn has_time(&self, what: &str, notes: &mut Vec<String>) -> bool {
+        // How long a peer takes to start is not known.
+        let has_time = self.args.peer.is_some() || self.started.elapsed() < BUDGET;
+        if !has_time {
+            let note =
+                format!("{what}: not measured, as {} min were used up before it", BUDGET.as_secs() / 60);
+            report::progress(&note);
+            notes.push(note);
+        }
+        has_time
+    }
+}
+
+/// Refuses a name that nothing has.
+fn check_name(only: Option<&str>) -> anyhow::Result<()> {
+    let Some(only) = only else { return Ok(()) };
+    let parts = PARTS.iter().map(|(name, _)| (*name).to_owned());
+    let works = WORKLOADS.iter().map(|work| work.name.to_owned());
+    let models = models::all().into_iter().map(|model| model.name.to_owned());
+    let mut known: Vec<String> = parts.chain(works).chain(models).chain([COPY.to_owned()]).collect();
+    known.dedup();
+    anyhow::ensure!(
+        known.iter().any(|name| name == only),
+        "no part or benchmark is called {only}: take one of {}",
+        known.join(", ")
+    );
+    Ok(())
 }
 
 /// Measures, prints the table, writes the file.
@@ -126,30 +146,37 @@ impl Plan {
 /// # Errors
 /// A subject failed, or the results cannot be written.
 pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
-    let plan = Plan::new(args)?;
+    check_name(args.only.as_deref())?;
     let mut notes = vec![procfs::describe_machine()];
     if let Some(pressure) = measure::wait_until_quiet(QUIET_DEADLINE) {
         notes.push(format!("the machine was busy at the start: CPU pressure {pressure:.0} %"));
     }
     report::progress("copy: calibrating");
-    let copy = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?;
-    let mut rows: Vec<Row> = copy_rows(&copy);
-    let mut subjects = subjects(&args.subjects);
-    for &workers in &plan.workers {
-        for work in &plan.workloads {
-            measure_workload(&plan, work, workers, &mut subjects, &copy, &mut rows)?;
+    let plan = Plan::new(args, copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?);
+    let mut rows: Vec<Row> = copy_rows(&plan.copy);
+    let mut failures: Vec<String> = Vec::new();
+    for (name, part) in PARTS {
+        // What else there is, is told before it ends with this.
+        if let Err(error) = part(&plan, &mut rows, &mut notes) {
+            failures.push(format!("{name}: {error:#}"));
+            report::progress(&format!("FAILED {name}: {error:#}"));
         }
-        subjects.iter_mut().for_each(|subject| subject.stop());
     }
-    if !plan.workloads.is_empty() {
+    if args.only.as_deref() != Some(COPY) {
         let again = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?.best_gb_per_s();
-        notes.push(format!("best copy at the start {:.1} GB/s, at the end {again:.1}", copy.best_gb_per_s()));
+        notes.push(format!(
+            "best copy at the start {:.1} GB/s, at the end {again:.1}",
+            plan.copy.best_gb_per_s()
+        ));
     }
+    notes.push(format!("measured in {} s", plan.started.elapsed().as_secs()));
+    notes.extend(failures.iter().map(|failure| format!("FAILED {failure}")));
     let rows: Vec<Row> = rows.into_iter().map(Row::rounded).collect();
     report::print(&format!("{}\n\n{}", notes.join("\n"), report::table(&rows)))?;
     if let Some(path) = &args.json {
         report::write_json(path, &rows)?;
     }
+    anyhow::ensure!(failures.is_empty(), "{}", failures.join("; "));
     Ok(())
 }
 
@@ -167,111 +194,59 @@ fn copy_rows(copy: &Calibration) -> Vec<Row> {
     copy.speeds.iter().map(row).collect()
 }
 
-/// Measures one workload with all subjects: throughput with operations in flight, latency with one.
-fn measure_workload(
-    plan: &Plan,
-    work: &Workload,
-    workers: u32,
-    subjects: &mut [Box<dyn Subject>],
-    copy: &Calibration,
-    rows: &mut Vec<Row>,
-) -> anyhow::Result<()> {
-    let label = format!("{} {} bytes, {workers} worker(s)", work.name, work.bytes);
-    let latency_spec = plan.spec(work, workers, 1, plan.seconds / 2.0);
-    let throughput_spec = plan.spec(work, workers, workload::throughput_inflight(work.bytes), plan.seconds);
-    let throughput = if work.throughput {
-        report::progress(&format!("{label}: throughput, {} in flight", throughput_spec.inflight));
-        Some(measure::run_pairs(subjects, &throughput_spec, plan.pairs)?)
-    } else {
-        None
-    };
-    report::progress(&format!("{label}: latency"));
-    let latency = measure::run_pairs(subjects, &latency_spec, plan.pairs)?;
-    for (index, subject) in subjects.iter().enumerate() {
-        let throughput = throughput.as_deref();
-        let mine = Measured { series: throughput.map(|all| &all[index]), latency: &latency[index] };
-        let baseline = throughput.and_then(|all| all.iter().find(|series| series.subject == BASELINE));
-        let row = Row {
-            placement: subject.placement(&throughput_spec),
-            buffers: subject.buffers(&throughput_spec),
-            ..mine.row(plan, &throughput_spec, baseline, copy)
-        };
-        report::progress(&mine.summary(&row));
-        rows.push(row);
-    }
-    Ok(())
-}
-
-/// What one subject showed for one workload.
-struct Measured<'a> {
-    series: Option<&'a Series>,
-    latency: &'a Series,
-}
-
-impl Measured<'_> {
-    fn row(&self, plan: &Plan, spec: &WorkSpec, baseline: Option<&Series>, copy: &Calibration) -> Row {
-        let gb_per_s = self.series.and_then(Series::gb_per_s);
-        let baseline = baseline.filter(|baseline| baseline.subject != self.latency.subject);
-        Row {
-            name: spec.name.clone(),
-            transport: Some(self.latency.subject.clone()),
-            bytes: Some(spec.bytes),
-            dtype: Some("f32".to_owned()),
-            workers: Some(spec.workers),
-            servers: Some(spec.servers),
-            gb_per_s,
-            p50_us: self.latency.latency_us(0.5),
-            p99_us: self.latency.latency_us(0.99),
-            cpu_s_per_gb: self.series.and_then(Series::cpu_s_per_gb),
-            ratio_to_copy: gb_per_s.map(|speed| speed / copy.best_gb_per_s()),
-            ratio_to_grpc: self.series.zip(baseline).and_then(|(mine, theirs)| mine.ratio_to(theirs)),
-            pairs: Some(plan.pairs),
-            spread: self.series.map_or_else(|| self.latency.latency_spread(), Series::spread),
-            ..Row::default()
-        }
-    }
-
-    fn summary(&self, row: &Row) -> String {
-        let figure = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
-        let pressure = self.series.unwrap_or(self.latency).cpu_pressure_percent;
-        format!(
-            "  {:<6} {} GB/s, p50 {} us, p99 {} us, CPU pressure {} %",
-            self.latency.subject,
-            figure(row.gb_per_s),
-            figure(row.p50_us),
-            figure(row.p99_us),
-            figure(pressure)
-        )
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn args(quick: bool, only: Option<&str>, bytes: Option<u64>) -> SuiteArgs {
-        SuiteArgs {
+    fn plan(quick: bool, only: Option<&str>) -> Plan {
+        let args = SuiteArgs {
             json: None,
             quick,
             only: only.map(str::to_owned),
-            bytes,
+            bytes: None,
             subjects: Vec::new(),
+            peer: None,
             pairs: None,
             workers: Vec::new(),
             servers: 1,
             seconds: None,
-        }
+        };
+        Plan::new(&args, Calibration { speeds: Vec::new(), bytes: 1 })
     }
 
     #[test]
     fn the_plan_follows_the_arguments() {
-        let full = Plan::new(&args(false, None, None)).expect("a plan");
-        assert_eq!((full.workloads.len(), full.pairs), (WORKLOADS.len(), 10));
-        let quick = Plan::new(&args(true, None, None)).expect("a plan");
-        assert!(quick.workloads.len() < full.workloads.len() && quick.workers == [1]);
-        let one = Plan::new(&args(false, Some("push_pull"), Some(1 << 20))).expect("a plan");
-        assert_eq!(one.workloads.len(), 1);
-        assert!(Plan::new(&args(false, Some("nothing"), None)).is_err());
-        assert!(Plan::new(&args(false, Some("copy"), None)).expect("a plan").workloads.is_empty());
+        let full = plan(false, None);
+        assert!(full.wants("sizes", "push_pull", false) && full.wants("models", "vgg16", false));
+        assert_eq!((full.pairs, full.model_pairs), (10, 5));
+        let quick = plan(true, None);
+        assert!(quick.wants("sizes", "push_pull", true) && !quick.wants("models", "vgg16", false));
+        assert_eq!((quick.pairs, quick.model_pairs), (3, 3));
+        let one = plan(true, Some("vgg16"));
+        assert!(one.wants("models", "vgg16", false) && !one.wants("models", "gru", true));
+        let part = plan(false, Some("models"));
+        assert!(part.wants("models", "gru", false) && !part.wants("sizes", "push", true));
+        assert!(full.wants_subject("shm"));
+        let mut beside = plan(false, None);
+        beside.args.peer = Some("true".to_owned());
+        assert!(beside.wants("models", "vgg16", false) && !beside.wants("late", "late", true));
+    }
+
+    #[test]
+    fn names_are_known_or_refused_with_a_list() {
+        for good in [None, Some("models"), Some("vgg16"), Some("push"), Some(COPY)] {
+            check_name(good).expect("known");
+        }
+        let error = check_name(Some("nothing")).expect_err("unknown");
+        assert!(error.to_string().contains("kv_100k_f32"), "{error}");
+    }
+
+    #[test]
+    fn what_there_is_no_time_for_is_told() {
+        let mut plan = plan(false, None);
+        let mut notes = Vec::new();
+        assert!(plan.has_time("first", &mut notes) && notes.is_empty());
+        plan.started -= BUDGET;
+        assert!(!plan.has_time("second", &mut notes) && notes[0].starts_with("second: not measured"));
     }
 }

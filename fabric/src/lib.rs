@@ -9,6 +9,7 @@
 //! This crate knows nothing of batches, keys or roles. It is the only crate with `unsafe` (bindings apart);
 //! each block says why it is sound and why it is needed.
 
+pub mod allocations;
 pub mod copy;
 mod device;
 mod devices;

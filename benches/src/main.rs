@@ -5,9 +5,11 @@
 //! exactly as Gradwire does.
 #![forbid(unsafe_code)]
 
+mod bars;
 mod child;
 mod cluster;
 mod copy;
+mod counters;
 mod gradwire;
 mod grpc;
 mod kernel;
@@ -21,15 +23,21 @@ mod plot;
 mod procfs;
 mod rdma;
 mod report;
+mod results;
 mod stats;
 mod store;
 mod suite;
 mod workload;
 
 use clap::{Parser, Subcommand};
+use fabric::allocations::Counting;
 use std::process::ExitCode;
 
-/// Measures Gradwire against this machine's best copy and a tuned gRPC parameter server.
+/// Workers tell how often a round allocates. It costs nothing where none does.
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Measures Gradwire beside this machine's best copy, a tuned gRPC parameter server and other baselines.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-bench", version)]
 struct Cli {

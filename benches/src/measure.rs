@@ -2,6 +2,7 @@
 //!
 //! It must not know what a subject is made of, and must not print results.
 
+use crate::counters::Counts;
 use crate::procfs;
 use crate::report;
 use crate::stats;
@@ -35,6 +36,14 @@ pub(crate) trait Subject {
         None
     }
 
+    /// Does the work once more, and counts what it asks of the kernel; `None` of a subject whose processes are not ours.
+    ///
+    /// # Errors
+    /// As of a run, or nothing can be counted here.
+    fn count(&mut self, _spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        Ok(None)
+    }
+
     /// Is a failure its own affair, after which the others go on without it?
     fn is_guest(&self) -> bool {
         false
@@ -59,6 +68,19 @@ pub(crate) struct Sample {
     pub(crate) rounds: u64,
     /// Median and 99th percentile of the operation times in microseconds, of a subject that tells no single times.
     pub(crate) told_us: Option<(f64, f64)>,
+    /// Allocations of a worker's process in one round, where they are counted.
+    pub(crate) allocations_per_round: Option<f64>,
+}
+
+/// What a subject asked of the kernel in some rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// System calls and context switches of all its processes.
+    pub(crate) counts: Counts,
+    /// Operations of all workers meanwhile.
+    pub(crate) operations: u64,
+    /// Their payload, of both directions.
+    pub(crate) payload_bytes: u64,
 }
 
 impl Sample {
@@ -112,6 +134,11 @@ impl Series {
     /// Median CPU time per gigabyte of payload.
     pub(crate) fn cpu_s_per_gb(&self) -> Option<f64> {
         stats::median(self.samples.iter().map(Sample::cpu_s_per_gb))
+    }
+
+    /// Median number of allocations of one round at a worker.
+    pub(crate) fn allocations_per_round(&self) -> Option<f64> {
+        stats::median(self.samples.iter().filter_map(|sample| sample.allocations_per_round))
     }
 
     /// Median time of one round.
@@ -279,6 +306,7 @@ mod tests {
                 cpu_seconds: 2.0,
                 rounds: 4,
                 told_us: None,
+                allocations_per_round: None,
             })
         }
 
@@ -338,6 +366,7 @@ mod tests {
             cpu_seconds: f64::NAN,
             rounds: 0,
             told_us: Some((p50, p99)),
+            allocations_per_round: None,
         };
         let samples = vec![sample(1.0, 9.0), sample(3.0, 11.0), sample(2.0, 10.0)];
         let series = Series { subject: "peer".into(), samples, cpu_pressure_percent: None };

@@ -166,6 +166,11 @@ pub(crate) fn all() -> Vec<Model> {
     ]
 }
 
+/// Is there a model of this name?
+pub(crate) fn is_one(name: &str) -> bool {
+    all().iter().any(|model| model.name == name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -79,6 +79,7 @@ impl Subject for Peer {
             cpu_seconds: f64::NAN,
             rounds: 0,
             told_us: Some((p50_us, p99_us)),
+            allocations_per_round: None,
         })
     }
 

@@ -10,7 +10,7 @@ use crate::measure::{Sample, Subject};
 use crate::workload::{FOUR_FLOATS_BYTES, WorkSpec};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use fabric::{SharedWord, SharedWords};
+use fabric::{SharedWord, SharedWords, allocations};
 use std::io::{BufRead as _, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -233,7 +233,7 @@ impl End {
     fn exchange(&mut self, rounds: u64) -> anyhow::Result<FromChild> {
         let mut times = Times::new(rounds.div_ceil(TIMED_TOGETHER));
         self.begin();
-        let start = Instant::now();
+        let (start, allocated) = (Instant::now(), allocations::of_process());
         let mut done = 0;
         while done < rounds {
             let count = TIMED_TOGETHER.min(rounds - done);
@@ -245,8 +245,9 @@ impl End {
             done += count;
         }
         let seconds = start.elapsed().as_secs_f64();
+        let allocations = allocations::of_process() - allocated;
         self.end();
-        Ok(FromChild::Done { seconds, latencies_ns: times.kept() })
+        Ok(FromChild::Done { seconds, latencies_ns: times.kept(), allocations })
     }
 
     fn begin(&self) {
@@ -320,7 +321,8 @@ mod tests {
             std::thread::spawn(move || answer_words(&theirs, sleeps));
             let mut end = End::Words { words, sleeps, number: 0 };
             for rounds in [1, 40, 3] {
-                let FromChild::Done { seconds, latencies_ns } = end.exchange(rounds).expect("answers") else {
+                let FromChild::Done { seconds, latencies_ns, .. } = end.exchange(rounds).expect("answers")
+                else {
                     panic!("another answer");
                 };
                 assert!(seconds > 0.0);

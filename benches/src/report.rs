@@ -2,6 +2,7 @@
 //!
 //! It must not measure or compute ratios.
 
+use crate::measure::Counted;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;
@@ -104,12 +105,9 @@ pub(crate) struct Row {
     /// Context switches of all processes per operation, from the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) switches_per_op: Option<f64>,
-    /// Allocations per round of one worker's threads, counted in a run of their own.
+    /// Allocations per round of one worker's process, in the measured runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) allocations_per_round: Option<f64>,
-    /// Registrations of memory per round at that worker, from the same run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) registrations_per_round: Option<f64>,
     /// Share of the time in which some process waited for a CPU, in percent: the median of the runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_pressure_percent: Option<f64>,
@@ -122,6 +120,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Adds what was asked of the kernel.
+    pub(crate) fn tell(&mut self, counted: &Counted) {
+        let per = |count: u64, of: f64| Some(count as f64 / of);
+        self.syscalls_per_mb = per(counted.counts.syscalls, counted.payload_bytes as f64 / 1e6);
+        self.syscalls_per_op = per(counted.counts.syscalls, counted.operations as f64);
+        self.switches_per_op = per(counted.counts.switches, counted.operations as f64);
+    }
+
     /// The row with every figure rounded to four significant digits: more would be noise.
     pub(crate) fn rounded(mut self) -> Self {
         let figures = [
@@ -144,7 +150,6 @@ impl Row {
             &mut self.syscalls_per_op,
             &mut self.switches_per_op,
             &mut self.allocations_per_round,
-            &mut self.registrations_per_round,
             &mut self.cpu_pressure_percent,
             &mut self.spread,
         ];
@@ -313,6 +318,7 @@ pub(crate) fn progress(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Counts;
 
     fn row() -> Row {
         Row {
@@ -339,84 +345,53 @@ mod tests {
 
     #[test]
     fn every_name_of_the_contract_is_there() {
-        let some = Some(1.0);
-        let text = || Some("x".to_owned());
-        let full = Row {
-            placement: text(),
-            buffers: text(),
-            tensors: Some(1),
-            model_bytes: Some(1),
-            ratio_to_store_and_forward: some,
-            ratio_to_plain_receive: some,
-            ratio_to_one_tensor: some,
-            ratio_to_peer: some,
-            p50_ratio_to_peer: some,
-            p50_ratio_to_ping_pong: some,
-            lost_per_late: some,
-            syscalls_per_mb: some,
-            syscalls_per_op: some,
-            switches_per_op: some,
-            allocations_per_round: some,
-            registrations_per_round: some,
-            cpu_pressure_percent: some,
-            p50_us: some,
-            p99_us: some,
-            cpu_s_per_gb: some,
-            ratio_to_copy: some,
-            ratio_to_grpc: some,
-            ratio_to_ib_write_bw: some,
-            ratio_to_ib_write_lat: some,
-            registered_bytes: Some(1),
-            repeats: Some(1),
-            device: text(),
-            pairs: Some(10),
-            spread: some,
-            ..row()
-        };
-        let value = serde_json::to_value(full).expect("serialises");
-        let mut names: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(
-            names,
-            [
-                "allocations_per_round",
-                "buffers",
-                "bytes",
-                "cpu_pressure_percent",
-                "cpu_s_per_gb",
-                "device",
-                "dtype",
-                "gb_per_s",
-                "lost_per_late",
-                "model_bytes",
-                "name",
-                "p50_ratio_to_peer",
-                "p50_ratio_to_ping_pong",
-                "p50_us",
-                "p99_us",
-                "pairs",
-                "placement",
-                "ratio_to_copy",
-                "ratio_to_grpc",
-                "ratio_to_ib_write_bw",
-                "ratio_to_ib_write_lat",
-                "ratio_to_one_tensor",
-                "ratio_to_peer",
-                "ratio_to_plain_receive",
-                "ratio_to_store_and_forward",
-                "registered_bytes",
-                "registrations_per_round",
-                "repeats",
-                "servers",
-                "spread",
-                "switches_per_op",
-                "syscalls_per_mb",
-                "syscalls_per_op",
-                "tensors",
-                "transport",
-                "workers",
-            ]
-        );
+        let words = ["buffers", "device", "dtype", "name", "placement", "transport"];
+        let numbers = [
+            "allocations_per_round",
+            "bytes",
+            "cpu_pressure_percent",
+            "cpu_s_per_gb",
+            "gb_per_s",
+            "lost_per_late",
+            "model_bytes",
+            "p50_ratio_to_peer",
+            "p50_ratio_to_ping_pong",
+            "p50_us",
+            "p99_us",
+            "pairs",
+            "ratio_to_copy",
+            "ratio_to_grpc",
+            "ratio_to_ib_write_bw",
+            "ratio_to_ib_write_lat",
+            "ratio_to_one_tensor",
+            "ratio_to_peer",
+            "ratio_to_plain_receive",
+            "ratio_to_store_and_forward",
+            "registered_bytes",
+            "repeats",
+            "servers",
+            "spread",
+            "switches_per_op",
+            "syscalls_per_mb",
+            "syscalls_per_op",
+            "tensors",
+            "workers",
+        ];
+        let fields = words.iter().map(|name| ((*name).to_owned(), serde_json::json!("x")));
+        let fields = fields.chain(numbers.iter().map(|name| ((*name).to_owned(), serde_json::json!(1))));
+        let all = serde_json::Map::from_iter(fields);
+        let row: Row = serde_json::from_value(all.clone().into()).expect("a row takes every name");
+        let told = serde_json::to_value(row).expect("serialises");
+        assert!(all.keys().eq(told.as_object().expect("an object").keys()), "{told}");
+    }
+
+    #[test]
+    fn what_was_counted_is_told_by_megabyte_and_by_operation() {
+        let counts = Counts { syscalls: 300, switches: 30 };
+        let mut row = row();
+        row.tell(&Counted { counts, operations: 100, payload_bytes: 2_000_000 });
+        assert_eq!((row.syscalls_per_mb, row.syscalls_per_op), (Some(150.0), Some(3.0)));
+        assert_eq!(row.switches_per_op, Some(0.3));
     }
 
     #[test]

@@ -4,7 +4,7 @@ pub(crate) mod worker;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE};
-use crate::measure::{Sample, Subject};
+use crate::measure::{Counted, Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
@@ -208,6 +208,10 @@ impl Subject for GradwireSubject {
         let sample = cluster.sample(spec)?;
         self.cluster = Some(cluster);
         Ok(sample)
+    }
+
+    fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        self.cluster.as_mut().map(|cluster| cluster.count(spec)).transpose()
     }
 
     fn placement(&self, _spec: &WorkSpec) -> Option<String> {

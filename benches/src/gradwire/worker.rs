@@ -6,6 +6,7 @@ use crate::laps::{Laps, Times};
 use crate::workload::{LEARNING_RATE, Op, WorkSpec};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use fabric::allocations;
 use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer};
 use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
@@ -225,7 +226,7 @@ impl Work {
         let mut times = Times::new(rounds * self.laps.len() as u64);
         let inflight = self.spec.inflight as usize;
         let mut flying: VecDeque<usize> = VecDeque::with_capacity(inflight);
-        let start = Instant::now();
+        let (start, allocated) = (Instant::now(), allocations::of_process());
         for _ in 0..rounds {
             // Sleep: being late is what is measured.
             std::thread::sleep(self.laps.late());
@@ -242,11 +243,12 @@ impl Work {
             self.finish_first(&mut flying, &mut times)?;
         }
         let seconds = start.elapsed().as_secs_f64();
+        let allocations = allocations::of_process() - allocated;
         self.laps.done(rounds);
         if self.spec.op.pulls() {
             self.places.iter().enumerate().try_for_each(|(key, place)| self.verify(key, place))?;
         }
-        Ok(FromChild::Done { seconds, latencies_ns: times.kept() })
+        Ok(FromChild::Done { seconds, latencies_ns: times.kept(), allocations })
     }
 
     /// Waits for the operation that has been under way longest.

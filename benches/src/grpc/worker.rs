@@ -14,6 +14,7 @@ use crate::store::{Declare, Frame, Head, Kind};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use bytes::Bytes;
+use fabric::allocations;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -157,7 +158,7 @@ impl Exchange {
     /// Does so many rounds.
     async fn run(&mut self, rounds: u64) -> anyhow::Result<FromChild> {
         let mut times = Times::new(rounds * self.laps.len() as u64);
-        let start = Instant::now();
+        let (start, allocated) = (Instant::now(), allocations::of_process());
         for _ in 0..rounds {
             if !self.laps.late().is_zero() {
                 tokio::time::sleep(self.laps.late()).await;
@@ -174,9 +175,10 @@ impl Exchange {
             self.take_answer(&mut times).await?;
         }
         let seconds = start.elapsed().as_secs_f64();
+        let allocations = allocations::of_process() - allocated;
         self.laps.done(rounds);
         self.verify()?;
-        Ok(FromChild::Done { seconds, latencies_ns: times.kept() })
+        Ok(FromChild::Done { seconds, latencies_ns: times.kept(), allocations })
     }
 
     async fn take_answer(&mut self, times: &mut Times) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ pub(crate) mod worker;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE, ToWorker};
-use crate::measure::{Sample, Subject};
+use crate::measure::{Counted, Sample, Subject};
 use crate::workload::WorkSpec;
 use clap::{Args, ValueEnum};
 
@@ -92,6 +92,10 @@ impl Subject for PlainSubject {
         let sample = cluster.sample(spec)?;
         self.cluster = Some(cluster);
         Ok(sample)
+    }
+
+    fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        self.cluster.as_mut().map(|cluster| cluster.count(spec)).transpose()
     }
 
     fn buffers(&self, _spec: &WorkSpec) -> Option<String> {

@@ -3,7 +3,7 @@
 //!
 //! It serves until its parent closes its standard input.
 
-use super::wire::{self, HEAD_BYTES};
+use super::wire;
 use super::{ChildArgs, Duty};
 use crate::child;
 use crate::cluster::FromChild;
@@ -59,12 +59,10 @@ fn serve(stream: TcpStream, duty: Duty, shared: &Mutex<Shared>) -> anyhow::Resul
     let (session, rank) = (declared.session, declared.rank);
     // Memory of its own for each tensor, touched beforehand.
     let mut landing: Vec<Vec<u8>> = declared.tensors.iter().map(|bytes| vec![1; *bytes as usize]).collect();
-    let largest = declared.tensors.iter().copied().max().unwrap_or(0);
+    let read_ahead = wire::read_ahead(&declared.tensors);
     let back = Arc::new(Mutex::new(stream.try_clone()?));
     lock(shared).join(declared, Arc::clone(&back));
     wire::send(&mut *lock(&back), Head { kind: Kind::Declare, key: 0, chunk: 0 }, &[])?;
-    // Large payloads go straight to their place; small messages are taken many at a time.
-    let read_ahead = if largest < SMALL_BYTES { SMALL_BYTES as usize } else { HEAD_BYTES };
     let mut inbound = BufReader::with_capacity(read_ahead, stream);
     let mut due = Vec::new();
     while let Some(head) = wire::receive_head(&mut inbound)? {
@@ -82,9 +80,6 @@ fn serve(stream: TcpStream, duty: Duty, shared: &Mutex<Shared>) -> anyhow::Resul
     }
     Ok(())
 }
-
-/// Where messages are shorter, many are read at once.
-const SMALL_BYTES: u64 = 64 << 10;
 
 /// Reduces what was received, and sends whatever is due then.
 fn forward(

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 
 /// Bytes of a message before its payload.
-pub(super) const HEAD_BYTES: usize = 12;
+const HEAD_BYTES: usize = 12;
 
 /// The longest declaration that is taken: 4,096 tensors fit many times over.
 const DECLARATION_BYTES_MAX: u32 = 1 << 20;
@@ -17,6 +17,16 @@ pub(super) fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
     // A kernel without it keeps its own.
     let _ = rustix::net::sockopt::set_tcp_congestion(&stream, "reno");
     Ok(stream)
+}
+
+/// Where messages are shorter, many are read at once.
+const SMALL_BYTES: u64 = 64 << 10;
+
+/// How far ahead a receiver of these tensors reads: large payloads go straight to their place, small messages are taken
+/// many at a time.
+pub(super) fn read_ahead(tensors: &[u64]) -> usize {
+    let is_small = tensors.iter().all(|bytes| *bytes < SMALL_BYTES);
+    if is_small { SMALL_BYTES as usize } else { HEAD_BYTES }
 }
 
 /// Writes a message in as few system calls as the socket takes it.

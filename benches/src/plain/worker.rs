@@ -4,13 +4,14 @@
 //! a latency has no hand-over between threads in it.
 
 use super::CHUNK_BYTES;
-use super::wire::{self, HEAD_BYTES};
+use super::wire;
 use crate::child;
 use crate::cluster::{FromChild, ToWorker};
 use crate::laps::{Laps, Times};
 use crate::store::{Declare, Head, Kind};
 use crate::workload::{Op, WorkSpec};
 use anyhow::Context as _;
+use fabric::allocations;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -117,7 +118,7 @@ impl Work {
     /// Does so many rounds.
     fn run(&mut self, rounds: u64) -> anyhow::Result<FromChild> {
         let mut times = Times::new(rounds * self.laps.len() as u64);
-        let start = Instant::now();
+        let (start, allocated) = (Instant::now(), allocations::of_process());
         for _ in 0..rounds {
             // Sleep: being late is what is measured.
             std::thread::sleep(self.laps.late());
@@ -133,9 +134,10 @@ impl Work {
             times.note(self.take_answer()?);
         }
         let seconds = start.elapsed().as_secs_f64();
+        let allocations = allocations::of_process() - allocated;
         self.laps.done(rounds);
         self.verify()?;
-        Ok(FromChild::Done { seconds, latencies_ns: times.kept() })
+        Ok(FromChild::Done { seconds, latencies_ns: times.kept(), allocations })
     }
 
     /// Sends a tensor's next operation.
@@ -186,7 +188,7 @@ impl Drop for Work {
 impl Inbound {
     fn open(out: &[TcpStream], spec: &WorkSpec, weights: &Weights) -> anyhow::Result<Self> {
         let reader = |stream: &TcpStream| -> anyhow::Result<BufReader<TcpStream>> {
-            Ok(BufReader::with_capacity(HEAD_BYTES, stream.try_clone()?))
+            Ok(BufReader::with_capacity(wire::read_ahead(&spec.tensors), stream.try_clone()?))
         };
         if spec.inflight == 1 {
             return Ok(Self::Here(out.iter().map(reader).collect::<anyhow::Result<_>>()?));

@@ -328,6 +328,7 @@ impl RawChannel {
                     cpu_seconds: f64::NAN,
                     rounds: 0,
                     told_us: None,
+                    allocations_per_round: None,
                 })
             }
             Way::PingPong => {
@@ -351,6 +352,7 @@ impl RawChannel {
                     cpu_seconds: f64::NAN,
                     rounds: 0,
                     told_us: None,
+                    allocations_per_round: None,
                 })
             }
         }

@@ -96,7 +96,15 @@ impl Perftest {
                 (seconds, super::PING_BYTES * 2 * count, latencies_ns)
             }
         };
-        Ok(Sample { seconds, payload_bytes, latencies_ns, cpu_seconds: f64::NAN, rounds: 0, told_us: None })
+        Ok(Sample {
+            seconds,
+            payload_bytes,
+            latencies_ns,
+            cpu_seconds: f64::NAN,
+            rounds: 0,
+            told_us: None,
+            allocations_per_round: None,
+        })
     }
 }
 

@@ -402,6 +402,7 @@ mod tests {
                 cpu_seconds: 0.0,
                 rounds: 0,
                 told_us: None,
+                allocations_per_round: None,
             })
         }
 

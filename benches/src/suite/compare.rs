@@ -4,7 +4,7 @@
 //! It must not know how a subject does its work, nor which works there are.
 
 use crate::copy::Calibration;
-use crate::measure::{self, Sample, Series, Subject};
+use crate::measure::{self, Counted, Sample, Series, Subject};
 use crate::report::{self, Row};
 use crate::workload::WorkSpec;
 
@@ -61,6 +61,7 @@ impl Comparison<'_> {
             report::progress(&format!("{label}: latency"));
             latency = measure::run_pairs(subjects, &alone(spec), self.pairs)?;
         }
+        let counted = if self.throughput { self.count(subjects) } else { Vec::new() };
         let mut rows = Vec::new();
         for (index, subject) in subjects.iter().enumerate() {
             let is_there = |series: &&Series| !series.samples.is_empty();
@@ -73,6 +74,7 @@ impl Comparison<'_> {
             }
             let mut row = self.row(subject.as_ref());
             mine.figures(&mut row, self.copy);
+            counted.get(index).into_iter().flatten().for_each(|counted| row.tell(counted));
             mine.ratios(&mut row, subject.name(), &throughput, &latency);
             report::progress(&summary(&row));
             rows.push(row);
@@ -80,9 +82,22 @@ impl Comparison<'_> {
         Ok(Compared { rows, throughput })
     }
 
+    /// What each subject asks of the kernel, where that can be counted.
+    fn count(&self, subjects: &mut [Box<dyn Subject>]) -> Vec<Option<Counted>> {
+        let count = |subject: &mut Box<dyn Subject>| match subject.count(&self.spec) {
+            Ok(counted) => counted,
+            Err(error) => {
+                report::progress(&format!("  {}: system calls are not counted: {error:#}", subject.name()));
+                None
+            }
+        };
+        subjects.iter_mut().map(count).collect()
+    }
+
     /// What a row says of the work and of whoever does it.
     fn row(&self, subject: &dyn Subject) -> Row {
-        let spec = &subject.work(&self.spec);
+        let work = if self.throughput { self.spec.clone() } else { alone(&self.spec) };
+        let spec = &subject.work(&work);
         Row {
             name: spec.name.clone(),
             transport: Some(subject.name().to_owned()),
@@ -131,6 +146,7 @@ impl Measured<'_> {
         row.gb_per_s = self.throughput.and_then(Series::gb_per_s);
         row.cpu_s_per_gb = self.throughput.and_then(Series::cpu_s_per_gb);
         row.ratio_to_copy = row.gb_per_s.map(|speed| speed / copy.best_gb_per_s());
+        row.allocations_per_round = self.throughput.and_then(Series::allocations_per_round);
         row.p50_us = self.latency.and_then(Series::p50_us);
         row.p99_us = self.latency.and_then(Series::p99_us);
         row.spread =
@@ -205,6 +221,10 @@ impl Subject for Changed {
         self.subject.run(&self.work(spec))
     }
 
+    fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        self.subject.count(&self.work(spec))
+    }
+
     fn placement(&self, spec: &WorkSpec) -> Option<String> {
         self.subject.placement(&self.work(spec))
     }
@@ -241,6 +261,7 @@ mod tests {
                 cpu_seconds: 0.0,
                 rounds: 1,
                 told_us: None,
+                allocations_per_round: None,
             })
         }
 

@@ -11,6 +11,7 @@ use crate::measure;
 use crate::models;
 use crate::procfs;
 use crate::report::{self, Row};
+use crate::results::Results;
 use crate::workload::WORKLOADS;
 use clap::Args;
 use parts::{PARTS, PEER_PARTS, SUBJECTS};
@@ -23,6 +24,9 @@ pub(crate) struct SuiteArgs {
     /// Also write the results as a JSON array to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write the results, the table and plots into this folder.
+    #[arg(long, value_name = "FOLDER")]
+    results: Option<PathBuf>,
     /// Few sizes, one worker, three short pairs: shows that it works, not what it reaches.
     #[arg(long)]
     quick: bool,
@@ -172,7 +176,9 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     notes.push(format!("measured in {} s", plan.started.elapsed().as_secs()));
     notes.extend(failures.iter().map(|failure| format!("FAILED {failure}")));
     let rows: Vec<Row> = rows.into_iter().map(Row::rounded).collect();
-    report::print(&format!("{}\n\n{}", notes.join("\n"), report::table(&rows)))?;
+    let results = Results { notes: &notes, rows: &rows };
+    report::print(&results.text())?;
+    args.results.iter().try_for_each(|folder| results.write(folder))?;
     if let Some(path) = &args.json {
         report::write_json(path, &rows)?;
     }
@@ -201,6 +207,7 @@ mod tests {
     fn plan(quick: bool, only: Option<&str>) -> Plan {
         let args = SuiteArgs {
             json: None,
+            results: None,
             quick,
             only: only.map(str::to_owned),
             bytes: None,

@@ -34,7 +34,7 @@ pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use host::host_identity;
 pub use lane::{LaneQueue, Waker};
-pub use mailbox::Mailbox;
+pub use mailbox::{Letters, Mailbox};
 pub use memory::{
     Access, Blocks, Buffer, BufferId, Handles, Number, Numbers, OutOfBounds, Pages, Pool, PoolError, Region,
     Span, UserBuffer,

@@ -2,7 +2,7 @@
 
 use super::TensorBuffer;
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, drive_until};
+use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, OpStates, drive_until};
 use fabric::UserBuffer;
 use proto_common::ids::{Key, Rank, Version};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Handle {
     state: Arc<OpState>,
+    /// Where the state goes when the operation has ended.
+    states: Arc<OpStates>,
     lanes: Arc<[LaneHandle]>,
     /// Which of the lanes work on it, by their number as a bit.
     used: u64,
@@ -40,7 +42,7 @@ pub struct Handle {
 
 impl Handle {
     pub(super) fn new(
-        state: Arc<OpState>,
+        (state, states): (Arc<OpState>, Arc<OpStates>),
         lanes: Arc<[LaneHandle]>,
         used: u64,
         (key, dynamic): (Key, bool),
@@ -50,6 +52,7 @@ impl Handle {
         // The lane answers at the deadline plus its grace; this is the net under it.
         Self {
             state,
+            states,
             lanes,
             used,
             key,
@@ -59,7 +62,7 @@ impl Handle {
         }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &LaneHandle> {
+    fn lanes(&self) -> impl Iterator<Item = &LaneHandle> + Clone {
         self.lanes.iter().enumerate().filter(|(lane, _)| self.used >> lane & 1 == 1).map(|(_, lane)| lane)
     }
 
@@ -100,6 +103,7 @@ impl Handle {
                 let whole_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
                 let landed_bytes =
                     if self.dynamic { self.state.landed_bytes().min(whole_bytes) } else { whole_bytes };
+                self.states.give_back(self.state);
                 Ok(Ended { version, source, user, target, landed_bytes })
             }
             Some(Err(error)) => Err(error.into()),

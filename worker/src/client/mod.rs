@@ -20,7 +20,7 @@ pub use source::Source;
 pub use tensor::Tensor;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates};
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -60,6 +60,7 @@ pub(crate) struct Inner {
     planned_bytes: AtomicU64,
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
+    states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
 }

@@ -6,7 +6,7 @@ use super::registrations::Way;
 use super::{Client, Element, Ended, Handle, Source, Tensor, TensorBuffer};
 use crate::engine::PartSpec;
 use crate::error::ClientError;
-use crate::runtime::{OpBuffers, OpState, Submission};
+use crate::runtime::{OpBuffers, Submission};
 use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
@@ -180,7 +180,7 @@ impl Client {
         buffers.target = target.map(TensorBuffer::into_inner);
         let target = buffers.target.as_ref().map(Buffer::span);
         let lanes = tensor.lanes().iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let state = OpState::with_buffers(lanes, buffers);
+        let state = self.0.states.take(lanes, buffers);
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
@@ -222,7 +222,7 @@ impl Client {
             return Err(crate::error::OpError::Closed("its data threads have ended".into()).into());
         }
         Ok(Handle::new(
-            state,
+            (state, self.0.states.clone()),
             self.0.lanes.clone(),
             used,
             (tensor.key(), tensor.spec().dynamic),

@@ -8,6 +8,7 @@ mod lane;
 mod link;
 mod op;
 mod seat;
+mod states;
 mod thread;
 
 pub(crate) use bootstrap::{Connector, connect_server};
@@ -17,4 +18,5 @@ pub use link::ServerInbox;
 pub(crate) use op::OpBuffers;
 pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};
+pub(crate) use states::OpStates;
 pub(crate) use thread::{LaneMessage, LaneReport, spawn_lane};

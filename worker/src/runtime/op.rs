@@ -65,20 +65,21 @@ impl OpState {
     /// An operation that this many lanes work on.
     #[must_use]
     pub fn new(lanes: u32) -> Arc<Self> {
-        Self::with_buffers(lanes, OpBuffers::default())
+        Arc::new(Self::fresh(lanes, OpBuffers::default()))
     }
 
-    pub(crate) fn with_buffers(lanes: u32, buffers: OpBuffers) -> Arc<Self> {
+    /// Its buffers are the operation's until it has ended.
+    pub(super) fn fresh(lanes: u32, buffers: OpBuffers) -> Self {
         let progress = Progress { buffers, ..Progress::default() };
         let told = AtomicBool::new(lanes == 0);
-        Arc::new(Self {
+        Self {
             lanes_left: AtomicU32::new(lanes),
             told,
             landed_bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {

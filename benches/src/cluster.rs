@@ -8,7 +8,7 @@ use crate::procfs;
 use crate::workload::WorkSpec;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the parent waits for a child beyond the child's own deadline, so that the child's reason is heard.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
@@ -133,6 +133,15 @@ impl Cluster {
 
     fn pids(&self) -> Vec<u32> {
         self.daemons.iter().chain(&self.workers).map(Child::pid).collect()
+    }
+
+    /// The share of one CPU that all processes take in some time in which nothing is asked of them, in percent.
+    pub(crate) fn idle_cpu_percent(&self, time: Duration) -> anyhow::Result<f64> {
+        let pids = self.pids();
+        let (before, start) = (procfs::cpu_seconds(&pids)?, Instant::now());
+        // Sleep: that nothing happens is what is measured.
+        std::thread::sleep(time);
+        Ok((procfs::cpu_seconds(&pids)? - before) / start.elapsed().as_secs_f64() * 100.0)
     }
 
     /// One sample of the work: warm-up, then the measured rounds.

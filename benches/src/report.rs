@@ -108,6 +108,9 @@ pub(crate) struct Row {
     /// Allocations per round of one worker's process, in the measured runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) allocations_per_round: Option<f64>,
+    /// Share of one CPU that all processes of a cluster take while nothing is asked of it, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_cpu_percent: Option<f64>,
     /// Share of the time in which some process waited for a CPU, in percent: the median of the runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_pressure_percent: Option<f64>,
@@ -150,6 +153,7 @@ impl Row {
             &mut self.syscalls_per_op,
             &mut self.switches_per_op,
             &mut self.allocations_per_round,
+            &mut self.idle_cpu_percent,
             &mut self.cpu_pressure_percent,
             &mut self.spread,
         ];
@@ -179,7 +183,7 @@ pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-const HEADINGS: [&str; 32] = [
+const HEADINGS: [&str; 33] = [
     "name",
     "transport",
     "bytes",
@@ -211,6 +215,7 @@ const HEADINGS: [&str; 32] = [
     "calls/op",
     "switches/op",
     "allocs/round",
+    "idle CPU %",
     "pressure",
 ];
 
@@ -256,6 +261,7 @@ fn cells(row: &Row) -> [String; HEADINGS.len()] {
         figure(row.syscalls_per_op),
         figure(row.switches_per_op),
         figure(row.allocations_per_round),
+        figure(row.idle_cpu_percent),
         percent(row.cpu_pressure_percent),
     ]
 }
@@ -352,6 +358,7 @@ mod tests {
             "cpu_pressure_percent",
             "cpu_s_per_gb",
             "gb_per_s",
+            "idle_cpu_percent",
             "lost_per_late",
             "model_bytes",
             "p50_ratio_to_peer",

@@ -66,6 +66,13 @@ impl GradwireSubject {
         Self { label: placement, placement, ..self.with_settings(&[setting]) }
     }
 
+    /// Does the work once, and then nothing for some time: the share of one CPU that its processes take meanwhile, in
+    /// percent.
+    pub(crate) fn idle_cpu_percent(&mut self, spec: &WorkSpec, time: Duration) -> anyhow::Result<f64> {
+        self.run(spec)?;
+        self.cluster.as_ref().context("a cluster that has ended")?.idle_cpu_percent(time)
+    }
+
     fn start(&self, spec: &WorkSpec) -> anyhow::Result<Cluster> {
         let Daemons { children, scheduler } =
             start_daemons(self.transport, (spec.servers, spec.workers), &self.settings, "off", self.cpus)?;

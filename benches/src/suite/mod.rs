@@ -30,7 +30,7 @@ pub(crate) struct SuiteArgs {
     /// Few sizes, one worker, three short pairs: shows that it works, not what it reaches.
     #[arg(long)]
     quick: bool,
-    /// Only this part (sizes, models, shapes, latency, receive, late, rows, copy) or the benchmarks of this name (push,
+    /// Only this part (sizes, models, shapes, latency, receive, late, rows, idle, copy) or the benchmarks of this name (push,
     /// pull, push_pull, kv_100k_f32, a model's).
     #[arg(long, value_name = "NAME")]
     only: Option<String>,

@@ -15,14 +15,15 @@ use crate::models::{self, INCEPTION, Model};
 use crate::peer::Peer;
 use crate::ping::{PingPong, Way};
 use crate::plain::{Duty, PlainSubject};
-use crate::report::Row;
+use crate::report::{self, Row};
 use crate::workload::{self, FOUR_FLOATS_BYTES, Op, Order, WORKLOADS, WorkSpec, Workload};
+use std::time::Duration;
 
 /// A part: adds its rows, and notes where it leaves something out.
 type Part = fn(&Plan, &mut Vec<Row>, &mut Vec<String>) -> anyhow::Result<()>;
 
 /// All parts, in the order in which they are measured.
-pub(super) const PARTS: [(&str, Part); 7] = [
+pub(super) const PARTS: [(&str, Part); 8] = [
     ("latency", latency),
     ("sizes", sizes),
     ("models", all_models),
@@ -30,6 +31,7 @@ pub(super) const PARTS: [(&str, Part); 7] = [
     ("shapes", shapes),
     ("late", late),
     ("rows", rows),
+    ("idle", idle),
 ];
 
 /// Every subject that a run can be held to, in the order of the pairs. The baselines come last, so that each pair ends
@@ -264,5 +266,29 @@ fn rows(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Re
     let (pairs, copy) = (plan.model_pairs, &plan.copy);
     let comparison = Comparison { spec, throughput: true, latency: false, pairs, copy };
     rows.extend(comparison.run(&mut subjects(plan, &SUBJECTS))?.rows);
+    Ok(())
+}
+
+/// How long a cluster is watched while it does nothing: CPU time is told in steps of 10 ms.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// What a cluster takes of a CPU between two pieces of work: a scheduler, a server and two workers.
+fn idle(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Result<()> {
+    for transport in ["shm", "tcp"] {
+        if !plan.wants("idle", "idle", false) || !plan.has_time("idle", notes) {
+            continue;
+        }
+        report::progress(&format!("idle over {transport}"));
+        let spec = WorkSpec { workers: 2, ..WorkSpec::alike("idle", Op::PushPull, 1 << 20, 8) };
+        let taken = GradwireSubject::new(transport).idle_cpu_percent(&spec, IDLE_TIME)?;
+        rows.push(Row {
+            name: spec.name,
+            transport: Some(transport.to_owned()),
+            workers: Some(spec.workers),
+            servers: Some(spec.servers),
+            idle_cpu_percent: Some(taken),
+            ..Row::default()
+        });
+    }
     Ok(())
 }

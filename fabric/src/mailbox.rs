@@ -135,6 +135,7 @@ mod tests {
     use super::*;
     use crate::LaneQueue;
 
+    #[allow(clippy::unwrap_used, reason = "test code: a panic is a failed test")]
     fn mailbox<T>() -> (Mailbox<T>, Letters<T>) {
         Mailbox::new(LaneQueue::new(4).unwrap().waker())
     }

@@ -292,3 +292,16 @@ fn idle(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Re
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_goes_by_its_own_name() {
+        for name in SUBJECTS.into_iter().chain([PLAIN_RECEIVE]) {
+            assert_eq!(subject(name).map(|subject| subject.name().to_owned()).as_deref(), Some(name));
+        }
+        assert!(subject("nobody").is_none());
+    }
+}

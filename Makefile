@@ -12,7 +12,9 @@ WORKERS ?= 2
 TRAIN ?=
 # make bench
 JSON ?=
+PEER ?=
 BENCH ?=
+export PEER
 # make bench-rdma
 RDMA ?=
 # make bench-scale
@@ -75,11 +77,11 @@ fix:
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
 
-## bench     Gradwire beside this machine's best copy and a gRPC parameter server [JSON=FILE BENCH='--help']
+## bench     Gradwire beside this machine's best copy and other ways to do the same [JSON=FILE PEER=CMD BENCH='--help']
 bench:
 	@deploy/bootstrap.sh bench
 	@cargo build --release --locked --bins $(PROGRAMS) -p gradwire-benches
-	@$(RELEASE)/gradwire-bench $(if $(JSON),--json $(JSON)) $(BENCH)
+	@$(RELEASE)/gradwire-bench $(if $(JSON),--json $(JSON)) $(if $(PEER),--peer "$$PEER") $(BENCH)
 
 ## bench-rdma  Gradwire over an RDMA device beside perftest, in a guest with a software one [JSON=FILE RDMA='--quick']
 bench-rdma:

@@ -115,6 +115,12 @@ pub(crate) fn stay_on(cpu: usize) -> anyhow::Result<()> {
     sched_setaffinity(None, &set).context("cannot stay on one CPU")
 }
 
+/// The CPUs that two ends which are to have one each stay on: ours and the peer's.
+pub(crate) fn cpus() -> (usize, usize) {
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    (1 % count.max(1), 0)
+}
+
 /// To be called in a child: says something to the parent.
 pub(crate) fn say(message: &impl Serialize) -> anyhow::Result<()> {
     let mut line = serde_json::to_vec(message)?;

@@ -2,12 +2,13 @@
 //! Gradwire and for the baseline, so that both are driven in the same way.
 
 use crate::child::Child;
-use crate::measure::{self, Sample};
+use crate::counters;
+use crate::measure::{self, Counted, Sample};
 use crate::procfs;
 use crate::workload::WorkSpec;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the parent waits for a child beyond the child's own deadline, so that the child's reason is heard.
 pub(crate) const REPLY_DEADLINE: Duration = Duration::from_secs(130);
@@ -35,10 +36,29 @@ pub(crate) enum ToWorker {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromChild {
-    Listening { address: SocketAddr },
+    Listening {
+        address: SocketAddr,
+    },
     Ready,
-    Done { seconds: f64, latencies_ns: Vec<u64> },
-    Failed { error: String },
+    Done {
+        seconds: f64,
+        latencies_ns: Vec<u64>,
+        /// By all threads of the worker.
+        allocations: u64,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// What workers say of their rounds.
+#[derive(Debug, Default)]
+struct Rounds {
+    /// The slowest one's.
+    seconds: f64,
+    /// Of all of them.
+    latencies_ns: Vec<u64>,
+    allocations: u64,
 }
 
 /// The processes of one cluster; dropping it ends them.
@@ -89,27 +109,39 @@ impl Cluster {
         let session = self.session;
         self.ask(|rank| ToWorker::Declare { session, rank, spec: spec.clone() })?;
         self.rounds(spec.warmup_rounds)?;
-        self.rounds = measure::calibrate_rounds(spec.seconds, |rounds| Ok(self.rounds(rounds)?.0))?;
+        self.rounds = measure::calibrate_rounds(spec.seconds, |rounds| Ok(self.rounds(rounds)?.seconds))?;
         self.declared = Some(spec.clone());
         Ok(())
     }
 
-    /// Does so many rounds; gives the slowest worker's seconds and all operation times.
-    fn rounds(&mut self, rounds: u64) -> anyhow::Result<(f64, Vec<u64>)> {
-        let mut slowest = 0.0_f64;
-        let mut all = Vec::new();
-        for answer in self.ask(|_| ToWorker::Run { rounds })? {
-            let FromChild::Done { seconds, latencies_ns } = answer else {
+    /// Does so many rounds.
+    fn rounds(&mut self, rounds: u64) -> anyhow::Result<Rounds> {
+        let mut done = Rounds::default();
+        for (rank, answer) in (0..).zip(self.ask(|_| ToWorker::Run { rounds })?) {
+            let FromChild::Done { seconds, latencies_ns, allocations } = answer else {
                 anyhow::bail!("a {} worker answered a run with {answer:?}", self.name);
             };
-            slowest = slowest.max(seconds);
-            all.extend(latencies_ns);
+            done.seconds = done.seconds.max(seconds);
+            done.allocations += allocations;
+            // What a late worker does to the others is told by the others.
+            if self.declared.as_ref().is_none_or(|spec| spec.late(rank).is_zero()) {
+                done.latencies_ns.extend(latencies_ns);
+            }
         }
-        Ok((slowest, all))
+        Ok(done)
     }
 
     fn pids(&self) -> Vec<u32> {
         self.daemons.iter().chain(&self.workers).map(Child::pid).collect()
+    }
+
+    /// The share of one CPU that all processes take in some time in which nothing is asked of them, in percent.
+    pub(crate) fn idle_cpu_percent(&self, time: Duration) -> anyhow::Result<f64> {
+        let pids = self.pids();
+        let (before, start) = (procfs::cpu_seconds(&pids)?, Instant::now());
+        // Sleep: that nothing happens is what is measured.
+        std::thread::sleep(time);
+        Ok((procfs::cpu_seconds(&pids)? - before) / start.elapsed().as_secs_f64() * 100.0)
     }
 
     /// One sample of the work: warm-up, then the measured rounds.
@@ -118,9 +150,31 @@ impl Cluster {
         self.rounds(spec.warmup_rounds)?;
         let pids = self.pids();
         let cpu_before = procfs::cpu_seconds(&pids)?;
-        let (seconds, latencies_ns) = self.rounds(self.rounds)?;
+        let Rounds { seconds, latencies_ns, allocations } = self.rounds(self.rounds)?;
         let cpu_seconds = procfs::cpu_seconds(&pids)? - cpu_before;
         self.ask(|_| ToWorker::Verify)?;
-        Ok(Sample { seconds, payload_bytes: spec.payload_bytes(self.rounds), latencies_ns, cpu_seconds })
+        let rounds = self.rounds;
+        let allocations_per_round = Some(allocations as f64 / (rounds * u64::from(spec.workers)) as f64);
+        let payload_bytes = spec.payload_bytes(rounds);
+        let told_us = None;
+        Ok(Sample {
+            seconds,
+            payload_bytes,
+            latencies_ns,
+            cpu_seconds,
+            rounds,
+            told_us,
+            allocations_per_round,
+        })
+    }
+
+    /// What all processes ask of the kernel in as many rounds as a sample has, and what those rounds were.
+    pub(crate) fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Counted> {
+        self.declare(spec)?;
+        self.rounds(spec.warmup_rounds)?;
+        let (pids, rounds) = (self.pids(), self.rounds);
+        let (counts, _) = counters::during(&pids, || self.rounds(rounds))?;
+        let operations = rounds * u64::from(spec.workers) * spec.lap().len() as u64;
+        Ok(Counted { counts, operations, payload_bytes: spec.payload_bytes(rounds) })
     }
 }

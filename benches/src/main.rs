@@ -5,27 +5,41 @@
 //! exactly as Gradwire does.
 #![forbid(unsafe_code)]
 
+mod bars;
 mod child;
 mod cluster;
 mod copy;
+mod counters;
 mod gradwire;
 mod grpc;
 mod kernel;
 mod kernels;
+mod laps;
 mod measure;
+mod models;
+mod peer;
+mod ping;
+mod plain;
 mod plot;
 mod procfs;
 mod rdma;
 mod report;
+mod results;
 mod scale;
 mod stats;
+mod store;
 mod suite;
 mod workload;
 
 use clap::{Parser, Subcommand};
+use fabric::allocations::Counting;
 use std::process::ExitCode;
 
-/// Measures Gradwire against this machine's best copy and a tuned gRPC parameter server.
+/// Workers tell how often a round allocates. It costs nothing where none does.
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Measures Gradwire beside this machine's best copy, a tuned gRPC parameter server and other baselines.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-bench", version)]
 struct Cli {
@@ -46,6 +60,18 @@ enum Command {
     /// One worker process of Gradwire (started by the benchmark itself).
     #[command(hide = true)]
     GradwireWorker(gradwire::worker::WorkerArgs),
+    /// One server process of the baselines over plain sockets (started by the benchmark itself).
+    #[command(hide = true)]
+    PlainServer(plain::ChildArgs),
+    /// One worker process of the baselines over plain sockets (started by the benchmark itself).
+    #[command(hide = true)]
+    PlainWorker,
+    /// The first process of a bare exchange (started by the benchmark itself).
+    #[command(hide = true)]
+    Ping(ping::PingArgs),
+    /// The second process of a bare exchange (started by the first one).
+    #[command(hide = true)]
+    PingEcho(ping::PingArgs),
     /// Measures an RDMA device beside perftest on the same one: what `make bench-rdma` runs, in a guest.
     Rdma(rdma::RdmaArgs),
     /// Makes files of what such a guest printed: JSON, plots.
@@ -71,6 +97,10 @@ fn main() -> ExitCode {
         Some(Command::GrpcServer(args)) => grpc::server::main(&args),
         Some(Command::GrpcWorker(args)) => grpc::worker::main(&args),
         Some(Command::GradwireWorker(args)) => gradwire::worker::main(&args),
+        Some(Command::PlainServer(args)) => plain::server::main(&args),
+        Some(Command::PlainWorker) => plain::worker::main(),
+        Some(Command::Ping(args)) => ping::main(&args),
+        Some(Command::PingEcho(args)) => ping::echo(&args),
         Some(Command::Rdma(args)) => rdma::run(&args),
         Some(Command::RdmaReport(args)) => rdma::report(&args),
         Some(Command::RdmaPeer(args)) => rdma::peer(&args),

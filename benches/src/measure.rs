@@ -2,7 +2,9 @@
 //!
 //! It must not know what a subject is made of, and must not print results.
 
+use crate::counters::Counts;
 use crate::procfs;
+use crate::report;
 use crate::stats;
 use crate::workload::WorkSpec;
 use std::time::{Duration, Instant};
@@ -11,6 +13,11 @@ use std::time::{Duration, Instant};
 pub(crate) trait Subject {
     /// What the report calls it; the transport of its rows.
     fn name(&self) -> &str;
+
+    /// What it makes of the work, where it does it in another shape.
+    fn work(&self, spec: &WorkSpec) -> WorkSpec {
+        spec.clone()
+    }
 
     /// Does the work once: warms up, then measures about `spec.seconds`. Processes stay up between runs, so
     /// that no run pays for a start, and are idle while another subject runs.
@@ -29,6 +36,19 @@ pub(crate) trait Subject {
         None
     }
 
+    /// Does the work once more, and counts what it asks of the kernel; `None` of a subject whose processes are not ours.
+    ///
+    /// # Errors
+    /// As of a run, or nothing can be counted here.
+    fn count(&mut self, _spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        Ok(None)
+    }
+
+    /// Is a failure its own affair, after which the others go on without it?
+    fn is_guest(&self) -> bool {
+        false
+    }
+
     /// Ends its processes; the next run starts them again. Called before another cluster shape is measured.
     fn stop(&mut self);
 }
@@ -44,6 +64,23 @@ pub(crate) struct Sample {
     pub(crate) latencies_ns: Vec<u64>,
     /// CPU time of all the subject's processes in the measured part.
     pub(crate) cpu_seconds: f64,
+    /// Rounds of the measured part; 0 where a subject does not count them.
+    pub(crate) rounds: u64,
+    /// Median and 99th percentile of the operation times in microseconds, of a subject that tells no single times.
+    pub(crate) told_us: Option<(f64, f64)>,
+    /// Allocations of a worker's process in one round, where they are counted.
+    pub(crate) allocations_per_round: Option<f64>,
+}
+
+/// What a subject asked of the kernel in some rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// System calls and context switches of all its processes.
+    pub(crate) counts: Counts,
+    /// Operations of all workers meanwhile.
+    pub(crate) operations: u64,
+    /// Their payload, of both directions.
+    pub(crate) payload_bytes: u64,
 }
 
 impl Sample {
@@ -52,7 +89,14 @@ impl Sample {
     }
 
     fn median_latency_ns(&self) -> Option<f64> {
+        if let Some((p50_us, _)) = self.told_us {
+            return Some(p50_us * 1e3);
+        }
         stats::median(self.latencies_ns.iter().map(|ns| *ns as f64))
+    }
+
+    fn round_s(&self) -> Option<f64> {
+        (self.rounds > 0).then(|| self.seconds / self.rounds as f64)
     }
 
     fn cpu_s_per_gb(&self) -> f64 {
@@ -92,8 +136,29 @@ impl Series {
         stats::median(self.samples.iter().map(Sample::cpu_s_per_gb))
     }
 
-    /// A quantile of the operation times of all samples, in microseconds.
-    pub(crate) fn latency_us(&self, q: f64) -> Option<f64> {
+    /// Median number of allocations of one round at a worker.
+    pub(crate) fn allocations_per_round(&self) -> Option<f64> {
+        stats::median(self.samples.iter().filter_map(|sample| sample.allocations_per_round))
+    }
+
+    /// Median time of one round.
+    pub(crate) fn round_s(&self) -> Option<f64> {
+        stats::median(self.samples.iter().filter_map(Sample::round_s))
+    }
+
+    /// The median of the operation times of all samples, in microseconds.
+    pub(crate) fn p50_us(&self) -> Option<f64> {
+        let told = self.samples.iter().filter_map(|sample| Some(sample.told_us?.0));
+        stats::median(told).or_else(|| self.latency_us(0.5))
+    }
+
+    /// The 99th percentile of the same.
+    pub(crate) fn p99_us(&self) -> Option<f64> {
+        let told = self.samples.iter().filter_map(|sample| Some(sample.told_us?.1));
+        stats::median(told).or_else(|| self.latency_us(0.99))
+    }
+
+    fn latency_us(&self, q: f64) -> Option<f64> {
         let all = self.samples.iter().flat_map(|sample| &sample.latencies_ns);
         stats::quantile_sorted(&stats::sorted(all.map(|ns| *ns as f64 / 1e3)), q)
     }
@@ -131,20 +196,36 @@ pub(crate) fn run_pairs(
     spec.check()?;
     let mut samples = vec![Vec::new(); subjects.len()];
     let mut pressures = vec![Vec::new(); subjects.len()];
+    let mut is_out = vec![false; subjects.len()];
     for _ in 0..pairs.max(1) {
-        for ((subject, samples), pressures) in subjects.iter_mut().zip(&mut samples).zip(&mut pressures) {
+        for (index, subject) in subjects.iter_mut().enumerate() {
+            if is_out[index] {
+                continue;
+            }
             let before = procfs::cpu_pressure();
             let start = Instant::now();
-            let sample = subject.run(spec).map_err(|error| {
-                error.context(format!("{} of {} bytes over {}", spec.name, spec.bytes, subject.name()))
-            })?;
+            let sample = match subject.run(spec) {
+                Ok(sample) => sample,
+                Err(error) if subject.is_guest() => {
+                    report::progress(&format!("{} goes on without {}: {error:#}", spec.name, subject.name()));
+                    is_out[index] = true;
+                    continue;
+                }
+                Err(error) => {
+                    let (tensors, bytes) = (spec.tensors.len(), spec.model_bytes());
+                    let what = format!("{}: {tensors} tensor(s), {bytes} bytes", spec.name);
+                    return Err(error.context(format!("{what} over {}", subject.name())));
+                }
+            };
             if let (Some(before), Some(after)) = (before, procfs::cpu_pressure()) {
                 let waited_us = after.total_us.saturating_sub(before.total_us);
-                pressures.push(waited_us as f64 / start.elapsed().as_micros().max(1) as f64 * 100.0);
+                pressures[index].push(waited_us as f64 / start.elapsed().as_micros().max(1) as f64 * 100.0);
             }
-            samples.push(sample);
+            samples[index].push(sample);
         }
     }
+    // Half a series would be compared with other pairs than its own.
+    is_out.iter().zip(&mut samples).filter(|(out, _)| **out).for_each(|(_, samples)| samples.clear());
     let series = subjects.iter().zip(samples).zip(pressures).map(|((subject, samples), pressures)| Series {
         subject: subject.name().to_owned(),
         samples,
@@ -205,6 +286,7 @@ mod tests {
 
     struct Fake {
         name: &'static str,
+        is_guest: bool,
         speeds: Vec<u64>,
         log: Rc<RefCell<Vec<&'static str>>>,
     }
@@ -222,31 +304,29 @@ mod tests {
                 payload_bytes: speed * 1_000_000_000,
                 latencies_ns: vec![1000, 3000],
                 cpu_seconds: 2.0,
+                rounds: 4,
+                told_us: None,
+                allocations_per_round: None,
             })
+        }
+
+        fn is_guest(&self) -> bool {
+            self.is_guest
         }
 
         fn stop(&mut self) {}
     }
 
     fn spec() -> WorkSpec {
-        WorkSpec {
-            name: "test".into(),
-            op: Op::Push,
-            bytes: 4,
-            inflight: 1,
-            workers: 1,
-            servers: 1,
-            seconds: 0.1,
-            warmup_rounds: 0,
-        }
+        WorkSpec::alike("test", Op::Push, 4, 1)
     }
 
     #[test]
     fn pairs_are_interleaved_and_ratios_are_taken_pair_by_pair() {
         let log = Rc::new(RefCell::new(Vec::new()));
         let mut subjects: Vec<Box<dyn Subject>> = vec![
-            Box::new(Fake { name: "a", speeds: vec![8, 6, 2], log: Rc::clone(&log) }),
-            Box::new(Fake { name: "b", speeds: vec![2, 2, 2], log: Rc::clone(&log) }),
+            Box::new(Fake { name: "a", is_guest: false, speeds: vec![8, 6, 2], log: Rc::clone(&log) }),
+            Box::new(Fake { name: "b", is_guest: false, speeds: vec![2, 2, 2], log: Rc::clone(&log) }),
         ];
         let series = run_pairs(&mut subjects, &spec(), 3).expect("runs");
         assert_eq!(*log.borrow(), ["a", "b", "a", "b", "a", "b"]);
@@ -254,10 +334,44 @@ mod tests {
         assert_eq!(series[0].gb_per_s(), Some(6.0));
         assert_eq!(series[1].spread(), Some(0.0));
         assert_eq!(series[1].cpu_s_per_gb(), Some(1.0));
-        assert_eq!(series[1].latency_us(0.5), Some(2.0));
+        assert_eq!(series[1].p50_us(), Some(2.0));
         assert_eq!(series[0].latency_ratio_to(&series[1]), Some(1.0));
+        assert_eq!(series[0].round_s(), Some(0.25));
         let error = run_pairs(&mut subjects, &spec(), 1).expect_err("out of speeds");
-        assert!(format!("{error:#}").contains("test of 4 bytes over a: out of breath"), "{error:#}");
+        assert!(
+            format!("{error:#}").contains("test: 1 tensor(s), 4 bytes over a: out of breath"),
+            "{error:#}"
+        );
+    }
+
+    #[test]
+    fn the_others_go_on_without_a_guest_that_fails() {
+        let log = Rc::new(RefCell::new(Vec::new()));
+        let mut subjects: Vec<Box<dyn Subject>> = vec![
+            Box::new(Fake { name: "guest", is_guest: true, speeds: vec![1], log: Rc::clone(&log) }),
+            Box::new(Fake { name: "ours", is_guest: false, speeds: vec![2; 3], log: Rc::clone(&log) }),
+        ];
+        let series = run_pairs(&mut subjects, &spec(), 3).expect("ours runs");
+        assert_eq!(*log.borrow(), ["guest", "ours", "guest", "ours", "ours"]);
+        assert_eq!((series[0].samples.len(), series[1].samples.len()), (0, 3));
+        assert_eq!(series[1].ratio_to(&series[0]), None);
+    }
+
+    #[test]
+    fn what_a_subject_tells_of_its_times_is_taken_as_it_is() {
+        let sample = |p50, p99| Sample {
+            seconds: 1.0,
+            payload_bytes: 1,
+            latencies_ns: Vec::new(),
+            cpu_seconds: f64::NAN,
+            rounds: 0,
+            told_us: Some((p50, p99)),
+            allocations_per_round: None,
+        };
+        let samples = vec![sample(1.0, 9.0), sample(3.0, 11.0), sample(2.0, 10.0)];
+        let series = Series { subject: "peer".into(), samples, cpu_pressure_percent: None };
+        assert_eq!((series.p50_us(), series.p99_us(), series.round_s()), (Some(2.0), Some(10.0), None));
+        assert_eq!(series.latency_ratio_to(&series), Some(1.0));
     }
 
     #[test]

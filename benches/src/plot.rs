@@ -1,12 +1,12 @@
 //! Plots as small SVGs that are readable on light and dark pages: lines over a logarithmic axis, and ranges. Makes text,
-//! writes no file.
+//! writes no file. [`crate::bars`] has bars, drawn alike.
 
 use gradwire_worker::train::axis::{escape, from_zero, short};
 use std::fmt::Write as _;
 
-const WIDTH: f64 = 720.0;
+pub(crate) const WIDTH: f64 = 720.0;
 const LEFT: f64 = 76.0;
-const RIGHT: f64 = 24.0;
+pub(crate) const RIGHT: f64 = 24.0;
 const TOP: f64 = 92.0;
 /// Of the part that lines are drawn in.
 const PLOT_HEIGHT: f64 = 280.0;
@@ -22,13 +22,22 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{fon
 .small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
 .line{fill:none;stroke-width:2;stroke-linejoin:round}.base{stroke-dasharray:6 4}\
 .c0{stroke:#0b62c4;fill:#0b62c4}.c1{stroke:#c8501e;fill:#c8501e}.c2{stroke:#2a8f4f;fill:#2a8f4f}\
-.c3{stroke:#8a4fc0;fill:#8a4fc0}.c4{stroke:#777;fill:#777}.line{fill:none}.open{fill:none;stroke-width:2}\
+.c3{stroke:#8a4fc0;fill:#8a4fc0}.c4{stroke:#777;fill:#777}.c5{stroke:#a8861c;fill:#a8861c}.line{fill:none}.open{fill:none;stroke-width:2}\
 @media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}\
 .c0{stroke:#6cb2ff;fill:#6cb2ff}.c1{stroke:#ff9966;fill:#ff9966}.c2{stroke:#5fcf8a;fill:#5fcf8a}\
-.c3{stroke:#c59bf0;fill:#c59bf0}.c4{stroke:#aaa;fill:#aaa}.line,.open{fill:none}}";
+.c3{stroke:#c59bf0;fill:#c59bf0}.c4{stroke:#aaa;fill:#aaa}.c5{stroke:#d9bb5a;fill:#d9bb5a}.line,.open{fill:none}}";
 
-/// The colour of what others are compared with.
+/// The first of the colours of what others are compared with; those before it are the others'.
 const BASELINE_COLOUR: usize = 4;
+const BASELINE_COLOURS: usize = 2;
+
+/// The colour of each of several things that are baselines or are not, in turn.
+pub(crate) fn colours(are_baselines: impl IntoIterator<Item = bool>) -> Vec<usize> {
+    let (mut others, mut baselines) =
+        ((0..BASELINE_COLOUR).cycle(), (BASELINE_COLOUR..BASELINE_COLOUR + BASELINE_COLOURS).cycle());
+    let next = |is_baseline| if is_baseline { baselines.next() } else { others.next() };
+    are_baselines.into_iter().map(next).map(|colour| colour.unwrap_or(0)).collect()
+}
 
 /// One line of a chart.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,24 +85,24 @@ pub(crate) struct Ranges<'a> {
 
 /// Where values lie between two places of the drawing.
 #[derive(Debug, Clone)]
-struct Axis {
+pub(crate) struct Axis {
     is_log: bool,
     low: f64,
     high: f64,
     start: f64,
     end: f64,
-    marks: Vec<f64>,
+    pub(crate) marks: Vec<f64>,
 }
 
 impl Axis {
-    fn at(&self, value: f64) -> f64 {
+    pub(crate) fn at(&self, value: f64) -> f64 {
         let place = |value: f64| if self.is_log { value.log10() } else { value };
         let share = (place(value) - place(self.low)) / (place(self.high) - place(self.low));
         self.start + share * (self.end - self.start)
     }
 
     /// From 0 to a round number that holds all values.
-    fn linear(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
+    pub(crate) fn linear(values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
         let (marks, high) = from_zero(values);
         Self { is_log: false, low: 0.0, high, start, end, marks }
     }
@@ -127,7 +136,7 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     if low <= high { (low, high) } else { (1.0, 10.0) }
 }
 
-fn start(svg: &mut String, height: f64, title: &str, subtitle: &str) {
+pub(crate) fn start(svg: &mut String, height: f64, title: &str, subtitle: &str) {
     // Writing to a String cannot fail.
     let _ = write!(
         svg,
@@ -152,17 +161,20 @@ impl Chart<'_> {
         let mut svg = String::new();
         start(&mut svg, floor + BOTTOM, self.title, self.subtitle);
         self.axes(&mut svg, &x, &y);
-        let mut legend_x = LEFT;
-        let mut colours = (0..BASELINE_COLOUR).cycle();
-        for (line, points) in &lines {
-            let colour = if line.is_baseline { BASELINE_COLOUR } else { colours.next().unwrap_or(0) };
+        let (mut legend_x, mut legend_y) = (LEFT, 66.0);
+        let colours = colours(lines.iter().map(|(line, _)| line.is_baseline));
+        for ((line, points), colour) in lines.iter().zip(colours) {
             let class =
                 if line.is_baseline { format!("c{colour} line base") } else { format!("c{colour} line") };
             if !line.name.is_empty() {
-                let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{legend_x} 66h26\"/>");
-                let text_x = legend_x + 32.0;
-                let _ = writeln!(svg, "<text x=\"{text_x}\" y=\"70.5\">{}</text>", escape(&line.name));
-                legend_x += 60.0 + 7.2 * line.name.chars().count() as f64;
+                let width = 60.0 + 7.2 * line.name.chars().count() as f64;
+                if legend_x > LEFT && legend_x + width > WIDTH {
+                    (legend_x, legend_y) = (LEFT, legend_y + 17.0);
+                }
+                let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{legend_x} {legend_y}h26\"/>");
+                let (text_x, text_y) = (legend_x + 32.0, legend_y + 4.5);
+                let _ = writeln!(svg, "<text x=\"{text_x}\" y=\"{text_y}\">{}</text>", escape(&line.name));
+                legend_x += width;
             }
             let places: Vec<String> =
                 points.iter().map(|point| format!("{:.1},{:.1}", x.at(point.0), y.at(point.1))).collect();
@@ -342,6 +354,19 @@ mod tests {
         let svg = Ranges { title: "t", subtitle: "s", x_label: "us", ranges }.svg();
         assert_eq!(svg.matches("<circle").count(), 2);
         assert!(svg.contains(">push<") && svg.contains(">odd<") && !svg.contains("NaN"));
+    }
+
+    #[test]
+    fn a_long_legend_goes_on_in_a_second_line_and_baselines_differ() {
+        let line =
+            |name: &str, is_baseline| Line { name: name.into(), points: vec![(1.0, 1.0)], is_baseline };
+        let lines = ["shm", "shm_plain", "unix", "tcp"].map(|name| line(name, false)).into_iter();
+        let lines = lines.chain(["store_and_forward", "grpc"].map(|name| line(name, true))).collect();
+        let (title, subtitle, x_label, y_label) = ("t", "s", "x", "y");
+        let chart = Chart { title, subtitle, x_label, y_label, has_log_y: true, x_is_bytes: true, lines };
+        let svg = chart.svg();
+        assert!(svg.contains(" 66h26") && svg.contains("M76 83h26"), "{svg}");
+        assert_eq!(colours([false, true, false, true, true]), [0, 4, 1, 5, 4]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! It must not measure or compute ratios.
 
+use crate::measure::Counted;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use std::io::Write as _;
@@ -11,7 +12,7 @@ use std::path::Path;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// The benchmark: `push`, `pull`, `push_pull`, `kv_100k_f32`, `copy`; those of the RDMA suite are in `rdma/suite.rs`.
+    /// The benchmark: one of `suite/parts.rs`, a model of `models.rs`, `copy`; those over RDMA are in `rdma/suite.rs`.
     pub(crate) name: String,
     /// The RDMA device it was measured on, where that matters: what kind of device it is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -19,9 +20,15 @@ pub(crate) struct Row {
     /// `shm`, `tcp`, …, a baseline's name (`grpc`), or the kernel of a `copy`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<String>,
-    /// Bytes of one tensor.
+    /// Bytes of one tensor, where all are alike.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
+    /// Tensors of one worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tensors: Option<u32>,
+    /// Bytes of all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) model_bytes: Option<u64>,
     /// Element type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dtype: Option<String>,
@@ -55,6 +62,28 @@ pub(crate) struct Row {
     /// Throughput over that of the gRPC baseline, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_grpc: Option<f64>,
+    /// Throughput over that of the parameter server that stores and forwards over TCP, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_store_and_forward: Option<f64>,
+    /// Throughput over that of receiving the same bytes into memory over TCP, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_plain_receive: Option<f64>,
+    /// Throughput over that of the same bytes in one tensor, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_one_tensor: Option<f64>,
+    /// Throughput over that of the outside program, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ratio_to_peer: Option<f64>,
+    /// Median time over that of the outside program, pair by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_ratio_to_peer: Option<f64>,
+    /// Median time over that of a bare exchange between two processes that wait in the same way on the same cores, pair
+    /// by pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p50_ratio_to_ping_pong: Option<f64>,
+    /// Time that the other workers lose, over the time that one of them is late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lost_per_late: Option<f64>,
     /// Throughput over that of perftest's `ib_write_bw` at the same size on the same device, pair by pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio_to_ib_write_bw: Option<f64>,
@@ -67,6 +96,24 @@ pub(crate) struct Row {
     /// How often something was repeated before what the row tells was looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) repeats: Option<u64>,
+    /// System calls of all processes per megabyte of payload, counted in a run of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) syscalls_per_mb: Option<f64>,
+    /// The same per operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) syscalls_per_op: Option<f64>,
+    /// Context switches of all processes per operation, from the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switches_per_op: Option<f64>,
+    /// Allocations per round of one worker's process, in the measured runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) allocations_per_round: Option<f64>,
+    /// Share of one CPU that all processes of a cluster take while nothing is asked of it, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_cpu_percent: Option<f64>,
+    /// Share of the time in which some process waited for a CPU, in percent: the median of the runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_pressure_percent: Option<f64>,
     /// Interleaved pairs measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pairs: Option<u32>,
@@ -76,6 +123,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// Adds what was asked of the kernel.
+    pub(crate) fn tell(&mut self, counted: &Counted) {
+        let per = |count: u64, of: f64| Some(count as f64 / of);
+        self.syscalls_per_mb = per(counted.counts.syscalls, counted.payload_bytes as f64 / 1e6);
+        self.syscalls_per_op = per(counted.counts.syscalls, counted.operations as f64);
+        self.switches_per_op = per(counted.counts.switches, counted.operations as f64);
+    }
+
     /// The row with every figure rounded to four significant digits: more would be noise.
     pub(crate) fn rounded(mut self) -> Self {
         let figures = [
@@ -85,8 +140,21 @@ impl Row {
             &mut self.cpu_s_per_gb,
             &mut self.ratio_to_copy,
             &mut self.ratio_to_grpc,
+            &mut self.ratio_to_store_and_forward,
+            &mut self.ratio_to_plain_receive,
+            &mut self.ratio_to_one_tensor,
+            &mut self.ratio_to_peer,
+            &mut self.p50_ratio_to_peer,
+            &mut self.p50_ratio_to_ping_pong,
+            &mut self.lost_per_late,
             &mut self.ratio_to_ib_write_bw,
             &mut self.ratio_to_ib_write_lat,
+            &mut self.syscalls_per_mb,
+            &mut self.syscalls_per_op,
+            &mut self.switches_per_op,
+            &mut self.allocations_per_round,
+            &mut self.idle_cpu_percent,
+            &mut self.cpu_pressure_percent,
             &mut self.spread,
         ];
         for figure in figures {
@@ -115,10 +183,12 @@ pub(crate) fn write_json(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-const HEADINGS: [&str; 18] = [
+const HEADINGS: [&str; 33] = [
     "name",
     "transport",
     "bytes",
+    "tensors",
+    "MB",
     "placement",
     "buffers",
     "W",
@@ -130,38 +200,69 @@ const HEADINGS: [&str; 18] = [
     "CPU s/GB",
     "x copy",
     "x grpc",
+    "x store+forward",
+    "x plain receive",
+    "x one tensor",
+    "x peer",
+    "p50 x peer",
+    "p50 x ping-pong",
+    "lost/late",
     "x ib_write_bw",
     "x ib_write_lat",
     "registered",
     "repeats",
+    "calls/MB",
+    "calls/op",
+    "switches/op",
+    "allocs/round",
+    "idle CPU %",
+    "pressure",
 ];
 
 /// Columns of words, which are aligned to the left; numbers go to the right.
-const WORD_COLUMNS: [usize; 4] = [0, 1, 3, 4];
+const WORD_COLUMNS: [usize; 4] = [0, 1, 5, 6];
 
 fn cells(row: &Row) -> [String; HEADINGS.len()] {
     let word = |value: &Option<String>| value.clone().unwrap_or_default();
     let count = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
     let figure = |value: Option<f64>| value.map_or_else(String::new, format_figure);
+    let percent = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0} %"));
+    // A number of tensors alike says it all.
+    let uneven = |value: Option<u64>| value.filter(|_| row.bytes.is_none());
     [
         row.name.clone(),
         word(&row.transport),
         count(row.bytes),
+        count(row.tensors.map(u64::from)),
+        figure(uneven(row.model_bytes).map(|bytes| bytes as f64 / 1e6)),
         word(&row.placement),
         word(&row.buffers),
         count(row.workers.map(u64::from)),
         count(row.servers.map(u64::from)),
         figure(row.gb_per_s),
-        row.spread.map_or_else(String::new, |spread| format!("{:.0} %", spread * 100.0)),
+        percent(row.spread.map(|spread| spread * 100.0)),
         figure(row.p50_us),
         figure(row.p99_us),
         figure(row.cpu_s_per_gb),
         figure(row.ratio_to_copy),
         figure(row.ratio_to_grpc),
+        figure(row.ratio_to_store_and_forward),
+        figure(row.ratio_to_plain_receive),
+        figure(row.ratio_to_one_tensor),
+        figure(row.ratio_to_peer),
+        figure(row.p50_ratio_to_peer),
+        figure(row.p50_ratio_to_ping_pong),
+        figure(row.lost_per_late),
         figure(row.ratio_to_ib_write_bw),
         figure(row.ratio_to_ib_write_lat),
         count(row.registered_bytes),
         count(row.repeats),
+        figure(row.syscalls_per_mb),
+        figure(row.syscalls_per_op),
+        figure(row.switches_per_op),
+        figure(row.allocations_per_round),
+        figure(row.idle_cpu_percent),
+        percent(row.cpu_pressure_percent),
     ]
 }
 
@@ -223,6 +324,7 @@ pub(crate) fn progress(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Counts;
 
     fn row() -> Row {
         Row {
@@ -249,54 +351,54 @@ mod tests {
 
     #[test]
     fn every_name_of_the_contract_is_there() {
-        let some = Some(1.0);
-        let text = || Some("x".to_owned());
-        let full = Row {
-            placement: text(),
-            buffers: text(),
-            p50_us: some,
-            p99_us: some,
-            cpu_s_per_gb: some,
-            ratio_to_copy: some,
-            ratio_to_grpc: some,
-            ratio_to_ib_write_bw: some,
-            ratio_to_ib_write_lat: some,
-            registered_bytes: Some(1),
-            repeats: Some(1),
-            device: text(),
-            pairs: Some(10),
-            spread: some,
-            ..row()
-        };
-        let value = serde_json::to_value(full).expect("serialises");
-        let mut names: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(
-            names,
-            [
-                "buffers",
-                "bytes",
-                "cpu_s_per_gb",
-                "device",
-                "dtype",
-                "gb_per_s",
-                "name",
-                "p50_us",
-                "p99_us",
-                "pairs",
-                "placement",
-                "ratio_to_copy",
-                "ratio_to_grpc",
-                "ratio_to_ib_write_bw",
-                "ratio_to_ib_write_lat",
-                "registered_bytes",
-                "repeats",
-                "servers",
-                "spread",
-                "transport",
-                "workers"
-            ]
-        );
+        let words = ["buffers", "device", "dtype", "name", "placement", "transport"];
+        let numbers = [
+            "allocations_per_round",
+            "bytes",
+            "cpu_pressure_percent",
+            "cpu_s_per_gb",
+            "gb_per_s",
+            "idle_cpu_percent",
+            "lost_per_late",
+            "model_bytes",
+            "p50_ratio_to_peer",
+            "p50_ratio_to_ping_pong",
+            "p50_us",
+            "p99_us",
+            "pairs",
+            "ratio_to_copy",
+            "ratio_to_grpc",
+            "ratio_to_ib_write_bw",
+            "ratio_to_ib_write_lat",
+            "ratio_to_one_tensor",
+            "ratio_to_peer",
+            "ratio_to_plain_receive",
+            "ratio_to_store_and_forward",
+            "registered_bytes",
+            "repeats",
+            "servers",
+            "spread",
+            "switches_per_op",
+            "syscalls_per_mb",
+            "syscalls_per_op",
+            "tensors",
+            "workers",
+        ];
+        let fields = words.iter().map(|name| ((*name).to_owned(), serde_json::json!("x")));
+        let fields = fields.chain(numbers.iter().map(|name| ((*name).to_owned(), serde_json::json!(1))));
+        let all = serde_json::Map::from_iter(fields);
+        let row: Row = serde_json::from_value(all.clone().into()).expect("a row takes every name");
+        let told = serde_json::to_value(row).expect("serialises");
+        assert!(all.keys().eq(told.as_object().expect("an object").keys()), "{told}");
+    }
+
+    #[test]
+    fn what_was_counted_is_told_by_megabyte_and_by_operation() {
+        let counts = Counts { syscalls: 300, switches: 30 };
+        let mut row = row();
+        row.tell(&Counted { counts, operations: 100, payload_bytes: 2_000_000 });
+        assert_eq!((row.syscalls_per_mb, row.syscalls_per_op), (Some(150.0), Some(3.0)));
+        assert_eq!(row.switches_per_op, Some(0.3));
     }
 
     #[test]

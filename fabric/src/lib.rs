@@ -9,6 +9,7 @@
 //! This crate knows nothing of batches, keys or roles. It is the only crate with `unsafe` (bindings apart);
 //! each block says why it is sound and why it is needed.
 
+pub mod allocations;
 pub mod copy;
 mod device;
 mod devices;
@@ -33,13 +34,13 @@ pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use host::host_identity;
 pub use lane::{LaneQueue, Waker};
-pub use mailbox::Mailbox;
+pub use mailbox::{Letters, Mailbox};
 pub use memory::{
     Access, Blocks, Buffer, BufferId, Handles, Number, Numbers, OutOfBounds, Pages, Pool, PoolError, Region,
     Span, UserBuffer, View,
 };
 pub use rest::{Rest, Sleeper};
-pub use shm::ShmDevice;
+pub use shm::{SharedWord, SharedWords, ShmDevice};
 pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]

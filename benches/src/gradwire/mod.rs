@@ -4,7 +4,7 @@ pub(crate) mod worker;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE};
-use crate::measure::{Sample, Subject};
+use crate::measure::{Counted, Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
@@ -64,6 +64,13 @@ impl GradwireSubject {
     pub(crate) fn with_placement(self, placement: &'static str) -> Self {
         let setting = format!("transport.placement={placement}");
         Self { label: placement, placement, ..self.with_settings(&[setting]) }
+    }
+
+    /// Does the work once, and then nothing for some time: the share of one CPU that its processes take meanwhile, in
+    /// percent.
+    pub(crate) fn idle_cpu_percent(&mut self, spec: &WorkSpec, time: Duration) -> anyhow::Result<f64> {
+        self.run(spec)?;
+        self.cluster.as_ref().context("a cluster that has ended")?.idle_cpu_percent(time)
     }
 
     fn start(&self, spec: &WorkSpec) -> anyhow::Result<Cluster> {
@@ -215,6 +222,10 @@ impl Subject for GradwireSubject {
         let sample = cluster.sample(spec)?;
         self.cluster = Some(cluster);
         Ok(sample)
+    }
+
+    fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        self.cluster.as_mut().map(|cluster| cluster.count(spec)).transpose()
     }
 
     fn placement(&self, _spec: &WorkSpec) -> Option<String> {

@@ -3,50 +3,10 @@
 //!
 //! It must not know what messages mean.
 
-use bytes::{Buf as _, BufMut as _, Bytes};
+use crate::store::{Frame, Head, Kind};
+use bytes::{Buf as _, BufMut as _};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-
-/// What a message asks for, or answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// First on every stream: the work to come, as JSON.
-    Declare,
-    /// A chunk's gradient; answered without payload when its round is applied.
-    Push,
-    /// Asks for a chunk's weights.
-    Pull,
-    /// A chunk's gradient; answered with the weights when its round is applied.
-    PushPull,
-}
-
-impl Kind {
-    fn code(self) -> u32 {
-        match self {
-            Kind::Declare => 1,
-            Kind::Push => 2,
-            Kind::Pull => 3,
-            Kind::PushPull => 4,
-        }
-    }
-
-    fn from_code(code: u32) -> Option<Self> {
-        [Kind::Declare, Kind::Push, Kind::Pull, Kind::PushPull].into_iter().find(|kind| kind.code() == code)
-    }
-}
-
-/// One message.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Frame {
-    /// What it asks for, or answers.
-    pub(crate) kind: Kind,
-    /// The tensor.
-    pub(crate) key: u32,
-    /// The chunk of the tensor.
-    pub(crate) chunk: u32,
-    /// f32 in wire order, or nothing.
-    pub(crate) payload: Bytes,
-}
 
 /// Bytes of a message before its payload.
 const HEAD_BYTES: usize = 12;
@@ -89,9 +49,9 @@ impl Encoder for FrameCodec {
 
     fn encode(&mut self, frame: Frame, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
         out.reserve(HEAD_BYTES + frame.payload.len());
-        out.put_u32_le(frame.kind.code());
-        out.put_u32_le(frame.key);
-        out.put_u32_le(frame.chunk);
+        out.put_u32_le(frame.head.kind.code());
+        out.put_u32_le(frame.head.key);
+        out.put_u32_le(frame.head.chunk);
         out.put_slice(&frame.payload);
         Ok(())
     }
@@ -116,24 +76,10 @@ impl Decoder for FrameCodec {
         let chunk = input.get_u32_le();
         // A view of the receive buffer, not a copy.
         let payload = input.copy_to_bytes(input.remaining());
-        Ok(Some(Frame { kind, key, chunk, payload }))
+        Ok(Some(Frame { head: Head { kind, key, chunk }, payload }))
     }
 
     fn buffer_settings(&self) -> BufferSettings {
         self.settings
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_has_its_own_code() {
-        for code in 1..=4 {
-            assert_eq!(Kind::from_code(code).map(Kind::code), Some(code));
-        }
-        assert_eq!(Kind::from_code(0), None);
-        assert_eq!(Kind::from_code(5), None);
     }
 }

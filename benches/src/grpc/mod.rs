@@ -6,7 +6,6 @@
 
 mod codec;
 pub(crate) mod server;
-mod store;
 pub(crate) mod tune;
 mod tuning;
 pub(crate) mod worker;
@@ -15,7 +14,7 @@ pub(crate) use tuning::Tuning;
 
 use crate::child::Child;
 use crate::cluster::{Cluster, FromChild, REPLY_DEADLINE, ToWorker};
-use crate::measure::{Sample, Subject};
+use crate::measure::{Counted, Sample, Subject};
 use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use clap::Args;
@@ -99,6 +98,10 @@ impl Subject for GrpcSubject {
         let sample = cluster.sample(spec)?;
         self.cluster = Some(cluster);
         Ok(sample)
+    }
+
+    fn count(&mut self, spec: &WorkSpec) -> anyhow::Result<Option<Counted>> {
+        self.cluster.as_mut().map(|cluster| cluster.count(spec)).transpose()
     }
 
     fn buffers(&self, _spec: &WorkSpec) -> Option<String> {

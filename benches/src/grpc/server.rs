@@ -2,12 +2,12 @@
 //!
 //! One bidirectional stream per worker. The process serves until its parent closes its standard input.
 
-use super::codec::{Frame, FrameCodec, Kind};
-use super::store::{Declare, Refusal, Store};
+use super::codec::FrameCodec;
 use super::tuning::{self, Tuning};
 use super::{ChildArgs, EXCHANGE_PATH};
 use crate::child;
 use crate::cluster::FromChild;
+use crate::store::{Declare, Frame, Kind, Refusal, Store};
 use anyhow::Context as _;
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,6 +27,13 @@ struct Shared {
     store: Option<Store>,
     workers: Vec<Option<Answers>>,
     due: Vec<(u32, Frame)>,
+}
+
+/// Whose stream it is.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    session: u64,
+    rank: u32,
 }
 
 /// What every connection and stream shares.
@@ -110,7 +117,7 @@ impl Service<Request<Streaming<Frame>>> for Exchange {
         Box::pin(async move {
             let mut inbound = request.into_inner();
             let first = inbound.message().await?.ok_or_else(|| Status::cancelled("an empty stream"))?;
-            if first.kind != Kind::Declare {
+            if first.head.kind != Kind::Declare {
                 return Err(Status::failed_precondition("a stream that does not begin with a declaration"));
             }
             let declared: Declare = serde_json::from_slice(&first.payload)
@@ -118,10 +125,11 @@ impl Service<Request<Streaming<Frame>>> for Exchange {
             declared.check().map_err(refused)?;
             // Room for every answer that can be due, so that giving one never waits.
             let (answers, outbound) = mpsc::channel(declared.answers_in_flight());
+            let from = Origin { session: declared.session, rank: declared.rank };
             server.lock().join(declared, answers.clone());
             let _ = answers.try_send(Ok(Frame { payload: bytes::Bytes::new(), ..first }));
             tokio::spawn(async move {
-                if let Err(status) = server.obey(declared, inbound).await {
+                if let Err(status) = server.obey(from, inbound).await {
                     // Nobody is left to tell when the worker has gone.
                     let _ = answers.try_send(Err(status));
                 }
@@ -138,9 +146,9 @@ impl ParameterServer {
     }
 
     /// Obeys one worker's messages until its stream ends.
-    async fn obey(&self, declared: Declare, mut inbound: Streaming<Frame>) -> Result<(), Status> {
+    async fn obey(&self, from: Origin, mut inbound: Streaming<Frame>) -> Result<(), Status> {
         while let Some(frame) = inbound.message().await? {
-            self.lock().apply(declared, &frame)?;
+            self.lock().apply(from, &frame)?;
         }
         Ok(())
     }
@@ -149,19 +157,20 @@ impl ParameterServer {
 impl Shared {
     /// Adds a worker; the first one of a new session resets the parameters.
     fn join(&mut self, declared: Declare, answers: Answers) {
+        let rank = declared.rank as usize;
         if self.store.as_ref().map(Store::session) != Some(declared.session) {
-            self.store = Some(Store::new(declared));
             self.workers = vec![None; declared.workers as usize];
+            self.store = Some(Store::new(declared));
         }
-        if let Some(place) = self.workers.get_mut(declared.rank as usize) {
+        if let Some(place) = self.workers.get_mut(rank) {
             *place = Some(answers);
         }
     }
 
-    fn apply(&mut self, declared: Declare, frame: &Frame) -> Result<(), Status> {
-        let store = self.store.as_mut().filter(|store| store.session() == declared.session);
+    fn apply(&mut self, from: Origin, frame: &Frame) -> Result<(), Status> {
+        let store = self.store.as_mut().filter(|store| store.session() == from.session);
         let store = store.ok_or_else(|| Status::aborted("another session has begun"))?;
-        store.apply(declared.rank, frame, &mut self.due).map_err(refused)?;
+        store.apply(from.rank, frame.head, &frame.payload, &mut self.due).map_err(refused)?;
         for (rank, answer) in self.due.drain(..) {
             let worker = self.workers.get(rank as usize).and_then(Option::as_ref);
             // A full or closed queue is a worker that broke the protocol or went; its own stream tells.

@@ -73,14 +73,9 @@ fn candidates(base: Tuning) -> Vec<(String, Tuning)> {
 /// A cluster failed.
 pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     let spec = |inflight| WorkSpec {
-        name: "tune".to_owned(),
-        op: Op::PushPull,
-        bytes: args.bytes,
-        inflight,
         workers: args.workers,
-        servers: 1,
         seconds: args.seconds,
-        warmup_rounds: 2,
+        ..WorkSpec::alike("tune", Op::PushPull, args.bytes, inflight)
     };
     let mut subjects: Vec<Box<dyn Subject>> = candidates(Tuning::default())
         .into_iter()
@@ -101,8 +96,8 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
             figure(throughput.gb_per_s()),
             figure(throughput.spread()) * 100.0,
             figure(throughput.cpu_s_per_gb()),
-            figure(latency.latency_us(0.5)),
-            figure(latency.latency_us(0.99)),
+            figure(latency.p50_us()),
+            figure(latency.p99_us()),
         ))?;
     }
     Ok(())

@@ -4,15 +4,17 @@
 //! prepared once (a trainer's own work is no transport's); pulled weights are copied to the tensor's own
 //! memory, because a trainer needs them there.
 
-use super::codec::{Frame, FrameCodec, Kind};
-use super::store::Declare;
+use super::codec::FrameCodec;
 use super::tuning::{self, Tuning};
 use super::{ChildArgs, EXCHANGE_PATH, RUN_DEADLINE};
 use crate::child;
 use crate::cluster::{FromChild, ToWorker};
-use crate::workload::{LEARNING_RATE, Op, WorkSpec};
+use crate::laps::{Laps, Times};
+use crate::store::{Declare, Frame, Head, Kind};
+use crate::workload::WorkSpec;
 use anyhow::Context as _;
 use bytes::Bytes;
+use fabric::allocations;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -27,9 +29,6 @@ use tonic::{Request, Streaming};
 
 /// How long connecting may take on loopback.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Operation times reported from one run; of more, every n-th is kept.
-const MAX_LATENCIES: u64 = 20_000;
 
 /// Runs the process.
 ///
@@ -100,21 +99,22 @@ async fn connect(server: SocketAddr, tuning: Tuning) -> anyhow::Result<Channel> 
 struct Tensor {
     gradient: Bytes,
     weights: Vec<u8>,
-    chunks_missing: u64,
+    chunks_missing: u32,
     started: Instant,
-    rounds_left: u64,
 }
 
 /// The streams of one declared work.
 struct Exchange {
     spec: WorkSpec,
     declared: Declare,
+    first_chunks: Vec<u64>,
     kind: Kind,
     out: Vec<mpsc::Sender<Frame>>,
     inbound: Vec<Streaming<Frame>>,
     next_inbound: usize,
     tensors: Vec<Tensor>,
-    rounds_done: u64,
+    laps: Laps,
+    outstanding: u32,
 }
 
 impl Exchange {
@@ -127,40 +127,27 @@ impl Exchange {
     ) -> anyhow::Result<Self> {
         let gradient = WorkSpec::gradient_value(rank).to_le_bytes();
         let now = Instant::now();
-        let tensor = || Tensor {
-            gradient: gradient.repeat(spec.bytes as usize / gradient.len()).into(),
-            weights: vec![0xFF; spec.bytes as usize],
+        let tensor = |bytes: &u64| Tensor {
+            gradient: gradient.repeat(*bytes as usize / gradient.len()).into(),
+            weights: vec![0xFF; *bytes as usize],
             chunks_missing: 0,
             started: now,
-            rounds_left: 0,
         };
-        let declared = Declare {
-            session,
-            rank,
-            workers: spec.workers,
-            keys: spec.inflight,
-            key_bytes: spec.bytes,
-            chunk_bytes: tuning.chunk_bytes,
-            server: 0,
-            servers: spec.servers,
-            learning_rate: LEARNING_RATE,
-        };
+        let declared = Declare::new(session, rank, &spec, tuning.chunk_bytes);
         let mut exchange = Self {
-            tensors: (0..spec.inflight).map(|_| tensor()).collect(),
-            kind: match spec.op {
-                Op::Push => Kind::Push,
-                Op::Pull => Kind::Pull,
-                Op::PushPull => Kind::PushPull,
-            },
+            tensors: spec.tensors.iter().map(tensor).collect(),
+            kind: spec.op.into(),
             out: Vec::new(),
             inbound: Vec::new(),
             next_inbound: 0,
-            rounds_done: 0,
-            declared,
+            laps: Laps::new(&spec, rank),
+            outstanding: 0,
+            first_chunks: declared.first_chunks(),
+            declared: declared.clone(),
             spec,
         };
         for (server, channel) in channels.iter().enumerate() {
-            let declared = Declare { server: server as u32, ..declared };
+            let declared = Declare { server: server as u32, ..declared.clone() };
             let (out, inbound) = open_stream(channel.clone(), tuning, &declared).await?;
             exchange.out.push(out);
             exchange.inbound.push(inbound);
@@ -168,51 +155,59 @@ impl Exchange {
         Ok(exchange)
     }
 
-    /// Does so many rounds on every tensor, each tensor at its own pace.
+    /// Does so many rounds.
     async fn run(&mut self, rounds: u64) -> anyhow::Result<FromChild> {
-        let operations = rounds * self.tensors.len() as u64;
-        let stride = operations.div_ceil(MAX_LATENCIES).max(1);
-        let mut latencies_ns = Vec::with_capacity(operations.min(MAX_LATENCIES) as usize);
-        let start = Instant::now();
-        for key in 0..self.tensors.len() {
-            self.tensors[key].rounds_left = rounds;
-            self.start(key)?;
-        }
-        let mut done = 0;
-        while done < operations {
-            let frame = self.next_answer().await?;
-            let Some(took) = self.land(&frame)? else { continue };
-            if done % stride == 0 {
-                latencies_ns.push(took.as_nanos() as u64);
+        let mut times = Times::new(rounds * self.laps.len() as u64);
+        let (start, allocated) = (Instant::now(), allocations::of_process());
+        for _ in 0..rounds {
+            if !self.laps.late().is_zero() {
+                tokio::time::sleep(self.laps.late()).await;
             }
-            done += 1;
-            self.start(frame.key as usize)?;
+            for place in 0..self.laps.len() {
+                let key = self.laps.tensor(place);
+                while self.outstanding == self.spec.inflight || self.tensors[key].chunks_missing > 0 {
+                    self.take_answer(&mut times).await?;
+                }
+                self.start(key)?;
+            }
+        }
+        while self.outstanding > 0 {
+            self.take_answer(&mut times).await?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        self.rounds_done += rounds;
+        let allocations = allocations::of_process() - allocated;
+        self.laps.done(rounds);
         self.verify()?;
-        Ok(FromChild::Done { seconds, latencies_ns })
+        Ok(FromChild::Done { seconds, latencies_ns: times.kept(), allocations })
     }
 
-    /// Sends a tensor's next operation, if any is left.
-    fn start(&mut self, key: usize) -> anyhow::Result<()> {
-        let tensor = &mut self.tensors[key];
-        if tensor.rounds_left == 0 {
-            return Ok(());
+    async fn take_answer(&mut self, times: &mut Times) -> anyhow::Result<()> {
+        let frame = self.next_answer().await?;
+        if let Some(took) = self.land(&frame)? {
+            times.note(took);
+            self.outstanding -= 1;
         }
-        tensor.rounds_left -= 1;
-        tensor.chunks_missing = self.declared.chunks_per_key();
+        Ok(())
+    }
+
+    /// Sends a tensor's next operation.
+    fn start(&mut self, key: usize) -> anyhow::Result<()> {
+        let chunks = self.declared.chunks_of(key as u32);
+        let tensor = &mut self.tensors[key];
+        tensor.chunks_missing = chunks;
         tensor.started = Instant::now();
-        for chunk in 0..self.declared.chunks_per_key() {
+        for chunk in 0..chunks {
             let start = chunk as usize * self.declared.chunk_bytes as usize;
-            let end = start + self.declared.chunk_len(chunk);
+            let end = start + self.declared.chunk_len(key as u32, chunk);
             let payload =
                 if self.spec.op.pushes() { tensor.gradient.slice(start..end) } else { Bytes::new() };
-            let frame = Frame { kind: self.kind, key: key as u32, chunk: chunk as u32, payload };
-            let server = &self.out[chunk as usize % self.out.len()];
+            let frame = Frame { head: Head { kind: self.kind, key: key as u32, chunk }, payload };
+            let number = self.first_chunks[key] + u64::from(chunk);
+            let server = &self.out[(number % self.out.len() as u64) as usize];
             // The queue holds every chunk of every tensor: full can only mean closed.
             server.try_send(frame).ok().context("the server's stream has ended")?;
         }
+        self.outstanding += 1;
         Ok(())
     }
 
@@ -233,15 +228,15 @@ impl Exchange {
 
     /// Puts an answer's weights in place; gives the operation's time when it was the last chunk.
     fn land(&mut self, frame: &Frame) -> anyhow::Result<Option<Duration>> {
-        let chunk = u64::from(frame.chunk);
-        let tensor = self.tensors.get_mut(frame.key as usize).context("an answer for an unknown tensor")?;
+        let Head { kind, key, chunk } = frame.head;
+        let tensor = self.tensors.get_mut(key as usize).context("an answer for an unknown tensor")?;
         anyhow::ensure!(
-            frame.kind == self.kind && chunk < self.declared.chunks_per_key() && tensor.chunks_missing > 0,
+            kind == self.kind && chunk < self.declared.chunks_of(key) && tensor.chunks_missing > 0,
             "an answer that nothing asked for"
         );
         if self.spec.op.pulls() {
             let start = chunk as usize * self.declared.chunk_bytes as usize;
-            let place = &mut tensor.weights[start..start + self.declared.chunk_len(chunk)];
+            let place = &mut tensor.weights[start..start + self.declared.chunk_len(key, chunk)];
             anyhow::ensure!(frame.payload.len() == place.len(), "weights of another length than their chunk");
             place.copy_from_slice(&frame.payload);
         }
@@ -249,21 +244,11 @@ impl Exchange {
         Ok((tensor.chunks_missing == 0).then(|| tensor.started.elapsed()))
     }
 
-    /// The first and the last weight of every tensor must be what the rounds so far make of them.
     fn verify(&self) -> anyhow::Result<()> {
-        let (expected, tolerance) = self.spec.expected_weight(self.rounds_done);
-        for (key, tensor) in self.tensors.iter().enumerate().filter(|_| self.spec.op.pulls()) {
-            let (values, _) = tensor.weights.as_chunks::<4>();
-            for value in [values.first(), values.last()].into_iter().flatten() {
-                let found = f64::from(f32::from_le_bytes(*value));
-                anyhow::ensure!(
-                    (found - expected).abs() <= tolerance,
-                    "tensor {key} holds {found} after {} rounds, not {expected}",
-                    self.rounds_done
-                );
-            }
-        }
-        Ok(())
+        let pulled = self.tensors.iter().enumerate().filter(|_| self.spec.op.pulls());
+        pulled.into_iter().try_for_each(|(key, tensor)| {
+            self.laps.verify(key, &tensor.weights, |times| self.spec.expected_weight(times))
+        })
     }
 }
 
@@ -275,7 +260,7 @@ async fn open_stream(
 ) -> anyhow::Result<(mpsc::Sender<Frame>, Streaming<Frame>)> {
     let (out, outbound) = mpsc::channel(declared.answers_in_flight());
     let payload = serde_json::to_vec(declared)?.into();
-    let first = Frame { kind: Kind::Declare, key: 0, chunk: 0, payload };
+    let first = Frame { head: Head { kind: Kind::Declare, key: 0, chunk: 0 }, payload };
     out.try_send(first).ok().context("no room for the declaration")?;
     let mut grpc = tonic::client::Grpc::new(channel)
         .max_decoding_message_size(usize::MAX)
@@ -286,6 +271,6 @@ async fn open_stream(
     let answer = grpc.streaming(request, PathAndQuery::from_static(EXCHANGE_PATH), codec).await?;
     let mut inbound = answer.into_inner();
     let first = inbound.message().await?.context("the server ended the stream at once")?;
-    anyhow::ensure!(first.kind == Kind::Declare, "the server did not take the declaration");
+    anyhow::ensure!(first.head.kind == Kind::Declare, "the server did not take the declaration");
     Ok((out, inbound))
 }

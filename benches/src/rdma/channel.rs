@@ -3,7 +3,7 @@
 //!
 //! It must not know of batches or clusters. Both ends poll and never sleep, as perftest's do.
 
-use super::cpus;
+use crate::child::cpus;
 use crate::child::{self, Child, stay_on};
 use crate::measure::{Sample, Subject};
 use crate::workload::WorkSpec;
@@ -318,10 +318,18 @@ impl RawChannel {
         match self.way {
             Way::Writes => {
                 let count = super::writes_within(spec);
-                pair.end.writes(count.min(DEPTH as u64), spec.bytes)?;
-                let seconds = pair.end.writes(count, spec.bytes)?.as_secs_f64();
-                let payload_bytes = spec.bytes * count;
-                Ok(Sample { seconds, payload_bytes, latencies_ns: Vec::new(), cpu_seconds: f64::NAN })
+                pair.end.writes(count.min(DEPTH as u64), spec.tensor_bytes())?;
+                let seconds = pair.end.writes(count, spec.tensor_bytes())?.as_secs_f64();
+                let payload_bytes = spec.tensor_bytes() * count;
+                Ok(Sample {
+                    seconds,
+                    payload_bytes,
+                    latencies_ns: Vec::new(),
+                    cpu_seconds: f64::NAN,
+                    rounds: 0,
+                    told_us: None,
+                    allocations_per_round: None,
+                })
             }
             Way::PingPong => {
                 let count = super::round_trips_within(spec);
@@ -337,7 +345,15 @@ impl RawChannel {
                 let seconds = started.elapsed().as_secs_f64();
                 pair.answer()?;
                 let payload_bytes = super::PING_BYTES * 2 * count;
-                Ok(Sample { seconds, payload_bytes, latencies_ns, cpu_seconds: f64::NAN })
+                Ok(Sample {
+                    seconds,
+                    payload_bytes,
+                    latencies_ns,
+                    cpu_seconds: f64::NAN,
+                    rounds: 0,
+                    told_us: None,
+                    allocations_per_round: None,
+                })
             }
         }
     }

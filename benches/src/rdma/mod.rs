@@ -58,18 +58,12 @@ const NOMINAL_ROUND_TRIP_S: f64 = 40e-6;
 /// Writes of the spec's size for about its time, the same for perftest and for us.
 fn writes_within(spec: &WorkSpec) -> u64 {
     // perftest wants five at least, and keeps peaks of 20,000 at most.
-    ((spec.seconds * NOMINAL_BYTES_PER_S / spec.bytes as f64) as u64).clamp(8, 20_000)
+    ((spec.seconds * NOMINAL_BYTES_PER_S / spec.tensor_bytes() as f64) as u64).clamp(8, 20_000)
 }
 
 /// Round trips for about the spec's time, the same for perftest and for us.
 fn round_trips_within(spec: &WorkSpec) -> u64 {
     ((spec.seconds / NOMINAL_ROUND_TRIP_S) as u64).clamp(500, 20_000)
-}
-
-/// The CPUs that the two ends of a channel stay on: ours and the peer's.
-fn cpus() -> (usize, usize) {
-    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    (1 % count.max(1), 0)
 }
 
 #[cfg(test)]
@@ -94,16 +88,7 @@ mod tests {
 
     #[test]
     fn counts_follow_time_and_size_within_perftest_s_bounds() {
-        let spec = |bytes, seconds| WorkSpec {
-            name: "test".into(),
-            op: Op::Push,
-            bytes,
-            inflight: 1,
-            workers: 1,
-            servers: 1,
-            seconds,
-            warmup_rounds: 0,
-        };
+        let spec = |bytes, seconds| WorkSpec { seconds, ..WorkSpec::alike("test", Op::Push, bytes, 1) };
         assert_eq!(writes_within(&spec(1 << 20, 1.0)), 76);
         assert_eq!((writes_within(&spec(64 << 20, 0.1)), writes_within(&spec(4, 60.0))), (8, 20_000));
         assert_eq!(round_trips_within(&spec(64, 0.1)), 2500);

@@ -3,7 +3,7 @@
 //!
 //! It must not compute ratios. Each of its ends has a CPU of its own, as ours have.
 
-use super::cpus;
+use crate::child::cpus;
 use crate::measure::{Sample, Subject};
 use crate::report;
 use crate::workload::WorkSpec;
@@ -86,8 +86,8 @@ impl Perftest {
         let (seconds, payload_bytes, latencies_ns) = match self.tool {
             Tool::WriteBandwidth => {
                 let count = super::writes_within(spec);
-                let bytes_per_s = bandwidth(&self.output(spec.bytes, count)?)?;
-                ((spec.bytes * count) as f64 / bytes_per_s, spec.bytes * count, Vec::new())
+                let bytes_per_s = bandwidth(&self.output(spec.tensor_bytes(), count)?)?;
+                ((spec.tensor_bytes() * count) as f64 / bytes_per_s, spec.tensor_bytes() * count, Vec::new())
             }
             Tool::WriteLatency => {
                 let count = super::round_trips_within(spec);
@@ -96,7 +96,15 @@ impl Perftest {
                 (seconds, super::PING_BYTES * 2 * count, latencies_ns)
             }
         };
-        Ok(Sample { seconds, payload_bytes, latencies_ns, cpu_seconds: f64::NAN })
+        Ok(Sample {
+            seconds,
+            payload_bytes,
+            latencies_ns,
+            cpu_seconds: f64::NAN,
+            rounds: 0,
+            told_us: None,
+            allocations_per_round: None,
+        })
     }
 }
 

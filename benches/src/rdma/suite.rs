@@ -74,16 +74,7 @@ impl Plan {
     }
 
     fn spec(&self, name: &str, op: Op, bytes: u64, inflight: u32) -> WorkSpec {
-        WorkSpec {
-            name: name.to_owned(),
-            op,
-            bytes,
-            inflight,
-            workers: 1,
-            servers: 1,
-            seconds: self.seconds,
-            warmup_rounds: 1,
-        }
+        WorkSpec { seconds: self.seconds, warmup_rounds: 1, ..WorkSpec::alike(name, op, bytes, inflight) }
     }
 }
 
@@ -163,7 +154,10 @@ fn compare(
     let mut run = |spec: &WorkSpec| measure::run_pairs(subjects, spec, plan.pairs);
     let throughput = if comparison.throughput { Some(run(spec)?) } else { None };
     let latency = if comparison.latency {
-        Some(run(&WorkSpec { inflight: 1, seconds: spec.seconds / 2.0, ..spec.clone() })?)
+        Some(run(&WorkSpec {
+            seconds: spec.seconds / 2.0,
+            ..plan.spec(&spec.name, spec.op, spec.tensor_bytes(), 1)
+        })?)
     } else {
         None
     };
@@ -178,7 +172,7 @@ fn compare(
             name: name.to_owned(),
             device: Some(device().to_owned()),
             transport: Some(transport.to_owned()),
-            bytes: Some(spec.bytes),
+            bytes: Some(spec.tensor_bytes()),
             workers: subject.placement(spec).map(|_| spec.workers),
             servers: subject.placement(spec).map(|_| spec.servers),
             placement: subject.placement(spec),
@@ -187,8 +181,8 @@ fn compare(
             ..Row::default()
         };
         if let Some(series) = latency.as_ref().map(|all| &all[index]) {
-            row.p50_us = series.latency_us(0.5);
-            row.p99_us = series.latency_us(0.99);
+            row.p50_us = series.p50_us();
+            row.p99_us = series.p99_us();
             row.spread = series.latency_spread();
             row.ratio_to_ib_write_lat =
                 baseline(&latency, Tool::WriteLatency).and_then(|theirs| series.latency_ratio_to(&theirs));
@@ -277,7 +271,7 @@ fn latency(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     };
     let spinning = |label, op| {
         let subject = verbs(plan, label, Rule::Sgd, Buffers::Library);
-        let subject = subject.with_settings(&[SPINNING.to_owned()]).with_cpus(super::cpus());
+        let subject = subject.with_settings(&[SPINNING.to_owned()]).with_cpus(crate::child::cpus());
         Box::new(Doing { subject, op }) as Box<dyn Subject>
     };
     let mut subjects: Vec<Box<dyn Subject>> = vec![
@@ -417,7 +411,15 @@ mod tests {
 
         fn run(&mut self, _: &WorkSpec) -> anyhow::Result<Sample> {
             let latencies_ns = vec![1_000_000 / self.1];
-            Ok(Sample { seconds: 1.0, payload_bytes: self.1, latencies_ns, cpu_seconds: 0.0 })
+            Ok(Sample {
+                seconds: 1.0,
+                payload_bytes: self.1,
+                latencies_ns,
+                cpu_seconds: 0.0,
+                rounds: 0,
+                told_us: None,
+                allocations_per_round: None,
+            })
         }
 
         fn stop(&mut self) {}

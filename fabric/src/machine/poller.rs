@@ -6,12 +6,12 @@ use super::copy::{CopyError, Direction, Job};
 use crate::device::{ChannelSetup, CompletionQueue, CqHandle};
 use crate::error::{FabricError, PostError};
 use crate::lane::LaneQueue;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Letters, Mailbox};
 use crate::memory::Region;
 use crate::work::{ChannelId, Completion, CompletionKind, Read, RemoteKey, Write};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::{SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ struct Flow {
 #[derive(Debug)]
 struct Polling {
     queue: LaneQueue,
-    orders: Receiver<Order>,
+    orders: Letters<Order>,
     spin: Duration,
     flows: HashMap<ChannelId, Flow>,
     /// Channels with copies that wait to be posted.
@@ -136,7 +136,7 @@ struct Polling {
 }
 
 impl Polling {
-    fn new(queue: LaneQueue, orders: Receiver<Order>, spin: Duration) -> Self {
+    fn new(queue: LaneQueue, orders: Letters<Order>, spin: Duration) -> Self {
         Self {
             queue,
             orders,

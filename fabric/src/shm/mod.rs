@@ -9,6 +9,7 @@
 //! | `shared`, `bell` | the same in shared memory, with their system calls |
 //! | `regions` | a peer's regions, mapped |
 //! | `channel`, `queue` | posting, polling, sleeping, noticing deaths |
+//! | `words` | two bare words, for benchmarks |
 
 mod bell;
 mod channel;
@@ -22,6 +23,7 @@ mod regions;
 mod ring;
 mod shared;
 mod word;
+mod words;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer};
 use crate::error::FabricError;
@@ -32,6 +34,7 @@ pub(crate) use channel::ShmSetup;
 pub(crate) use doorbell::{ON_SOCKETS, ON_WORD};
 pub(crate) use offer::is_of_our_user;
 pub(crate) use queue::{ShmHandle, ShmQueue};
+pub use words::{SharedWord, SharedWords};
 
 /// Shared memory between processes of one user on one host.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 pub(super) const RING_CAPACITY_MAX: u32 = 1 << 16;
 
 /// Two cache lines, because processors fetch them in pairs: words of different writers stay apart.
-const LINE_PAIR_BYTES: u64 = 128;
+pub(super) const LINE_PAIR_BYTES: u64 = 128;
 const HEAD_AT: u64 = 0;
 const CLOSED_AT: u64 = 4;
 const BUSY_AT: u64 = LINE_PAIR_BYTES;
@@ -44,13 +44,13 @@ fn map_shared_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Mapping, Fab
 }
 
 /// A fresh sealed stretch: mapped here, and the region whose file is to be handed over.
-fn own_memory(bytes: usize, name: &str) -> Result<(Mapping, Region), FabricError> {
+pub(super) fn own_memory(bytes: usize, name: &str) -> Result<(Mapping, Region), FabricError> {
     let region = Region::allocate(bytes, name)?;
     let memfd = region.memfd().ok_or_else(|| FabricError::Internal("our own memory has no file".into()))?;
     Ok((Mapping::of_fd(memfd, bytes, true)?, region))
 }
 
-fn word32(mapping: &Mapping, offset: u64) -> &AtomicU32 {
+pub(super) fn word32(mapping: &Mapping, offset: u64) -> &AtomicU32 {
     match mapping.at(offset, 4) {
         // SAFETY: the four bytes are mapped as long as the mapping is borrowed, and aligned: mappings begin at
         // a page and all offsets here are multiples of 4. Both processes reach them by atomics only; a peer

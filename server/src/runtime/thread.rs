@@ -3,12 +3,12 @@
 use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
 use crate::engine::{ChunkSpec, LaneStats, Waiting};
-use fabric::{ChannelSetup, LaneQueue, Mailbox};
+use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use proto_common::tensor::RuleChange;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
+use std::sync::mpsc::{SyncSender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ fn start(
 
 struct Loop {
     lane: DataLane<LaneQueue>,
-    receiver: Receiver<LaneMessage>,
+    receiver: Letters<LaneMessage>,
     spin: Duration,
     start: Instant,
 }

@@ -66,6 +66,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 planned_bytes: AtomicU64::new(0),
                 links,
                 next_op: AtomicU64::new(1),
+                states: Arc::default(),
                 dead,
                 registrations,
             })))

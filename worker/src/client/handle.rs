@@ -2,7 +2,7 @@
 
 use super::{Inner, Tensor, TensorBuffer, Weights};
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, drive_until};
+use crate::runtime::{Blocked, LaneHandle, OpBuffers, OpState, OpStates, drive_until};
 use fabric::UserBuffer;
 use proto_common::ids::{Rank, Version};
 use std::sync::{Arc, Weak};
@@ -30,6 +30,8 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Handle {
     state: Arc<OpState>,
+    /// Where the state goes when the operation has ended.
+    states: Arc<OpStates>,
     lanes: Arc<[LaneHandle]>,
     /// Which of the lanes work on it, by their number as a bit.
     used: u64,
@@ -44,7 +46,7 @@ pub struct Handle {
 
 impl Handle {
     pub(super) fn new(
-        state: Arc<OpState>,
+        (state, states): (Arc<OpState>, Arc<OpStates>),
         lanes: Arc<[LaneHandle]>,
         used: u64,
         (client, tensor): (Weak<Inner>, Tensor),
@@ -54,6 +56,7 @@ impl Handle {
         // The lane answers at the deadline plus its grace; this is the net under it.
         Self {
             state,
+            states,
             lanes,
             used,
             client,
@@ -69,7 +72,7 @@ impl Handle {
         Self { view: true, ..self }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &LaneHandle> {
+    fn lanes(&self) -> impl Iterator<Item = &LaneHandle> + Clone {
         self.lanes.iter().enumerate().filter(|(lane, _)| self.used >> lane & 1 == 1).map(|(_, lane)| lane)
     }
 
@@ -120,6 +123,7 @@ impl Handle {
                     }
                     (None, target) => (target, None),
                 };
+                self.states.give_back(self.state);
                 Ok(Ended { version, source, user, target, weights, landed_bytes })
             }
             Some(Err(error)) => Err(error.into()),

@@ -23,7 +23,7 @@ pub use tensor::Tensor;
 pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates};
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -64,6 +64,7 @@ pub(crate) struct Inner {
     planned_bytes: AtomicU64,
     links: Vec<(Rank, Choice)>,
     next_op: AtomicU64,
+    states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
 }

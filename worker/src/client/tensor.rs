@@ -5,14 +5,14 @@ use super::coded::CodedTensor;
 use crate::encoder::Encoder;
 use crate::engine::PartSpec;
 use crate::error::ClientError;
-use crate::runtime::{OpState, Viewing};
+use crate::runtime::Viewing;
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A declared tensor. Clones share it.
 #[derive(Clone, Debug)]
@@ -36,8 +36,6 @@ struct Declared {
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
-    /// The last operation.
-    pub(super) last: Weak<OpState>,
     pub(super) encoder: Option<Encoder>,
 }
 
@@ -131,9 +129,9 @@ impl Tensor {
         &self.0.viewing
     }
 
-    /// Has the last operation on it not ended yet?
+    /// May an operation on it be under way?
     pub(super) fn is_busy(&self) -> bool {
-        self.numbers().last.upgrade().is_some_and(|last| last.poll().is_none())
+        self.0.viewing.is_busy()
     }
 
     /// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?

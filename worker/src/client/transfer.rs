@@ -6,7 +6,7 @@ use super::registrations::Way;
 use super::{Client, Element, Ended, Handle, Source, Tensor, TensorBuffer};
 use crate::engine::PartSpec;
 use crate::error::ClientError;
-use crate::runtime::{OpBuffers, OpState, Submission};
+use crate::runtime::{OpBuffers, Submission};
 use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
@@ -233,13 +233,13 @@ impl Client {
         let mut numbers = tensor.numbers();
         let (operation, round) = numbers.next(kind);
         numbers.encode(round, &mut buffers);
-        let state = OpState::with_buffers(lanes, buffers);
+        buffers.busy = Some(tensor.viewing().busy());
+        let state = self.0.states.take(lanes, buffers);
         let views_from = tensor.viewing().oldest(operation);
         if view {
             let pieces = tensor.lanes().iter().map(|parts| parts.len()).sum();
             state.expect(tensor.viewing().expect(operation, pieces));
         }
-        numbers.last = Arc::downgrade(&state);
         let (mut used, mut open) = (0u64, true);
         for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {
             if parts.is_empty() {
@@ -279,7 +279,7 @@ impl Client {
             return Err(crate::error::OpError::Closed("its data threads have ended".into()).into());
         }
         Ok(Handle::new(
-            state,
+            (state, self.0.states.clone()),
             self.0.lanes.clone(),
             used,
             (Arc::downgrade(&self.0), tensor.clone()),

@@ -10,6 +10,7 @@ mod op;
 mod seat;
 mod shown;
 mod spares;
+mod states;
 mod thread;
 
 pub(crate) use bootstrap::{Connector, connect_server};
@@ -21,4 +22,5 @@ pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};
 pub(crate) use shown::{Shown, Viewing};
 pub(crate) use spares::Spares;
+pub(crate) use states::OpStates;
 pub(crate) use thread::{LaneMessage, LaneReport, spawn_lane};

@@ -1,6 +1,6 @@
 //! One operation as caller and data threads share it: who still works on it, how it ended, its buffers.
 
-use super::shown::Shown;
+use super::shown::{Busy, Shown};
 use super::spares::Spare;
 use crate::engine::PartSpec;
 use crate::error::OpError;
@@ -29,6 +29,8 @@ pub(crate) struct OpBuffers {
     /// The gradient as it is sent, where it is encoded.
     pub(crate) encoded: Option<Spare>,
     pub(crate) target: Option<Buffer>,
+    /// Lets the tensor know that it has an operation under way.
+    pub(crate) busy: Option<Busy>,
     /// Of an operation that is shown weights where they lie.
     pub(crate) shown: Option<Shown>,
 }
@@ -71,20 +73,21 @@ impl OpState {
     /// An operation that this many lanes work on.
     #[must_use]
     pub fn new(lanes: u32) -> Arc<Self> {
-        Self::with_buffers(lanes, OpBuffers::default())
+        Arc::new(Self::fresh(lanes, OpBuffers::default()))
     }
 
-    pub(crate) fn with_buffers(lanes: u32, buffers: OpBuffers) -> Arc<Self> {
+    /// Its buffers are the operation's until it has ended.
+    pub(super) fn fresh(lanes: u32, buffers: OpBuffers) -> Self {
         let progress = Progress { buffers, ..Progress::default() };
         let told = AtomicBool::new(lanes == 0);
-        Arc::new(Self {
+        Self {
             lanes_left: AtomicU32::new(lanes),
             told,
             landed_bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {

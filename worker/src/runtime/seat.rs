@@ -15,10 +15,10 @@ use super::lane::LaneDriver;
 use super::op::Submission;
 use super::thread::LaneMessage;
 use crate::error::OpError;
-use fabric::{LaneQueue, Mailbox, Rest};
+use fabric::{LaneQueue, Letters, Mailbox, Rest};
 use proto_common::ids::Rank;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ enum Parked {
 /// What the holder of the seat drives.
 pub(super) struct Core {
     pub(super) driver: LaneDriver<LaneQueue>,
-    pub(super) receiver: Receiver<LaneMessage>,
+    pub(super) receiver: Letters<LaneMessage>,
     /// A message that a caller met and left to the data thread; those behind it wait, too.
     pub(super) deferred: Option<LaneMessage>,
     /// Activations that wait for their probe's answer.
@@ -61,7 +61,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(driver: LaneDriver<LaneQueue>, receiver: Receiver<LaneMessage>) -> Self {
+    pub(super) fn new(driver: LaneDriver<LaneQueue>, receiver: Letters<LaneMessage>) -> Self {
         let (deferred, probes, start) = (None, Vec::new(), Instant::now());
         Self {
             driver,
@@ -524,11 +524,22 @@ impl Drop for Turn<'_> {
 /// Drives the lanes until `told`, or nothing has happened for as long as they spin. A lane that is the only one is
 /// then slept on, until `until`.
 pub(crate) fn drive_until<'a>(
-    lanes: impl Iterator<Item = &'a LaneHandle>,
+    mut lanes: impl Iterator<Item = &'a LaneHandle>,
     until: Instant,
     told: impl Fn() -> bool,
 ) {
-    let mut turns: Vec<Turn<'a>> = lanes.map(Turn::new).collect();
+    match (lanes.next(), lanes.next()) {
+        (None, _) => {}
+        // Most tensors are on one lane, and no list is made for it.
+        (Some(only), None) => drive(&mut [Turn::new(only)], until, told),
+        (Some(first), Some(second)) => {
+            let mut turns: Vec<Turn<'a>> = [first, second].into_iter().chain(lanes).map(Turn::new).collect();
+            drive(&mut turns, until, told);
+        }
+    }
+}
+
+fn drive(turns: &mut [Turn<'_>], until: Instant, told: impl Fn() -> bool) {
     let Some(spin) = turns.iter().map(|turn| turn.lane.seat.spin).max() else { return };
     let mut idle_since = Instant::now();
     let (mut idle, mut moved) = (0u32, false);
@@ -546,7 +557,7 @@ pub(crate) fn drive_until<'a>(
             }
             if now.duration_since(idle_since) >= spin || !turns.iter().any(Turn::is_hopeful) {
                 // Woken for nothing, it sleeps again at once.
-                if let [turn] = turns.as_mut_slice()
+                if let [turn] = &mut *turns
                     && turn.lead(until)
                 {
                     continue;
@@ -563,12 +574,11 @@ pub(crate) fn drive_until<'a>(
 }
 
 /// A caller that blocks until lanes have done something for it: their data threads, or who drives, are in charge.
-pub(crate) struct Blocked<'a>(Vec<&'a LaneHandle>);
+pub(crate) struct Blocked<'a, L: Iterator<Item = &'a LaneHandle> + Clone>(L);
 
-impl<'a> Blocked<'a> {
-    pub(crate) fn new(lanes: impl Iterator<Item = &'a LaneHandle>) -> Self {
-        let lanes: Vec<_> = lanes.collect();
-        for lane in &lanes {
+impl<'a, L: Iterator<Item = &'a LaneHandle> + Clone> Blocked<'a, L> {
+    pub(crate) fn new(lanes: L) -> Self {
+        for lane in lanes.clone() {
             lane.seat.blocked.fetch_add(1, Ordering::SeqCst);
             lane.seat.unpark();
         }
@@ -576,9 +586,9 @@ impl<'a> Blocked<'a> {
     }
 }
 
-impl Drop for Blocked<'_> {
+impl<'a, L: Iterator<Item = &'a LaneHandle> + Clone> Drop for Blocked<'a, L> {
     fn drop(&mut self) {
-        for lane in &self.0 {
+        for lane in self.0.clone() {
             lane.seat.blocked.fetch_sub(1, Ordering::SeqCst);
         }
     }

@@ -17,6 +17,8 @@ struct State {
     /// Operations whose weights are, or will be, read. Bounded by the operations and views that the trainer holds.
     operations: Vec<Operation>,
     spare: Vec<Vec<Piece>>,
+    /// Operations on the tensor whose buffers nobody has taken back.
+    under_way: usize,
 }
 
 /// What of one tensor's weights is shown.
@@ -34,6 +36,17 @@ impl Viewing {
         self.lock().operations.iter().min().copied().unwrap_or(next)
     }
 
+    /// An operation on the tensor begins.
+    pub(crate) fn busy(&self) -> Busy {
+        self.lock().under_way += 1;
+        Busy(self.clone())
+    }
+
+    /// May an operation be under way?
+    pub(crate) fn is_busy(&self) -> bool {
+        self.lock().under_way > 0
+    }
+
     /// An operation is about to ask for weights in so many pieces.
     pub(crate) fn expect(&self, operation: Operation, pieces: usize) -> Shown {
         let mut state = self.lock();
@@ -42,6 +55,17 @@ impl Viewing {
         drop(state);
         list.reserve(pieces);
         Shown { viewing: self.clone(), operation, pieces: list }
+    }
+}
+
+/// An operation on a tensor, until its buffers are taken back.
+#[derive(Debug)]
+pub(crate) struct Busy(Viewing);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.under_way = state.under_way.saturating_sub(1);
     }
 }
 
@@ -83,6 +107,16 @@ mod tests {
         assert_eq!(viewing.oldest(Operation(7)), Operation(5));
         drop(second);
         assert_eq!(viewing.oldest(Operation(8)), Operation(8));
+    }
+
+    #[test]
+    fn a_tensor_is_busy_as_long_as_an_operation_has_its_buffers() {
+        let viewing = Viewing::default();
+        let (first, second) = (viewing.busy(), viewing.busy());
+        drop(first);
+        assert!(viewing.is_busy());
+        drop(second);
+        assert!(!viewing.is_busy());
     }
 
     #[test]

@@ -1,16 +1,75 @@
-//! The baseline server's parameters: sums contributions, applies SGD, says who gets what answer.
+//! The parameters of the baselines' servers: sums contributions, applies SGD, says who gets what answer.
 //!
 //! No I/O and no runtime, so it is tested alone. One lock around it makes it the server's one data thread:
 //! never is more than one chunk reduced at a time, as with one data thread of Gradwire's.
 
-use super::codec::{Frame, Kind};
 use crate::kernel::{self, ELEMENT_BYTES};
-use crate::workload::{MAX_INFLIGHT, MAX_TENSOR_BYTES};
+use crate::workload::{LEARNING_RATE, MAX_TENSOR_BYTES, MAX_TENSORS, Op, WorkSpec};
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
+/// What a message asks for, or answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// First on every stream: the work to come, as JSON.
+    Declare,
+    /// A chunk's gradient; answered without payload when its round is applied.
+    Push,
+    /// Asks for a chunk's weights.
+    Pull,
+    /// A chunk's gradient; answered with the weights when its round is applied.
+    PushPull,
+}
+
+impl Kind {
+    /// As it stands in a message.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Kind::Declare => 1,
+            Kind::Push => 2,
+            Kind::Pull => 3,
+            Kind::PushPull => 4,
+        }
+    }
+
+    /// The kind that a message names, if it is one.
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        [Kind::Declare, Kind::Push, Kind::Pull, Kind::PushPull].into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+impl From<Op> for Kind {
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Push => Kind::Push,
+            Op::Pull => Kind::Pull,
+            Op::PushPull => Kind::PushPull,
+        }
+    }
+}
+
+/// What a message is about: a chunk of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    /// What it asks for, or answers.
+    pub(crate) kind: Kind,
+    /// The tensor.
+    pub(crate) key: u32,
+    /// The chunk of the tensor.
+    pub(crate) chunk: u32,
+}
+
+/// One message.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Frame {
+    /// What it is about.
+    pub(crate) head: Head,
+    /// f32 in wire order, or nothing.
+    pub(crate) payload: Bytes,
+}
+
 /// What a worker says first on each stream; all workers of one session say the same but for their rank.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Declare {
     /// A new number for each new work; the first worker to name it resets the parameters.
     pub(crate) session: u64,
@@ -18,13 +77,12 @@ pub(crate) struct Declare {
     pub(crate) rank: u32,
     /// Contributions that make a round.
     pub(crate) workers: u32,
-    /// Tensors.
-    pub(crate) keys: u32,
     /// Bytes of each tensor.
-    pub(crate) key_bytes: u64,
+    pub(crate) tensors: Vec<u64>,
     /// Bytes of each chunk but a tensor's last.
     pub(crate) chunk_bytes: u32,
-    /// Which chunks this server holds: those whose number leaves this rest when divided by `servers`.
+    /// Which chunks this server holds: those whose number, counted over all tensors, leaves this rest when divided by
+    /// `servers`.
     pub(crate) server: u32,
     /// Servers the chunks are spread over.
     pub(crate) servers: u32,
@@ -39,34 +97,62 @@ const MAX_WORKERS: u32 = 64;
 const MAX_CHUNKS: u64 = 1 << 22;
 
 impl Declare {
+    /// What a worker declares for a work, to server 0.
+    pub(crate) fn new(session: u64, rank: u32, spec: &WorkSpec, chunk_bytes: u32) -> Self {
+        Self {
+            session,
+            rank,
+            workers: spec.workers,
+            tensors: spec.tensors.clone(),
+            chunk_bytes,
+            server: 0,
+            servers: spec.servers,
+            learning_rate: LEARNING_RATE,
+        }
+    }
+
     /// Chunks of one tensor, on all servers.
-    pub(crate) fn chunks_per_key(&self) -> u64 {
-        self.key_bytes.div_ceil(u64::from(self.chunk_bytes))
+    pub(crate) fn chunks_of(&self, key: u32) -> u32 {
+        let bytes = self.tensors.get(key as usize).copied().unwrap_or(0);
+        u32::try_from(bytes.div_ceil(u64::from(self.chunk_bytes))).unwrap_or(u32::MAX)
     }
 
     /// Bytes of one chunk.
-    pub(crate) fn chunk_len(&self, chunk: u64) -> usize {
-        let start = chunk * u64::from(self.chunk_bytes);
-        self.key_bytes.saturating_sub(start).min(u64::from(self.chunk_bytes)) as usize
+    pub(crate) fn chunk_len(&self, key: u32, chunk: u32) -> usize {
+        let start = u64::from(chunk) * u64::from(self.chunk_bytes);
+        let bytes = self.tensors.get(key as usize).copied().unwrap_or(0);
+        bytes.saturating_sub(start).min(u64::from(self.chunk_bytes)) as usize
+    }
+
+    /// Chunks of all tensors before this one, and at the end those of all.
+    pub(crate) fn first_chunks(&self) -> Vec<u64> {
+        let mut next = 0;
+        let mut first = vec![next];
+        for key in 0..self.tensors.len() as u32 {
+            next += u64::from(self.chunks_of(key));
+            first.push(next);
+        }
+        first
     }
 
     /// The most answers that can be on their way to one worker, with one operation outstanding per tensor.
     pub(crate) fn answers_in_flight(&self) -> usize {
-        (u64::from(self.keys) * self.chunks_per_key()) as usize + 1
+        self.first_chunks().last().map_or(1, |chunks| *chunks as usize + 1)
     }
 
     /// Refuses what this server could not hold.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let is_tensor = |bytes: &u64| {
+            (1..=MAX_TENSOR_BYTES).contains(bytes) && bytes.is_multiple_of(ELEMENT_BYTES as u64)
+        };
         let good = self.rank < self.workers
             && (1..=MAX_WORKERS).contains(&self.workers)
-            && (1..=MAX_INFLIGHT).contains(&self.keys)
+            && (1..=MAX_TENSORS as usize).contains(&self.tensors.len())
             && self.server < self.servers
-            && self.key_bytes > 0
-            && self.key_bytes <= MAX_TENSOR_BYTES
-            && self.key_bytes.is_multiple_of(ELEMENT_BYTES as u64)
+            && self.tensors.iter().all(is_tensor)
             && self.chunk_bytes >= ELEMENT_BYTES as u32
             && self.chunk_bytes.is_multiple_of(ELEMENT_BYTES as u32)
-            && u64::from(self.keys) * self.chunks_per_key() <= MAX_CHUNKS;
+            && self.first_chunks().last().is_some_and(|chunks| *chunks <= MAX_CHUNKS);
         if good { Ok(()) } else { Err(Refusal("a declaration out of bounds")) }
     }
 }
@@ -92,18 +178,21 @@ struct Chunk {
 #[derive(Debug)]
 pub(crate) struct Store {
     declared: Declare,
+    first_chunks: Vec<u64>,
     chunks: Vec<Chunk>,
 }
 
 impl Store {
     /// Zeroed parameters for a declaration that was checked.
     pub(crate) fn new(declared: Declare) -> Self {
-        let chunks = (0..u64::from(declared.keys) * declared.chunks_per_key()).map(|index| {
-            let chunk = index % declared.chunks_per_key();
-            if chunk % u64::from(declared.servers) != u64::from(declared.server) {
+        let first_chunks = declared.first_chunks();
+        let all = (0..declared.tensors.len() as u32)
+            .flat_map(|key| (0..declared.chunks_of(key)).map(move |chunk| (key, chunk)));
+        let chunks = (0_u64..).zip(all).map(|(number, (key, chunk))| {
+            if number % u64::from(declared.servers) != u64::from(declared.server) {
                 return Chunk::default();
             }
-            let len = declared.chunk_len(chunk);
+            let len = declared.chunk_len(key, chunk);
             Chunk {
                 weights: BytesMut::zeroed(len).freeze(),
                 spare: BytesMut::zeroed(len).freeze(),
@@ -111,7 +200,8 @@ impl Store {
                 contributed: Vec::with_capacity(declared.workers as usize),
             }
         });
-        Self { declared, chunks: chunks.collect() }
+        let chunks = chunks.collect();
+        Self { declared, first_chunks, chunks }
     }
 
     /// The session these parameters belong to.
@@ -126,37 +216,39 @@ impl Store {
     pub(crate) fn apply(
         &mut self,
         rank: u32,
-        frame: &Frame,
+        head: Head,
+        payload: &[u8],
         answers: &mut Vec<(u32, Frame)>,
     ) -> Result<(), Refusal> {
-        let place = u64::from(frame.key) * self.declared.chunks_per_key() + u64::from(frame.chunk);
-        if frame.key >= self.declared.keys || u64::from(frame.chunk) >= self.declared.chunks_per_key() {
+        let Head { kind, key, chunk } = head;
+        if chunk >= self.declared.chunks_of(key) {
             return Err(Refusal("a key or chunk that was not declared"));
         }
+        let place = self.first_chunks[key as usize] + u64::from(chunk);
         let chunk = &mut self.chunks[place as usize];
         if chunk.weights.is_empty() {
             return Err(Refusal("a chunk of another server"));
         }
-        match frame.kind {
+        match kind {
             Kind::Declare => return Err(Refusal("a second declaration on one stream")),
             Kind::Pull => {
-                answers.push((rank, Frame { payload: chunk.weights.clone(), ..frame.clone() }));
+                answers.push((rank, Frame { head, payload: chunk.weights.clone() }));
                 return Ok(());
             }
             Kind::Push | Kind::PushPull => {}
         }
-        if frame.payload.len() != chunk.weights.len() {
+        if payload.len() != chunk.weights.len() {
             return Err(Refusal("a gradient of another length than its chunk"));
         }
         if chunk.contributed.iter().any(|(other, _)| *other == rank) {
             return Err(Refusal("two contributions of one worker to one round"));
         }
-        chunk.contributed.push((rank, frame.kind));
-        chunk.contribute(&frame.payload, &self.declared);
+        chunk.contributed.push((rank, kind));
+        chunk.contribute(payload, &self.declared);
         if chunk.contributed.len() == self.declared.workers as usize {
             for (rank, kind) in chunk.contributed.drain(..) {
                 let payload = if kind == Kind::Push { Bytes::new() } else { chunk.weights.clone() };
-                answers.push((rank, Frame { kind, key: frame.key, chunk: frame.chunk, payload }));
+                answers.push((rank, Frame { head: Head { kind, ..head }, payload }));
             }
         }
         Ok(())
@@ -198,8 +290,7 @@ mod tests {
             session: 1,
             rank: 0,
             workers,
-            keys: 2,
-            key_bytes: 20,
+            tensors: vec![20, 20],
             chunk_bytes: 8,
             server: 0,
             servers: 1,
@@ -212,17 +303,51 @@ mod tests {
     }
 
     fn frame(kind: Kind, key: u32, chunk: u32, values: &[f32]) -> Frame {
-        Frame { kind, key, chunk, payload: wire(values) }
+        Frame { head: Head { kind, key, chunk }, payload: wire(values) }
+    }
+
+    fn apply(
+        store: &mut Store,
+        rank: u32,
+        frame: &Frame,
+        answers: &mut Vec<(u32, Frame)>,
+    ) -> Result<(), Refusal> {
+        store.apply(rank, frame.head, &frame.payload, answers)
+    }
+
+    #[test]
+    fn every_kind_has_its_own_code() {
+        for code in 1..=4 {
+            assert_eq!(Kind::from_code(code).map(Kind::code), Some(code));
+        }
+        assert_eq!((Kind::from_code(0), Kind::from_code(5)), (None, None));
+    }
+
+    #[test]
+    fn chunks_are_counted_over_tensors_of_any_size_and_spread_over_servers() {
+        let declared = Declare { tensors: vec![4, 20, 8], servers: 2, ..declare(1) };
+        assert_eq!(declared.first_chunks(), [0, 1, 4, 5]);
+        assert_eq!((declared.chunk_len(1, 2), declared.chunk_len(0, 0), declared.chunk_len(3, 0)), (4, 4, 0));
+        for server in 0..2 {
+            let mut store = Store::new(Declare { server, ..declared.clone() });
+            let mut answers = Vec::new();
+            let places = [(0, 0, 1), (1, 0, 2), (1, 1, 2), (1, 2, 1), (2, 0, 2)];
+            for (number, (key, chunk, elements)) in places.into_iter().enumerate() {
+                let values = vec![1.0; elements];
+                let taken = apply(&mut store, 0, &frame(Kind::Push, key, chunk, &values), &mut answers);
+                assert_eq!(taken.is_ok(), number as u32 % 2 == server, "chunk {number} at server {server}");
+            }
+        }
     }
 
     #[test]
     fn a_round_completes_with_the_last_worker_and_answers_all() {
         let mut store = Store::new(declare(3));
         let mut answers = Vec::new();
-        store.apply(2, &frame(Kind::PushPull, 1, 0, &[3.0, 6.0]), &mut answers).expect("first");
-        store.apply(0, &frame(Kind::Push, 1, 0, &[3.0, 0.0]), &mut answers).expect("second");
+        apply(&mut store, 2, &frame(Kind::PushPull, 1, 0, &[3.0, 6.0]), &mut answers).expect("first");
+        apply(&mut store, 0, &frame(Kind::Push, 1, 0, &[3.0, 0.0]), &mut answers).expect("second");
         assert!(answers.is_empty());
-        store.apply(1, &frame(Kind::PushPull, 1, 0, &[6.0, 0.0]), &mut answers).expect("third");
+        apply(&mut store, 1, &frame(Kind::PushPull, 1, 0, &[6.0, 0.0]), &mut answers).expect("third");
         let weights = [-2.0, -1.0];
         assert_eq!(
             answers,
@@ -233,7 +358,7 @@ mod tests {
             ]
         );
         answers.clear();
-        store.apply(0, &frame(Kind::Pull, 1, 0, &[]), &mut answers).expect("pull");
+        apply(&mut store, 0, &frame(Kind::Pull, 1, 0, &[]), &mut answers).expect("pull");
         assert_eq!(answers, [(0, frame(Kind::Pull, 1, 0, &weights))]);
     }
 
@@ -242,7 +367,7 @@ mod tests {
         let mut store = Store::new(declare(1));
         let mut answers = Vec::new();
         for _ in 0..4 {
-            store.apply(0, &frame(Kind::PushPull, 0, 2, &[1.0]), &mut answers).expect("a round");
+            apply(&mut store, 0, &frame(Kind::PushPull, 0, 2, &[1.0]), &mut answers).expect("a round");
         }
         let weights: Vec<Bytes> = answers.into_iter().map(|(_, frame)| frame.payload).collect();
         assert_eq!(weights, [wire(&[-0.5]), wire(&[-1.0]), wire(&[-1.5]), wire(&[-2.0])]);
@@ -260,11 +385,11 @@ mod tests {
             frame(Kind::Declare, 0, 0, &[1.0, 1.0]),
         ];
         for bad in &refused {
-            assert!(store.apply(0, bad, &mut answers).is_err(), "{bad:?}");
+            assert!(apply(&mut store, 0, bad, &mut answers).is_err(), "{bad:?}");
         }
         let good = frame(Kind::Push, 0, 0, &[1.0, 1.0]);
-        assert!(store.apply(0, &good, &mut answers).is_ok());
-        assert!(store.apply(0, &good, &mut answers).is_err(), "twice in one round");
+        assert!(apply(&mut store, 0, &good, &mut answers).is_ok());
+        assert!(apply(&mut store, 0, &good, &mut answers).is_err(), "twice in one round");
         assert!(answers.is_empty());
     }
 
@@ -275,11 +400,12 @@ mod tests {
         for bad in [
             declare(0),
             declare(MAX_WORKERS + 1),
-            Declare { keys: 0, ..declare(1) },
-            Declare { key_bytes: 6, ..declare(1) },
+            Declare { tensors: Vec::new(), ..declare(1) },
+            Declare { tensors: vec![6], ..declare(1) },
+            Declare { tensors: vec![4; MAX_TENSORS as usize + 1], ..declare(1) },
             Declare { chunk_bytes: 0, ..declare(1) },
             Declare { server: 1, ..declare(1) },
-            Declare { key_bytes: MAX_TENSOR_BYTES, ..declare(1) },
+            Declare { tensors: vec![MAX_TENSOR_BYTES; 64], ..declare(1) },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }

@@ -1,0 +1,141 @@
+//! A steady round allocates nothing and registers nothing, neither at the worker nor at the server, over shared memory
+//! and over sockets, of one tensor and of many. The server runs in this process, so that both are counted.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use fabric::allocations::{Counting, of_process};
+use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::job::only;
+use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer};
+use proto_common::config::Settings;
+use proto_common::optimizer::Optimizer;
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::Driver;
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+use tokio::net::TcpListener;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations are counted over the whole process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Rounds after which whatever grows has grown.
+const WARM_UP: u32 = 200;
+/// Rounds that are counted together.
+const ROUNDS: u32 = 20;
+/// Heartbeats allocate, and are none of the rounds' business: they meet a few of so many windows.
+const WINDOWS: u32 = 40;
+
+/// A server in a thread of this process.
+fn serve(settings: Settings) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let (_trigger, shutdown) = daemon::shutdown::channel();
+            gradwire_server::runtime::run(listener, None, settings, shutdown).await.unwrap();
+        });
+    })
+}
+
+/// A tensor with the trainer's memory of it.
+struct Place {
+    tensor: Tensor,
+    gradient: Option<Gradient>,
+    weights: Option<TensorBuffer>,
+    flight: Option<Handle>,
+}
+
+enum Gradient {
+    Library(TensorBuffer),
+    User(UserBuffer),
+}
+
+fn places(client: &Client, elements: &[u64], is_user: bool) -> Vec<Place> {
+    let specs: Vec<TensorSpec> = (1..)
+        .zip(elements)
+        .map(|(key, elements)| TensorSpec::f32(key, *elements, Optimizer::sgd(0.5, 0.0, 0.0)))
+        .collect();
+    let place = |tensor: Tensor| {
+        let bytes = tensor.bytes();
+        let gradient = match is_user {
+            true => Gradient::User(vec![1.0; (bytes / 4) as usize].into()),
+            false => Gradient::Library(client.allocate(bytes).unwrap()),
+        };
+        Place {
+            gradient: Some(gradient),
+            weights: Some(client.allocate(bytes).unwrap()),
+            flight: None,
+            tensor,
+        }
+    };
+    client.declare(&specs).unwrap().into_iter().map(place).collect()
+}
+
+/// All tensors under way together.
+fn round(client: &Client, places: &mut [Place]) {
+    for place in places.iter_mut() {
+        let source: Source = match place.gradient.take().unwrap() {
+            Gradient::Library(buffer) => buffer.into(),
+            Gradient::User(buffer) => buffer.into(),
+        };
+        let weights = place.weights.take().unwrap();
+        place.flight = Some(client.push_pull(&place.tensor, source, weights, 0).unwrap());
+    }
+    for place in places {
+        let ended = place.flight.take().unwrap().wait().unwrap();
+        place.gradient = ended.user.map(Gradient::User).or(ended.source.map(Gradient::Library));
+        place.weights = ended.target;
+    }
+}
+
+/// The least that a window of rounds allocates.
+fn least_allocations(driver: Driver, elements: &[u64], is_user: bool) -> u64 {
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Chunks are small, so that tensors of several are, too: these builds reduce slowly.
+    let cluster = Cluster::new(1, 1, &["--set", "cluster.chunk_bytes=4096"]);
+    let mut settings = cluster.settings();
+    settings.transport = only(driver);
+    settings.node.http = String::new();
+    let server = serve(Settings { node: settings.node.clone(), ..settings.clone() });
+    settings.node.rank = Some(0);
+    let client = Client::connect(settings).unwrap();
+    let mut places = places(&client, elements, is_user);
+    (0..WARM_UP).for_each(|_| round(&client, &mut places));
+    let registered = client.registrations();
+    let window = |_| {
+        let before = of_process();
+        (0..ROUNDS).for_each(|_| round(&client, &mut places));
+        of_process() - before
+    };
+    let least = (0..WINDOWS).map(window).min().unwrap();
+    let after = client.registrations();
+    assert_eq!((after.registered, after.copies), (registered.registered, registered.copies));
+    drop(places);
+    client.close();
+    server.join().unwrap();
+    least
+}
+
+/// From one chunk with room to spare to several and a part of one.
+const MANY: [u64; 16] = [4, 100, 1000, 4, 5000, 16, 1024, 5, 64, 33, 2048, 4, 999, 1, 1025, 8];
+
+#[test]
+fn over_shared_memory() {
+    assert_eq!(least_allocations(Driver::Shm, &[4], false), 0, "one small tensor");
+    assert_eq!(least_allocations(Driver::Shm, &MANY, false), 0, "many");
+}
+
+#[test]
+fn over_sockets() {
+    assert_eq!(least_allocations(Driver::Tcp, &[4], false), 0, "one small tensor");
+    assert_eq!(least_allocations(Driver::Tcp, &MANY, false), 0, "many");
+}
+
+#[test]
+fn from_memory_of_the_trainers_own() {
+    assert_eq!(least_allocations(Driver::Shm, &MANY, true), 0, "shared memory");
+    assert_eq!(least_allocations(Driver::Tcp, &MANY, true), 0, "sockets");
+}

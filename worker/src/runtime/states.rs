@@ -1,0 +1,81 @@
+//! What callers and data threads share of operations that have ended, kept for those to come: a steady round allocates
+//! none.
+
+use super::op::{OpBuffers, OpState};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+/// As many are kept; more operations than these in flight allocate.
+const KEPT_MAX: usize = 4096;
+
+/// States of operations that their callers have seen end. Nobody waits for its lock: who meets another one there
+/// allocates, or lets go.
+#[derive(Debug, Default)]
+pub(crate) struct OpStates(Mutex<VecDeque<Arc<OpState>>>);
+
+impl OpStates {
+    /// One for an operation that this many lanes work on.
+    pub(crate) fn take(&self, lanes: u32, buffers: OpBuffers) -> Arc<OpState> {
+        let fresh = OpState::fresh(lanes, buffers);
+        // The one that was given back first: a lane may still be about to let go of the last one.
+        let Some(mut kept) = self.0.try_lock().ok().and_then(|mut kept| kept.pop_front()) else {
+            return Arc::new(fresh);
+        };
+        match Arc::get_mut(&mut kept) {
+            Some(state) => {
+                *state = fresh;
+                kept
+            }
+            None => Arc::new(fresh),
+        }
+    }
+
+    /// Takes one back whose operation has ended, and whose buffers were taken.
+    pub(crate) fn give_back(&self, state: Arc<OpState>) {
+        if let Ok(mut kept) = self.0.try_lock()
+            && kept.len() < KEPT_MAX
+        {
+            kept.push_back(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_comes_again_as_new_once_nobody_else_has_it() {
+        let states = OpStates::default();
+        let first = states.take(1, OpBuffers::default());
+        let place = Arc::as_ptr(&first);
+        first.lane_done(7);
+        assert!(first.poll().is_some());
+        states.give_back(first);
+        let again = states.take(2, OpBuffers::default());
+        assert_eq!(Arc::as_ptr(&again), place);
+        assert!(again.poll().is_none(), "nothing of the operation before is left");
+        again.lane_done(1);
+        assert!(again.poll().is_none(), "it has two lanes");
+    }
+
+    #[test]
+    fn a_state_that_a_lane_still_has_is_not_used_again() {
+        let states = OpStates::default();
+        let first = states.take(1, OpBuffers::default());
+        let of_lane = Arc::clone(&first);
+        states.give_back(first);
+        let other = states.take(1, OpBuffers::default());
+        assert!(!Arc::ptr_eq(&of_lane, &other));
+        assert!(states.0.lock().unwrap().is_empty(), "it goes with the lane's");
+    }
+
+    #[test]
+    fn no_more_are_kept_than_the_bound_says() {
+        let states = OpStates::default();
+        for _ in 0..=KEPT_MAX {
+            states.give_back(OpState::new(1));
+        }
+        assert_eq!(states.0.lock().unwrap().len(), KEPT_MAX);
+    }
+}

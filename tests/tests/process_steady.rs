@@ -6,7 +6,7 @@
 use fabric::allocations::{Counting, of_process};
 use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::only;
-use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer};
+use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer, Weights};
 use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
@@ -44,8 +44,21 @@ fn serve(settings: Settings) -> JoinHandle<()> {
 struct Place {
     tensor: Tensor,
     gradient: Option<Gradient>,
+    /// None where weights are shown.
     weights: Option<TensorBuffer>,
+    shown: Option<Weights>,
     flight: Option<Handle>,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The client's.
+    Library,
+    /// Gradients are the trainer's.
+    User,
+    /// Weights stay at the server's.
+    View,
 }
 
 enum Gradient {
@@ -53,23 +66,19 @@ enum Gradient {
     User(UserBuffer),
 }
 
-fn places(client: &Client, elements: &[u64], is_user: bool) -> Vec<Place> {
+fn places(client: &Client, elements: &[u64], way: Way) -> Vec<Place> {
     let specs: Vec<TensorSpec> = (1..)
         .zip(elements)
         .map(|(key, elements)| TensorSpec::f32(key, *elements, Optimizer::sgd(0.5, 0.0, 0.0)))
         .collect();
     let place = |tensor: Tensor| {
         let bytes = tensor.bytes();
-        let gradient = match is_user {
-            true => Gradient::User(vec![1.0; (bytes / 4) as usize].into()),
-            false => Gradient::Library(client.allocate(bytes).unwrap()),
+        let gradient = match way {
+            Way::User => Gradient::User(vec![1.0; (bytes / 4) as usize].into()),
+            Way::Library | Way::View => Gradient::Library(client.allocate(bytes).unwrap()),
         };
-        Place {
-            gradient: Some(gradient),
-            weights: Some(client.allocate(bytes).unwrap()),
-            flight: None,
-            tensor,
-        }
+        let weights = (way != Way::View).then(|| client.allocate(bytes).unwrap());
+        Place { gradient: Some(gradient), weights, shown: None, flight: None, tensor }
     };
     client.declare(&specs).unwrap().into_iter().map(place).collect()
 }
@@ -81,18 +90,22 @@ fn round(client: &Client, places: &mut [Place]) {
             Gradient::Library(buffer) => buffer.into(),
             Gradient::User(buffer) => buffer.into(),
         };
-        let weights = place.weights.take().unwrap();
-        place.flight = Some(client.push_pull(&place.tensor, source, weights, 0).unwrap());
+        place.shown = None;
+        let handle = match place.weights.take() {
+            Some(weights) => client.push_pull(&place.tensor, source, weights, 0),
+            None => client.push_pull_view(&place.tensor, source, 0),
+        };
+        place.flight = Some(handle.unwrap());
     }
     for place in places {
         let ended = place.flight.take().unwrap().wait().unwrap();
         place.gradient = ended.user.map(Gradient::User).or(ended.source.map(Gradient::Library));
-        place.weights = ended.target;
+        (place.weights, place.shown) = (ended.target, ended.weights);
     }
 }
 
 /// The least that a window of rounds allocates.
-fn least_allocations(driver: Driver, elements: &[u64], is_user: bool) -> u64 {
+fn least_allocations(driver: Driver, elements: &[u64], way: Way) -> u64 {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Chunks are small, so that tensors of several are, too: these builds reduce slowly.
     let cluster = Cluster::new(1, 1, &["--set", "cluster.chunk_bytes=4096"]);
@@ -102,7 +115,7 @@ fn least_allocations(driver: Driver, elements: &[u64], is_user: bool) -> u64 {
     let server = serve(Settings { node: settings.node.clone(), ..settings.clone() });
     settings.node.rank = Some(0);
     let client = Client::connect(settings).unwrap();
-    let mut places = places(&client, elements, is_user);
+    let mut places = places(&client, elements, way);
     (0..WARM_UP).for_each(|_| round(&client, &mut places));
     let registered = client.registrations();
     let window = |_| {
@@ -124,18 +137,24 @@ const MANY: [u64; 16] = [4, 100, 1000, 4, 5000, 16, 1024, 5, 64, 33, 2048, 4, 99
 
 #[test]
 fn over_shared_memory() {
-    assert_eq!(least_allocations(Driver::Shm, &[4], false), 0, "one small tensor");
-    assert_eq!(least_allocations(Driver::Shm, &MANY, false), 0, "many");
+    assert_eq!(least_allocations(Driver::Shm, &[4], Way::Library), 0, "one small tensor");
+    assert_eq!(least_allocations(Driver::Shm, &MANY, Way::Library), 0, "many");
+}
+
+#[test]
+fn where_weights_are_shown() {
+    assert_eq!(least_allocations(Driver::Shm, &[4], Way::View), 0, "one small tensor");
+    assert_eq!(least_allocations(Driver::Shm, &MANY, Way::View), 0, "many");
 }
 
 #[test]
 fn over_sockets() {
-    assert_eq!(least_allocations(Driver::Tcp, &[4], false), 0, "one small tensor");
-    assert_eq!(least_allocations(Driver::Tcp, &MANY, false), 0, "many");
+    assert_eq!(least_allocations(Driver::Tcp, &[4], Way::Library), 0, "one small tensor");
+    assert_eq!(least_allocations(Driver::Tcp, &MANY, Way::Library), 0, "many");
 }
 
 #[test]
 fn from_memory_of_the_trainers_own() {
-    assert_eq!(least_allocations(Driver::Shm, &MANY, true), 0, "shared memory");
-    assert_eq!(least_allocations(Driver::Tcp, &MANY, true), 0, "sockets");
+    assert_eq!(least_allocations(Driver::Shm, &MANY, Way::User), 0, "shared memory");
+    assert_eq!(least_allocations(Driver::Tcp, &MANY, Way::User), 0, "sockets");
 }

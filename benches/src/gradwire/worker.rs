@@ -7,7 +7,7 @@ use crate::workload::{LEARNING_RATE, Op, WorkSpec};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use fabric::allocations;
-use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer};
+use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer, Weights as Shown};
 use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
@@ -15,6 +15,7 @@ use proto_common::transport::{Driver, Policies};
 use std::collections::VecDeque;
 use std::io::BufRead as _;
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
 /// Arguments of the hidden subcommand.
 #[derive(Debug, Args)]
@@ -64,8 +65,15 @@ pub(crate) enum Buffers {
     Library,
     /// Memory of the trainer's own, which the client registers at its second use: nothing is copied from then on.
     Registered,
-    /// Plain slices: each gradient is copied once into registered memory, and the weights once out of it.
+    /// Memory of the trainer's own both ways: gradients as [`Buffers::Registered`], and weights copied out once, over
+    /// shared memory of where the servers have them.
+    Own,
+    /// Plain slices: each gradient is copied once into registered memory, and weights as for [`Buffers::Own`].
     Plain,
+    /// Gradients as [`Buffers::Library`]; weights are shown where the servers have them, and not read.
+    View,
+    /// The same, and each weight is read.
+    Touch,
 }
 
 impl std::fmt::Display for Buffers {
@@ -73,7 +81,10 @@ impl std::fmt::Display for Buffers {
         f.write_str(match self {
             Self::Library => "library",
             Self::Registered => "registered",
+            Self::Own => "own",
             Self::Plain => "plain",
+            Self::View => "view",
+            Self::Touch => "touch",
         })
     }
 }
@@ -173,29 +184,26 @@ struct Place {
 enum Gradient {
     Library(TensorBuffer),
     Registered(UserBuffer),
-    Plain(Vec<u8>),
+    Plain(Vec<f32>),
 }
 
 enum Weights {
     Library(TensorBuffer),
-    Plain(Vec<u8>),
-}
-
-impl Weights {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Library(buffer) => buffer,
-            Self::Plain(bytes) => bytes,
-        }
-    }
+    /// Copied out of what a pull shows.
+    Own(Vec<f32>),
+    /// The last round's, let go before the next one: and is each weight read?
+    Shown {
+        last: Option<Shown>,
+        touch: bool,
+    },
 }
 
 /// An operation under way.
 struct Flight {
     handle: Handle,
     started: Instant,
-    /// Where its weights go that do not land in the trainer's own memory.
-    plain: Option<Vec<u8>>,
+    /// What becomes of weights that do not land in a buffer.
+    weights: Option<Weights>,
 }
 
 struct Work {
@@ -270,8 +278,19 @@ impl Work {
     }
 
     fn verify(&self, key: usize, place: &Place) -> anyhow::Result<()> {
-        let Some(weights) = &place.weights else { anyhow::bail!("tensor {key} is still in flight") };
-        self.laps.verify(key, weights.bytes(), |times| match self.rule {
+        let copied;
+        let bytes: &[u8] = match &place.weights {
+            Some(Weights::Library(buffer)) => buffer,
+            Some(Weights::Own(memory)) => memory.as_bytes(),
+            Some(Weights::Shown { last: Some(shown), .. }) => {
+                let mut memory = vec![f32::NAN; (place.tensor.bytes() / 4) as usize];
+                shown.copy_to(&mut memory)?;
+                copied = memory;
+                copied.as_bytes()
+            }
+            _ => anyhow::bail!("tensor {key} is still in flight"),
+        };
+        self.laps.verify(key, bytes, |times| match self.rule {
             Rule::Sgd => self.spec.expected_weight(times),
             Rule::Sum => self.spec.expected_sum(times),
             Rule::Assign => self.spec.expected_sum(times.min(1)),
@@ -282,20 +301,22 @@ impl Work {
 fn gradient(client: &Client, buffers: Buffers, bytes: u64) -> anyhow::Result<Gradient> {
     let value = WorkSpec::gradient_value(client.rank());
     Ok(match buffers {
-        Buffers::Library => {
+        Buffers::Library | Buffers::View | Buffers::Touch => {
             let mut gradient = client.allocate(bytes)?;
             gradient.as_f32_mut().fill(value);
             Gradient::Library(gradient)
         }
-        Buffers::Registered => Gradient::Registered(vec![value; (bytes / 4) as usize].into()),
-        Buffers::Plain => Gradient::Plain(value.to_le_bytes().repeat((bytes / 4) as usize)),
+        Buffers::Registered | Buffers::Own => Gradient::Registered(vec![value; (bytes / 4) as usize].into()),
+        Buffers::Plain => Gradient::Plain(vec![value; (bytes / 4) as usize]),
     })
 }
 
 /// Filled with what no round makes.
 fn weights(client: &Client, buffers: Buffers, bytes: u64) -> anyhow::Result<Weights> {
     Ok(match buffers {
-        Buffers::Plain => Weights::Plain(vec![0xFF; bytes as usize]),
+        Buffers::Own | Buffers::Plain => Weights::Own(vec![f32::NAN; (bytes / 4) as usize]),
+        Buffers::View => Weights::Shown { last: None, touch: false },
+        Buffers::Touch => Weights::Shown { last: None, touch: true },
         Buffers::Library | Buffers::Registered => {
             let mut weights = client.allocate(bytes)?;
             weights.fill(0xFF);
@@ -312,7 +333,7 @@ impl Place {
             (false, _) => None,
             (true, Some(Gradient::Plain(numbers))) => {
                 let mut copy = client.allocate(bytes)?;
-                copy.copy_from_slice(numbers);
+                copy.as_f32_mut().copy_from_slice(numbers);
                 Some(Source::from(copy))
             }
             (true, _) => match self.gradient.take() {
@@ -321,33 +342,48 @@ impl Place {
                 Some(Gradient::Plain(_)) | None => anyhow::bail!("its gradient is already in flight"),
             },
         };
-        let (weights, plain) = match (op.pulls(), if op.pulls() { self.weights.take() } else { None }) {
-            (false, _) => (None, None),
-            (true, Some(Weights::Library(buffer))) => (Some(buffer), None),
-            (true, Some(Weights::Plain(memory))) => (Some(client.allocate(bytes)?), Some(memory)),
-            (true, None) => anyhow::bail!("its weights are already in flight"),
+        let weights = if op.pulls() {
+            Some(self.weights.take().context("its weights are already in flight")?)
+        } else {
+            None
         };
-        let handle = match (gradient, weights) {
-            (Some(gradient), Some(weights)) => client.push_pull(&self.tensor, gradient, weights, 0)?,
-            (Some(gradient), None) => client.push(&self.tensor, gradient)?,
-            (None, Some(weights)) => client.pull(&self.tensor, weights)?,
-            (None, None) => anyhow::bail!("an operation that moves nothing"),
+        let (buffer, weights) = match weights {
+            Some(Weights::Library(buffer)) => (Some(buffer), None),
+            Some(Weights::Shown { last, touch }) => {
+                // Read, and so free to be overwritten.
+                drop(last);
+                (None, Some(Weights::Shown { last: None, touch }))
+            }
+            other => (None, other),
         };
-        self.flight = Some(Flight { handle, started, plain });
+        let handle = match (gradient, buffer, &weights) {
+            (Some(gradient), Some(buffer), _) => client.push_pull(&self.tensor, gradient, buffer, 0)?,
+            (Some(gradient), None, Some(_)) => client.push_pull_view(&self.tensor, gradient, 0)?,
+            (Some(gradient), None, None) => client.push(&self.tensor, gradient)?,
+            (None, Some(buffer), _) => client.pull(&self.tensor, buffer)?,
+            (None, None, Some(_)) => client.pull_view(&self.tensor)?,
+            (None, None, None) => anyhow::bail!("an operation that moves nothing"),
+        };
+        self.flight = Some(Flight { handle, started, weights });
         Ok(())
     }
 
     /// Waits for the operation; gives its time.
     fn finish(&mut self) -> anyhow::Result<Duration> {
-        let Flight { handle, started, plain } = self.flight.take().context("nothing in flight")?;
+        let Flight { handle, started, weights } = self.flight.take().context("nothing in flight")?;
         let ended = handle.wait()?;
-        match (ended.target, plain) {
-            (Some(landed), Some(mut memory)) => {
-                memory.copy_from_slice(&landed);
-                self.weights = Some(Weights::Plain(memory));
+        match (weights, ended.weights) {
+            (Some(Weights::Own(mut memory)), Some(shown)) => {
+                shown.copy_to(&mut memory)?;
+                self.weights = Some(Weights::Own(memory));
             }
-            (Some(landed), None) => self.weights = Some(Weights::Library(landed)),
-            (None, _) => {}
+            (Some(Weights::Shown { touch, .. }), Some(shown)) => {
+                if touch {
+                    std::hint::black_box(sum(&shown));
+                }
+                self.weights = Some(Weights::Shown { last: Some(shown), touch });
+            }
+            _ => self.weights = ended.target.map(Weights::Library).or(self.weights.take()),
         }
         let took = started.elapsed();
         // A copy of plain memory has served its turn; what was given away comes back.
@@ -357,6 +393,20 @@ impl Place {
         }
         Ok(took)
     }
+}
+
+/// Reads every weight.
+fn sum(shown: &Shown) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0; LANES];
+    for (_, numbers) in shown.numbers::<f32>() {
+        for first in (0..numbers.len() / LANES).map(|group| group * LANES) {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                *sum += numbers.at(first + lane);
+            }
+        }
+    }
+    sums.iter().sum()
 }
 
 #[cfg(test)]

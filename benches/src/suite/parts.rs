@@ -35,14 +35,24 @@ pub(super) const PARTS: [(&str, Part); 8] = [
 ];
 
 /// Every subject that a run can be held to, in the order of the pairs. The baselines come last, so that each pair ends
-/// with them. A way to hand over memory is a subject of its own (`shm_plain`).
-pub(super) const SUBJECTS: [&str; 6] = ["shm", "shm_plain", "unix", "tcp", STORE_AND_FORWARD, GRPC];
+/// with them. A way to hand over memory is a subject of its own (`shm_view`, …).
+pub(super) const SUBJECTS: [&str; 9] =
+    ["shm", "shm_view", "shm_touch", "shm_own", "shm_plain", "unix", "tcp", STORE_AND_FORWARD, GRPC];
+/// Those whose ways differ where a tensor fits a cache.
+const EVERYWHERE: [&str; 6] = ["shm", "shm_view", "unix", "tcp", STORE_AND_FORWARD, GRPC];
+
+fn over_shm(name: &'static str, buffers: Buffers) -> Box<dyn Subject> {
+    let variant = Variant { buffers, ..Variant::default() };
+    Box::new(GradwireSubject::new("shm").with_variant(name, variant))
+}
 
 fn subject(name: &str) -> Option<Box<dyn Subject>> {
-    let plain = Variant { buffers: Buffers::Plain, ..Variant::default() };
     Some(match name {
         "shm" => Box::new(GradwireSubject::new("shm")),
-        "shm_plain" => Box::new(GradwireSubject::new("shm").with_variant("shm_plain", plain)),
+        "shm_view" => over_shm("shm_view", Buffers::View),
+        "shm_touch" => over_shm("shm_touch", Buffers::Touch),
+        "shm_own" => over_shm("shm_own", Buffers::Own),
+        "shm_plain" => over_shm("shm_plain", Buffers::Plain),
         "unix" => Box::new(GradwireSubject::new("unix")),
         "tcp" => Box::new(GradwireSubject::new("tcp")),
         STORE_AND_FORWARD => Box::new(PlainSubject::new(STORE_AND_FORWARD, Duty::Forward)),
@@ -55,9 +65,9 @@ fn subject(name: &str) -> Option<Box<dyn Subject>> {
 /// The parts in which an outside program runs beside the others.
 pub(super) const PEER_PARTS: [&str; 2] = ["sizes", "models"];
 
-/// All subjects that are wanted, and the outside program if there is one.
-fn all_subjects(plan: &Plan) -> Vec<Box<dyn Subject>> {
-    let mut all = subjects(plan, &SUBJECTS);
+/// As [`subjects`], and the outside program if there is one.
+fn with_peer(plan: &Plan, names: &[&str]) -> Vec<Box<dyn Subject>> {
+    let mut all = subjects(plan, names);
     all.extend(plan.args.peer.iter().map(|command| Box::new(Peer::new(PEER, command)) as Box<dyn Subject>));
     all
 }
@@ -135,7 +145,9 @@ fn sizes(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::R
         let is_size = plan.args.bytes.is_none_or(|bytes| bytes == work.bytes);
         is_size && plan.wants("sizes", work.name, work.quick || plan.args.bytes.is_some())
     };
-    let mut subjects = all_subjects(plan);
+    // Any of them where it is asked for by name.
+    let names: &[&str] = if plan.args.subjects.is_empty() { &EVERYWHERE } else { &SUBJECTS };
+    let mut subjects = with_peer(plan, names);
     for &workers in &plan.workers {
         for work in WORKLOADS.iter().filter(wanted) {
             if !plan.has_time(&format!("{} of {} bytes", work.name, work.bytes), notes) {
@@ -165,7 +177,7 @@ fn all_models(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyh
             if !plan.has_time(model.name, notes) {
                 return Ok(());
             }
-            let mut subjects = all_subjects(plan);
+            let mut subjects = with_peer(plan, &SUBJECTS);
             if model.name == INCEPTION {
                 let also = ["shm", "unix", "tcp"].into_iter().filter(|name| plan.wants_subject(name));
                 let also =
@@ -265,7 +277,7 @@ fn rows(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Re
     };
     let (pairs, copy) = (plan.model_pairs, &plan.copy);
     let comparison = Comparison { spec, throughput: true, latency: false, pairs, copy };
-    rows.extend(comparison.run(&mut subjects(plan, &SUBJECTS))?.rows);
+    rows.extend(comparison.run(&mut subjects(plan, &EVERYWHERE))?.rows);
     Ok(())
 }
 

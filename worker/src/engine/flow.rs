@@ -10,7 +10,7 @@ use proto_common::ids::Rank;
 use proto_common::limits::GRANTS_PER_BATCH_MAX;
 
 /// A batch that refers to so much is sent: what it brings is under way while the next one is made.
-const REFERENCED_BYTES_MAX: u64 = 1 << 20;
+const REFERENCED_BYTES_MAX: u64 = 4 << 20;
 
 impl LaneEngine {
     /// A server says that results lie in a slot of our inbox: may it be read? After an old grant it may not,

@@ -95,6 +95,8 @@ pub struct DataLane<Q> {
     commands: Commands,
     /// Its memory is the next list's.
     executed: Commands,
+    /// What was mapped of workers whose channel has ended, until the commands that name it are executed.
+    gone: Vec<(Rank, Vec<(u64, View)>)>,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -120,6 +122,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             reader: BatchReader::default(),
             commands: Commands::default(),
             executed: Commands::default(),
+            gone: Vec::new(),
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
@@ -209,6 +212,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             );
         }
         self.detach(rank);
+        // Before there is another channel of that worker: none of it is for that one.
+        self.execute()?;
         let place = rank.0 as usize;
         if place >= self.links.len() {
             return refuse(&mut self.queue, "its rank is out of range".into());
@@ -241,14 +246,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
         self.queue.close(link.channel);
         self.ranks.remove(&link.channel);
+        // Contributions that were taken are still to be read.
+        self.gone.push((rank, link.mapped));
+        // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
+        self.engine.peer_down(rank, &mut self.commands);
         for posted in link.posted {
             self.completed(rank, posted);
         }
         for post in link.backlog {
             self.dropped(rank, post);
         }
-        // This also ends the reads that were under way.
-        self.engine.peer_down(rank, &mut self.commands);
     }
 
     /// What a post held is free, because its channel is gone.
@@ -398,6 +405,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.executed = commands;
             result?;
         }
+        self.gone.clear();
         Ok(())
     }
 
@@ -458,12 +466,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Where a contribution lies that is in a worker's memory. It was found when its batch came, and the engine forgets
-    /// it when the channel ends.
-    fn view_of(&mut self, from: Option<Source>) -> Option<View> {
+    /// Where a contribution lies that is in a worker's memory. It was found when its batch came; where the channel has
+    /// ended since, the engine has forgotten what it had not asked for yet.
+    fn view_of(&self, from: Option<Source>) -> Option<View> {
         let Some(Source::Worker { peer, region, offset, bytes }) = from else { return None };
-        let Self { queue, links, .. } = self;
-        links.get_mut(peer.0 as usize)?.as_mut()?.view(queue, (region, offset, bytes))
+        let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
+        let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
+        let mut all = link.into_iter().chain(gone).flatten();
+        all.find(|(key, _)| *key == region)?.1.slice(offset, bytes).ok()
     }
 
     /// Posts, or queues behind what is queued already.

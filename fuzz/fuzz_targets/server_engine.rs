@@ -9,7 +9,7 @@ use gradwire_server::engine::{
 };
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -199,13 +199,8 @@ impl Rig {
         let mut blocks = Vec::new();
         for place in 0..u64::from(count) {
             let at = program.below(3) as usize;
-            let op = program.pick(&[
-                OpKind::Push,
-                OpKind::PushPull,
-                OpKind::Pull,
-                OpKind::Init,
-                OpKind::Release,
-            ]);
+            let op =
+                program.pick(&[OpKind::Push, OpKind::PushPull, OpKind::Pull, OpKind::Init, OpKind::Release]);
             if program.one_in(8) {
                 worker.step_back(at, program.number(), program.number());
             }
@@ -218,7 +213,7 @@ impl Rig {
             if program.one_in(4) && op.lands() {
                 (made.view, made.landing) = (true, None);
             }
-            made.views_from = Operation(program.number() % (made.operation.0 + 1));
+            made.reading.from = Operation(program.number() % (made.operation.0 + 1));
             if made.bytes > 0 {
                 made.data = travel(made.data, &mut worker.granted[at], program);
             }
@@ -493,7 +488,10 @@ impl Rig {
                 self.placed += u64::from(!spilt);
             }
             Source::Worker { peer, .. } => {
-                assert!(reads_in_place(peer) && self.workers[peer.0 as usize].life.is_some(), "memory that is gone");
+                assert!(
+                    reads_in_place(peer) && self.workers[peer.0 as usize].life.is_some(),
+                    "memory that is gone"
+                );
             }
         }
     }
@@ -570,7 +568,7 @@ fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: 
         data: BlockData::Inline { offset },
         landing: op.lands().then_some(Landing { region: 1, offset: 0, bytes: spec.bytes }),
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 1_000,
         token: operation,
     }

@@ -8,7 +8,7 @@ use gradwire_worker::OpError;
 use gradwire_worker::engine::{Command, Commands, EngineConfig, LaneEngine, PartSpec, ResultContext, Submit};
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Lane, Operation, Rank};
@@ -161,7 +161,7 @@ impl Rig {
             ]),
             operation: Operation(number),
             view: kind.lands() && program.one_in(4),
-            views_from: Operation(program.number() % (number + 1)),
+            reading: Reading { from: Operation(program.number() % (number + 1)), kept: Kept::None },
             round: number,
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,

@@ -2,9 +2,11 @@
 //! them. Must not know the engines: their rigs and invariants stand in the targets.
 #![forbid(unsafe_code)]
 
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, OpKind, Reading, SlotGrant, Status,
+};
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
 
 /// The job of every honest batch.
 pub const JOB: JobId = JobId(7);
@@ -100,7 +102,10 @@ impl<'a> Program<'a> {
                 bytes: self.number(),
             }),
             view: self.byte() % 4 == 0,
-            views_from: Operation(self.number()),
+            reading: Reading {
+                from: Operation(self.number()),
+                kept: self.pick(&[Kept::None, Kept::All, Kept::Version(Version(1))]),
+            },
             timeout_ms: self.number() as u32,
             token: self.number(),
         }

@@ -12,7 +12,7 @@ pub const CONTROL_FRAME_BYTES_MAX: usize = 16 << 20;
 /// Bytes of a batch header on the wire.
 pub const HEADER_BYTES: usize = 96;
 /// Bytes of one block table entry on the wire.
-pub const BLOCK_BYTES: usize = 104;
+pub const BLOCK_BYTES: usize = 112;
 /// Blocks in one batch.
 pub const BLOCKS_PER_BATCH_MAX: usize = 128;
 /// Slot grants carried by one batch.

@@ -160,3 +160,23 @@ fn a_round_that_waits_for_its_reader_goes_on_as_soon_as_the_view_is_dropped() {
     drop((tensor, clients));
     cluster.assert_no_panic();
 }
+
+/// A snapshot for as long as one likes: the versions after it come and go in the other buffer.
+#[test]
+fn one_version_can_be_kept_while_newer_ones_come_and_go() {
+    let mut cluster = cluster(1);
+    let clients = join(&cluster, 1, |settings| settings.transport = only(Driver::Shm));
+    declare(&clients, &[summed(KEY, COUNT as u64)]);
+    let (client, tensor) = (&clients[0], clients[0].tensor(KEY).unwrap());
+    let snapshot = contribute(client, &tensor, 1).weights.unwrap();
+    let mut copied = vec![0.0f32; COUNT];
+    for round in 2..=8 {
+        let pushed: Vec<f32> = (0..COUNT).map(|at| gradient(at, 0, round)).collect();
+        client.push_pull_slice(&tensor, &pushed, &mut copied).unwrap();
+        assert_eq!(copied, pushed);
+        check(&snapshot, 1, 1);
+    }
+    drop(snapshot);
+    drop((tensor, clients));
+    cluster.assert_no_panic();
+}

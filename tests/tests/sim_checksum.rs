@@ -13,7 +13,7 @@ use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::PartSpec;
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
-use proto_common::batch::{OpKind, Status};
+use proto_common::batch::{OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank, Version};
 use proto_common::plan::Placement;
@@ -127,7 +127,7 @@ impl Pair {
         let state = OpState::new(1);
         let submission = Submission {
             view: false,
-            views_from: Operation(0),
+            reading: Reading::default(),
             state: state.clone(),
             op: self.operations,
             kind: OpKind::PushPull,

@@ -12,7 +12,7 @@ use gradwire_tests::rigs::sim::pair;
 use gradwire_worker::engine::PartSpec;
 use gradwire_worker::error::{ClientError, OpError};
 use gradwire_worker::runtime::{LaneDriver, OpState, Submission};
-use proto_common::batch::OpKind;
+use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, Operation, Rank};
@@ -124,7 +124,7 @@ impl Pair {
         let state = OpState::new(1);
         let submission = Submission {
             view: false,
-            views_from: Operation(0),
+            reading: Reading::default(),
             state: state.clone(),
             op: 1,
             kind: OpKind::PushPull,

@@ -8,7 +8,7 @@ use super::world::ModelError;
 use gradwire_worker::engine::{
     Command, Commands, EngineConfig, LaneEngine, PartBlock, PartSpec, ResultContext, Submit,
 };
-use proto_common::batch::{BatchKind, Notice, OpKind, SlotGrant};
+use proto_common::batch::{BatchKind, Notice, OpKind, Reading, SlotGrant};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Lane, Operation, Rank};
 use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PREFIXES_PER_LANE, slot_bytes_for};
@@ -164,7 +164,7 @@ impl Worker {
                 placement: Placement::Slot,
                 operation: Operation(self.round),
                 view: false,
-                views_from: Operation(0),
+                reading: Reading::default(),
                 round: if payload { self.round } else { 0 },
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,

@@ -1,7 +1,7 @@
 //! One entry of the block table: an operation on one chunk, or its result.
 
 use crate::element::Dtype;
-use crate::ids::{ChunkId, ChunkIndex, Key, Operation};
+use crate::ids::{ChunkId, ChunkIndex, Key, Operation, Version};
 use crate::limits::BLOCK_BYTES;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -18,7 +18,7 @@ pub enum OpKind {
     PushPull = 3,
     /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
     Init = 4,
-    /// No more than what [`Block::views_from`] says; answered at once.
+    /// No more than what [`Block::reading`] says; answered at once.
     Release = 5,
 }
 
@@ -157,6 +157,49 @@ pub struct Landing {
     pub bytes: u64,
 }
 
+/// Which views of a tensor a worker still reads: those that operations from this number on are given, and of earlier ones
+/// what is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The first operation whose view may be read without being kept.
+    pub from: Operation,
+    /// Of views that operations before were given.
+    pub kept: Kept,
+}
+
+/// Which version of earlier views is still read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kept {
+    /// None is.
+    #[default]
+    None,
+    /// This one only.
+    Version(Version),
+    /// Any may be.
+    All,
+}
+
+impl Kept {
+    const ALL: u64 = u64::MAX;
+
+    fn to_wire(self) -> u64 {
+        match self {
+            Self::None => 0,
+            // No tensor has had so many rounds.
+            Self::Version(version) => version.0.saturating_add(1),
+            Self::All => Self::ALL,
+        }
+    }
+
+    fn from_wire(wire: u64) -> Self {
+        match wire {
+            0 => Self::None,
+            Self::ALL => Self::All,
+            version => Self::Version(Version(version - 1)),
+        }
+    }
+}
+
 /// One operation on one chunk, or its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -184,8 +227,8 @@ pub struct Block {
     /// Request: weights are not to land, but to be read where they lie. Result: `landing` says where that is; they stay
     /// as they are until a request says that they are not read any more.
     pub view: bool,
-    /// Request: views that operations with lower numbers were given are not read any more.
-    pub views_from: Operation,
+    /// Request: what the worker still reads of what it was shown of this tensor.
+    pub reading: Reading,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
     pub timeout_ms: u32,
     /// Chosen by the requester, echoed in the result.
@@ -210,6 +253,7 @@ pub(super) struct RawBlock {
     landing_offset: U64,
     landing_bytes: U64,
     views_from: U64,
+    views_kept: U64,
     token: U64,
     timeout_ms: U32,
     status: u8,
@@ -253,7 +297,8 @@ impl Block {
             landing_region: U64::new(landing.region),
             landing_offset: U64::new(landing.offset),
             landing_bytes: U64::new(landing.bytes),
-            views_from: U64::new(self.views_from.0),
+            views_from: U64::new(self.reading.from.0),
+            views_kept: U64::new(self.reading.kept.to_wire()),
             token: U64::new(self.token),
             timeout_ms: U32::new(self.timeout_ms),
             status: self.status as u8,
@@ -292,7 +337,10 @@ impl Block {
             data,
             landing,
             view: raw.flags & FLAG_VIEW != 0,
-            views_from: Operation(raw.views_from.get()),
+            reading: Reading {
+                from: Operation(raw.views_from.get()),
+                kept: Kept::from_wire(raw.views_kept.get()),
+            },
             timeout_ms: raw.timeout_ms.get(),
             token: raw.token.get(),
         })

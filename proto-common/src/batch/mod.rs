@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! 0                header, 96 bytes            (checksum covers header, table and grants)
-//! 96               block table, 104 bytes each
-//! 96 + 104 n       slot grants, 4 bytes each
+//! 96               block table, 112 bytes each
+//! 96 + 112 n       slot grants, 4 bytes each
 //! payload_offset   payload, 64-byte aligned    (inline blocks one after the other)
 //! ```
 //!
@@ -20,7 +20,7 @@ mod encode;
 mod header;
 mod notice;
 
-pub use block::{Block, BlockData, Landing, OpKind, Status};
+pub use block::{Block, BlockData, Kept, Landing, OpKind, Reading, Status};
 pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
 pub use encode::{BatchRoom, BatchWriter, EncodeError, prefix_bytes_padded};

@@ -37,7 +37,7 @@ fn block(bytes: u64) -> Block {
         landing: Some(Landing { region: 8, offset: 5 << 30, bytes }),
         timeout_ms: 30_000,
         view: false,
-        views_from: Operation(2),
+        reading: Reading { from: Operation(2), kept: Kept::Version(Version(8)) },
         token: 0xF00D,
     }
 }
@@ -177,6 +177,14 @@ fn each_lie_gets_its_own_refusal() {
     assert_eq!(prefix_bytes(&good), Ok(HEADER_BYTES + BLOCK_BYTES));
 }
 
+fn kept(number: u64) -> Kept {
+    match number % 3 {
+        0 => Kept::None,
+        1 => Kept::Version(Version(number >> 2)),
+        _ => Kept::All,
+    }
+}
+
 fn any_block() -> impl Strategy<Value = Block> {
     let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..12);
     let numbers = (any::<u64>(), any::<u64>(), 0u64..2000, any::<u32>(), any::<u64>());
@@ -200,7 +208,7 @@ fn any_block() -> impl Strategy<Value = Block> {
             data,
             landing: landing.map(|(region, offset, bytes)| Landing { region, offset, bytes }),
             view: numbers.3 % 2 == 1,
-            views_from: Operation(numbers.4 ^ numbers.0),
+            reading: Reading { from: Operation(numbers.4 ^ numbers.0), kept: kept(numbers.2) },
             timeout_ms: numbers.3,
             token: numbers.4,
         }

@@ -4,7 +4,8 @@
 use fabric::Region;
 use gradwire_server::kernel::{self, Bf16, Both, Contribution, Element, F16, Weights};
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, OpKind, Status, payload_checksum,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, OpKind, Reading, Status,
+    payload_checksum,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
@@ -124,7 +125,7 @@ fn block(index: u32) -> Block {
         data: BlockData::Inline { offset: 0 },
         landing: None,
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 1_000,
         token: 5,
     }

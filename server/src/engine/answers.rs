@@ -4,8 +4,8 @@ use super::chunk::{ChunkSpec, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::lane::LaneEngine;
 use super::peer::Peer;
-use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Status};
-use proto_common::ids::{Operation, Rank};
+use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Reading, Status};
+use proto_common::ids::Rank;
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
 
 /// `in_place`: worker and server read each other's memory where it lies.
@@ -70,7 +70,7 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
         data: BlockData::Inline { offset: 0 },
         landing: None,
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 0,
         token: waiter.token,
     }

@@ -3,13 +3,14 @@
 
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
-use proto_common::batch::{Landing, OpKind};
+use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::optimizer::Optimizer;
 use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 
 /// A chunk that this lane is to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,6 +128,8 @@ pub(super) struct Chunk {
     pub(super) readers: [Vec<Rank>; 2],
     /// Who has a view of each buffer, by the last operation that gave it.
     pub(super) views: [Vec<(Rank, Operation)>; 2],
+    /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
+    versions: [RangeInclusive<u64>; 2],
     pub(super) initialised: bool,
     /// Ranks reduced into the accumulator this round.
     pub(super) contributed: RankSet,
@@ -157,6 +160,7 @@ impl Chunk {
             buffer: 0,
             readers: [Vec::new(), Vec::new()],
             views: [Vec::new(), Vec::new()],
+            versions: [0..=0, 0..=0],
             initialised: false,
             contributed: RankSet::new(workers),
             stage: Stage::default(),
@@ -209,10 +213,15 @@ impl Chunk {
         }
     }
 
-    /// The worker reads no view any more that an operation before this one gave.
-    pub(super) fn hide(&mut self, rank: Rank, from: Operation) {
-        for views in &mut self.views {
-            views.retain(|(other, last)| *other != rank || *last >= from);
+    /// What the worker reads of what it was shown: the rest may be overwritten.
+    pub(super) fn hide(&mut self, rank: Rank, reading: Reading) {
+        for (views, versions) in self.views.iter_mut().zip(&self.versions) {
+            let is_kept = match reading.kept {
+                Kept::None => false,
+                Kept::Version(version) => versions.contains(&version.0),
+                Kept::All => true,
+            };
+            views.retain(|(other, last)| *other != rank || is_kept || *last >= reading.from);
         }
     }
 
@@ -234,6 +243,9 @@ impl Chunk {
         self.end_length(weights.is_some());
         self.version += 1;
         self.buffer = weights.unwrap_or(self.buffer);
+        let versions = &mut self.versions[usize::from(self.buffer)];
+        let first = if weights.is_some() { self.version } else { *versions.start() };
+        *versions = first..=self.version;
         self.bad = self.bad << 1 | u64::from(weights.is_none());
         self.stage = Stage::Contributions;
         self.contributed.clear();

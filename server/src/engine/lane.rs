@@ -7,7 +7,9 @@ use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Landing, OpKind, SlotGrant, Status};
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, OpKind, Reading, SlotGrant, Status,
+};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
@@ -244,7 +246,7 @@ impl LaneEngine {
         self.dirty.retain(|other| *other != rank);
         for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
-            chunk.hide(rank, Operation(u64::MAX));
+            chunk.hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
         }
         self.take_back(rank);
         for chunk in 0..self.chunks.len() {
@@ -358,7 +360,7 @@ impl LaneEngine {
                 false
             }
         };
-        self.chunks[index as usize].hide(peer, block.views_from);
+        self.chunks[index as usize].hide(peer, block.reading);
         self.finish_late(index, out);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,

@@ -1,7 +1,7 @@
 //! Encoded contributions in storage: summed as they decode, marked where no codec makes them.
 
 use super::*;
-use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
 use proto_common::ids::{ChunkId, Operation};
 
 const ELEMENTS: usize = 1000;
@@ -79,7 +79,7 @@ fn block(chunk: u32, codec: u8, bytes: u64, offset: u64) -> Block {
         data: BlockData::Inline { offset },
         landing: None,
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 0,
         token: 0,
     }

@@ -8,8 +8,8 @@ use fabric::{
     ShmDevice, TcpDevice, Write, tcp_frame::Frame,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, SlotGrant, Status,
-    prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Block, BlockData, Notice, OpKind, Reading, SlotGrant,
+    Status, prefix_bytes,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank, Role};
@@ -230,7 +230,7 @@ pub fn operation(op: OpKind, key: u64, operation: u64, round: u64, bytes: u64) -
         landing: None,
         timeout_ms: 20_000,
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         token: key << 32 | operation,
     }
 }

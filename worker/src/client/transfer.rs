@@ -97,7 +97,8 @@ impl Client {
     }
 
     /// As [`Client::pull`] without a buffer: [`Ended::weights`] is to be read. On shared memory that is where the
-    /// servers have them, and nothing is copied; over other transports they land in memory of the client's.
+    /// servers have them, and nothing is copied; over other transports they land in memory of the client's. Wait for it:
+    /// weights that nobody has taken are let go of with the tensor's next operation only.
     pub fn pull_view(&self, tensor: &Tensor) -> Result<Handle, ClientError> {
         self.start_view(tensor, OpKind::Pull, None, 0)
     }
@@ -235,7 +236,7 @@ impl Client {
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let state = self.0.states.take(lanes, buffers);
-        let views_from = tensor.viewing().oldest(operation);
+        let reading = tensor.viewing().reading(operation);
         if view {
             let pieces = tensor.lanes().iter().map(|parts| parts.len()).sum();
             state.expect(tensor.viewing().expect(operation, pieces));
@@ -254,7 +255,7 @@ impl Client {
                 placement: self.placement_of(tensor, source.as_ref()),
                 operation,
                 view,
-                views_from,
+                reading,
                 round,
                 priority,
                 timeout_ms,

@@ -35,6 +35,7 @@ enum From {
 impl Weights {
     pub(super) fn shown(version: Version, mut shown: Shown, tensor: Tensor, client: Weak<Inner>) -> Self {
         shown.pieces.sort_unstable_by_key(|(offset, _)| *offset);
+        shown.is_of(version);
         Self { version, from: From::Servers(Some(shown)), tensor, client }
     }
 

@@ -5,7 +5,7 @@ use super::command::{Command, Commands, PartBlock};
 use super::lane::LaneEngine;
 use super::link::{Link, SlotUse};
 use super::part::State;
-use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, SlotGrant, Status};
+use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, Reading, SlotGrant, Status};
 use proto_common::ids::Rank;
 use proto_common::limits::GRANTS_PER_BATCH_MAX;
 
@@ -120,7 +120,7 @@ impl LaneEngine {
             data: self.way(op, &spec),
             landing,
             view: op.view,
-            views_from: op.views_from,
+            reading: self.chunks.get(&spec.id).map_or(Reading::default(), |chunk| chunk.reading),
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };

@@ -6,7 +6,9 @@ use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
 use super::stats::LaneStats;
 use crate::error::OpError;
-use proto_common::batch::{BatchHeader, BatchKind, Block, BlockData, Notice, SlotGrant, Status};
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
+};
 use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
 use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
@@ -90,6 +92,8 @@ pub(super) struct ChunkQueue {
     pub(super) asked: bool,
     /// How often in a row.
     tries: u32,
+    /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
+    pub(super) reading: Reading,
 }
 
 /// See the module.
@@ -232,7 +236,6 @@ impl LaneEngine {
             placement: submit.placement,
             operation: submit.operation,
             view: submit.view,
-            views_from: submit.views_from,
             round: submit.round,
             priority: submit.priority,
             timeout_ms: submit.timeout_ms,
@@ -253,7 +256,9 @@ impl LaneEngine {
                 told_ms: None,
                 corrupt: 0,
             });
-            self.chunks.entry(spec.id).or_default().waiting.push_back(part);
+            let chunk = self.chunks.entry(spec.id).or_default();
+            chunk.reading = submit.reading;
+            chunk.waiting.push_back(part);
             self.enqueue(spec.id);
         }
     }
@@ -261,10 +266,16 @@ impl LaneEngine {
     /// Puts a chunk's next part into its server's queue, if it may go.
     pub(super) fn enqueue(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get_mut(&id) else { return };
-        if chunk.queued || chunk.held || chunk.asked || chunk.sent >= SENT_PER_CHUNK_MAX {
+        if chunk.queued || chunk.held || chunk.asked {
             return;
         }
         let Some(index) = chunk.waiting.front().copied() else { return };
+        // What ends a view may be what all that was sent waits for.
+        let op = self.parts.get(index).and_then(|part| self.ops.get(part.op));
+        let releases = op.is_some_and(|op| op.kind == OpKind::Release);
+        if chunk.sent >= SENT_PER_CHUNK_MAX && !releases {
+            return;
+        }
         chunk.queued = true;
         self.place(index);
     }
@@ -585,11 +596,11 @@ impl LaneEngine {
         let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
         let (servers, key) = self.owing(index);
         let what = match op.kind {
-            proto_common::batch::OpKind::Push => "push",
-            proto_common::batch::OpKind::Pull => "pull",
-            proto_common::batch::OpKind::PushPull => "push_pull",
-            proto_common::batch::OpKind::Init => "init",
-            proto_common::batch::OpKind::Release => "release",
+            OpKind::Push => "push",
+            OpKind::Pull => "pull",
+            OpKind::PushPull => "push_pull",
+            OpKind::Init => "init",
+            OpKind::Release => "release",
         };
         Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
     }

@@ -1,7 +1,7 @@
 //! Operations and their parts: one part is one chunk's share of one operation.
 
 use super::lane::CORRUPT_RETRIES_MAX;
-use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::plan::Placement;
@@ -57,8 +57,8 @@ pub struct Submit<'a> {
     pub operation: Operation,
     /// Weights are not to land, but to be read where they lie.
     pub view: bool,
-    /// Views that operations before this one gave are not read any more.
-    pub views_from: Operation,
+    /// What the trainer still reads of what was shown to it.
+    pub reading: Reading,
     /// The round it contributes to, or the least version wanted.
     pub round: u64,
     /// Higher goes first; never reorders one key.
@@ -79,7 +79,6 @@ pub(super) struct Op {
     pub(super) placement: Placement,
     pub(super) operation: Operation,
     pub(super) view: bool,
-    pub(super) views_from: Operation,
     pub(super) round: u64,
     pub(super) priority: i32,
     pub(super) timeout_ms: u32,

@@ -259,7 +259,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             placement: submission.placement,
             operation: submission.operation,
             view: submission.view,
-            views_from: submission.views_from,
+            reading: submission.reading,
             round: submission.round,
             priority: submission.priority,
             timeout_ms: submission.timeout_ms,

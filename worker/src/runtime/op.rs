@@ -5,7 +5,7 @@ use super::spares::Spare;
 use crate::engine::PartSpec;
 use crate::error::OpError;
 use fabric::{Buffer, Span, UserBuffer, View};
-use proto_common::batch::OpKind;
+use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Version};
 use proto_common::plan::Placement;
@@ -232,8 +232,8 @@ pub struct Submission {
     pub operation: Operation,
     /// Weights are to be read where they lie.
     pub view: bool,
-    /// Views that operations before this one gave are not read any more.
-    pub views_from: Operation,
+    /// What the trainer still reads of what was shown to it.
+    pub reading: Reading,
     /// The round it contributes to, or the least version wanted.
     pub round: u64,
     /// Higher goes first.

@@ -1,9 +1,9 @@
 //! Weights that a trainer reads where they lie, and which of a tensor's it still reads. Servers keep what they showed
-//! as it is until they are told that it is not read any more; each operation on the tensor says so of all that was
-//! shown before the oldest that is.
+//! as it is until they are told that it is not read any more; each operation on the tensor says what is.
 
 use fabric::View;
-use proto_common::ids::Operation;
+use proto_common::batch::{Kept, Reading};
+use proto_common::ids::{Operation, Version};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Lists of pieces kept for the next operations, so that those allocate none.
@@ -14,8 +14,9 @@ pub(crate) type Piece = (u64, View);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Operations whose weights are, or will be, read. Bounded by the operations and views that the trainer holds.
-    operations: Vec<Operation>,
+    /// Operations whose weights are, or will be, read, with the version they were shown. Bounded by the operations and
+    /// views that the trainer holds.
+    operations: Vec<(Operation, Option<Version>)>,
     spare: Vec<Vec<Piece>>,
     /// Operations on the tensor whose buffers nobody has taken back.
     under_way: usize,
@@ -31,9 +32,20 @@ impl Viewing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The oldest operation whose weights are read still; `next` where there is none.
-    pub(crate) fn oldest(&self, next: Operation) -> Operation {
-        self.lock().operations.iter().min().copied().unwrap_or(next)
+    /// What is read while this operation begins.
+    pub(crate) fn reading(&self, next: Operation) -> Reading {
+        let state = self.lock();
+        let unanswered = state.operations.iter().filter(|(_, version)| version.is_none());
+        let from = unanswered.map(|(operation, _)| *operation).min().unwrap_or(next);
+        let kept =
+            state.operations.iter().filter_map(|(_, version)| *version).fold(Kept::None, |kept, version| {
+                match kept {
+                    Kept::None => Kept::Version(version),
+                    Kept::Version(other) if other == version => kept,
+                    _ => Kept::All,
+                }
+            });
+        Reading { from, kept }
     }
 
     /// An operation on the tensor begins.
@@ -50,7 +62,7 @@ impl Viewing {
     /// An operation is about to ask for weights in so many pieces.
     pub(crate) fn expect(&self, operation: Operation, pieces: usize) -> Shown {
         let mut state = self.lock();
-        state.operations.push(operation);
+        state.operations.push((operation, None));
         let mut list = state.spare.pop().unwrap_or_default();
         drop(state);
         list.reserve(pieces);
@@ -78,12 +90,23 @@ pub(crate) struct Shown {
     pub(crate) pieces: Vec<Piece>,
 }
 
+impl Shown {
+    /// All of it has come, and is of this version.
+    pub(crate) fn is_of(&self, version: Version) {
+        let mut state = self.viewing.lock();
+        let mine = state.operations.iter_mut().find(|(operation, _)| *operation == self.operation);
+        if let Some((_, shown)) = mine {
+            *shown = Some(version);
+        }
+    }
+}
+
 impl Drop for Shown {
     fn drop(&mut self) {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
         let mut state = self.viewing.lock();
-        if let Some(at) = state.operations.iter().position(|operation| *operation == self.operation) {
+        if let Some(at) = state.operations.iter().position(|(operation, _)| *operation == self.operation) {
             state.operations.swap_remove(at);
         }
         if state.spare.len() < SPARE_MAX {
@@ -98,15 +121,26 @@ mod tests {
     use fabric::Region;
 
     #[test]
-    fn the_oldest_that_is_read_counts() {
+    fn what_is_read_is_said_by_version_and_what_is_to_come_by_operation() {
         let viewing = Viewing::default();
-        assert_eq!(viewing.oldest(Operation(1)), Operation(1));
+        let reading = |next, from, kept| {
+            let expected = Reading { from: Operation(from), kept };
+            assert_eq!(viewing.reading(Operation(next)), expected);
+        };
+        reading(1, 1, Kept::None);
         let (first, second) = (viewing.expect(Operation(3), 1), viewing.expect(Operation(5), 1));
-        assert_eq!(viewing.oldest(Operation(6)), Operation(3));
-        drop(first);
-        assert_eq!(viewing.oldest(Operation(7)), Operation(5));
-        drop(second);
-        assert_eq!(viewing.oldest(Operation(8)), Operation(8));
+        reading(6, 3, Kept::None);
+        first.is_of(Version(7));
+        reading(6, 5, Kept::Version(Version(7)));
+        second.is_of(Version(7));
+        reading(6, 6, Kept::Version(Version(7)));
+        let third = viewing.expect(Operation(6), 1);
+        third.is_of(Version(8));
+        reading(7, 7, Kept::All);
+        drop((first, second));
+        reading(8, 8, Kept::Version(Version(8)));
+        drop(third);
+        reading(9, 9, Kept::None);
     }
 
     #[test]

@@ -294,7 +294,7 @@ mod tests {
     use crate::runtime::seat::drive_until;
     use crate::runtime::{LaneConfig, OpState};
     use fabric::Pool;
-    use proto_common::batch::OpKind;
+    use proto_common::batch::{OpKind, Reading};
     use proto_common::element::Dtype;
     use proto_common::ids::{ChunkId, JobId, Lane, Operation};
     use proto_common::plan::Placement;
@@ -325,7 +325,7 @@ mod tests {
         let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
         let submission = Submission {
             view: false,
-            views_from: Operation(0),
+            reading: Reading::default(),
             state: state.clone(),
             op,
             kind: OpKind::Push,

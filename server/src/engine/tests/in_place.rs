@@ -2,6 +2,8 @@
 //! weights shown in the server's.
 
 use super::*;
+use proto_common::batch::{Kept, Reading};
+use proto_common::ids::Version;
 
 fn rig(workers: u32) -> Rig {
     Rig::with(config(workers), true)
@@ -16,8 +18,13 @@ fn by_reference(block: Block) -> Block {
     Block { data: BlockData::ByReference { region: REGION, offset: 64 }, ..block }
 }
 
+/// Nothing of what operations before this one were shown is read.
+fn reading(from: u64) -> Reading {
+    Reading { from: Operation(from), kept: Kept::None }
+}
+
 fn view(block: Block, views_from: u64) -> Block {
-    Block { view: true, landing: None, views_from: Operation(views_from), ..block }
+    Block { view: true, landing: None, reading: reading(views_from), ..block }
 }
 
 fn finish(round: u64, last: Option<Source>, old: u8, into: u8) -> Command {
@@ -124,9 +131,32 @@ fn a_round_waits_for_readers_of_both_versions_and_hears_of_it_when_one_is_not_re
     let third = rig.send(0, &[view(by_reference(push_pull(3, 3)), 1)]);
     assert_eq!(third, [reduce(there(0), true)], "no place for its weights");
     assert_eq!(rig.flush(), []);
-    let release = Block { views_from: Operation(2), ..block(OpKind::Release, 4, 3) };
+    let release = Block { reading: reading(2), ..block(OpKind::Release, 4, 3) };
     assert_eq!(rig.send(0, &[release]), [finish(3, None, 1, 0)]);
     assert_eq!(rig.flush(), [done(0, 3, 3), done(0, 4, 3)]);
+}
+
+/// Three rounds: the first one's weights are read still, the second one's are not.
+#[test]
+fn a_newer_version_is_let_go_while_an_older_one_is_read() {
+    let mut rig = rig(1);
+    rig.send(0, &[view(by_reference(push_pull(1, 1)), 1)]);
+    rig.send(0, &[view(by_reference(push_pull(2, 2)), 1)]);
+    rig.flush();
+    let keeping = |operation, kept| {
+        let reading = Reading { from: Operation(operation), kept };
+        Block { reading, ..view(by_reference(push_pull(operation, operation)), 1) }
+    };
+    let third = rig.send(0, &[keeping(3, Kept::Version(Version(1)))]);
+    assert_eq!(third, [finish(3, Some(there(0)), 1, 1)]);
+    rig.flush();
+    let fourth = rig.send(0, &[keeping(4, Kept::All)]);
+    assert_eq!(fourth, [reduce(there(0), true)], "both may be read");
+    let release = |operation, version| {
+        let reading = Reading { from: Operation(operation), kept: Kept::Version(Version(version)) };
+        Block { reading, ..block(OpKind::Release, operation, 4) }
+    };
+    assert_eq!(rig.send(0, &[release(5, 3)]), [finish(4, None, 1, 0)], "the first one is not read any more");
 }
 
 #[test]
@@ -158,7 +188,7 @@ fn an_old_operation_s_word_does_not_end_a_younger_view() {
     rig.send(0, &[first]);
     rig.flush();
     // It comes twice: what it says of views is older than the view.
-    rig.send(0, &[Block { views_from: Operation(1), ..first }]);
+    rig.send(0, &[Block { reading: reading(1), ..first }]);
     rig.flush();
     let second = rig.send(0, &[view(by_reference(push_pull(2, 2)), 1)]);
     assert_eq!(second, [finish(2, Some(there(0)), 0, 1)]);

@@ -18,7 +18,7 @@ mod values;
 
 use super::*;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -82,7 +82,7 @@ fn block(op: OpKind, operation: u64, round: u64) -> Block {
         data: BlockData::Inline { offset: 0 },
         landing: op.lands().then(landing),
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 1_000,
         token: operation,
     }

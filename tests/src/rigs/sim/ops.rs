@@ -10,7 +10,7 @@ use gradwire_worker::encoder::Encoder;
 use gradwire_worker::engine::{Coded, PartSpec};
 use gradwire_worker::error::OpError;
 use gradwire_worker::runtime::{OpState, Submission};
-use proto_common::batch::OpKind;
+use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank, Version};
 use proto_common::tensor::{ChunkSpan, TensorSpec};
@@ -130,7 +130,7 @@ impl Cluster {
         self.next_op += 1;
         let submission = Submission {
             view: false,
-            views_from: Operation(0),
+            reading: Reading::default(),
             state: state.clone(),
             op: self.next_op,
             kind: kind.wire(),

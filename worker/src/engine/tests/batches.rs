@@ -1,6 +1,7 @@
 //! Packing: many small parts in one batch, within the slot, the gather list and what may be in flight.
 
 use super::*;
+use proto_common::batch::{Reading};
 
 #[test]
 fn many_small_parts_share_one_batch_in_order() {
@@ -96,7 +97,7 @@ fn a_block_says_what_the_operation_asks_for() {
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 0, offset: 4096, bytes: BYTES }),
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 4_900,
         token,
     };

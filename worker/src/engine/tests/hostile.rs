@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use proto_common::batch::{Reading};
 use proto_common::limits::INBOX_SLOTS_MAX;
 use std::collections::BTreeSet;
 
@@ -175,7 +176,7 @@ fn block_of_nothing() -> Block {
         data: BlockData::Inline { offset: 0 },
         landing: None,
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         timeout_ms: 0,
         token: 0,
     }

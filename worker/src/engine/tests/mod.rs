@@ -12,7 +12,7 @@ mod replays;
 use super::*;
 use crate::error::OpError;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
@@ -208,7 +208,7 @@ impl Rig {
 fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
     Submit {
         view: false,
-        views_from: Operation(0),
+        reading: Reading::default(),
         op: 0,
         kind,
         dtype: Dtype::F32,

@@ -1,6 +1,7 @@
 //! Order: operations of one chunk are FIFO whatever the priorities, which order chunks.
 
 use super::*;
+use proto_common::batch::{Kept, Reading};
 
 fn with_priority(rig: &mut Rig, operation: u64, key: u64, priority: i32) -> u64 {
     rig.submit_as(Submit { priority, parts: &[part(key, 0)], ..submit(OpKind::Push, operation) })
@@ -176,4 +177,49 @@ fn what_changed_on_the_way_is_sent_three_times_again_in_its_place() {
         assert_eq!(commands, if status == Status::Refused { &ended[..] } else { &[] }, "{status:?}");
     }
     assert_eq!((rig.engine.stats().retries, rig.engine.stats().failed), (9, 1));
+}
+
+fn reading(from: u64) -> Reading {
+    Reading { from: Operation(from), kept: Kept::None }
+}
+
+#[test]
+fn what_ends_a_view_is_not_held_up_by_those_that_may_wait_for_it() {
+    let mut rig = Rig::new(8);
+    for operation in 1..=4 {
+        rig.push(operation, &[part(1, 0)]);
+    }
+    assert_eq!(
+        rig.sent().iter().map(|batch| batch.blocks.len()).sum::<usize>(),
+        4,
+        "as many as there may be"
+    );
+    let parts = [part(1, 0)];
+    rig.submit_as(Submit { payload: false, parts: &parts, ..submit(OpKind::Release, 5) });
+    rig.push(6, &[part(1, 0)]);
+    let sent = rig.sent();
+    assert_eq!(sent.iter().map(|batch| batch.blocks.len()).sum::<usize>(), 1);
+    assert_eq!(sent[0].blocks[0].op, OpKind::Release);
+}
+
+#[test]
+fn a_part_that_is_sent_again_says_what_is_read_now() {
+    let mut rig = Rig::new(4);
+    let parts = [part(1, 0)];
+    rig.submit_as(Submit { reading: reading(1), parts: &parts, ..submit(OpKind::Push, 1) });
+    let first = rig.sent();
+    assert_eq!(first[0].blocks[0].reading, reading(1));
+    rig.submit_as(Submit {
+        reading: reading(2),
+        payload: false,
+        parts: &parts,
+        ..submit(OpKind::Release, 2)
+    });
+    rig.sent();
+    let back = Block { status: Status::Retry, ..done(&first[0].blocks[0]) };
+    rig.results(0, &[back], &grants(0..2));
+    rig.now_ms += 100;
+    let again = rig.sent();
+    assert_eq!(again[0].blocks[0].operation, Operation(1));
+    assert_eq!(again[0].blocks[0].reading, reading(2));
 }

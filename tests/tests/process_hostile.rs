@@ -183,6 +183,38 @@ fn batches_that_lie() {
     }
 }
 
+/// The server finds out in the middle of what a batch asks for: the rest of it, in memory of the worker's that is not its
+/// any more, is done all the same.
+#[test]
+fn a_landing_that_is_none_before_a_contribution_by_reference() {
+    let mut scene = scene(Driver::Shm, &[]);
+    scene.expect_closed("a landing that was not given", |scene, channel| {
+        let nowhere = Landing { region: 999, offset: 0, bytes: BYTES };
+        let pull = operation(OpKind::Pull, ATTACKED, scene.operations + 1, 0, BYTES);
+        let push = operation(OpKind::Push, ATTACKED, scene.operations + 2, 1, BYTES);
+        let there = BlockData::ByReference { region: channel.landing, offset: 4096 };
+        let blocks = [Block { landing: Some(nowhere), ..pull }, Block { data: there, ..push }];
+        let batch = channel.batch(&blocks, 0.0);
+        let slot = channel.credit();
+        channel.post(slot, &batch);
+    });
+    scene.expect_closed("memory that was not handed over", |scene, channel| {
+        let push = operation(OpKind::Push, HONEST, scene.rounds + 1, scene.rounds + 1, BYTES);
+        let nowhere = BlockData::ByReference { region: 999, offset: 0 };
+        let batch = channel.batch(&[Block { data: nowhere, ..push }], 0.0);
+        let slot = channel.credit();
+        channel.post(slot, &batch);
+    });
+    scene.expect_closed("memory beyond its end", |scene, channel| {
+        let push = operation(OpKind::Push, HONEST, scene.rounds + 1, scene.rounds + 1, BYTES);
+        let beyond = BlockData::ByReference { region: channel.landing, offset: u64::MAX - 8 };
+        let batch = channel.batch(&[Block { data: beyond, ..push }], 0.0);
+        let slot = channel.credit();
+        channel.post(slot, &batch);
+    });
+    scene.finish();
+}
+
 #[test]
 fn grants_that_were_not_given() {
     for driver in [Driver::Shm, Driver::Tcp] {
@@ -423,7 +455,7 @@ fn attacks_cost_no_memory_and_no_files() {
 /// A peer whose weights pile up because it reads nothing costs the others nothing but their deadline.
 #[test]
 fn a_peer_that_stops_reading() {
-    const LARGE: u64 = 3;
+    const LARGE: u64 = 4;
     const LARGE_BYTES: u64 = 256 << 10;
     let mut scene = scene(Driver::Tcp, &[]);
     scene.honest.declare(&[job::summed(LARGE, LARGE_BYTES / 4)]).unwrap();

@@ -50,7 +50,7 @@ pub const BYTES: Field = Field(HEADER_BYTES + 32, 8);
 /// First block: where in the payload.
 pub const OFFSET: Field = Field(HEADER_BYTES + 40, 8);
 /// First block: status.
-pub const STATUS: Field = Field(HEADER_BYTES + 92, 1);
+pub const STATUS: Field = Field(HEADER_BYTES + 108, 1);
 
 /// Changes a field; the checksum stays as it was.
 pub fn set(prefix: &mut [u8], field: Field, value: u64) {

@@ -1,7 +1,7 @@
 //! Packing: many small parts in one batch, within the slot, the gather list and what may be in flight.
 
 use super::*;
-use proto_common::batch::{Reading};
+use proto_common::batch::Reading;
 
 #[test]
 fn many_small_parts_share_one_batch_in_order() {

@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use proto_common::batch::{Reading};
+use proto_common::batch::Reading;
 use proto_common::limits::INBOX_SLOTS_MAX;
 use std::collections::BTreeSet;
 

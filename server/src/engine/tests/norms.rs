@@ -106,3 +106,11 @@ fn a_deadline_names_who_has_not_contributed_to_the_other_chunks() {
     answers.sort_by_key(|answer| answer.rank);
     assert_eq!(answers, [missing(0), missing(0), missing(1)]);
 }
+
+#[test]
+fn an_initial_value_comes_too_late_for_a_chunk_that_waits_for_norms() {
+    let mut rig = rig(1);
+    rig.send_wanting(0, 4, &[of(0, push(1, 1))]);
+    assert_eq!(rig.send(0, &[of(0, init(2, BYTES))]), [], "its step is made, of the weights as they are");
+    assert_eq!(rig.flush(), [answer(0, 2, Status::Refused, 0)]);
+}

@@ -269,10 +269,22 @@ impl Storage {
         tensor.iter_mut().for_each(|stored| stored.trust = trust);
     }
 
-    /// A chunk gets another rule from a round on.
-    pub fn change_rule(&mut self, chunk: u32, from_round: u64, to: Optimizer) -> Result<(), StorageError> {
-        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        stored.rule.change(from_round, to)
+    /// Chunks of one tensor get another rule from a round on: all of them, or none on error.
+    pub fn change_rule(
+        &mut self,
+        chunks: &[u32],
+        from_round: u64,
+        to: Optimizer,
+    ) -> Result<(), StorageError> {
+        for &chunk in chunks {
+            let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+            stored.rule.has_room(from_round)?;
+        }
+        for &chunk in chunks {
+            let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+            stored.rule.change(from_round, to)?;
+        }
+        Ok(())
     }
 
     /// Sets the value of a chunk.

@@ -162,6 +162,18 @@ fn declarations_that_cannot_be_served() {
     works(&mut cluster, &clients);
 }
 
+/// Each has room, and all of them have not.
+#[test]
+fn lamb_tensors_that_do_not_fit_together() {
+    let (mut cluster, clients) = cluster(1);
+    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let specs: Vec<_> = (20..80).map(|key| TensorSpec::f32(key, 10 * 1024, lamb)).collect();
+    let error = clients[0].declare(&specs).unwrap_err();
+    blames_the_caller(&error, &["20 chunks, all under way at once", "memory.operations is 16; raise it"]);
+    assert!(matches!(clients[0].tensor(20), Err(ClientError::Undeclared(_))), "none of them is there");
+    works(&mut cluster, &clients);
+}
+
 /// What no honest client would send is refused by the scheduler too: its own check does not count there.
 #[test]
 fn a_tensor_too_large_for_its_chunks_is_named() {

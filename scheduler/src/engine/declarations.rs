@@ -14,7 +14,7 @@ const WAITERS_MAX: usize = 16_384;
 /// Keys in all of them.
 const WAITING_KEYS_MAX: usize = 1 << 25;
 /// Changes of rules that may wait for servers at once.
-const CHANGES_MAX: usize = 4096;
+pub(super) const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
 /// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
@@ -60,6 +60,13 @@ struct Pending {
     error: Option<DeclareError>,
     /// Who is to hear of a change of a rule.
     changer: Option<Asker>,
+}
+
+impl Pending {
+    /// A change of a rule, and not the tensors of a declaration, of which there is at least one.
+    fn is_change(&self) -> bool {
+        self.keys.is_empty()
+    }
 }
 
 /// Who declares, and how long it waits.
@@ -140,9 +147,10 @@ impl Declarations {
     /// A declared tensor gets another rule. What servers say to it changes nothing of the tensor's own state.
     pub(super) fn change(&mut self, who: Asker, change: RuleChange, epoch: &mut Epoch) -> Step {
         if let Err(error) = self.may_change(&change) {
-            return Step::Answer(Err(error.into()));
+            return Step::Answer(Err(error));
         }
-        if self.pending.values().filter(|pending| pending.changer.is_some()).count() >= CHANGES_MAX {
+        // Those that nobody waits for any more are kept, too, until servers have answered.
+        if self.pending.values().filter(|pending| pending.is_change()).count() >= CHANGES_MAX {
             let what = "too many changes of rules wait already; wait for their answers before changing more";
             return Step::Answer(Err(DeclareError::NotNow(what.into())));
         }
@@ -153,15 +161,20 @@ impl Declarations {
         Step::Change(*epoch, change)
     }
 
-    fn may_change(&self, change: &RuleChange) -> Result<(), TensorError> {
-        match self.tensors.get(&change.key) {
-            Some(entry) if matches!(entry.state, State::Ready) => {
-                entry.spec.validate_change(change, self.chunk_bytes)
+    fn may_change(&self, change: &RuleChange) -> Result<(), DeclareError> {
+        let key = change.key;
+        let Some(entry) = self.tensors.get(&key) else {
+            let what = "it is not declared; declare it before its rule is changed".into();
+            return Err(TensorError::Unsupported { key, what }.into());
+        };
+        match &entry.state {
+            State::Ready => Ok(entry.spec.validate_change(change, self.chunk_bytes)?),
+            State::Pending => {
+                let what =
+                    "servers are still allocating it; change its rule once its declaration is answered";
+                Err(DeclareError::NotNow(format!("tensor {key}: {what}")))
             }
-            _ => {
-                let what = "it is not declared; declare it before its rule is changed".into();
-                Err(TensorError::Unsupported { key: change.key, what })
-            }
+            State::Failed(error) => Err(error.clone()),
         }
     }
 

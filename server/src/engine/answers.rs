@@ -1,12 +1,13 @@
 //! Checking what an operation asks for, and putting together what it is told.
 
-use super::chunk::{ChunkSpec, Stage, Waiter};
+use super::chunk::{ChunkSpec, RankSet, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock};
 use super::lane::LaneEngine;
 use super::peer::Peer;
 use proto_common::batch::{BatchRoom, Block, BlockData, OpKind, Reading, Status};
 use proto_common::ids::Rank;
 use proto_common::limits::{GRANTS_PER_BATCH_MAX, RANKS_LISTED_MAX};
+use std::ops::Range;
 
 /// `in_place`: worker and server read each other's memory where it lies.
 pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Result<(), Status> {
@@ -57,6 +58,17 @@ fn dynamic_payload(spec: &ChunkSpec, block: &Block) -> Result<u64, Status> {
     }
 }
 
+/// What an operation is told that has waited too long.
+pub(super) type Late = (Status, Vec<Rank>);
+
+/// What was found out last about chunks by themselves, and about tensors whose chunks finish together: many operations
+/// may wait for the same, and such a tensor has many chunks to look at.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    chunk: Option<(Range<u32>, Late)>,
+    pub(super) tensor: Option<(Range<u32>, Late)>,
+}
+
 pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, version: u64) -> Block {
     Block {
         id: spec.id,
@@ -77,28 +89,46 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
 }
 
 impl LaneEngine {
-    /// What an operation still waits for: the status that says so, and the ranks.
-    pub(super) fn late(&self, index: u32, waiter: &Waiter) -> (Status, Vec<Rank>) {
-        let chunk = &self.chunks[index as usize];
+    /// What an operation still waits for: the status that says so, and the ranks. Whatever was found out for another
+    /// operation is told from `found`, which is to live no longer than a tick.
+    pub(super) fn late(&self, index: u32, waiter: &Waiter, found: &mut Found) -> Late {
         if waiter.op == OpKind::Init {
             return (Status::DeadlineWaiting, vec![Rank(0)]);
         }
-        let awaited = match (chunk.stage, chunk.group) {
-            (Stage::Buffer, _) => {
-                let mut reading = chunk.reading();
-                reading.truncate(RANKS_LISTED_MAX);
-                return (Status::DeadlineReading, reading);
-            }
+        let chunk = &self.chunks[index as usize];
+        let (chunks, known) = match (chunk.stage, chunk.group) {
             // It is the others of its tensor that lack contributions.
-            (Stage::Norms, Some(group)) => self.groups[group as usize].chunks.clone(),
-            _ => index..index + 1,
+            (Stage::Norms, Some(group)) => (self.groups[group as usize].chunks.clone(), &mut found.tensor),
+            _ => (index..index + 1, &mut found.chunk),
         };
-        let absent = |rank: &Rank| {
-            let mut chunks = awaited.clone().map(|at| &self.chunks[at as usize]);
-            chunks.any(|chunk| !chunk.contributed.contains(*rank) && !chunk.has(*rank, chunk.round()))
-        };
-        let missing = (0..self.config.workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
-        (Status::DeadlineWaiting, missing)
+        match known {
+            Some((of, late)) if *of == chunks => late.clone(),
+            _ => known.insert((chunks.clone(), self.awaited(chunks))).1.clone(),
+        }
+    }
+
+    /// Who has not contributed to some of these chunks; or else who reads what one of them is to be written to.
+    fn awaited(&self, chunks: Range<u32>) -> Late {
+        let chunks = &self.chunks[chunks.start as usize..chunks.end as usize];
+        let mut everywhere = RankSet::full(self.config.workers);
+        let mut present = RankSet::new(self.config.workers);
+        for chunk in chunks.iter().filter(|chunk| !chunk.is_complete()) {
+            present.copy(&chunk.contributed);
+            let held = chunk.held.of_round(chunk.round()).filter(|held| held.arrived);
+            held.for_each(|held| present.insert(held.rank));
+            everywhere.retain(&present);
+        }
+        let absent = |rank: &Rank| !everywhere.contains(*rank);
+        let missing: Vec<Rank> =
+            (0..self.config.workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
+        match chunks.iter().find(|chunk| chunk.stage == Stage::Buffer) {
+            Some(unwritten) if missing.is_empty() => {
+                let mut reading = unwritten.reading();
+                reading.truncate(RANKS_LISTED_MAX);
+                (Status::DeadlineReading, reading)
+            }
+            _ => (Status::DeadlineWaiting, missing),
+        }
     }
 }
 

@@ -363,6 +363,23 @@ impl RankSet {
         Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
     }
 
+    /// All ranks there are.
+    pub(super) fn full(workers: u32) -> Self {
+        Self { words: vec![u64::MAX; workers.div_ceil(64) as usize], count: workers }
+    }
+
+    /// Becomes another set of as many.
+    pub(super) fn copy(&mut self, other: &Self) {
+        self.words.copy_from_slice(&other.words);
+        self.count = other.count;
+    }
+
+    /// Keeps the ranks that are in another set of as many, too.
+    pub(super) fn retain(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
+        self.count = self.words.iter().map(|word| word.count_ones()).sum();
+    }
+
     pub(super) fn contains(&self, rank: Rank) -> bool {
         self.words.get(rank.0 as usize / 64).is_some_and(|word| word >> (rank.0 % 64) & 1 == 1)
     }

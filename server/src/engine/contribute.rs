@@ -90,7 +90,8 @@ impl LaneEngine {
             self.pass_over(index, peer, from);
             return Ok(());
         }
-        if chunk.version > 0 {
+        // A round that is complete is under way to the buffers, whatever it still waits for.
+        if chunk.version > 0 || chunk.is_complete() {
             return Err(Status::Refused);
         }
         match from {

@@ -1,6 +1,6 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
-use super::answers::{answer_block, push_result};
+use super::answers::{Found, answer_block, push_result};
 use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
@@ -514,6 +514,7 @@ impl LaneEngine {
 
     /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
+        let mut found = Found::default();
         for index in 0..self.chunks.len() {
             let mut at = 0;
             while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
@@ -524,7 +525,7 @@ impl LaneEngine {
                     at += 1;
                     continue;
                 }
-                let (status, missing) = self.late(index as u32, &waiter);
+                let (status, missing) = self.late(index as u32, &waiter, &mut found);
                 let chunk = &mut self.chunks[index];
                 chunk.waiters.remove(at);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
@@ -546,7 +547,7 @@ impl LaneEngine {
             rank: waiter.rank,
             round: chunk.round(),
             waited_ms: now_ms.saturating_sub(waiter.since_ms),
-            missing: self.late(index, waiter).1,
+            missing: self.late(index, waiter, &mut Found::default()).1,
         })
     }
 }

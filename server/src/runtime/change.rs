@@ -11,9 +11,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if self.engine.rounds_of(key).any(|(_, open)| round < open) {
             return Err(LaneError::RuleTooLate { key, round });
         }
-        for (chunk, _) in self.engine.rounds_of(key) {
-            self.storage.change_rule(chunk, round, optimizer)?;
-        }
-        Ok(())
+        let chunks: Vec<u32> = self.engine.rounds_of(key).map(|(chunk, _)| chunk).collect();
+        Ok(self.storage.change_rule(&chunks, round, optimizer)?)
     }
 }

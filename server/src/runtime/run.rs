@@ -365,15 +365,20 @@ impl Serving<'_> {
         }
     }
 
-    /// Tells each lane of a tensor's new rule.
+    /// Tells every lane of a tensor's new rule, and then what the first one that refused had against it: a change that
+    /// is asked for again is to find the lanes as alike as they can be.
     async fn change_rule(&self, change: RuleChange) -> Result<(), String> {
+        let mut result = Ok(());
         for mailbox in &self.lanes.mailboxes {
             let mailbox = mailbox.clone();
             let ask = move || mailbox.ask(ASSIGN_WITHIN, |reply| LaneMessage::ChangeRule { change, reply });
-            let answer = tokio::task::spawn_blocking(ask).await.map_err(|error| error.to_string())?;
-            answer.ok_or_else(|| "a data thread does not answer".to_owned())??;
+            let answer = match tokio::task::spawn_blocking(ask).await {
+                Ok(answer) => answer.unwrap_or_else(|| Err("a data thread does not answer".to_owned())),
+                Err(error) => Err(error.to_string()),
+            };
+            result = result.and(answer);
         }
-        Ok(())
+        result
     }
 
     /// Gives each lane its chunks of an update.

@@ -26,13 +26,21 @@ impl CurrentRule {
         self.optimizer.needs_norms()
     }
 
+    /// Would a change from this round on be taken?
+    pub(super) fn has_room(&self, from_round: u64) -> Result<(), StorageError> {
+        let replaces = self.changes.iter().any(|(round, _)| *round == from_round);
+        if replaces || self.changes.len() < CHANGES_MAX {
+            Ok(())
+        } else {
+            Err(StorageError::TooManyChanges(CHANGES_MAX))
+        }
+    }
+
     /// From a round on, another rule; the last one said of a round counts.
     pub(super) fn change(&mut self, from_round: u64, to: Optimizer) -> Result<(), StorageError> {
+        self.has_room(from_round)?;
         match self.changes.binary_search_by_key(&from_round, |(round, _)| *round) {
             Ok(at) => self.changes[at].1 = to,
-            Err(_) if self.changes.len() >= CHANGES_MAX => {
-                return Err(StorageError::TooManyChanges(CHANGES_MAX));
-            }
             Err(at) => self.changes.insert(at, (from_round, to)),
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Encoded contributions in storage: summed as they decode, marked where no codec makes them.
+//! Encoded contributions in storage: summed as they decode, marked where no codec makes them. And rule changes.
 
 use super::*;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
@@ -115,4 +115,21 @@ fn what_no_codec_makes_is_marked_and_nothing_else() {
         // Changed after the check, it is some numbers, and no harm.
         storage.reduce(chunk, Source::Slot { slot: 0, offset: 72 }, None, true).unwrap();
     }
+}
+
+#[test]
+fn a_change_that_one_chunk_has_no_room_for_changes_no_chunk() {
+    let mut storage = storage();
+    let mut taken = 0;
+    while storage.change_rule(&[1], 100 + taken, Optimizer::sum()).is_ok() {
+        taken += 1;
+    }
+    let refused = storage.change_rule(&[0, 1], 1, Optimizer::sgd(1.0, 0.0, 0.0));
+    assert!(matches!(refused, Err(StorageError::TooManyChanges(_))), "{refused:?}");
+    let ones: Vec<u8> = [1f32; ELEMENTS].iter().flat_map(|one| one.to_ne_bytes()).collect();
+    storage.inbox.region.write(0, &ones).unwrap();
+    let last = Some(Source::Slot { slot: 0, offset: 0 });
+    let round = Round { number: 1, last, only: true, old: 0, into: 0, contributors: 1 };
+    storage.finish(0, &round, None).unwrap();
+    assert_eq!(weights(&storage, 0), [1.0; ELEMENTS], "assigned, as before");
 }

@@ -2,6 +2,7 @@
 
 use super::registrations::RegistrationCache;
 use super::status::{Late, WorkerMetrics};
+use super::together::in_flight_max;
 use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
@@ -14,7 +15,7 @@ use fabric::{CqHandle, Devices, Pool};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
-use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, PROTOCOL_VERSION};
+use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::Register;
 use proto_common::shard_map::ShardMap;
 use proto_common::transport::{Choice, Offer};
@@ -197,7 +198,7 @@ fn start_lane(
             lane,
             servers: shape.servers,
             gather_max: GATHER_MAX,
-            in_flight_max: (settings.memory.operations as usize).min(OPERATIONS_PER_WORKER_MAX / 2),
+            in_flight_max: in_flight_max(settings),
         },
         rank: roster.welcome.rank,
         result_slots: settings.memory.result_slots,

@@ -11,6 +11,7 @@ mod registrations;
 mod source;
 mod status;
 mod tensor;
+mod together;
 mod transfer;
 mod weights;
 
@@ -30,7 +31,7 @@ use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::ShardMap;
-use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
+use proto_common::tensor::{RuleChange, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
@@ -130,10 +131,14 @@ impl Client {
     /// zeros until it is initialised or pushed to. Returns them in the order given. Waits for the servers at most
     /// `deadlines.operation_ms`; the error names those that have not allocated, and declaring the same again then
     /// waits anew.
+    ///
+    /// Tensors with LAMB have all of their chunks under way at once: those that lie on one lane of one server fit
+    /// `memory.operations` together, or the one too many is refused, and cannot be used by this worker.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
+        let (chunk_bytes, most) = (self.0.shape.chunk_bytes, together::in_flight_max(&self.0.settings));
         for spec in specs {
-            spec.validate(self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
-            self.has_room_for(spec).map_err(DeclareError::from)?;
+            spec.validate(chunk_bytes).map_err(DeclareError::from)?;
+            together::fits_alone(spec, chunk_bytes, most).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         let update = self.with_control(|control| control.declare(specs.to_vec(), within))?;
@@ -144,6 +149,9 @@ impl Client {
                 lane.send(LaneMessage::Epoch(map.epoch()));
             }
             let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+            let used = tensors.values().map(Tensor::spec);
+            let unused = update.tensors.iter().filter(|spec| !tensors.contains_key(&spec.key));
+            together::fit(used, unused, &map, most).map_err(DeclareError::from)?;
             let mut new = Vec::new();
             for spec in &update.tensors {
                 tensors.entry(spec.key).or_insert_with(|| {
@@ -172,19 +180,6 @@ impl Client {
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         self.with_control(|control| control.change_rule(change, within))?;
         Ok(change.from_round)
-    }
-
-    /// Chunks that finish together must be under way together.
-    fn has_room_for(&self, spec: &TensorSpec) -> Result<(), TensorError> {
-        let (chunks, most) = (spec.chunk_count(self.0.shape.chunk_bytes), self.0.settings.memory.operations);
-        if !spec.optimizer.needs_norms() || chunks <= u64::from(most) {
-            return Ok(());
-        }
-        let what = format!(
-            "lamb has all of its {chunks} chunks under way at once, and memory.operations is {most}; raise it, or \
-             cluster.chunk_bytes"
-        );
-        Err(TensorError::Unsupported { key: spec.key, what })
     }
 
     /// A declared tensor by key.

@@ -1,7 +1,7 @@
 //! Declarations: placed once, agreed by all, answered only when servers have allocated.
 
 use super::*;
-use crate::engine::declarations::TENSOR_BYTES;
+use crate::engine::declarations::{CHANGES_MAX, TENSOR_BYTES};
 use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::optimizer::{Decay, Moments, Rule, Schedule};
@@ -276,4 +276,40 @@ fn a_server_that_does_not_take_a_changed_rule_is_named() {
     assert_eq!(request, 2);
     assert_eq!(result, Err(DeclareError::Deadline { waited_ms: 50, servers: vec![Rank(1)] }));
     assert_eq!(rig.say(server(1), assigned(epoch)), [], "it is answered once");
+}
+
+fn change(key: u64) -> ToScheduler {
+    let change = RuleChange { key: Key(key), from_round: 4, optimizer: Optimizer::assign() };
+    ToScheduler::ChangeRule { request: 2, change, timeout_ms: TIMEOUT_MS }
+}
+
+#[test]
+fn changed_rules_that_servers_do_not_answer_are_bounded_also_past_their_deadlines() {
+    let mut rig = Rig::running(1, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    rig.say(server(0), assigned(update.epoch));
+    let mut epochs = Vec::new();
+    for _ in 0..CHANGES_MAX {
+        let FromScheduler::ChangeRule { epoch, .. } = only(&rig.say(worker(0), change(5))).clone() else {
+            panic!("it is not asked for")
+        };
+        epochs.push(epoch);
+    }
+    assert_eq!(rig.tick_at(TIMEOUT_MS).len(), CHANGES_MAX, "nobody waits any more");
+    let (_, refused) = answer(&rig.say(worker(0), change(5)));
+    assert!(matches!(refused, Err(DeclareError::NotNow(_))), "{refused:?}");
+    rig.say(server(0), assigned(epochs[0]));
+    assert!(matches!(only(&rig.say(worker(0), change(5))), FromScheduler::ChangeRule { .. }));
+}
+
+#[test]
+fn a_rule_that_cannot_be_changed_yet_or_any_more_says_why() {
+    let mut rig = Rig::running(1, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    let (_, early) = answer(&rig.say(worker(0), change(5)));
+    assert!(early.unwrap_err().to_string().contains("still allocating"));
+    let failed = ToScheduler::Assigned { epoch: update.epoch, error: Some("no memory".into()) };
+    rig.say(server(0), failed);
+    let (_, late) = answer(&rig.say(worker(0), change(5)));
+    assert!(late.unwrap_err().to_string().contains("no memory"));
 }

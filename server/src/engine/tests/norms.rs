@@ -1,6 +1,7 @@
 //! Tensors whose chunks finish a round together, because their rule needs norms over all of them.
 
 use super::*;
+use crate::engine::answers::Found;
 use proto_common::optimizer::{Moments, Rule};
 
 /// Workers on a tensor of two chunks, of key 1, with a plain one of key 2 behind it.
@@ -105,4 +106,45 @@ fn a_deadline_names_who_has_not_contributed_to_the_other_chunks() {
     let mut answers = rig.tick(1_000);
     answers.sort_by_key(|answer| answer.rank);
     assert_eq!(answers, [missing(0), missing(0), missing(1)]);
+}
+
+#[test]
+fn an_initial_value_comes_too_late_for_a_chunk_that_waits_for_norms() {
+    let mut rig = rig(1);
+    rig.send_wanting(0, 4, &[of(0, push(1, 1))]);
+    assert_eq!(rig.send(0, &[of(0, init(2, BYTES))]), [], "its step is made, of the weights as they are");
+    assert_eq!(rig.flush(), [answer(0, 2, Status::Refused, 0)]);
+}
+
+#[test]
+fn who_is_missing_is_found_once_for_all_who_wait_for_a_tensor() {
+    let mut rig = rig(2);
+    rig.send(0, &[of(0, push(1, 1)), of(1, push(1, 1))]);
+    rig.send(1, &[of(0, push(1, 1))]);
+    let mut found = Found::default();
+    let waiters = rig.engine.chunks[0].waiters.clone();
+    let missing = (Status::DeadlineWaiting, vec![Rank(1)]);
+    assert_eq!(rig.engine.late(0, &waiters[0], &mut found), missing);
+    assert_eq!(found.tensor, Some((0..2, missing)));
+    let known = (Status::DeadlineReading, vec![Rank(0)]);
+    found.tensor = Some((0..2, known.clone()));
+    assert_eq!(rig.engine.late(0, &waiters[1], &mut found), known, "nobody has looked again");
+}
+
+#[test]
+fn a_deadline_names_who_reads_another_chunk_that_is_not_published() {
+    let mut rig = rig(1);
+    // Both buffers of chunk 0 are read, so that its third round is not published.
+    for round in 1..3 {
+        rig.send_wanting(0, 4, &[of(0, push_pull(round, round)), of(1, push(round, round))]);
+        rig.flush();
+    }
+    rig.send_wanting(0, 4, &[of(0, push(3, 3)), of(1, push(3, 3))]);
+    rig.flush();
+    rig.send_wanting(0, 4, &[of(1, push(4, 4))]);
+    let reading = |operation, version| Answer {
+        missing: vec![0],
+        ..answer(0, operation, Status::DeadlineReading, version)
+    };
+    assert_eq!(rig.tick(1_000), [reading(3, 2), reading(4, 3)]);
 }

@@ -106,3 +106,13 @@ fn a_dynamic_chunk_keeps_its_length_with_its_weights() {
     let landed = rig.flush_blocks()[0].1.block.landing;
     assert_eq!(landed.map(|landing| landing.bytes), Some(12));
 }
+
+#[test]
+fn an_initial_value_comes_too_late_for_a_round_that_waits_for_its_verdict() {
+    let mut rig = rig(1);
+    rig.send_wanting(0, 4, &[int(push(1, 1))]);
+    assert_eq!(rig.send(0, &[int(init(2, BYTES))]), [], "nothing is written");
+    assert_eq!(rig.sorted(), [answer(0, 2, Status::Refused, 0)]);
+    rig.finished(Verdict::Fits);
+    assert_eq!(rig.sorted(), [done(0, 1, 1)]);
+}

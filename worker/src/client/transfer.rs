@@ -78,9 +78,9 @@ impl Client {
         Ok(self.push(tensor, gradient)?.wait()?.version)
     }
 
-    /// As [`Client::pull`] with plain memory, and waits.
+    /// As [`Client::pull`] with plain memory, and waits. Of a dynamic tensor `weights` has the round's length.
     pub fn pull_slice<T: Element>(&self, tensor: &Tensor, weights: &mut [T]) -> Result<Version, ClientError> {
-        tensor.check_typed::<T>(weights.len(), false)?;
+        tensor.check_typed::<T>(weights.len(), tensor.spec().dynamic)?;
         copy_out(&self.pull_view(tensor)?.wait()?, weights)
     }
 

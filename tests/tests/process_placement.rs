@@ -137,6 +137,16 @@ fn dynamic_round(client: &Client, rank: usize, length: u64) {
     assert_eq!(ended.landed_bytes, 4 * length);
     let target = ended.target.unwrap();
     assert!(target.as_f32()[..length as usize].iter().all(|value| *value == 3.0), "{length}");
+    // A view of them ends where they do, whatever the buffer held before.
+    let weights = client.pull_view(&tensor).unwrap().wait().unwrap().weights.unwrap();
+    let seen: usize = weights.numbers::<f32>().map(|(_, numbers)| numbers.len()).sum();
+    assert_eq!((weights.bytes(), seen as u64), (4 * length, length));
+    let mut copied = vec![0.0f32; length as usize];
+    weights.copy_to(&mut copied).unwrap();
+    assert_eq!(client.pull_slice(&tensor, &mut copied).unwrap(), weights.version());
+    assert!(copied.iter().all(|value| *value == 3.0), "{length}");
+    let error = weights.copy_to(&mut vec![0.0f32; length as usize + 1]).unwrap_err().to_string();
+    assert!(error.contains("pass a buffer of exactly that size"), "{error}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(super) fn map_peer_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Map
 }
 
 /// As [`map_peer_memory`], of memory that both write: words are shared there.
-fn map_shared_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Mapping, FabricError> {
+pub(super) fn map_shared_memory(memfd: BorrowedFd<'_>, bytes: usize) -> Result<Mapping, FabricError> {
     let mapping = map_peer_memory(memfd, bytes)?;
     if !mapping.is_writable() {
         return Err(FabricError::Peer("its words are sealed against being written".into()));

@@ -2,7 +2,7 @@
 //! have rings and doorbells instead.
 
 use super::link::timespec;
-use super::shared::{LINE_PAIR_BYTES, map_peer_memory, own_memory, word32};
+use super::shared::{LINE_PAIR_BYTES, map_shared_memory, own_memory, word32};
 use crate::error::FabricError;
 use crate::memory::{Mapping, Region};
 use rustix::fs::{Mode, OFlags, open};
@@ -49,7 +49,7 @@ impl SharedWords {
     pub fn open(path: &Path) -> Result<Self, FabricError> {
         let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| FabricError::os("opening shared words", e))?;
-        Ok(Self { mapping: map_peer_memory(file.as_fd(), BYTES)?, region: None })
+        Ok(Self { mapping: map_shared_memory(file.as_fd(), BYTES)?, region: None })
     }
 
     fn word(&self, word: SharedWord) -> &AtomicU32 {
@@ -113,5 +113,9 @@ mod tests {
         file.as_file().set_len(BYTES as u64).unwrap();
         assert!(SharedWords::open(file.path()).is_err());
         assert!(SharedWords::open(Path::new("/nonexistent")).is_err());
+        let readable = Region::allocate_readable(BYTES, "readable").unwrap();
+        let fd = readable.memfd().unwrap().as_fd().as_raw_fd();
+        let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+        assert!(SharedWords::open(&path).is_err(), "a word that nobody could write");
     }
 }

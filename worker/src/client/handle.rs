@@ -119,7 +119,7 @@ impl Handle {
                 let (target, weights) = match (shown, target) {
                     (Some(shown), target) => (target, Some(Weights::shown(version, shown, tensor, client))),
                     (None, Some(target)) if self.view => {
-                        (None, Some(Weights::landed(version, target, tensor)))
+                        (None, Some(Weights::landed(version, target, landed_bytes, tensor)))
                     }
                     (None, target) => (target, None),
                 };

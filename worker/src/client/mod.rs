@@ -173,13 +173,16 @@ impl Client {
         if !tensor.is_of(self.0.incarnation) {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
-        // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
-        let numbers = tensor.numbers();
-        let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
-        tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
-        self.with_control(|control| control.change_rule(change, within))?;
-        Ok(change.from_round)
+        // The control plane first: a barrier has it for long, and operations on the tensor must not wait for that.
+        self.with_control(|control| {
+            // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
+            let numbers = tensor.numbers();
+            let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
+            tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
+            control.change_rule(change, within)?;
+            Ok(change.from_round)
+        })
     }
 
     /// A declared tensor by key.

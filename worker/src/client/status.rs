@@ -88,6 +88,7 @@ impl Late {
             "sent_bytes": all.stats.sent_bytes,
             "plain_bytes": all.stats.plain_bytes,
             "landed_bytes": all.stats.landed_bytes,
+            "shown_bytes": all.stats.shown_bytes,
             "retries": all.stats.retries,
             "credit_waits": all.stats.credit_waits,
             "duplicates": all.stats.duplicates,
@@ -124,7 +125,7 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 15] = [
+        let counters: [(&str, &str, Read); 16] = [
             ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
             ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
             ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
@@ -136,6 +137,9 @@ impl WorkerMetrics {
             }),
             ("gradwire_worker_referenced_total", "Chunks that servers were to read.", |c| c.stats.referenced),
             ("gradwire_worker_landed_bytes_total", "Payload bytes that landed.", |c| c.stats.landed_bytes),
+            ("gradwire_worker_shown_bytes_total", "Bytes of weights shown where servers have them.", |c| {
+                c.stats.shown_bytes
+            }),
             ("gradwire_worker_operations_total", "Operations done.", |c| c.stats.done),
             ("gradwire_worker_failures_total", "Operations failed.", |c| c.stats.failed),
             (

@@ -5,7 +5,7 @@ use super::coded::CodedTensor;
 use crate::encoder::Encoder;
 use crate::engine::PartSpec;
 use crate::error::ClientError;
-use crate::runtime::Viewing;
+use crate::runtime::{Shown, Viewing};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
@@ -127,6 +127,11 @@ impl Tensor {
     /// What of its weights is read where it lies.
     pub(super) fn viewing(&self) -> &Viewing {
         &self.0.viewing
+    }
+
+    /// An operation is about to ask for a view of it.
+    pub(super) fn begin_view(&self, operation: Operation) -> Shown {
+        self.0.viewing.begin(operation, self.lanes().iter().map(|parts| parts.len()).sum())
     }
 
     /// May an operation on it be under way?

@@ -78,9 +78,9 @@ impl Client {
         Ok(self.push(tensor, gradient)?.wait()?.version)
     }
 
-    /// As [`Client::pull`] with plain memory, and waits.
+    /// As [`Client::pull`] with plain memory, and waits. Of a dynamic tensor `weights` has the round's length.
     pub fn pull_slice<T: Element>(&self, tensor: &Tensor, weights: &mut [T]) -> Result<Version, ClientError> {
-        tensor.check_typed::<T>(weights.len(), false)?;
+        tensor.check_typed::<T>(weights.len(), tensor.spec().dynamic)?;
         copy_out(&self.pull_view(tensor)?.wait()?, weights)
     }
 
@@ -238,8 +238,7 @@ impl Client {
         let state = self.0.states.take(lanes, buffers);
         let reading = tensor.viewing().reading(operation);
         if view {
-            let pieces = tensor.lanes().iter().map(|parts| parts.len()).sum();
-            state.expect(tensor.viewing().expect(operation, pieces));
+            state.will_show(tensor.begin_view(operation));
         }
         let (mut used, mut open) = (0u64, true);
         for (index, (lane, parts)) in self.0.lanes.iter().zip(tensor_lanes).enumerate() {

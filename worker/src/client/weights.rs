@@ -39,8 +39,10 @@ impl Weights {
         Self { version, from: From::Servers(Some(shown)), tensor, client }
     }
 
-    pub(super) fn landed(version: Version, buffer: TensorBuffer, tensor: Tensor) -> Self {
-        let all = [(0, buffer.span().into())];
+    /// Of a dynamic tensor a round's weights may be shorter than the buffer.
+    pub(super) fn landed(version: Version, buffer: TensorBuffer, bytes: u64, tensor: Tensor) -> Self {
+        let whole = View::from(buffer.span());
+        let all = [(0, whole.slice(0, bytes).unwrap_or(whole))];
         Self { version, from: From::Buffer { _buffer: buffer, all }, tensor, client: Weak::new() }
     }
 
@@ -54,6 +56,12 @@ impl Weights {
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.from, From::Servers(_))
+    }
+
+    /// Bytes of them: the tensor's, or of a dynamic one those of the round.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pieces().iter().map(|(_, view)| view.len()).sum()
     }
 
     fn pieces(&self) -> &[(u64, View)] {
@@ -75,10 +83,16 @@ impl Weights {
         })
     }
 
-    /// Copies them out: all of them, as the tensor's type.
+    /// Copies them out: all of them, as the tensor's type. `into` has their length, which of a dynamic tensor is the
+    /// round's ([`Weights::bytes`]).
     pub fn copy_to<T: Element>(&self, into: &mut [T]) -> Result<(), ClientError> {
-        self.tensor.check_typed::<T>(into.len(), false)?;
+        self.tensor.check_typed::<T>(into.len(), self.tensor.spec().dynamic)?;
         let into = into.as_mut_bytes();
+        let (want, have) = (self.bytes(), into.len() as u64);
+        if want != have {
+            let (key, dtype) = (self.tensor.key(), T::DTYPE);
+            return Err(ClientError::WrongLength { key, dtype, want, have });
+        }
         let streams = into.len() >= STREAMING_BYTES_MIN;
         let mut copy = |offset: u64, view: &View| {
             let bytes = view.len();

@@ -9,7 +9,7 @@ use crate::error::OpError;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{ChunkId, Incarnation, JobId, Key, Lane, Rank};
+use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -31,7 +31,7 @@ pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
 const GATHER_BYTES_MAX: u64 = 16 << 10;
 const GATHER_PARTS_MAX: usize = 32;
 /// A server answers at the operation's deadline; it is given this long to do so.
-const GRACE_MS: u64 = 1_000;
+pub(super) const GRACE_MS: u64 = 1_000;
 
 /// What the engine is told once.
 #[derive(Clone, Copy, Debug)]
@@ -65,19 +65,6 @@ pub struct ResultContext<'a> {
     pub grants: &'a [SlotGrant],
     /// Its payload, copied: ranks that are waited for.
     pub payload: &'a [u8],
-}
-
-/// The operation that waits longest, for `status`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OldestOp {
-    /// Its tensor.
-    pub key: Key,
-    /// What it does, for people.
-    pub what: &'static str,
-    /// Milliseconds it waits.
-    pub waited_ms: u64,
-    /// Servers that owe an answer.
-    pub servers: Vec<Rank>,
 }
 
 #[derive(Debug, Default)]
@@ -495,7 +482,7 @@ impl LaneEngine {
         op.remaining -= 1;
         op.version = op.version.min(version);
         if op.kind.lands() && failure.is_none() {
-            self.stats.landed_bytes += spec.bytes;
+            self.stats.arrived(op.view, spec.bytes);
         }
         if let Some(error) = failure
             && !op.failed
@@ -568,41 +555,6 @@ impl LaneEngine {
     #[must_use]
     pub fn next_retry_ms(&self) -> Option<u64> {
         self.retries.first().map(|(due, _)| *due)
-    }
-
-    /// Did the servers lately say of all parts that are owed whom they wait for? One that said so long ago and
-    /// nothing since is stuck itself.
-    fn all_told(&self, op: u32) -> bool {
-        let lately = |part: &Part| part.told_ms.is_some_and(|told| self.now_ms < told + GRACE_MS);
-        self.parts.iter().filter(|(_, part)| part.op == op).all(|(_, part)| lately(part))
-    }
-
-    fn owing(&self, op: u32) -> (Vec<Rank>, Key) {
-        let mut servers: Vec<Rank> = Vec::new();
-        let mut key = Key(0);
-        for (_, part) in self.parts.iter().filter(|(_, part)| part.op == op) {
-            key = part.spec.id.key;
-            if !servers.contains(&part.spec.server) {
-                servers.push(part.spec.server);
-            }
-        }
-        servers.sort_unstable();
-        (servers, key)
-    }
-
-    /// The operation that waits longest, for people.
-    #[must_use]
-    pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {
-        let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
-        let (servers, key) = self.owing(index);
-        let what = match op.kind {
-            OpKind::Push => "push",
-            OpKind::Pull => "pull",
-            OpKind::PushPull => "push_pull",
-            OpKind::Init => "init",
-            OpKind::Release => "release",
-        };
-        Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
     }
 }
 

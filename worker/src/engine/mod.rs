@@ -6,12 +6,14 @@ mod command;
 mod flow;
 mod lane;
 mod link;
+mod owed;
 mod part;
 mod placement;
 mod stats;
 
 pub use command::{Command, Commands, PartBlock};
-pub use lane::{EngineConfig, LaneEngine, OldestOp, ResultContext};
+pub use lane::{EngineConfig, LaneEngine, ResultContext};
+pub use owed::OldestOp;
 pub use part::{Coded, PartSpec, Submit};
 pub use stats::LaneStats;
 

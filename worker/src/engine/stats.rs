@@ -17,6 +17,8 @@ pub struct LaneStats {
     pub referenced: u64,
     /// Payload bytes that landed.
     pub landed_bytes: u64,
+    /// Bytes of weights that were shown where servers have them, and did not land.
+    pub shown_bytes: u64,
     /// Operations done.
     pub done: u64,
     /// Operations failed.
@@ -30,6 +32,11 @@ pub struct LaneStats {
 }
 
 impl LaneStats {
+    /// A part's weights have landed, or are shown.
+    pub(super) fn arrived(&mut self, shown: bool, bytes: u64) {
+        *(if shown { &mut self.shown_bytes } else { &mut self.landed_bytes }) += bytes;
+    }
+
     /// Both lanes' counts together.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
@@ -40,6 +47,7 @@ impl LaneStats {
         self.placed += other.placed;
         self.referenced += other.referenced;
         self.landed_bytes += other.landed_bytes;
+        self.shown_bytes += other.shown_bytes;
         self.done += other.done;
         self.failed += other.failed;
         self.retries += other.retries;

@@ -1,7 +1,7 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. No
 //! clock and no thread of its own, so that the simulation runs the very same code.
 
-use super::link::{Link, ServerInbox, Waiting, lend, post_one};
+use super::link::{Link, ServerInbox, Waiting, lend, payload_sum, post_one};
 use super::op::{OpState, Submission};
 use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, ResultContext, Submit};
 use crate::error::OpError;
@@ -10,8 +10,7 @@ use fabric::{
     Region, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, payload_checksum,
-    prefix_bytes,
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, prefix_bytes,
 };
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
@@ -456,7 +455,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     ) -> Result<(), LaneError> {
         let mut header = self.header(server, wanted, sequence);
         if self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.sums) {
-            header.payload_checksum = self.payload_sum(parts)?;
+            header.payload_checksum = payload_sum(&self.live, &mut self.payload, parts)?;
         }
         let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
         let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
@@ -506,25 +505,6 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
         self.gather = self.post_to(server, Waiting { id: 0, gather, remote, immediate: None, block: None });
         Ok(())
-    }
-
-    /// The checksum of what these parts carry, none where they carry nothing.
-    fn payload_sum(&mut self, parts: &[PartBlock]) -> Result<Option<u32>, LaneError> {
-        let Self { live, payload: scratch, .. } = self;
-        let mut sum = None;
-        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
-            let Some(source) = live.get(&part.op).and_then(|live| live.source.as_ref()) else { continue };
-            let span = source.slice(part.offset, part.block.bytes)?;
-            let (mut at, end) = (span.offset(), span.offset() + span.len());
-            while at < end {
-                let step_bytes = (end - at).min(scratch.len() as u64);
-                let step = &mut scratch[..step_bytes as usize];
-                span.region().read(at, step)?;
-                sum = Some(payload_checksum(sum.unwrap_or(0), step));
-                at += step_bytes;
-            }
-        }
-        Ok(sum)
     }
 
     fn header(&self, server: Rank, wanted: u16, sequence: u64) -> BatchHeader {

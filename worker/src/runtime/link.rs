@@ -5,8 +5,8 @@ use crate::engine::PartBlock;
 use fabric::{
     ChannelId, CompletionQueue, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span, View, Write,
 };
-use proto_common::batch::{Block, BlockData, Landing, SlotGrant};
-use std::collections::VecDeque;
+use proto_common::batch::{Block, BlockData, Landing, SlotGrant, payload_checksum};
+use std::collections::{HashMap, VecDeque};
 
 /// A server's inbox on this lane, from its bootstrap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,4 +143,26 @@ pub(super) fn post_one<Q: CompletionQueue>(
     queue.post_write(link.channel, &write)?;
     link.posted.extend(waiting.block);
     Ok(())
+}
+
+/// The checksum of what these parts carry, none where they carry nothing.
+pub(super) fn payload_sum(
+    live: &HashMap<u64, Live>,
+    scratch: &mut [u8],
+    parts: &[PartBlock],
+) -> Result<Option<u32>, OutOfBounds> {
+    let mut sum = None;
+    for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
+        let Some(source) = live.get(&part.op).and_then(|live| live.source.as_ref()) else { continue };
+        let span = source.slice(part.offset, part.block.bytes)?;
+        let (mut at, end) = (span.offset(), span.offset() + span.len());
+        while at < end {
+            let step_bytes = (end - at).min(scratch.len() as u64);
+            let step = &mut scratch[..step_bytes as usize];
+            span.region().read(at, step)?;
+            sum = Some(payload_checksum(sum.unwrap_or(0), step));
+            at += step_bytes;
+        }
+    }
+    Ok(sum)
 }

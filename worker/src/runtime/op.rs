@@ -116,7 +116,7 @@ impl OpState {
     }
 
     /// Before any lane has it: it is to be shown weights.
-    pub(crate) fn expect(&self, shown: Shown) {
+    pub(crate) fn will_show(&self, shown: Shown) {
         self.lock().buffers.shown = Some(shown);
     }
 

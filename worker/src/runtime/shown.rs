@@ -60,7 +60,7 @@ impl Viewing {
     }
 
     /// An operation is about to ask for weights in so many pieces.
-    pub(crate) fn expect(&self, operation: Operation, pieces: usize) -> Shown {
+    pub(crate) fn begin(&self, operation: Operation, pieces: usize) -> Shown {
         let mut state = self.lock();
         state.operations.push((operation, None));
         let mut list = state.spare.pop().unwrap_or_default();
@@ -128,13 +128,13 @@ mod tests {
             assert_eq!(viewing.reading(Operation(next)), expected);
         };
         reading(1, 1, Kept::None);
-        let (first, second) = (viewing.expect(Operation(3), 1), viewing.expect(Operation(5), 1));
+        let (first, second) = (viewing.begin(Operation(3), 1), viewing.begin(Operation(5), 1));
         reading(6, 3, Kept::None);
         first.is_of(Version(7));
         reading(6, 5, Kept::Version(Version(7)));
         second.is_of(Version(7));
         reading(6, 6, Kept::Version(Version(7)));
-        let third = viewing.expect(Operation(6), 1);
+        let third = viewing.begin(Operation(6), 1);
         third.is_of(Version(8));
         reading(7, 7, Kept::All);
         drop((first, second));
@@ -157,11 +157,11 @@ mod tests {
     fn the_next_operation_allocates_no_list() {
         let viewing = Viewing::default();
         let region = Region::allocate(64, "weights").unwrap();
-        let mut first = viewing.expect(Operation(1), 3);
+        let mut first = viewing.begin(Operation(1), 3);
         first.pieces.push((0, region.all().into()));
         let list = first.pieces.as_ptr();
         drop(first);
-        let second = viewing.expect(Operation(2), 3);
+        let second = viewing.begin(Operation(2), 3);
         assert!(second.pieces.is_empty() && second.pieces.as_ptr() == list);
     }
 }

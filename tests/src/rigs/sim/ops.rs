@@ -86,6 +86,12 @@ fn fill(buffer: &mut Buffer, values: &[f32]) {
     }
 }
 
+/// With what no round makes.
+fn poisoned(mut buffer: Buffer) -> Buffer {
+    buffer.fill(0xAA);
+    buffer
+}
+
 impl Cluster {
     /// Starts an operation, with its gradient or initial value from the oracle.
     pub fn submit(&mut self, worker: u32, tensor: usize, kind: Kind) -> OpId {
@@ -117,11 +123,7 @@ impl Cluster {
             }
             buffer
         });
-        let target = kind.wire().lands().then(|| {
-            let mut buffer = allocate();
-            buffer.fill(0xAA);
-            buffer
-        });
+        let target = kind.wire().lands().then(|| poisoned(allocate()));
         let (operations, rounds) = &mut w.numbers[tensor];
         *operations += 1;
         *rounds += u64::from(kind.wire().contributes());

@@ -81,6 +81,21 @@ fn the_oldest_operation_is_told_with_its_servers() {
 }
 
 #[test]
+fn what_is_shown_is_not_counted_as_landed() {
+    let mut rig = Rig::new(1);
+    for (operation, view, counts) in [(1, false, (BYTES, 0)), (2, true, (BYTES, BYTES))] {
+        rig.submit_as(Submit { view, parts: &[part(4, 1)], ..submit(OpKind::Pull, operation) });
+        let block = rig.sent()[0].blocks[0];
+        let landing = view.then_some(Landing { region: 1, offset: 0, bytes: BYTES });
+        // Its credit comes back with it.
+        let again = SlotGrant { slot: 0, generation: operation as u8 + 1 };
+        rig.results(1, &[Block { landing, ..done(&block) }], &[again]);
+        let stats = rig.engine.stats();
+        assert_eq!((stats.landed_bytes, stats.shown_bytes), counts, "shown: {view}");
+    }
+}
+
+#[test]
 fn fail_all_ends_everything_once_and_sends_nothing_any_more() {
     let mut rig = Rig::new(1);
     let first = rig.push(1, &[part(1, 0)]);

@@ -1,0 +1,56 @@
+//! Who owes answers to operations in progress: for the errors of late ones, and for people.
+
+use super::lane::{GRACE_MS, LaneEngine};
+use super::part::Part;
+use proto_common::batch::OpKind;
+use proto_common::ids::{Key, Rank};
+
+/// The operation that waits longest, for `status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OldestOp {
+    /// Its tensor.
+    pub key: Key,
+    /// What it does, for people.
+    pub what: &'static str,
+    /// Milliseconds it waits.
+    pub waited_ms: u64,
+    /// Servers that owe an answer.
+    pub servers: Vec<Rank>,
+}
+
+impl LaneEngine {
+    /// Did the servers lately say of all parts that are owed whom they wait for? One that said so long ago and
+    /// nothing since is stuck itself.
+    pub(super) fn all_told(&self, op: u32) -> bool {
+        let lately = |part: &Part| part.told_ms.is_some_and(|told| self.now_ms < told + GRACE_MS);
+        self.parts.iter().filter(|(_, part)| part.op == op).all(|(_, part)| lately(part))
+    }
+
+    pub(super) fn owing(&self, op: u32) -> (Vec<Rank>, Key) {
+        let mut servers: Vec<Rank> = Vec::new();
+        let mut key = Key(0);
+        for (_, part) in self.parts.iter().filter(|(_, part)| part.op == op) {
+            key = part.spec.id.key;
+            if !servers.contains(&part.spec.server) {
+                servers.push(part.spec.server);
+            }
+        }
+        servers.sort_unstable();
+        (servers, key)
+    }
+
+    /// The operation that waits longest, for people.
+    #[must_use]
+    pub fn oldest(&self, now_ms: u64) -> Option<OldestOp> {
+        let (index, op) = self.ops.iter().min_by_key(|(_, op)| op.since_ms)?;
+        let (servers, key) = self.owing(index);
+        let what = match op.kind {
+            OpKind::Push => "push",
+            OpKind::Pull => "pull",
+            OpKind::PushPull => "push_pull",
+            OpKind::Init => "init",
+            OpKind::Release => "release",
+        };
+        Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
+    }
+}

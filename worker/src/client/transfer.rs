@@ -214,6 +214,12 @@ impl Client {
         Ok(copy)
     }
 
+    /// Sets these lanes to work, by their number as a bit. False where one has ended.
+    fn kick(&self, used: u64) -> bool {
+        let mut lanes = self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1);
+        lanes.all(|(_, lane)| lane.kick())
+    }
+
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {
         let Call { kind, source, target, view, priority } = call;
         self.check(tensor, kind, source.as_ref(), target.as_ref())?;
@@ -272,9 +278,7 @@ impl Client {
         if kind.contributes() {
             self.look_at_round(round);
         }
-        for (_, lane) in self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1) {
-            open &= lane.kick();
-        }
+        open &= self.kick(used);
         if !open {
             return Err(crate::error::OpError::Closed("its data threads have ended".into()).into());
         }

@@ -97,6 +97,8 @@ pub struct Subject {
     pub element_bytes: u64,
     /// Its contributions are encoded.
     pub coded: bool,
+    /// It lies whole on one lane of one server, because its rule needs norms over all of it.
+    pub whole: bool,
     /// What the first iteration has shown, once it is over.
     pub trace: Option<Trace>,
 }
@@ -109,7 +111,8 @@ impl Subject {
         let dim = if spec.dynamic { Dim::Dynamic { max } } else { Dim::Fixed(spec.elements) };
         let (dims, element_bytes) = (vec![dim], spec.dtype.bytes() as u64);
         let coded = !spec.compression.codec.is_plain();
-        Self { key: spec.key, dims, element_bytes, coded, trace }
+        let whole = spec.optimizer.needs_norms();
+        Self { key: spec.key, dims, element_bytes, coded, whole, trace }
     }
 
     /// Has it a dimension that may change?
@@ -150,6 +153,8 @@ pub struct Facts {
     pub workers: u32,
     /// Servers of the cluster.
     pub servers: u32,
+    /// Lanes of each server, which share its budget evenly.
+    pub lanes: u16,
     /// Bytes that each server may spend on key buffers.
     pub budget_bytes: u64,
     /// What of it tensors have that were placed before.
@@ -169,7 +174,8 @@ pub struct Planned {
     pub placement: Placement,
     /// The reason, for people.
     pub why: String,
-    /// Bytes of key buffers that it takes at each server; no more than there is room for.
+    /// Bytes of key buffers that it takes at each server; no more than there is room for. What lies on one lane counts
+    /// as if every lane had as much: where others lie is not known here.
     pub buffer_bytes: u64,
 }
 
@@ -245,7 +251,8 @@ fn no_room(subject: &Subject, facts: &Facts, left_bytes: u64) -> String {
 fn for_writers(subject: &Subject, facts: &Facts) -> String {
     let bytes = subject.bytes_max().map_or_else(|| "any length".to_owned(), size);
     let writers = writers(subject, facts);
-    format!("{bytes} x {writers} worker{}", if writers == 1 { "" } else { "s" })
+    let place = if subject.whole && facts.lanes > 1 { " on one lane" } else { "" };
+    format!("{bytes} x {writers} worker{}{place}", if writers == 1 { "" } else { "s" })
 }
 
 /// The choice where an RDMA device moves the bytes. Contributions of several workers meet at a chunk, and those that
@@ -282,10 +289,15 @@ fn writers(subject: &Subject, facts: &Facts) -> u32 {
     if subject.trace.is_some_and(|trace| trace.single_writer) { 1 } else { facts.workers }
 }
 
-/// What its key buffers take at the server that holds most of it: whole chunks, one for each writer.
+/// What its key buffers take at the server that holds most of it: whole chunks, one for each writer. Where all of them are
+/// on one lane, which has its share of the budget only, as much is gone of every lane's.
 fn buffer_bytes(subject: &Subject, facts: &Facts) -> u64 {
     let chunks = subject.bytes_max().unwrap_or(u64::MAX).div_ceil(facts.chunk_bytes.max(1));
-    let chunks = chunks.div_ceil(u64::from(facts.servers.max(1)));
+    let chunks = if subject.whole {
+        chunks.saturating_mul(u64::from(facts.lanes))
+    } else {
+        chunks.div_ceil(u64::from(facts.servers.max(1)))
+    };
     chunks.saturating_mul(facts.chunk_bytes).saturating_mul(u64::from(writers(subject, facts)))
 }
 

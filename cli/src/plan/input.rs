@@ -35,7 +35,9 @@ pub(super) fn tensors(text: &str) -> Result<Vec<Listed>, String> {
             ));
         }
         let key = Key(listed.len() as u64);
-        let subject = Subject { key, dims, element_bytes: ELEMENT_BYTES, coded: false, trace: None };
+        // The list names no rules; that of a tensor that stays whole is not the usual one.
+        let (element_bytes, coded, whole) = (ELEMENT_BYTES, false, false);
+        let subject = Subject { key, dims, element_bytes, coded, whole, trace: None };
         listed.push(Listed { name: name.to_owned(), shape: shape.to_owned(), subject });
     }
     if listed.is_empty() { Err("it lists no tensors".into()) } else { Ok(listed) }

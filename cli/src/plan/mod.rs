@@ -116,6 +116,7 @@ fn facts(args: &PlanArgs) -> Result<Facts, SettingsError> {
         chunk_bytes: cluster.chunk_bytes,
         workers: cluster.workers,
         servers: cluster.servers,
+        lanes: cluster.lanes,
         budget_bytes: args.budget.unwrap_or(lent_bytes),
         spent_bytes: 0,
         drivers: vec![driver],

@@ -1,7 +1,7 @@
 //! The plan: each rule from both sides of its bound, and in the order in which they count.
 
 use super::*;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Moments, Optimizer, Rule};
 
 const MIB: u64 = 1 << 20;
 
@@ -10,6 +10,7 @@ fn facts() -> Facts {
         chunk_bytes: 256 << 10,
         workers: 2,
         servers: 1,
+        lanes: 1,
         budget_bytes: 8 * MIB,
         spent_bytes: 0,
         drivers: vec![Driver::Verbs],
@@ -19,7 +20,8 @@ fn facts() -> Facts {
 }
 
 fn fixed(key: u64, bytes: u64) -> Subject {
-    Subject { key: Key(key), dims: vec![Dim::Fixed(bytes / 4)], element_bytes: 4, coded: false, trace: None }
+    let dims = vec![Dim::Fixed(bytes / 4)];
+    Subject { key: Key(key), dims, element_bytes: 4, coded: false, whole: false, trace: None }
 }
 
 fn traced(key: u64, bytes: u64, contributions: u64) -> Subject {
@@ -85,6 +87,18 @@ fn the_budget_bounds_key_buffers() {
     assert_eq!(spent.placement, Placement::Slot, "others were placed before");
     let shared = one(&fixed(1, 8 * MIB), &Facts { servers: 2, ..facts() });
     assert_eq!(shared.placement, Placement::Static, "two servers have half each");
+}
+
+#[test]
+fn a_tensor_that_lies_whole_has_the_room_of_one_lane() {
+    let facts = Facts { servers: 2, lanes: 2, ..facts() };
+    let whole = |bytes| Subject { whole: true, ..fixed(1, bytes) };
+    let at = one(&whole(2 * MIB), &facts);
+    assert_eq!((at.placement, at.buffer_bytes), (Placement::Static, 8 * MIB), "half of it on each lane");
+    let beyond = one(&whole(2 * MIB + 4), &facts);
+    assert_eq!(beyond.placement, Placement::Slot);
+    assert!(beyond.why.contains("2 workers on one lane do not fit"), "{beyond:?}");
+    assert_eq!(one(&fixed(1, 2 * MIB + 4), &facts).placement, Placement::Static, "another is spread");
 }
 
 #[test]
@@ -191,4 +205,7 @@ fn declared_tensors_are_of_one_length_or_dynamic() {
     assert_eq!((subject.key, subject.bytes_max(), subject.is_dynamic()), (Key(7), Some(400), false));
     let subject = Subject::of(&TensorSpec::dynamic_f32(7, 100), None);
     assert_eq!((subject.bytes_max(), subject.is_dynamic()), (Some(400), true));
+    let of = |rule| Subject::of(&TensorSpec::f32(7, 100, Optimizer::mean(rule, 0.1)), None).whole;
+    let moments = Moments::default();
+    assert_eq!((of(Rule::Lamb(moments)), of(Rule::Adam(moments))), (true, false));
 }

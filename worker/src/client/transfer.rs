@@ -216,8 +216,8 @@ impl Client {
 
     /// Sets these lanes to work, by their number as a bit. False where one has ended.
     fn kick(&self, used: u64) -> bool {
-        let mut lanes = self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1);
-        lanes.all(|(_, lane)| lane.kick())
+        let lanes = self.0.lanes.iter().enumerate().filter(|(index, _)| used >> index & 1 == 1);
+        lanes.fold(true, |open, (_, lane)| lane.kick() & open)
     }
 
     fn start(&self, tensor: &Tensor, call: Call) -> Result<Handle, ClientError> {

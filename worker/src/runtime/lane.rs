@@ -1,19 +1,19 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. No
 //! clock and no thread of its own, so that the simulation runs the very same code.
 
+mod answers;
+
 use super::link::{Link, ServerInbox, Waiting, lend, payload_sum, post_one};
 use super::op::{OpState, Submission};
-use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, ResultContext, Submit};
+use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, Submit};
 use crate::error::OpError;
 use fabric::{
     Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, PostError,
     Region, RemoteKey, RemoteSpan, Span,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant, prefix_bytes,
-};
+use proto_common::batch::{BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant};
 use proto_common::ids::{Epoch, Incarnation, Rank};
-use proto_common::limits::{HEADER_BYTES, PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
+use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -353,38 +353,6 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
-        let slots = self.config.result_slots;
-        if slot.slot / slots.max(1) != server.0 {
-            self.lose(server, now_ms, "its notice names a slot of another server");
-            return Ok(());
-        }
-        if !self.engine.notified(server, slot, &mut self.commands) {
-            return Ok(());
-        }
-        let start = u64::from(slot.slot) * RESULT_SLOT_BYTES;
-        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
-        let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
-            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
-            debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
-            self.reader.read(&self.prefix[..bytes], RESULT_SLOT_BYTES)
-        });
-        let header = match header {
-            Ok(header) => header,
-            Err(error) => {
-                self.lose(server, now_ms, &error.to_string());
-                return Ok(());
-            }
-        };
-        // Within the slot: the reader checked it.
-        let payload = &mut self.payload[..header.payload_bytes as usize];
-        self.inbox.read(start + header.payload_offset, payload)?;
-        let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
-        let context = ResultContext { server, slot, header: &header, blocks, grants, payload };
-        self.engine.results(&context, now_ms, &mut self.commands);
-        Ok(())
-    }
-
     fn execute(&mut self) -> Result<(), LaneError> {
         while !self.commands.list.is_empty() {
             let mut commands = std::mem::take(&mut self.commands);
@@ -425,22 +393,6 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             }
         }
         Ok(())
-    }
-
-    /// Hands an operation the view of a part's weights.
-    fn shown(&mut self, op: u64, server: Rank, offset: u64, at: Landing) {
-        let Self { queue, links, live, .. } = self;
-        let link = links.get_mut(server.0 as usize).and_then(Option::as_mut);
-        let view = link.and_then(|link| link.view(queue, at));
-        match (live.get(&op), view) {
-            (Some(live), Some(view)) => live.state.shown(offset, view),
-            (None, _) => {}
-            (Some(live), None) => {
-                let reason = "it showed weights in memory that it did not hand over".to_owned();
-                live.state.fail(OpError::Broken { server, reason: reason.clone() });
-                self.lose(server, self.next_tick_ms, &reason);
-            }
-        }
     }
 
     /// Encodes a batch and gathers its payload from where it lies.

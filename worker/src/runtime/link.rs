@@ -63,16 +63,16 @@ impl Link {
         }
     }
 
-    /// A stretch of the server's memory, to be read where it lies; none where it gave no such stretch.
-    pub(super) fn view<Q: CompletionQueue>(&mut self, queue: &mut Q, at: Landing) -> Option<View> {
+    /// A stretch of the server's memory, to be read where it lies. `RemoteAccess`: it gave no such stretch.
+    pub(super) fn view<Q: CompletionQueue>(&mut self, queue: &mut Q, at: Landing) -> Result<View, PostError> {
         let found = match self.mapped.iter().position(|(key, _)| *key == at.region) {
             Some(found) => found,
             None => {
-                self.mapped.push((at.region, queue.map(self.channel, RemoteKey(at.region)).ok()?));
+                self.mapped.push((at.region, queue.map(self.channel, RemoteKey(at.region))?));
                 self.mapped.len() - 1
             }
         };
-        self.mapped[found].1.slice(at.offset, at.bytes).ok()
+        self.mapped[found].1.slice(at.offset, at.bytes).map_err(|_| PostError::RemoteAccess)
     }
 
     /// What came of a call to the channel. A closed one reports itself with the next completions; full ones are tried

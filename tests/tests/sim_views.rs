@@ -1,0 +1,129 @@
+//! Weights to be read where a server has them, whose memory cannot be mapped: a server that never handed it over is
+//! accused, one whose channel has just ended is not. Then the channel's own word on why is told.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use fabric::sim::{SimFaults, SimNet, SimQueue};
+use fabric::{
+    Caps, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, DisconnectReason,
+    FabricError, Pool, PostError, Read, Region, RemoteKey, View, Write,
+};
+use gradwire_tests::rigs::sim::pair;
+use gradwire_worker::engine::PartSpec;
+use gradwire_worker::error::OpError;
+use gradwire_worker::runtime::{OpState, Submission};
+use proto_common::batch::{Kept, OpKind, Reading};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Operation, Rank, Version};
+use proto_common::plan::Placement;
+use std::sync::Arc;
+
+const BYTES: u64 = 4096;
+
+/// A queue whose answer to mapping is another one. After `Closed` its channel's end is reported.
+struct Unmapped {
+    inner: SimQueue,
+    answer: Option<PostError>,
+    ended: Option<ChannelId>,
+}
+
+impl CompletionQueue for Unmapped {
+    fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
+        self.inner.attach(setup)
+    }
+
+    fn expose(&mut self, channel: ChannelId, region: &Region) -> Result<RemoteKey, PostError> {
+        self.inner.expose(channel, region)
+    }
+
+    fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
+        self.inner.post_write(channel, write)
+    }
+
+    fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {
+        self.inner.post_read(channel, read)
+    }
+
+    fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
+        self.ended = (self.answer == Some(PostError::Closed)).then_some(channel);
+        self.answer.map_or_else(|| self.inner.map(channel, key), Err)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        let kind = CompletionKind::Disconnected(DisconnectReason::Failed("its host rebooted".into()));
+        completions.extend(self.ended.take().map(|channel| Completion { channel, kind }));
+        self.inner.poll(completions);
+    }
+
+    fn close(&mut self, channel: ChannelId) {
+        self.inner.close(channel);
+    }
+
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+}
+
+/// How a push_pull that is shown weights ends, where mapping them comes to this.
+fn ended(answer: Option<PostError>) -> Result<Version, OpError> {
+    let net = SimNet::new(5, SimFaults { reads_in_place: true, ..SimFaults::default() });
+    let pool = Pool::new(1 << 20, "worker").unwrap();
+    let mut server = pair::server(net.create_cq(net.node("server")), BYTES, &[BYTES]);
+    let queue = Unmapped { inner: net.create_cq(net.node("worker")), answer, ended: None };
+    let mut worker = pair::worker(queue, pool.region().clone());
+    let ends = net.connect(server.queue_mut(), &worker.queue_mut().inner);
+    pair::join(&mut server, &mut worker, ends, false).unwrap();
+    let mut state: Option<Arc<OpState>> = None;
+    for _ in 0..100_000 {
+        let now_us = net.now_us();
+        server.step(now_us / 1_000).unwrap();
+        worker.step(now_us / 1_000).unwrap();
+        net.advance_to(now_us + 100);
+        match &state {
+            Some(state) => {
+                if let Some(ended) = state.poll() {
+                    return ended;
+                }
+            }
+            None if worker.probed(Rank(0)) => {
+                let submission = submission(&pool);
+                state = Some(submission.state.clone());
+                worker.submit(submission, now_us / 1_000).unwrap();
+            }
+            None => {}
+        }
+    }
+    panic!("it does not end");
+}
+
+fn submission(pool: &Pool) -> Submission {
+    let id = ChunkId::new(1, 0);
+    Submission {
+        view: true,
+        reading: Reading { from: Operation(1), kept: Kept::None },
+        state: OpState::new(1),
+        op: 1,
+        kind: OpKind::PushPull,
+        dtype: Dtype::F32,
+        placement: Placement::Slot,
+        operation: Operation(1),
+        round: 1,
+        priority: 0,
+        timeout_ms: 60_000,
+        parts: [PartSpec { id, server: Rank(0), offset: 0, bytes: BYTES, coded: None }].into(),
+        source: Some(pool.allocate(BYTES).unwrap().span()),
+        target: None,
+    }
+}
+
+#[test]
+fn who_showed_what_cannot_be_mapped_is_accused_only_where_it_is_to_blame() {
+    assert_eq!(ended(None), Ok(Version(1)));
+    let reason = "it showed weights in memory that it did not hand over".into();
+    assert_eq!(ended(Some(PostError::RemoteAccess)), Err(OpError::Broken { server: Rank(0), reason }));
+    let reason = "its host rebooted".into();
+    assert_eq!(ended(Some(PostError::Closed)), Err(OpError::Broken { server: Rank(0), reason }));
+}

@@ -1,0 +1,85 @@
+//! What a lane takes in from servers: reads their result batches, and maps the memory that weights are shown in. What
+//! follows from an answer, the engine decides.
+
+use super::{LaneDriver, LaneError};
+use crate::engine::ResultContext;
+use crate::error::OpError;
+use fabric::{CompletionQueue, PostError, View};
+use proto_common::batch::{Landing, SlotGrant, prefix_bytes};
+use proto_common::ids::Rank;
+use proto_common::limits::{HEADER_BYTES, RESULT_SLOT_BYTES};
+
+impl<Q: CompletionQueue> LaneDriver<Q> {
+    pub(super) fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
+        let slots = self.config.result_slots;
+        if slot.slot / slots.max(1) != server.0 {
+            self.lose(server, now_ms, "its notice names a slot of another server");
+            return Ok(());
+        }
+        if !self.engine.notified(server, slot, &mut self.commands) {
+            return Ok(());
+        }
+        let start = u64::from(slot.slot) * RESULT_SLOT_BYTES;
+        self.inbox.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let header = prefix_bytes(&self.prefix[..HEADER_BYTES]).and_then(|bytes| {
+            let copied = self.inbox.read(start, &mut self.prefix[..bytes]);
+            debug_assert!(copied.is_ok(), "a slot holds the largest prefix");
+            self.reader.read(&self.prefix[..bytes], RESULT_SLOT_BYTES)
+        });
+        let header = match header {
+            Ok(header) => header,
+            Err(error) => {
+                self.lose(server, now_ms, &error.to_string());
+                return Ok(());
+            }
+        };
+        if self.is_over(server) {
+            return Ok(());
+        }
+        // Within the slot: the reader checked it.
+        let payload = &mut self.payload[..header.payload_bytes as usize];
+        self.inbox.read(start + header.payload_offset, payload)?;
+        let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
+        let context = ResultContext { server, slot, header: &header, blocks, grants, payload };
+        self.engine.results(&context, now_ms, &mut self.commands);
+        Ok(())
+    }
+
+    /// Has the channel ended before what the batch shows could be mapped? Then the batch counts for nothing, and the
+    /// operations wait for the channel's own word on why: the next completions bring it.
+    fn is_over(&mut self, server: Rank) -> bool {
+        let Self { queue, links, reader, .. } = self;
+        let Some(Some(link)) = links.get_mut(server.0 as usize) else { return true };
+        let mut shown = reader.blocks.iter().filter(|block| block.view).filter_map(|block| block.landing);
+        shown.any(|at| matches!(link.view(queue, at), Err(PostError::Closed)))
+    }
+
+    /// Hands an operation the view of a part's weights.
+    pub(super) fn shown(&mut self, op: u64, server: Rank, offset: u64, at: Landing) {
+        let view = self.view(server, at);
+        let Some(live) = self.live.get(&op) else { return };
+        match view {
+            Ok(view) => live.state.shown(offset, view),
+            // Closed for another answer of the same batch.
+            Err(PostError::Closed) => {
+                live.state.fail(OpError::Broken { server, reason: self.reason_of_end(server) });
+            }
+            Err(_) => {
+                let reason = "it showed weights in memory that it did not hand over".to_owned();
+                live.state.fail(OpError::Broken { server, reason: reason.clone() });
+                self.lose(server, self.next_tick_ms, &reason);
+            }
+        }
+    }
+
+    fn view(&mut self, server: Rank, at: Landing) -> Result<View, PostError> {
+        let Self { queue, links, .. } = self;
+        let link = links.get_mut(server.0 as usize).and_then(Option::as_mut);
+        link.ok_or(PostError::Closed)?.view(queue, at)
+    }
+
+    fn reason_of_end(&self, server: Rank) -> String {
+        let broken = self.broken.iter().rev().find(|(rank, ..)| *rank == server);
+        broken.map_or_else(|| PostError::Closed.to_string(), |(.., reason)| reason.clone())
+    }
+}

@@ -1,5 +1,5 @@
 //! A steady round allocates nothing and registers nothing, neither at the worker nor at the server, over shared memory
-//! and over sockets, of one tensor and of many. The server runs in this process, so that both are counted.
+//! and over sockets, of one tensor and of many, on one lane and on several. The server runs in this process, so that both are counted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
@@ -104,11 +104,19 @@ fn round(client: &Client, places: &mut [Place]) {
     }
 }
 
-/// The least that a window of rounds allocates.
+/// The least that a window of rounds allocates, on one lane.
 fn least_allocations(driver: Driver, elements: &[u64], way: Way) -> u64 {
+    least_allocations_on(1, driver, elements, way)
+}
+
+fn least_allocations_on(lanes: u32, driver: Driver, elements: &[u64], way: Way) -> u64 {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Chunks are small, so that tensors of several are, too: these builds reduce slowly.
-    let cluster = Cluster::new(1, 1, &["--set", "cluster.chunk_bytes=4096"]);
+    let cluster = Cluster::new(
+        1,
+        1,
+        &["--set", "cluster.chunk_bytes=4096", "--set", &format!("cluster.lanes={lanes}")],
+    );
     let mut settings = cluster.settings();
     settings.transport = only(driver);
     settings.node.http = String::new();
@@ -145,6 +153,16 @@ fn over_shared_memory() {
 fn where_weights_are_shown() {
     assert_eq!(least_allocations(Driver::Shm, &[4], Way::View), 0, "one small tensor");
     assert_eq!(least_allocations(Driver::Shm, &MANY, Way::View), 0, "many");
+}
+
+/// One tensor with chunks on all: each round waits for all.
+#[test]
+fn on_several_lanes() {
+    let one = [20_000];
+    assert_eq!(least_allocations_on(2, Driver::Shm, &one, Way::Library), 0, "shared memory");
+    assert_eq!(least_allocations_on(2, Driver::Shm, &one, Way::View), 0, "shown");
+    assert_eq!(least_allocations_on(2, Driver::Tcp, &one, Way::Library), 0, "sockets");
+    assert_eq!(least_allocations_on(10, Driver::Shm, &one, Way::Library), 0, "on ten lanes");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use super::thread::LaneMessage;
 use crate::error::OpError;
 use fabric::{LaneQueue, Letters, Mailbox, Rest};
 use proto_common::ids::Rank;
+use proto_common::limits::LANES_MAX;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -530,21 +531,24 @@ pub(crate) fn drive_until<'a>(
 ) {
     match (lanes.next(), lanes.next()) {
         (None, _) => {}
-        // Most tensors are on one lane, and no list is made for it.
-        (Some(only), None) => drive(&mut [Turn::new(only)], until, told),
+        (Some(only), None) => drive(&mut [Some(Turn::new(only))], until, told),
         (Some(first), Some(second)) => {
-            let mut turns: Vec<Turn<'a>> = [first, second].into_iter().chain(lanes).map(Turn::new).collect();
-            drive(&mut turns, until, told);
+            let mut lanes = [first, second].into_iter().chain(lanes);
+            // Room for all that a job can have: a wait allocates no list.
+            let mut turns: [Option<Turn<'a>>; LANES_MAX as usize] =
+                std::array::from_fn(|_| lanes.next().map(Turn::new));
+            let count = turns.iter().flatten().count();
+            drive(&mut turns[..count], until, told);
         }
     }
 }
 
-fn drive(turns: &mut [Turn<'_>], until: Instant, told: impl Fn() -> bool) {
-    let Some(spin) = turns.iter().map(|turn| turn.lane.seat.spin).max() else { return };
+fn drive(turns: &mut [Option<Turn<'_>>], until: Instant, told: impl Fn() -> bool) {
+    let Some(spin) = turns.iter().flatten().map(|turn| turn.lane.seat.spin).max() else { return };
     let mut idle_since = Instant::now();
     let (mut idle, mut moved) = (0u32, false);
     loop {
-        let busy = turns.iter_mut().fold(false, |busy, turn| turn.step() | busy);
+        let busy = turns.iter_mut().flatten().fold(false, |busy, turn| turn.step() | busy);
         if told() {
             return;
         }
@@ -555,9 +559,9 @@ fn drive(turns: &mut [Turn<'_>], until: Instant, told: impl Fn() -> bool) {
             if std::mem::take(&mut moved) {
                 idle_since = now;
             }
-            if now.duration_since(idle_since) >= spin || !turns.iter().any(Turn::is_hopeful) {
+            if now.duration_since(idle_since) >= spin || !turns.iter().flatten().any(Turn::is_hopeful) {
                 // Woken for nothing, it sleeps again at once.
-                if let [turn] = &mut *turns
+                if let [Some(turn)] = &mut *turns
                     && turn.lead(until)
                 {
                     continue;

@@ -282,9 +282,10 @@ impl Work {
         let bytes: &[u8] = match &place.weights {
             Some(Weights::Library(buffer)) => buffer,
             Some(Weights::Own(memory)) => memory.as_bytes(),
-            Some(Weights::Shown { last: Some(shown), .. }) => {
+            Some(Weights::Shown { last, .. }) => {
+                // As what was never pulled, where it was not.
                 let mut memory = vec![f32::NAN; (place.tensor.bytes() / 4) as usize];
-                shown.copy_to(&mut memory)?;
+                last.as_ref().map_or(Ok(()), |shown| shown.copy_to(&mut memory))?;
                 copied = memory;
                 copied.as_bytes()
             }

@@ -36,8 +36,8 @@ pub use host::host_identity;
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Blocks, Buffer, BufferId, Handles, Number, Numbers, OutOfBounds, Pages, Pool, PoolError, Region,
-    Span, UserBuffer, View,
+    Access, Blocks, Buffer, BufferId, Handles, MappedRegions, Number, Numbers, OutOfBounds, Pages, Pool,
+    PoolError, Region, Span, UserBuffer, View,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};

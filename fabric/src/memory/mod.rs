@@ -2,6 +2,7 @@
 
 mod blocks;
 mod elements;
+mod mapped;
 mod pool;
 mod region;
 mod user;
@@ -9,6 +10,7 @@ mod view;
 
 pub use blocks::Blocks;
 pub use elements::{Number, Numbers};
+pub use mapped::MappedRegions;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;
 #[cfg(feature = "verbs")]

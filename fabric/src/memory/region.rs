@@ -191,20 +191,19 @@ pub(crate) fn next_id() -> u64 {
 impl Region {
     /// Allocates zeroed memory. Pages are taken from the system at first touch.
     pub fn allocate(bytes: usize, name: &str) -> Result<Self, FabricError> {
-        let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
-        let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| FabricError::os(what("memfd_create"), e))?;
-        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, SealFlags::empty(), what)?;
-        Ok(Self::new(mapping, Backing::Memfd(memfd)))
+        Self::allocate_sealed(bytes, name, SealFlags::empty())
     }
 
     /// As [`Region::allocate`]; whoever it is handed to can map it for reading only: the kernel refuses more.
     pub fn allocate_readable(bytes: usize, name: &str) -> Result<Self, FabricError> {
+        Self::allocate_sealed(bytes, name, SealFlags::FUTURE_WRITE)
+    }
+
+    fn allocate_sealed(bytes: usize, name: &str, seals: SealFlags) -> Result<Self, FabricError> {
         let what = |step: &str| format!("allocating region {name:?} of {bytes} bytes: {step}");
         let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| FabricError::os(what("memfd_create"), e))?;
-        let mapping =
-            Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, SealFlags::FUTURE_WRITE, what)?;
+        let mapping = Self::sealed_mapping(&memfd, bytes, MapFlags::NORESERVE, seals, what)?;
         Ok(Self::new(mapping, Backing::Memfd(memfd)))
     }
 

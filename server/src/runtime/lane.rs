@@ -5,8 +5,8 @@ use super::link::{Link, Post, Posted, WorkerInbox};
 use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source};
 use crate::storage::{Cells, Round, Storage, StorageError};
 use fabric::{
-    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds,
-    PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
+    Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
+    OutOfBounds, PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -96,7 +96,7 @@ pub struct DataLane<Q> {
     /// Its memory is the next list's.
     executed: Commands,
     /// What was mapped of workers whose channel has ended, until the commands that name it are executed.
-    gone: Vec<(Rank, Vec<(u64, View)>)>,
+    gone: Vec<(Rank, MappedRegions)>,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -388,7 +388,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         !queue.reads_in_place(link.channel)
             || reader.blocks.iter().all(|block| match block.data {
                 BlockData::ByReference { region, offset } => {
-                    link.view(queue, (region, offset, block.bytes)).is_some()
+                    let remote = RemoteSpan { key: RemoteKey(region), offset };
+                    link.view(queue, remote, block.bytes).is_some()
                 }
                 _ => true,
             })
@@ -472,8 +473,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(Source::Worker { peer, region, offset, bytes }) = from else { return None };
         let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
         let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
-        let mut all = link.into_iter().chain(gone).flatten();
-        all.find(|(key, _)| *key == region)?.1.slice(offset, bytes).ok()
+        let remote = RemoteSpan { key: RemoteKey(region), offset };
+        link.into_iter().chain(gone).find_map(|mapped| mapped.find(remote, bytes))
     }
 
     /// Posts, or queues behind what is queued already.

@@ -1,6 +1,6 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
-use fabric::{ChannelId, CompletionQueue, RemoteKey, RemoteSpan, View};
+use fabric::{ChannelId, CompletionQueue, MappedRegions, RemoteKey, RemoteSpan, View};
 use proto_common::batch::{Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -64,7 +64,7 @@ pub(super) struct Link {
     /// Remote key under which the worker reads our weights where they lie; told with the first view.
     pub(super) weights_key: Option<u64>,
     /// The worker's regions that contributions were read in, mapped here, by key. Bounded by what a channel hands over.
-    pub(super) mapped: Vec<(u64, View)>,
+    pub(super) mapped: MappedRegions,
     /// Not taken by the channel yet. Bounded: the engine bounds a worker's unanswered operations.
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
@@ -76,7 +76,7 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        let (spill_key, weights_key, mapped) = (None, None, Vec::new());
+        let (spill_key, weights_key, mapped) = (None, None, MappedRegions::default());
         Self { channel, inbox, spill_key, weights_key, mapped, backlog, posted, fetches }
     }
 
@@ -84,16 +84,10 @@ impl Link {
     pub(super) fn view<Q: CompletionQueue>(
         &mut self,
         queue: &mut Q,
-        (region, offset, bytes): (u64, u64, u64),
+        remote: RemoteSpan,
+        bytes: u64,
     ) -> Option<View> {
-        let at = match self.mapped.iter().position(|(key, _)| *key == region) {
-            Some(at) => at,
-            None => {
-                self.mapped.push((region, queue.map(self.channel, RemoteKey(region)).ok()?));
-                self.mapped.len() - 1
-            }
-        };
-        self.mapped[at].1.slice(offset, bytes).ok()
+        self.mapped.view(queue, self.channel, remote, bytes).ok()
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

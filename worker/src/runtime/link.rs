@@ -3,7 +3,8 @@
 use super::lane::Live;
 use crate::engine::PartBlock;
 use fabric::{
-    ChannelId, CompletionQueue, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span, View, Write,
+    ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span,
+    View, Write,
 };
 use proto_common::batch::{Block, BlockData, Landing, SlotGrant, payload_checksum};
 use std::collections::{HashMap, VecDeque};
@@ -38,7 +39,7 @@ pub(super) struct Link {
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
     /// The server's regions that weights are read in, mapped here, by key. Bounded by what a channel hands over.
-    pub(super) mapped: Vec<(u64, View)>,
+    pub(super) mapped: MappedRegions,
     pub(super) probed: bool,
     /// Requests carry a checksum of their payload.
     pub(super) sums: bool,
@@ -54,7 +55,7 @@ impl Link {
             channel,
             landing_key,
             inbox: None,
-            mapped: Vec::new(),
+            mapped: MappedRegions::default(),
             probed: false,
             sums: false,
             posted: VecDeque::new(),
@@ -65,14 +66,8 @@ impl Link {
 
     /// A stretch of the server's memory, to be read where it lies. `RemoteAccess`: it gave no such stretch.
     pub(super) fn view<Q: CompletionQueue>(&mut self, queue: &mut Q, at: Landing) -> Result<View, PostError> {
-        let found = match self.mapped.iter().position(|(key, _)| *key == at.region) {
-            Some(found) => found,
-            None => {
-                self.mapped.push((at.region, queue.map(self.channel, RemoteKey(at.region))?));
-                self.mapped.len() - 1
-            }
-        };
-        self.mapped[found].1.slice(at.offset, at.bytes).map_err(|_| PostError::RemoteAccess)
+        let remote = RemoteSpan { key: RemoteKey(at.region), offset: at.offset };
+        self.mapped.view(queue, self.channel, remote, at.bytes)
     }
 
     /// What came of a call to the channel. A closed one reports itself with the next completions; full ones are tried

@@ -67,6 +67,7 @@ check:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p gradwire-fabric -p gradwire-tests --features gradwire-fabric/verbs,gradwire-tests/verbs --all-targets \
 	    --locked --target-dir $(BUILT)/guest -- -D warnings
+	cd fuzz && RUSTC_BOOTSTRAP=1 cargo check --locked --quiet
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 	cargo deny --locked check licenses bans sources
 	cargo test --quiet --locked -p gradwire-tests --no-default-features --test tidy

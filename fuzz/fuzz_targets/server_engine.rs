@@ -5,7 +5,7 @@
 
 use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header};
 use gradwire_server::engine::{
-    BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source, Verdict,
+    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source, Verdict,
 };
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
@@ -183,13 +183,14 @@ impl Rig {
             spills[*block as usize] &= *peer != rank;
             *peer != rank
         });
+        // What it lent can be read until then.
+        self.execute(&out, None);
         let worker = &mut self.workers[rank.0 as usize];
         worker.granted = [false; 3];
         (worker.life, worker.last) = (None, None);
         worker.credits.clear();
         worker.guessed.clear();
         assert_eq!(self.engine.peer_incarnation(rank), Incarnation::default());
-        self.execute(&out, None);
     }
 
     fn honest_batch(&mut self, rank: Rank, program: &mut Program<'_>) {
@@ -370,16 +371,10 @@ impl Rig {
         let (mut expelled, mut judged) = (Vec::new(), Vec::new());
         for command in &out.list {
             match command {
-                Command::Reduce { chunk, from, first } => {
-                    self.read(*from, slot);
-                    let state = &mut self.chunks[*chunk as usize];
-                    assert_eq!(*first, state.contributions == 0);
-                    state.contributions += 1;
-                    assert!(state.contributions <= self.config.workers);
-                }
-                Command::Finish { chunk, last, only, old, into, contributors, .. } => {
-                    last.iter().for_each(|from| self.read(*from, slot));
-                    self.finish_round(*chunk, (last.is_some(), *only), (*old, *into), *contributors);
+                Command::Reduce { chunk, addend } => self.reduce(*chunk, *addend, slot),
+                Command::Finish { chunk, last, old, into, contributors, .. } => {
+                    last.iter().for_each(|last| self.reduce(*chunk, *last, slot));
+                    self.finish_round(*chunk, (*old, *into), *contributors);
                     if specs()[*chunk as usize].dtype.is_integer() {
                         judged.push((*chunk, *into));
                     }
@@ -429,19 +424,22 @@ impl Rig {
         expelled.into_iter().for_each(|peer| self.disconnect(peer));
     }
 
-    fn finish_round(
-        &mut self,
-        chunk: u32,
-        (last, only): (bool, bool),
-        (old, into): (u8, u8),
-        contributors: u32,
-    ) {
+    fn reduce(&mut self, chunk: u32, Addend { from, onto }: Addend, slot: Option<u32>) {
+        if let Onto::First(first) = onto {
+            self.reduce(chunk, Addend { from: first, onto: Onto::Nothing }, None);
+        }
+        self.read(from, slot);
+        let state = &mut self.chunks[chunk as usize];
+        assert_eq!(onto == Onto::Nothing, state.contributions == 0);
+        state.contributions += 1;
+        assert!(state.contributions <= self.config.workers);
+    }
+
+    fn finish_round(&mut self, chunk: u32, (old, into): (u8, u8), contributors: u32) {
         assert_eq!(old, self.chunks[chunk as usize].buffer);
         self.written(chunk, into);
         let state = &mut self.chunks[chunk as usize];
-        assert_eq!(only, last && state.contributions == 0);
-        assert_eq!(state.contributions + u32::from(last), self.config.workers);
-        assert_eq!(contributors, self.config.workers);
+        assert_eq!((state.contributions, contributors), (self.config.workers, self.config.workers));
         state.contributions = 0;
         if specs()[chunk as usize].dtype.is_integer() {
             state.buffer = old;

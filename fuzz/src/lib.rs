@@ -101,7 +101,7 @@ impl<'a> Program<'a> {
                 offset: self.number(),
                 bytes: self.number(),
             }),
-            view: self.byte() % 4 == 0,
+            view: self.byte().is_multiple_of(4),
             reading: Reading {
                 from: Operation(self.number()),
                 kept: self.pick(&[Kept::None, Kept::All, Kept::Version(Version(1))]),

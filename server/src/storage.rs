@@ -7,7 +7,7 @@ mod integers;
 mod numbers;
 mod rule;
 
-use crate::engine::{ChunkSpec, Source, Verdict};
+use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
 use crate::kernel::{self, Squares};
 use coded::Decoder;
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
@@ -78,9 +78,7 @@ pub struct Round {
     /// Its number, from 1.
     pub number: u64,
     /// The last contribution, not reduced yet.
-    pub last: Option<Source>,
-    /// Is it the only one?
-    pub only: bool,
+    pub last: Option<Addend>,
     /// The buffer in force.
     pub old: u8,
     /// The buffer to write.
@@ -88,6 +86,9 @@ pub struct Round {
     /// How many contributed.
     pub contributors: u32,
 }
+
+/// Where a contribution and one that it is added to can be read, as far as they are in workers' memory.
+pub type Views = [Option<View>; 2];
 
 /// See the module.
 #[derive(Debug)]
@@ -213,49 +214,38 @@ impl Storage {
         Ok(sum)
     }
 
-    /// sum = contribution, or sum += contribution. One in a worker's memory comes with its `view`, here and below.
-    pub fn reduce(
-        &mut self,
-        chunk: u32,
-        from: Source,
-        view: Option<&View>,
-        first: bool,
-    ) -> Result<(), StorageError> {
+    /// sum = what the contribution is added to + the contribution. Those in a worker's memory come with their views, here
+    /// and below.
+    pub fn reduce(&mut self, chunk: u32, addend: Addend, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let from = find(inbox, spill, from, view)?;
-        let from = decoder.plain(stored.codec, stored.elements(), from)?;
-        stored.numbers.reduce(from, stored.now, first)?;
-        Ok(())
+        let addend = locate(inbox, spill, addend, views)?;
+        let addend = decoder.plain_addend(stored, addend)?;
+        Ok(stored.numbers.reduce(addend, stored.now)?)
     }
 
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
-    pub fn finish(
-        &mut self,
-        chunk: u32,
-        round: &Round,
-        view: Option<&View>,
-    ) -> Result<Verdict, StorageError> {
+    pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let mut step = stored.rule.step(round, &mut stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
-        let last = round.last.map(|from| find(inbox, spill, from, view)).transpose()?;
-        let last = last.map(|from| decoder.plain(stored.codec, stored.elements(), from)).transpose()?;
+        let last = round.last.map(|last| locate(inbox, spill, last, views)).transpose()?;
+        let last = last.map(|last| decoder.plain_addend(stored, last)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
-    pub fn prepare(&mut self, chunk: u32, round: &Round, view: Option<&View>) -> Result<(), StorageError> {
+    pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, decoder, .. } = self;
         let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
-            let last = find(inbox, spill, last, view)?;
-            let last = decoder.plain(stored.codec, stored.elements(), last)?;
-            stored.numbers.reduce(last, stored.now, round.only)?;
+            let last = locate(inbox, spill, last, views)?;
+            let last = decoder.plain_addend(stored, last)?;
+            stored.numbers.reduce(last, stored.now)?;
         }
         stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
         Ok(())
@@ -348,6 +338,21 @@ fn find<'a>(
         Source::Spill(block) => Place::Region { region: &spill.region, at: spill.start(block) },
         Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
     })
+}
+
+/// Where a contribution lies, and one that it is added to.
+fn locate<'a>(
+    inbox: &'a Cells,
+    spill: &'a Cells,
+    addend: Addend,
+    [view, first_view]: &'a Views,
+) -> Result<Addend<Place<'a>>, StorageError> {
+    let onto = match addend.onto {
+        Onto::Nothing => Onto::Nothing,
+        Onto::First(first) => Onto::First(find(inbox, spill, first, first_view.as_ref())?),
+        Onto::Sum => Onto::Sum,
+    };
+    Ok(Addend { from: find(inbox, spill, addend.from, view.as_ref())?, onto })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A round as the server computes it: chunk by chunk out of slots, the last contribution fused with the update rule.
 
 use super::{CHUNK_BYTES, Subject, Way};
-use gradwire_server::engine::{ChunkSpec, Source};
+use gradwire_server::engine::{Addend, ChunkSpec, Onto, Source};
 use gradwire_server::storage::{Cells, Round, Storage};
 use proto_common::codec::Codec;
 use proto_common::ids::ChunkId;
@@ -61,16 +61,26 @@ impl Way for Fused {
             self.round += 1;
             for chunk in 0..self.chunks.len() as u32 {
                 let slot = |at| Source::Slot { slot: chunk * self.contributions + at, offset: 0 };
-                for at in 0..self.contributions - 1 {
-                    self.storage.reduce(chunk, slot(at), None, at == 0)?;
+                let addend = |at| Addend { from: slot(at), onto: onto(at, slot(0)) };
+                for at in 1..self.contributions.saturating_sub(1) {
+                    self.storage.reduce(chunk, addend(at), &[None, None])?;
                 }
-                let last = Some(slot(self.contributions - 1));
+                let last = Some(addend(self.contributions - 1));
                 let (number, contributors) = (self.round, self.contributions);
-                let round = Round { number, last, only: contributors == 1, old: 0, into: 0, contributors };
-                self.storage.finish(chunk, &round, None)?;
+                let round = Round { number, last, old: 0, into: 0, contributors };
+                self.storage.finish(chunk, &round, &[None, None])?;
             }
         }
         Ok(())
+    }
+}
+
+/// What contribution `at` is added to, as where the first one can be read when the second comes.
+fn onto(at: u32, first: Source) -> Onto {
+    match at {
+        0 => Onto::Nothing,
+        1 => Onto::First(first),
+        _ => Onto::Sum,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::command::{Addend, Command, Commands, Onto};
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
@@ -140,6 +141,8 @@ pub(super) struct Chunk {
     /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
     bad: u64,
     pub(super) held: HeldSet,
+    /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
+    pub(super) first: Option<Held>,
     pub(super) lengths: Lengths,
     /// By worker rank; empty until the first one is granted.
     buffers: Vec<KeyBuffer>,
@@ -167,6 +170,7 @@ impl Chunk {
             group: None,
             bad: 0,
             held: HeldSet::default(),
+            first: None,
             lengths: Lengths::new(&spec),
             buffers: Vec::new(),
             waiters: Vec::new(),
@@ -287,6 +291,14 @@ impl Chunk {
     /// This operation's payload, where it is still in the worker's memory only.
     pub(super) fn in_worker_memory(&mut self, rank: Rank, operation: Operation) -> Option<&mut Held> {
         self.held.in_worker_memory(rank, operation)
+    }
+
+    /// Reduces the round's first contribution out of this worker's memory, which is not to be read any more.
+    pub(super) fn fold_first(&mut self, index: u32, is_due: impl Fn(&Held) -> bool, out: &mut Commands) {
+        let Some(first) = self.first.take_if(|first| is_due(first)) else { return };
+        self.size(index, first.bytes, out);
+        let addend = Addend { from: first.from, onto: Onto::Nothing };
+        out.push(Command::Reduce { chunk: index, addend });
     }
 
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.

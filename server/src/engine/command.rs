@@ -30,6 +30,26 @@ pub enum Source {
     },
 }
 
+/// A contribution to be reduced. `S` says where contributions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addend<S = Source> {
+    /// The contribution.
+    pub from: S,
+    /// What it is added to.
+    pub onto: Onto<S>,
+}
+
+/// What a contribution is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Onto<S = Source> {
+    /// Nothing: it is the round's first.
+    Nothing,
+    /// The round's first, which was left where its worker has it: one pass takes both.
+    First(S),
+    /// The accumulator.
+    Sum,
+}
+
 /// Whether a round's values can be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -49,14 +69,12 @@ pub enum Command {
         /// Its length for now.
         bytes: u64,
     },
-    /// accumulator = source (first) or accumulator += source.
+    /// The sum goes to the accumulator.
     Reduce {
         /// Chunk index within the lane.
         chunk: u32,
         /// The contribution.
-        from: Source,
-        /// Is it the round's first?
-        first: bool,
+        addend: Addend,
     },
     /// The round is complete: update rule over the accumulator and, where given, one last contribution that
     /// was not reduced yet; the new weights go to buffer `into`. Answered by `LaneEngine::finished`.
@@ -66,9 +84,7 @@ pub enum Command {
         /// The round, counted from 1.
         round: u64,
         /// The last contribution, fused into the update's pass.
-        last: Option<Source>,
-        /// Is that contribution the only one?
-        only: bool,
+        last: Option<Addend>,
         /// Which of the two weight buffers holds the version in force.
         old: u8,
         /// Which one is written; the same one where nobody reads it.
@@ -84,9 +100,7 @@ pub enum Command {
         /// The round, counted from 1.
         round: u64,
         /// The last contribution.
-        last: Source,
-        /// Is it the only one?
-        only: bool,
+        last: Addend,
         /// The buffer with the weights in force.
         old: u8,
         /// How many contributed.

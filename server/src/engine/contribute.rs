@@ -3,7 +3,7 @@
 
 use super::answers::check_shape;
 use super::chunk::{Stage, Turn};
-use super::command::{Command, Commands, Source, Verdict};
+use super::command::{Addend, Command, Commands, Onto, Source, Verdict};
 use super::held::Held;
 use super::lane::{BatchContext, LaneEngine};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
@@ -142,7 +142,9 @@ impl LaneEngine {
             }
             (Turn::Now, Payload::Here(source)) => {
                 self.fill(index, peer, source);
-                self.reduce(index, peer, source, bytes, out);
+                let Block { round, operation, .. } = *block;
+                let held = Held { rank: peer, round, operation, bytes, from: source, arrived: true };
+                self.reduce(index, held, out);
             }
             (Turn::Later, Payload::Here(source @ Source::Slot { .. })) => {
                 let spill = self.spills.pop().ok_or(Status::Retry)?;
@@ -207,43 +209,47 @@ impl LaneEngine {
         }
     }
 
-    /// Reduces one contribution; the last of a round is fused with the update.
-    fn reduce(&mut self, index: u32, rank: Rank, from: Source, bytes: u64, out: &mut Commands) {
+    /// Reduces one contribution; the last of a round is fused with the update. A first one that can be read where its
+    /// worker has it waits there for the second: the worker keeps it until the round ends.
+    fn reduce(&mut self, index: u32, held: Held, out: &mut Commands) {
+        let Held { rank, from, bytes, .. } = held;
         let chunk = &mut self.chunks[index as usize];
         chunk.collect(bytes);
-        chunk.size(index, bytes, out);
-        let first = chunk.contributed.len() == 0;
+        let onto = match chunk.first.take() {
+            Some(first) => Onto::First(first.from),
+            None if chunk.contributed.len() == 0 => Onto::Nothing,
+            None => Onto::Sum,
+        };
         chunk.contributed.insert(rank);
         self.stats.contributions += 1;
         self.stats.contribution_bytes += chunk.spec.payload_bytes(bytes);
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
         let last = chunk.contributed.len() == self.config.workers;
+        if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
+            chunk.first = Some(held);
+            return;
+        }
+        chunk.size(index, bytes, out);
+        let addend = Addend { from, onto };
         match (chunk.writable(), chunk.group) {
-            (_, Some(group)) if last => self.prepare(index, group, from, first, out),
-            (Some(into), _) if last => self.finish(index, Some(from), first, into, out),
+            (_, Some(group)) if last => self.prepare(index, group, addend, out),
+            (Some(into), _) if last => self.finish(index, Some(addend), into, out),
             _ => {
                 if last {
                     chunk.stage = Stage::Buffer;
                 }
-                out.push(Command::Reduce { chunk: index, from, first });
+                out.push(Command::Reduce { chunk: index, addend });
             }
         }
         self.release(index, rank, from);
     }
 
     /// The round is complete and its weights have a place.
-    pub(super) fn finish(
-        &mut self,
-        index: u32,
-        last: Option<Source>,
-        only: bool,
-        into: u8,
-        out: &mut Commands,
-    ) {
+    pub(super) fn finish(&mut self, index: u32, last: Option<Addend>, into: u8, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
         chunk.size(index, chunk.round_bytes(), out);
-        out.push(Command::Finish { chunk: index, round: chunk.round(), last, only, old, into, contributors });
+        out.push(Command::Finish { chunk: index, round: chunk.round(), last, old, into, contributors });
         if chunk.spec.dtype.is_integer() {
             chunk.stage = Stage::Verdict { into };
         } else {
@@ -270,7 +276,7 @@ impl LaneEngine {
         while let Some(index) = next {
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {
-                Some(held) => self.reduce(index, held.rank, held.from, held.bytes, out),
+                Some(held) => self.reduce(index, held, out),
                 None => next = self.ripe.pop(),
             }
         }

@@ -20,7 +20,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Does it need the worker's memory still?
-    fn is_worker_s(&self) -> bool {
+    pub(super) fn is_worker_s(&self) -> bool {
         !self.arrived || matches!(self.from, Source::Worker { .. })
     }
 }

@@ -5,6 +5,7 @@ use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
+use super::held::Held;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{
@@ -244,8 +245,9 @@ impl LaneEngine {
         self.ledger.revoke(rank);
         self.wanting.retain(|other| *other != rank);
         self.dirty.retain(|other| *other != rank);
-        for chunk in &mut self.chunks {
+        for (index, chunk) in (0..).zip(&mut self.chunks) {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
+            chunk.fold_first(index, |first| first.rank == rank, out);
             chunk.hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
         }
         self.take_back(rank);
@@ -507,7 +509,7 @@ impl LaneEngine {
         if state.stage == Stage::Buffer
             && let Some(into) = state.writable()
         {
-            self.finish(chunk, None, false, into, out);
+            self.finish(chunk, None, into, out);
             self.settle(chunk, out);
         }
     }
@@ -553,7 +555,7 @@ impl LaneEngine {
 }
 
 /// An operation's contribution that lies in its worker's memory is copied from there, so that the operation can end
-/// before its turn. False where it cannot: it is being read, or there is no room.
+/// before its turn; a round's first one is reduced. False where it cannot: it is being read, or there is no room.
 fn copy_out(
     index: u32,
     chunk: &mut Chunk,
@@ -561,6 +563,8 @@ fn copy_out(
     spills: &mut Vec<u32>,
     out: &mut Commands,
 ) -> bool {
+    let is_it = |first: &Held| (first.rank, first.operation) == (waiter.rank, waiter.operation);
+    chunk.fold_first(index, is_it, out);
     let Some(held) = chunk.in_worker_memory(waiter.rank, waiter.operation) else { return true };
     if !held.arrived {
         return false;

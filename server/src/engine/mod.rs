@@ -16,7 +16,7 @@ mod peer;
 mod placed;
 
 pub use chunk::ChunkSpec;
-pub use command::{Command, Commands, ResultBlock, Source, Verdict};
+pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats, Waiting};
 
 #[cfg(test)]

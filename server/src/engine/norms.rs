@@ -2,7 +2,7 @@
 //! must not know how the norms are computed.
 
 use super::chunk::Stage;
-use super::command::{Command, Commands, Source};
+use super::command::{Addend, Command, Commands};
 use super::lane::LaneEngine;
 use std::ops::Range;
 
@@ -30,10 +30,10 @@ impl LaneEngine {
 
     /// All have contributed to a chunk of such a tensor: its step and its share of the norms are computed, and the last
     /// chunk finishes all of them.
-    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Source, only: bool, out: &mut Commands) {
+    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Addend, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let (round, old, contributors) = (chunk.round(), chunk.buffer, chunk.contributed.len());
-        out.push(Command::Prepare { chunk: index, round, last, only, old, contributors });
+        out.push(Command::Prepare { chunk: index, round, last, old, contributors });
         chunk.stage = Stage::Norms;
         let group = &mut self.groups[group as usize];
         group.ready += 1;
@@ -47,7 +47,7 @@ impl LaneEngine {
             let chunk = &mut self.chunks[other as usize];
             chunk.stage = Stage::Buffer;
             if let Some(into) = chunk.writable() {
-                self.finish(other, None, false, into, out);
+                self.finish(other, None, into, out);
                 self.ripe.push(other);
             }
         }

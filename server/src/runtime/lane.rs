@@ -2,8 +2,10 @@
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
 use super::link::{Link, Post, Posted, WorkerInbox};
-use crate::engine::{BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Source};
-use crate::storage::{Cells, Round, Storage, StorageError};
+use crate::engine::{
+    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
+};
+use crate::storage::{Cells, Round, Storage, StorageError, Views};
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
     OutOfBounds, PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
@@ -426,28 +428,28 @@ impl<Q: CompletionQueue> DataLane<Q> {
     fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
         match command {
             Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
-            Command::Reduce { chunk, from, first } => {
-                let view = self.view_of(Some(from));
-                self.storage.reduce(chunk, from, view.as_ref(), first)?;
+            Command::Reduce { chunk, addend } => {
+                let views = self.views_of(Some(addend));
+                self.storage.reduce(chunk, addend, &views)?;
             }
-            Command::Finish { chunk, round, last, only, old, into, contributors } => {
-                let round = Round { number: round, last, only, old, into, contributors };
-                let view = self.view_of(last);
-                let verdict = self.storage.finish(chunk, &round, view.as_ref())?;
+            Command::Finish { chunk, round, last, old, into, contributors } => {
+                let round = Round { number: round, last, old, into, contributors };
+                let views = self.views_of(last);
+                let verdict = self.storage.finish(chunk, &round, &views)?;
                 self.engine.finished(chunk, verdict, &mut self.commands);
             }
-            Command::Prepare { chunk, round, last, only, old, contributors } => {
-                let round = Round { number: round, last: Some(last), only, old, into: old, contributors };
-                let view = self.view_of(Some(last));
-                self.storage.prepare(chunk, &round, view.as_ref())?;
+            Command::Prepare { chunk, round, last, old, contributors } => {
+                let round = Round { number: round, last: Some(last), old, into: old, contributors };
+                let views = self.views_of(Some(last));
+                self.storage.prepare(chunk, &round, &views)?;
             }
             Command::Norms { chunks } => self.storage.norms(chunks),
             Command::Init { chunk, from, into } => {
-                let view = self.view_of(Some(from));
+                let view = self.view_of(from);
                 self.storage.init(chunk, from, view.as_ref(), into)?;
             }
             Command::Spill { chunk, from, to } => {
-                let view = self.view_of(Some(from));
+                let view = self.view_of(from);
                 self.storage.spill(chunk, from, view.as_ref(), to)?;
             }
             Command::Fetch { peer, chunk, region, offset, to } => {
@@ -469,12 +471,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Where a contribution lies that is in a worker's memory. It was found when its batch came; where the channel has
     /// ended since, the engine has forgotten what it had not asked for yet.
-    fn view_of(&self, from: Option<Source>) -> Option<View> {
-        let Some(Source::Worker { peer, region, offset, bytes }) = from else { return None };
+    fn view_of(&self, from: Source) -> Option<View> {
+        let Source::Worker { peer, region, offset, bytes } = from else { return None };
         let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
         let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
         let remote = RemoteSpan { key: RemoteKey(region), offset };
         link.into_iter().chain(gone).find_map(|mapped| mapped.find(remote, bytes))
+    }
+
+    fn views_of(&self, addend: Option<Addend>) -> Views {
+        let Some(Addend { from, onto }) = addend else { return [None, None] };
+        let first = if let Onto::First(first) = onto { self.view_of(first) } else { None };
+        [self.view_of(from), first]
     }
 
     /// Posts, or queues behind what is queued already.

@@ -2,8 +2,8 @@
 //! own when they are reduced. It must not trust the bytes for having been checked: a peer can write them at any time.
 
 use super::numbers::Place;
-use super::{Storage, StorageError, find};
-use crate::engine::Source;
+use super::{Storage, StorageError, Stored, find};
+use crate::engine::{Addend, Onto, Source};
 use fabric::simd::{Pass, widest};
 use fabric::{Buffer, Pool};
 use proto_common::batch::{Block, BlockData, Status};
@@ -36,8 +36,25 @@ impl Decoder {
         Ok(())
     }
 
+    /// As [`Self::plain`], of a contribution and what it is added to. There is room for one decoded chunk, so that one is
+    /// reduced at once.
+    pub(super) fn plain_addend<'a>(
+        &'a mut self,
+        stored: &mut Stored,
+        mut addend: Addend<Place<'a>>,
+    ) -> Result<Addend<Place<'a>>, StorageError> {
+        let (codec, elements) = (stored.codec, stored.elements());
+        if let (false, Onto::First(first)) = (codec.is_plain(), addend.onto) {
+            let from = self.plain(codec, elements, first)?;
+            stored.numbers.reduce(Addend { from, onto: Onto::Nothing }, stored.now)?;
+            addend.onto = Onto::Sum;
+        }
+        addend.from = self.plain(codec, elements, addend.from)?;
+        Ok(addend)
+    }
+
     /// The contribution as plain numbers: where it lies, or decoded.
-    pub(super) fn plain<'a>(
+    fn plain<'a>(
         &'a mut self,
         codec: Codec,
         elements: usize,

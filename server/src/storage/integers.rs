@@ -2,7 +2,7 @@
 
 use super::numbers::Place;
 use super::{Round, StorageError};
-use crate::engine::Verdict;
+use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{Integer, add_integers, fold_integers, write_integers};
 use fabric::{Buffer, OutOfBounds};
 use proto_common::element::Dtype;
@@ -28,7 +28,14 @@ impl<N: Integer> Integers<N> {
         size_of_val(&self.sum[..]) as u64
     }
 
-    pub(super) fn reduce(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
+    pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
+        if let Onto::First(first) = addend.onto {
+            self.fold(first, bytes, true)?;
+        }
+        self.fold(addend.from, bytes, matches!(addend.onto, Onto::Nothing))
+    }
+
+    fn fold(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
         let elements = bytes / size_of::<N>();
         let contribution = from.numbers::<N>(elements)?;
         let fits = fold_integers(&mut self.sum[..elements], contribution, first);
@@ -41,12 +48,12 @@ impl<N: Integer> Integers<N> {
         &mut self,
         step: &Step,
         round: &Round,
-        last: Option<Place<'_>>,
+        last: Option<Addend<Place<'_>>>,
         buffers: &mut [Buffer; 2],
         (bytes, dtype): (usize, Dtype),
     ) -> Result<Verdict, StorageError> {
         if let Some(last) = last {
-            self.reduce(last, bytes, round.only)?;
+            self.reduce(last, bytes)?;
         }
         if std::mem::take(&mut self.left) {
             return Ok(Verdict::BadValue);

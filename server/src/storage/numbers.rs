@@ -3,7 +3,7 @@
 
 use super::integers::Integers;
 use super::{Round, StorageError};
-use crate::engine::Verdict;
+use crate::engine::{Addend, Onto, Verdict};
 use crate::kernel::{self, Bf16, Both, Contribution, Element, F16, Real, Squares, Weights};
 use fabric::{Buffer, Number, Numbers, OutOfBounds, Region, View};
 use proto_common::element::Dtype;
@@ -77,17 +77,17 @@ impl Typed {
         }
     }
 
-    /// sum = contribution, or sum += contribution: of so many bytes.
-    pub(super) fn reduce(&mut self, from: Place<'_>, bytes: usize, first: bool) -> Result<(), OutOfBounds> {
+    /// sum = what the contribution is added to + the contribution: of so many bytes.
+    pub(super) fn reduce(&mut self, addend: Addend<Place<'_>>, bytes: usize) -> Result<(), OutOfBounds> {
         match self {
-            Self::F32(sums) => sums.reduce::<f32>(from, bytes, first),
-            Self::F64(sums) => sums.reduce::<f64>(from, bytes, first),
-            Self::F16(master) => master.sums.reduce::<F16>(from, bytes, first),
-            Self::Bf16(master) => master.sums.reduce::<Bf16>(from, bytes, first),
-            Self::I8(integers) => integers.reduce(from, bytes, first),
-            Self::U8(integers) => integers.reduce(from, bytes, first),
-            Self::I32(integers) => integers.reduce(from, bytes, first),
-            Self::I64(integers) => integers.reduce(from, bytes, first),
+            Self::F32(sums) => sums.reduce::<f32>(addend, bytes),
+            Self::F64(sums) => sums.reduce::<f64>(addend, bytes),
+            Self::F16(master) => master.sums.reduce::<F16>(addend, bytes),
+            Self::Bf16(master) => master.sums.reduce::<Bf16>(addend, bytes),
+            Self::I8(integers) => integers.reduce(addend, bytes),
+            Self::U8(integers) => integers.reduce(addend, bytes),
+            Self::I32(integers) => integers.reduce(addend, bytes),
+            Self::I64(integers) => integers.reduce(addend, bytes),
         }
     }
 
@@ -96,7 +96,7 @@ impl Typed {
         &mut self,
         step: &Step,
         round: &Round,
-        last: Option<Place<'_>>,
+        last: Option<Addend<Place<'_>>>,
         buffers: &mut [Buffer; 2],
         bytes: usize,
     ) -> Result<Verdict, StorageError> {
@@ -104,12 +104,12 @@ impl Typed {
             Self::F32(sums) => {
                 let weights =
                     weights_of::<f32>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F32))?;
-                sums.finish(step, round.only, last, weights)?;
+                sums.finish(step, last, weights)?;
             }
             Self::F64(sums) => {
                 let weights =
                     weights_of::<f64>(buffers, round, bytes).ok_or(StorageError::Elements(Dtype::F64))?;
-                sums.finish(step, round.only, last, weights)?;
+                sums.finish(step, last, weights)?;
             }
             Self::F16(master) => master.finish(step, round, last, buffers, bytes, Dtype::F16)?,
             Self::Bf16(master) => master.finish(step, round, last, buffers, bytes, Dtype::Bf16)?,
@@ -185,16 +185,15 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
 
     fn reduce<E: Element<Sum = T>>(
         &mut self,
-        from: Place<'_>,
+        Addend { from, onto }: Addend<Place<'_>>,
         bytes: usize,
-        first: bool,
     ) -> Result<(), OutOfBounds> {
-        let contribution = contribution::<E>(from, bytes)?;
+        let from = contribution::<E>(from, bytes)?;
         let sum = &mut self.sum[..bytes / size_of::<E>()];
-        if first {
-            kernel::set(sum, contribution);
-        } else {
-            kernel::add(sum, contribution);
+        match onto {
+            Onto::Nothing => kernel::set(sum, from),
+            Onto::First(first) => kernel::set(sum, Both(contribution::<E>(first, bytes)?, from)),
+            Onto::Sum => kernel::add(sum, from),
         }
         Ok(())
     }
@@ -210,18 +209,25 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
     fn finish<E: Element<Sum = T>>(
         &mut self,
         step: &Step,
-        only: bool,
-        last: Option<Place<'_>>,
+        last: Option<Addend<Place<'_>>>,
         weights: Weights<'_, E>,
     ) -> Result<(), OutOfBounds> {
         let elements = weights.count();
+        let bytes = elements * size_of::<E>();
         let Self { sum, state: [first, second] } = self;
         let (sum, state) = (&sum[..elements], [&mut first[..], &mut second[..]]);
-        match last.map(|from| contribution::<E>(from, elements * size_of::<E>())).transpose()? {
-            None => kernel::update(step, sum, weights, state),
-            Some(last) if only => kernel::update(step, last, weights, state),
-            // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
-            Some(last) => kernel::update(step, Both(last, sum), weights, state),
+        let Some(Addend { from, onto }) = last else {
+            kernel::update(step, sum, weights, state);
+            return Ok(());
+        };
+        let from = contribution::<E>(from, bytes)?;
+        // One addition commutes to the last bit (but for two NaNs), so it does not matter which comes first.
+        match onto {
+            Onto::Nothing => kernel::update(step, from, weights, state),
+            Onto::First(first) => {
+                kernel::update(step, Both(from, contribution::<E>(first, bytes)?), weights, state);
+            }
+            Onto::Sum => kernel::update(step, Both(from, sum), weights, state),
         }
         Ok(())
     }
@@ -252,7 +258,7 @@ impl<E: Element> Master<E> {
         &mut self,
         step: &Step,
         round: &Round,
-        last: Option<Place<'_>>,
+        last: Option<Addend<Place<'_>>>,
         buffers: &mut [Buffer; 2],
         bytes: usize,
         dtype: Dtype,
@@ -260,7 +266,7 @@ impl<E: Element> Master<E> {
         let new = <[E]>::mut_from_bytes(&mut buffers[usize::from(round.into & 1)][..bytes])
             .map_err(|_| StorageError::Elements(dtype))?;
         let weights = Weights::Rounded { master: &mut self.weights[..new.len()], new };
-        Ok(self.sums.finish(step, round.only, last, weights)?)
+        Ok(self.sums.finish(step, last, weights)?)
     }
 }
 

@@ -67,7 +67,7 @@ mod tests {
     use proto_common::optimizer::{Moments, Rule};
 
     fn round(number: u64) -> Round {
-        Round { number, last: None, only: false, old: 0, into: 0, contributors: 1 }
+        Round { number, last: None, old: 0, into: 0, contributors: 1 }
     }
 
     #[test]

@@ -7,6 +7,12 @@ use proto_common::ids::{ChunkId, Operation};
 const ELEMENTS: usize = 1000;
 const SLOT_BYTES: u64 = 8 << 10;
 
+const NO_VIEWS: Views = [None, None];
+
+fn first(from: Source) -> Addend {
+    Addend { from, onto: Onto::Nothing }
+}
+
 fn codecs() -> Vec<Codec> {
     let (top, random) = (Codec::TopK { share: 0.1 }, Codec::RandomK { share: 0.1 });
     vec![
@@ -50,19 +56,66 @@ fn weights(storage: &Storage, chunk: u32) -> Vec<f32> {
 fn encoded_contributions_are_summed_as_they_decode() {
     let mut storage = storage();
     for (chunk, codec) in (1u32..).zip(codecs()) {
-        let ((first, a), (second, b)) = (encoded(codec, 3), encoded(codec, 4));
+        let ((one, a), (other, b)) = (encoded(codec, 3), encoded(codec, 4));
         // At odd places, and one of them by way of the spill area.
-        storage.inbox.region.write(100, &first).unwrap();
-        storage.inbox.region.write(SLOT_BYTES + 7, &second).unwrap();
+        storage.inbox.region.write(100, &one).unwrap();
+        storage.inbox.region.write(SLOT_BYTES + 7, &other).unwrap();
         let (slot, other) = (Source::Slot { slot: 0, offset: 100 }, Source::Slot { slot: 1, offset: 7 });
-        storage.reduce(chunk, slot, None, true).unwrap();
+        storage.reduce(chunk, first(slot), &NO_VIEWS).unwrap();
         storage.spill(chunk, other, None, 1).unwrap();
         storage.inbox.region.write(SLOT_BYTES, &[0xff; 4000]).unwrap();
-        let last = Some(Source::Spill(1));
-        let round = Round { number: 1, last, only: false, old: 0, into: 0, contributors: 2 };
-        storage.finish(chunk, &round, None).unwrap();
+        let last = Some(Addend { from: Source::Spill(1), onto: Onto::Sum });
+        let round = Round { number: 1, last, old: 0, into: 0, contributors: 2 };
+        storage.finish(chunk, &round, &NO_VIEWS).unwrap();
         let sums: Vec<f32> = a.iter().zip(b).map(|(a, b)| a + b).collect();
         assert_eq!(weights(&storage, chunk), sums, "{codec}");
+    }
+}
+
+/// Two contributions to a chunk of these elements, reduced one by one or together; what becomes of its weights, and of
+/// its sum where there is a third.
+fn of_contributions(dtype: Dtype, codec: Codec, together: bool, third: bool) -> Vec<u8> {
+    let cells = |count| Cells::allocate(count, SLOT_BYTES, "storage-test").unwrap();
+    let mut storage = Storage::new(cells(3), cells(1)).unwrap();
+    let bytes = (dtype.bytes() * ELEMENTS) as u64;
+    let rule = if dtype.is_integer() { Optimizer::sum() } else { Optimizer::sgd(0.5, 0.9, 0.0) };
+    let id = ChunkId::new(1, 0);
+    storage.add(&ChunkSpec { id, bytes, dynamic: false, dtype, codec, optimizer: rule }).unwrap();
+    for slot in 0..3 {
+        let values: Vec<u8> = match codec {
+            Codec::Plain => (0..bytes).map(|at| ((at * 7 + slot * 5) % 37) as u8).collect(),
+            _ => encoded(codec, slot as usize).0,
+        };
+        storage.inbox.region.write(slot * SLOT_BYTES, &values).unwrap();
+    }
+    let slot = |slot| Source::Slot { slot, offset: 0 };
+    let mut second = Addend { from: slot(1), onto: Onto::First(slot(0)) };
+    if !together {
+        storage.reduce(0, first(slot(0)), &NO_VIEWS).unwrap();
+        second.onto = Onto::Sum;
+    }
+    let mut last = Some(second);
+    if third {
+        storage.reduce(0, second, &NO_VIEWS).unwrap();
+        last = Some(Addend { from: slot(2), onto: Onto::Sum });
+    }
+    let round = Round { number: 1, last, old: 0, into: 1, contributors: 2 + u32::from(third) };
+    assert_eq!(storage.finish(0, &round, &NO_VIEWS).unwrap(), Verdict::Fits);
+    storage.chunks[0].weights[1].to_vec()
+}
+
+#[test]
+fn two_contributions_in_one_pass_are_the_same_bits_as_one_by_one() {
+    let plain =
+        [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::U8, Dtype::I32, Dtype::I64];
+    let coded = [Codec::F16, Codec::OneBit, Codec::TopK { share: 0.1 }].map(|codec| (Dtype::F32, codec));
+    for (dtype, codec) in plain.map(|dtype| (dtype, Codec::Plain)).into_iter().chain(coded) {
+        for third in [false, true] {
+            let together = of_contributions(dtype, codec, true, third);
+            assert!(together.iter().any(|byte| *byte != 0), "{dtype} {codec}");
+            let alone = of_contributions(dtype, codec, false, third);
+            assert!(together == alone, "{dtype} {codec}, a third {third}");
+        }
     }
 }
 
@@ -113,7 +166,7 @@ fn what_no_codec_makes_is_marked_and_nothing_else() {
         let marked: Vec<bool> = blocks.iter().map(|block| block.status == Status::Malformed).collect();
         assert_eq!(marked, [true, false, false, false, false, false], "{codec}");
         // Changed after the check, it is some numbers, and no harm.
-        storage.reduce(chunk, Source::Slot { slot: 0, offset: 72 }, None, true).unwrap();
+        storage.reduce(chunk, first(Source::Slot { slot: 0, offset: 72 }), &NO_VIEWS).unwrap();
     }
 }
 
@@ -128,8 +181,8 @@ fn a_change_that_one_chunk_has_no_room_for_changes_no_chunk() {
     assert!(matches!(refused, Err(StorageError::TooManyChanges(_))), "{refused:?}");
     let ones: Vec<u8> = [1f32; ELEMENTS].iter().flat_map(|one| one.to_ne_bytes()).collect();
     storage.inbox.region.write(0, &ones).unwrap();
-    let last = Some(Source::Slot { slot: 0, offset: 0 });
-    let round = Round { number: 1, last, only: true, old: 0, into: 0, contributors: 1 };
-    storage.finish(0, &round, None).unwrap();
+    let last = Some(first(Source::Slot { slot: 0, offset: 0 }));
+    let round = Round { number: 1, last, old: 0, into: 0, contributors: 1 };
+    storage.finish(0, &round, &NO_VIEWS).unwrap();
     assert_eq!(weights(&storage, 0), [1.0; ELEMENTS], "assigned, as before");
 }

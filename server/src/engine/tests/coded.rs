@@ -21,12 +21,15 @@ fn of(block: Block) -> Block {
 fn contributions_are_reduced_spilled_and_held_by_their_encoded_bytes() {
     let mut rig = rig(3);
     let commands = rig.send(0, &[of(push_pull(1, 1))]);
-    assert_eq!(commands, [Command::Reduce { chunk: 1, from: rig.at(), first: true }], "no word of a length");
+    assert_eq!(commands, [Command::Reduce { chunk: 1, addend: first(rig.at()) }], "no word of a length");
     let commands = rig.send(2, &[of(push_pull(1, 1))]);
     assert!(matches!(commands[..], [Command::Spill { chunk: 1, .. }]), "{commands:?}");
     let commands = rig.send(1, &[of(push_pull(1, 1))]);
-    let [Command::Reduce { .. }, Command::Finish { last: Some(Source::Spill(_)), .. }, lands @ ..] =
-        &commands[..]
+    let [
+        Command::Reduce { .. },
+        Command::Finish { last: Some(Addend { from: Source::Spill(_), .. }), .. },
+        lands @ ..,
+    ] = &commands[..]
     else {
         panic!("{commands:?}");
     };

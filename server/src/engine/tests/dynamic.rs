@@ -36,7 +36,7 @@ fn lengths(rig: &mut Rig) -> Vec<(u32, Status, Option<u64>)> {
 fn each_round_has_its_own_length() {
     let mut rig = rig(2);
     let commands = rig.send(0, &[push_of(1, 1, 8)]);
-    assert_eq!(commands, [size(8), Command::Reduce { chunk: 1, from: rig.at(), first: true }]);
+    assert_eq!(commands, [size(8), Command::Reduce { chunk: 1, addend: first(rig.at()) }]);
     let commands = rig.send(1, &[push_of(1, 1, 8)]);
     assert!(
         matches!(commands[..], [Command::Finish { chunk: 1, .. }]),
@@ -45,7 +45,7 @@ fn each_round_has_its_own_length() {
     lengths(&mut rig);
     // The next round comes before the first one is pulled.
     let commands = rig.send(1, &[push_of(2, 2, 12)]);
-    assert_eq!(commands, [size(12), Command::Reduce { chunk: 1, from: rig.at(), first: true }]);
+    assert_eq!(commands, [size(12), Command::Reduce { chunk: 1, addend: first(rig.at()) }]);
     let commands = rig.send(0, &[of(pull(2, 1))]);
     let lands = Command::Land { peer: Rank(0), chunk: 1, buffer: 0, landing: landing() };
     assert_eq!(commands, [size(8), lands], "what is in force has its own length");
@@ -62,10 +62,7 @@ fn a_contribution_that_waits_keeps_its_length() {
     let mut rig = rig(2);
     let commands = rig.send(1, &[push_of(1, 1, 4), push_of(2, 2, 16)]);
     let spilt = Command::Spill { chunk: 1, from: rig.at(), to: 0 };
-    assert_eq!(
-        commands,
-        [size(4), Command::Reduce { chunk: 1, from: rig.at(), first: true }, size(16), spilt]
-    );
+    assert_eq!(commands, [size(4), Command::Reduce { chunk: 1, addend: first(rig.at()) }, size(16), spilt]);
     let commands = rig.send(0, &[push_of(1, 1, 4)]);
     assert!(
         matches!(
@@ -74,7 +71,7 @@ fn a_contribution_that_waits_keeps_its_length() {
                 Command::Size { bytes: 4, .. },
                 Command::Finish { .. },
                 Command::Size { bytes: 16, .. },
-                Command::Reduce { from: Source::Spill(0), first: true, .. }
+                Command::Reduce { addend: Addend { from: Source::Spill(0), onto: Onto::Nothing }, .. }
             ]
         ),
         "{commands:?}"
@@ -137,7 +134,11 @@ fn a_read_and_a_key_buffer_take_as_much_as_there_is() {
     );
     let mut out = Commands::default();
     rig.engine.fetched(Rank(0), 1, 0, &mut out);
-    assert!(matches!(out.list[..], [Command::Finish { last: Some(Source::Spill(0)), .. }]), "{:?}", out.list);
+    assert!(
+        matches!(out.list[..], [Command::Finish { last: Some(Addend { from: Source::Spill(0), .. }), .. }]),
+        "{:?}",
+        out.list
+    );
     rig.flush();
     rig.send(0, &[Block { data: BlockData::Announced { keep: true }, ..push_of(2, 2, 4) }]);
     assert_eq!(lengths(&mut rig), [(0, Status::Granted, Some(BYTES))], "room for the longest");

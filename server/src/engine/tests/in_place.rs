@@ -28,8 +28,7 @@ fn view(block: Block, views_from: u64) -> Block {
 }
 
 fn finish(round: u64, last: Option<Source>, old: u8, into: u8) -> Command {
-    let only = last.is_some();
-    Command::Finish { chunk: 0, round, last, only, old, into, contributors: 1 }
+    Command::Finish { chunk: 0, round, last: last.map(first), old, into, contributors: 1 }
 }
 
 /// Where each worker is told that its weights lie: the number of the buffer.
@@ -49,17 +48,17 @@ fn what_lies_in_a_worker_s_memory_is_reduced_there_in_rank_order() {
     let mut rig = rig(3);
     assert_eq!(rig.send(2, &[by_reference(push(1, 1))]), [], "kept where it lies");
     assert_eq!(rig.engine.spills().0, 0);
-    assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [reduce(there(0), true)]);
+    assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [], "it is reduced with the next one");
     let last = Command::Finish {
         chunk: 0,
         round: 1,
-        last: Some(there(2)),
-        only: false,
+        last: Some(Addend { from: there(2), onto: Onto::Sum }),
         old: 0,
         into: 0,
         contributors: 3,
     };
-    assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), [reduce(there(1), false), last]);
+    let both = reduce(there(1), Onto::First(there(0)));
+    assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), [both, last]);
     assert_eq!(rig.flush(), [done(2, 1, 1), done(0, 1, 1), done(1, 1, 1)]);
     assert_eq!((rig.engine.stats().in_place, rig.engine.stats().fetches), (3, 0));
 }
@@ -75,7 +74,54 @@ fn before_its_deadline_ends_an_operation_its_gradient_is_copied() {
     rig.send(0, &[by_reference(push(1, 1))]);
     let commands = rig.send(1, &[by_reference(push(1, 1))]);
     let last = commands.last();
-    assert!(matches!(last, Some(Command::Finish { last: Some(Source::Spill(0)), .. })), "{last:?}");
+    assert!(
+        matches!(last, Some(Command::Finish { last: Some(Addend { from: Source::Spill(0), .. }), .. })),
+        "{last:?}"
+    );
+}
+
+#[test]
+fn a_round_s_first_gradient_is_reduced_alone_once_its_worker_does_not_keep_it() {
+    for is_late in [true, false] {
+        let mut rig = rig(3);
+        assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), []);
+        rig.now_ms = 1_000;
+        let alone = [reduce(there(1), Onto::Nothing)];
+        if is_late {
+            assert_eq!(rig.time(), alone, "it is the worker's again once that is answered");
+            let late = Answer { missing: vec![0, 2], ..answer(1, 1, Status::DeadlineWaiting, 0) };
+            assert_eq!(rig.flush(), [late]);
+            assert_eq!(rig.engine.spills().0, 0, "no copy");
+        } else {
+            assert_eq!(rig.down(Rank(1)), alone, "its memory stays until commands are executed");
+            rig.connect(1);
+            assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), [], "it counts already");
+        }
+        assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [reduce(there(0), Onto::Sum)]);
+        let commands = rig.send(2, &[by_reference(push(1, 1))]);
+        let last = Some(onto_sum(there(2)));
+        assert!(
+            matches!(commands[..], [Command::Finish { last: found, .. }] if found == last),
+            "{commands:?}"
+        );
+    }
+}
+
+#[test]
+fn of_two_gradients_none_is_a_pass_of_its_own() {
+    let mut rig = rig(2);
+    assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), []);
+    let last = Some(Addend { from: there(0), onto: Onto::First(there(1)) });
+    let finish = |round, into| Command::Finish { chunk: 0, round, last, old: 0, into, contributors: 2 };
+    assert_eq!(rig.send(0, &[view(by_reference(push_pull(1, 1)), 1)]), [finish(1, 0)]);
+    // A batch's own payload is the server's to free: it is not kept.
+    let commands = rig.send(0, &[push(2, 2)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
+    let commands = rig.send(1, &[by_reference(push(2, 2))]);
+    assert!(
+        matches!(commands[..], [Command::Finish { last: Some(last), .. }] if last == onto_sum(there(1))),
+        "{commands:?}"
+    );
 }
 
 #[test]
@@ -97,7 +143,7 @@ fn with_its_channel_a_worker_s_memory_is_gone() {
     rig.send(0, &[by_reference(push(1, 1))]);
     assert_eq!(
         rig.send(1, &[by_reference(push(1, 1))]),
-        [reduce(there(1), false)],
+        [reduce(there(1), Onto::First(there(0)))],
         "rank 2 is to come again"
     );
     let commands = rig.send(2, &[by_reference(push(1, 1))]);
@@ -129,7 +175,7 @@ fn a_round_waits_for_readers_of_both_versions_and_hears_of_it_when_one_is_not_re
     rig.send(0, &[view(by_reference(push_pull(2, 2)), 1)]);
     rig.flush();
     let third = rig.send(0, &[view(by_reference(push_pull(3, 3)), 1)]);
-    assert_eq!(third, [reduce(there(0), true)], "no place for its weights");
+    assert_eq!(third, [reduce(there(0), Onto::Nothing)], "no place for its weights");
     assert_eq!(rig.flush(), []);
     let release = Block { reading: reading(2), ..block(OpKind::Release, 4, 3) };
     assert_eq!(rig.send(0, &[release]), [finish(3, None, 1, 0)]);
@@ -151,7 +197,7 @@ fn a_newer_version_is_let_go_while_an_older_one_is_read() {
     assert_eq!(third, [finish(3, Some(there(0)), 1, 1)]);
     rig.flush();
     let fourth = rig.send(0, &[keeping(4, Kept::All)]);
-    assert_eq!(fourth, [reduce(there(0), true)], "both may be read");
+    assert_eq!(fourth, [reduce(there(0), Onto::Nothing)], "both may be read");
     let release = |operation, version| {
         let reading = Reading { from: Operation(operation), kept: Kept::Version(Version(version)) };
         Block { reading, ..block(OpKind::Release, operation, 4) }
@@ -176,7 +222,7 @@ fn at_the_deadline_of_a_round_without_a_place_its_readers_are_named() {
     assert_eq!(told, [reading(0), reading(1)]);
     assert_eq!(
         rig.down(Rank(1)),
-        [Command::Finish { chunk: 0, round: 3, last: None, only: false, old: 1, into: 1, contributors: 2 }],
+        [Command::Finish { chunk: 0, round: 3, last: None, old: 1, into: 1, contributors: 2 }],
         "a reader that is gone reads nothing"
     );
 }

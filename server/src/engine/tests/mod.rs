@@ -312,8 +312,17 @@ impl Rig {
     }
 }
 
-fn reduce(from: Source, first: bool) -> Command {
-    Command::Reduce { chunk: 0, from, first }
+/// A round's first contribution.
+fn first(from: Source) -> Addend {
+    Addend { from, onto: Onto::Nothing }
+}
+
+fn onto_sum(from: Source) -> Addend {
+    Addend { from, onto: Onto::Sum }
+}
+
+fn reduce(from: Source, onto: Onto) -> Command {
+    Command::Reduce { chunk: 0, addend: Addend { from, onto } }
 }
 
 fn spill(from: Source, to: u32) -> Command {

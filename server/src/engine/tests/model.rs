@@ -62,12 +62,10 @@ impl Observer {
 
     pub(super) fn check(&mut self, command: &Command) {
         match *command {
-            Command::Reduce { chunk, from, first } => self.fold(chunk, from, first),
-            Command::Finish { chunk, round, last, only, old, into, contributors } => {
-                if let Some(from) = last {
-                    let first = self.chunks[chunk as usize].folded.is_empty();
-                    assert_eq!(only, first, "the only one is the first one");
-                    self.fold(chunk, from, first);
+            Command::Reduce { chunk, addend } => self.fold(chunk, addend),
+            Command::Finish { chunk, round, last, old, into, contributors } => {
+                if let Some(last) = last {
+                    self.fold(chunk, last);
                 }
                 assert_eq!(old, self.chunks[chunk as usize].buffer);
                 self.publish(chunk, into, contributors);
@@ -93,10 +91,9 @@ impl Observer {
                 assert_eq!((view.version, view.pins[usize::from(into)]), (0, 0));
                 view.buffer = into;
             }
-            Command::Prepare { chunk, last, only, old, .. } => {
-                let view = &self.chunks[chunk as usize];
-                assert_eq!((only, old), (view.folded.is_empty(), view.buffer));
-                self.fold(chunk, last, only);
+            Command::Prepare { chunk, last, old, .. } => {
+                assert_eq!(old, self.chunks[chunk as usize].buffer);
+                self.fold(chunk, last);
             }
             Command::Norms { ref chunks } => {
                 let all = || chunks.clone().map(|chunk| &self.chunks[chunk as usize]);
@@ -166,11 +163,15 @@ impl Observer {
         untaken.iter().for_each(|block| self.untaken(*block));
     }
 
-    fn fold(&mut self, chunk: u32, from: Source, first: bool) {
+    fn fold(&mut self, chunk: u32, Addend { from, onto }: Addend) {
+        if let Onto::First(first) = onto {
+            assert!(matches!(first, Source::Worker { .. }), "only there it is nobody else's");
+            self.fold(chunk, Addend { from: first, onto: Onto::Nothing });
+        }
         let gift = self.gift(from);
         let view = &mut self.chunks[chunk as usize];
         assert_eq!((gift.chunk, gift.round), (chunk, view.version + 1), "folded into its own round");
-        assert_eq!(first, view.folded.is_empty());
+        assert_eq!(onto == Onto::Nothing, view.folded.is_empty());
         view.folded.push(gift.rank);
         assert!(self.applied.insert(gift), "{gift:?} is applied twice");
         if self.deterministic {

@@ -41,10 +41,17 @@ fn a_reference_is_read_first_and_reduced_when_it_is_there() {
     assert_eq!(rig.send(0, &[by_reference(push(1, 1), 40)]), [fetch(0, 40, 0)]);
     assert_eq!(rig.engine.spills().0, 1);
     let early = rig.send(1, &[push(1, 1)]);
-    assert_eq!(early, [reduce(rig.at(), true)], "which of the first two comes first does not matter");
+    assert_eq!(
+        early,
+        [reduce(rig.at(), Onto::Nothing)],
+        "which of the first two comes first does not matter"
+    );
     let commands = rig.fetched(0, 0);
     assert!(
-        matches!(commands[..], [Command::Finish { last: Some(Source::Spill(0)), only: false, .. }]),
+        matches!(
+            commands[..],
+            [Command::Finish { last: Some(Addend { from: Source::Spill(0), onto: Onto::Sum }), .. }]
+        ),
         "{commands:?}"
     );
     assert_eq!(rig.flush(), [done(0, 1, 1), done(1, 1, 1)]);
@@ -59,8 +66,11 @@ fn a_reference_before_its_turn_waits_in_its_block() {
     assert_eq!(rig.fetched(2, 0), [], "ranks 0 and 1 come first");
     rig.send(0, &[push(1, 1)]);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert_eq!(commands[0], reduce(rig.at(), false));
-    assert!(matches!(commands[1], Command::Finish { last: Some(Source::Spill(0)), .. }), "{commands:?}");
+    assert_eq!(commands[0], reduce(rig.at(), Onto::Sum));
+    assert!(
+        matches!(commands[1], Command::Finish { last: Some(Addend { from: Source::Spill(0), .. }), .. }),
+        "{commands:?}"
+    );
 }
 
 #[test]
@@ -70,7 +80,7 @@ fn without_a_free_block_it_is_to_come_in_a_slot_at_its_turn_and_later_otherwise(
     assert_eq!(rig.send(0, &[by_reference(push(1, 1), 0)]), []);
     assert_eq!(rig.flush(), [answer(0, 1, Status::Granted, 1)], "others wait for it");
     let commands = rig.send(0, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)], "the same operation, in a slot");
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)], "the same operation, in a slot");
     assert_eq!(rig.send(0, &[by_reference(push(2, 2), 0)]), []);
     let told = rig.flush();
     assert_eq!((told[0].status, &told[0].missing[..]), (Status::Retry, &[1][..]), "not before the others");
@@ -105,7 +115,11 @@ fn a_channel_that_ends_in_mid_read_takes_the_operation_back() {
     rig.connect(0);
     assert_eq!(rig.fetched(0, 0), [], "too late");
     let commands = rig.send(0, &[push(1, 1), push(2, 2)]);
-    assert_eq!(commands, [reduce(rig.at(), true)], "the first one counts as new, the second one came before");
+    assert_eq!(
+        commands,
+        [reduce(rig.at(), Onto::Nothing)],
+        "the first one counts as new, the second one came before"
+    );
     rig.send(1, &[push(1, 1), push(2, 2)]);
     assert_eq!((rig.version(), rig.engine.stats().contributions), (2, 4));
     assert_eq!(rig.engine.spills().0, 0);
@@ -123,7 +137,11 @@ fn an_operation_taken_back_leaves_no_gap_before_one_that_its_deadline_ended() {
     let told = rig.flush();
     assert!(told.iter().all(|told| told.status == Status::Retry) && told.len() == 2, "{told:?}");
     let commands = rig.send(0, &[push(1, 1), push(3, 3), push(4, 4)]);
-    assert_eq!(commands.first(), Some(&reduce(rig.at(), true)), "the second one was told of its end");
+    assert_eq!(
+        commands.first(),
+        Some(&reduce(rig.at(), Onto::Nothing)),
+        "the second one was told of its end"
+    );
     for round in 1..5 {
         rig.send(1, &[push(round, round)]);
         rig.flush();
@@ -154,7 +172,7 @@ fn an_initial_value_is_read_before_anything_is_folded_or_told() {
     assert_eq!(rig.flush(), []);
     let commands = rig.fetched(0, 0);
     let value = Command::Init { chunk: 0, from: Source::Spill(0), into: 1 };
-    assert_eq!(commands, [value, land(0, 1), reduce(Source::Spill(1), true)]);
+    assert_eq!(commands, [value, land(0, 1), reduce(Source::Spill(1), Onto::Nothing)]);
     assert_eq!(rig.flush(), [done(0, 1, 0), done(0, 2, 0), done(1, 1, 0)]);
 }
 
@@ -174,7 +192,10 @@ fn a_grant_for_one_landing_is_used_up_by_it() {
     assert_eq!(rig.ask(0, push(1, 1), false), Some(0));
     assert_eq!((rig.engine.key_buffers(), rig.engine.spills().0), (1, 0));
     let commands = rig.send(0, &[placed(push(1, 1))]);
-    assert!(matches!(commands[..], [Command::Finish { last: Some(Source::Spill(0)), .. }]), "{commands:?}");
+    assert!(
+        matches!(commands[..], [Command::Finish { last: Some(Addend { from: Source::Spill(0), .. }), .. }]),
+        "{commands:?}"
+    );
     assert_eq!(rig.flush(), [done(0, 1, 1)]);
     assert_eq!((rig.engine.key_buffers(), rig.engine.stats().placed), (0, 1));
     assert!(expelled(&rig.send(0, &[placed(push(2, 2))])).contains("without a grant"));
@@ -186,10 +207,13 @@ fn a_kept_grant_serves_again_and_again() {
     assert_eq!(rig.ask(0, push(1, 1), true), Some(0));
     assert_eq!(rig.ask(1, push(1, 1), true), Some(1), "a buffer for each worker");
     for round in 1..4 {
-        assert_eq!(rig.send(0, &[placed(push(round, round))]), [reduce(Source::Spill(0), true)]);
+        assert_eq!(rig.send(0, &[placed(push(round, round))]), [reduce(Source::Spill(0), Onto::Nothing)]);
         let commands = rig.send(1, &[placed(push(round, round))]);
         assert!(
-            matches!(commands[..], [Command::Finish { last: Some(Source::Spill(1)), .. }]),
+            matches!(
+                commands[..],
+                [Command::Finish { last: Some(Addend { from: Source::Spill(1), .. }), .. }]
+            ),
             "{commands:?}"
         );
     }
@@ -227,7 +251,10 @@ fn a_gap_leaves_the_grant_as_it_was() {
     assert_eq!(rig.send(0, &[placed(push(2, 2))]), []);
     assert_eq!(rig.flush()[0].status, Status::Retry);
     let commands = rig.send(0, &[placed(push(1, 1))]);
-    assert!(matches!(commands[..], [Command::Finish { last: Some(Source::Spill(0)), .. }]), "{commands:?}");
+    assert!(
+        matches!(commands[..], [Command::Finish { last: Some(Addend { from: Source::Spill(0), .. }), .. }]),
+        "{commands:?}"
+    );
 }
 
 #[test]
@@ -256,7 +283,10 @@ fn grants_end_with_the_channel_and_what_was_placed_stays() {
     assert_eq!(rig.down(Rank(1)), []);
     rig.connect(1);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert!(matches!(commands[1], Command::Finish { last: Some(Source::Spill(1)), .. }), "{commands:?}");
+    assert!(
+        matches!(commands[1], Command::Finish { last: Some(Addend { from: Source::Spill(1), .. }), .. }),
+        "{commands:?}"
+    );
     assert_eq!(rig.engine.spills().0, 0);
 }
 

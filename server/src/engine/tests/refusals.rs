@@ -90,7 +90,7 @@ fn a_higher_term_or_counter_is_no_offence() {
     let mut rig = Rig::new(config(2));
     let header = BatchHeader { epoch: Epoch { term: 2, counter: 0 }, ..rig.header(0) };
     let slot = rig.workers[0].credits[0];
-    assert_eq!(rig.deliver(0, slot, &header, &[push(1, 1)], &[]), [reduce(rig.at(), true)]);
+    assert_eq!(rig.deliver(0, slot, &header, &[push(1, 1)], &[]), [reduce(rig.at(), Onto::Nothing)]);
 }
 
 #[test]

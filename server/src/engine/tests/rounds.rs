@@ -3,20 +3,20 @@
 use super::*;
 
 /// `old` and `into`: the buffer in force and the one to be written.
-fn finish(round: u64, last: Option<Source>, only: bool, (old, into): (u8, u8), contributors: u32) -> Command {
-    Command::Finish { chunk: 0, round, last, only, old, into, contributors }
+fn finish(round: u64, last: Option<Addend>, (old, into): (u8, u8), contributors: u32) -> Command {
+    Command::Finish { chunk: 0, round, last, old, into, contributors }
 }
 
 #[test]
 fn a_round_is_reduced_in_order_and_the_last_contribution_is_fused() {
     let mut rig = Rig::new(config(3));
     let commands = rig.send(0, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), false)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Sum)]);
     assert_eq!(rig.flush(), [], "nobody is answered before the round is published");
     let commands = rig.send(2, &[push(1, 1)]);
-    assert_eq!(commands, [finish(1, Some(rig.at()), false, (0, 0), 3)]);
+    assert_eq!(commands, [finish(1, Some(onto_sum(rig.at())), (0, 0), 3)]);
     let mut answers = rig.flush();
     answers.sort_by_key(|answer| answer.rank);
     assert_eq!(answers, [done(0, 1, 1), done(1, 1, 1), done(2, 1, 1)]);
@@ -28,7 +28,7 @@ fn one_worker_is_one_fused_pass_in_place_where_nobody_reads() {
     let mut rig = Rig::new(config(1));
     for round in 1..5u64 {
         let commands = rig.send_wanting(0, 2, &[push_pull(round, round)]);
-        assert_eq!(commands, [finish(round, Some(rig.at()), true, (0, 0), 1), land(0, 0)]);
+        assert_eq!(commands, [finish(round, Some(first(rig.at())), (0, 0), 1), land(0, 0)]);
         assert_eq!(rig.flush(), [done(0, round, round)]);
         assert_eq!(rig.landed(0, 0), []);
     }
@@ -41,7 +41,7 @@ fn what_is_being_read_is_not_written_and_the_buffers_alternate() {
     for round in 2..5u64 {
         let into = (round as u8 + 1) % 2;
         let commands = rig.send_wanting(0, 2, &[push_pull(round, round)]);
-        assert_eq!(commands, [finish(round, Some(rig.at()), true, (1 - into, into), 1), land(0, into)]);
+        assert_eq!(commands, [finish(round, Some(first(rig.at())), (1 - into, into), 1), land(0, into)]);
         assert_eq!(rig.landed(0, 1 - into), []);
         rig.flush();
     }
@@ -53,7 +53,7 @@ fn ranks_zero_and_one_commute_and_later_ranks_wait_in_spill() {
     let commands = rig.send(3, &[push(1, 1)]);
     assert_eq!(commands, [spill(rig.at(), 0)]);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)], "rank 1 may be first: one addition commutes");
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)], "rank 1 may be first: one addition commutes");
     let commands = rig.send(2, &[push(1, 1)]);
     assert_eq!(commands, [spill(rig.at(), 1)], "rank 2 is not folded before rank 0");
     assert_eq!(rig.engine.spills(), (2, 8));
@@ -61,7 +61,7 @@ fn ranks_zero_and_one_commute_and_later_ranks_wait_in_spill() {
     let (two, three) = (Source::Spill(1), Source::Spill(0));
     assert_eq!(
         commands,
-        [reduce(rig.at(), false), reduce(two, false), finish(1, Some(three), false, (0, 0), 4)]
+        [reduce(rig.at(), Onto::Sum), reduce(two, Onto::Sum), finish(1, Some(onto_sum(three)), (0, 0), 4)]
     );
     assert_eq!(rig.engine.spills(), (0, 8));
 }
@@ -70,11 +70,11 @@ fn ranks_zero_and_one_commute_and_later_ranks_wait_in_spill() {
 fn without_determinism_contributions_are_folded_as_they_come() {
     let mut rig = Rig::new(EngineConfig { deterministic: false, ..config(3) });
     let commands = rig.send(2, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), false)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Sum)]);
     let commands = rig.send(0, &[push(1, 1)]);
-    assert_eq!(commands, [finish(1, Some(rig.at()), false, (0, 0), 3)]);
+    assert_eq!(commands, [finish(1, Some(onto_sum(rig.at())), (0, 0), 3)]);
 }
 
 #[test]
@@ -82,11 +82,17 @@ fn a_fast_workers_next_rounds_are_kept_and_folded_in_their_turn() {
     let mut rig = Rig::new(config(2));
     let commands = rig.send(0, &[push(1, 1), push(2, 2), push(3, 3)]);
     let at = rig.at();
-    assert_eq!(commands, [reduce(at, true), spill(at, 0), spill(at, 1)]);
+    assert_eq!(commands, [reduce(at, Onto::Nothing), spill(at, 0), spill(at, 1)]);
     let commands = rig.send(1, &[push(1, 1)]);
-    assert_eq!(commands, [finish(1, Some(rig.at()), false, (0, 0), 2), reduce(Source::Spill(0), true)]);
+    assert_eq!(
+        commands,
+        [finish(1, Some(onto_sum(rig.at())), (0, 0), 2), reduce(Source::Spill(0), Onto::Nothing)]
+    );
     let commands = rig.send(1, &[push(2, 2)]);
-    assert_eq!(commands, [finish(2, Some(rig.at()), false, (0, 0), 2), reduce(Source::Spill(1), true)]);
+    assert_eq!(
+        commands,
+        [finish(2, Some(onto_sum(rig.at())), (0, 0), 2), reduce(Source::Spill(1), Onto::Nothing)]
+    );
     assert_eq!(rig.version(), 2);
 }
 
@@ -96,9 +102,9 @@ fn a_pull_waits_for_its_version_and_lands_it() {
     assert_eq!(rig.send(0, &[pull(1, 0)]), [land(0, 0)], "version 0 is there from the start");
     assert_eq!(rig.flush(), [done(0, 1, 0)]);
     let commands = rig.send(0, &[push(2, 1), pull(3, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)]);
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
     let commands = rig.send(1, &[push_pull(1, 1)]);
-    assert_eq!(commands, [finish(1, Some(rig.at()), false, (0, 1), 2), land(0, 1), land(1, 1)]);
+    assert_eq!(commands, [finish(1, Some(onto_sum(rig.at())), (0, 1), 2), land(0, 1), land(1, 1)]);
     assert_eq!(rig.flush(), [done(0, 2, 1), done(0, 3, 1), done(1, 1, 1)]);
 }
 
@@ -109,15 +115,16 @@ fn a_pinned_buffer_delays_the_publication_until_it_has_landed() {
     rig.send(0, &[push_pull(2, 1)]); // Into buffer 1, and pins it.
     assert_eq!(rig.version(), 1);
     let commands = rig.send_wanting(0, 4, &[push(3, 2)]);
-    assert_eq!(commands, [reduce(rig.at(), true)], "reduced, but not into a buffer that is being read");
+    assert_eq!(
+        commands,
+        [reduce(rig.at(), Onto::Nothing)],
+        "reduced, but not into a buffer that is being read"
+    );
     assert_eq!((rig.version(), rig.flush()), (1, vec![done(0, 1, 0), done(0, 2, 1)]));
     let commands = rig.send(0, &[push(4, 3)]);
     assert_eq!(commands, [spill(rig.at(), 0)], "the accumulator is not free yet");
     let commands = rig.landed(0, 0);
-    assert_eq!(
-        commands,
-        [finish(2, None, false, (1, 0), 1), finish(3, Some(Source::Spill(0)), true, (0, 0), 1)]
-    );
+    assert_eq!(commands, [finish(2, None, (1, 0), 1), finish(3, Some(first(Source::Spill(0))), (0, 0), 1)]);
     assert_eq!((rig.version(), rig.flush()), (3, vec![done(0, 3, 2), done(0, 4, 3)]));
 }
 
@@ -148,7 +155,11 @@ fn init_never_writes_a_buffer_that_is_being_read() {
     rig.landed(0, 1);
     rig.send(0, &[push(3, 1)]);
     let commands = rig.send(1, &[push(2, 1)]);
-    assert_eq!(commands, [finish(1, Some(rig.at()), false, (1, 1), 2)], "the update is of the initial value");
+    assert_eq!(
+        commands,
+        [finish(1, Some(onto_sum(rig.at())), (1, 1), 2)],
+        "the update is of the initial value"
+    );
 }
 
 #[test]
@@ -164,6 +175,6 @@ fn init_and_reads_at_once_find_a_place() {
     let mut rig = Rig::new(config(1));
     rig.send(0, &[pull(1, 0), init(2, BYTES), pull(3, 0)]); // Both buffers are read now.
     let commands = rig.send_wanting(0, 4, &[push(4, 1)]);
-    assert_eq!(commands, [reduce(rig.at(), true)]);
-    assert_eq!(rig.landed(0, 1), [finish(1, None, false, (1, 1), 1)], "the first free one will do");
+    assert_eq!(commands, [reduce(rig.at(), Onto::Nothing)]);
+    assert_eq!(rig.landed(0, 1), [finish(1, None, (1, 1), 1)], "the first free one will do");
 }

@@ -40,7 +40,10 @@ fn nobody_is_told_before_storage_has_judged() {
     );
     assert_eq!((rig.flush(), rig.version()), (vec![], 0));
     let commands = rig.finished(Verdict::Fits);
-    assert!(matches!(commands[..], [Command::Land { buffer: 0, .. }, Command::Reduce { first: true, .. }]));
+    assert!(matches!(
+        commands[..],
+        [Command::Land { buffer: 0, .. }, Command::Reduce { addend: Addend { onto: Onto::Nothing, .. }, .. }]
+    ));
     assert_eq!(rig.sorted(), [done(0, 1, 1), done(1, 1, 1), done(1, 2, 1)]);
     assert_eq!(rig.finished(Verdict::BadValue), [], "an answer that nobody asked for");
     assert_eq!(rig.version(), 1);

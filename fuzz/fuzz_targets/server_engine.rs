@@ -183,14 +183,13 @@ impl Rig {
             spills[*block as usize] &= *peer != rank;
             *peer != rank
         });
-        // What it lent can be read until then.
-        self.execute(&out, None);
         let worker = &mut self.workers[rank.0 as usize];
         worker.granted = [false; 3];
         (worker.life, worker.last) = (None, None);
         worker.credits.clear();
         worker.guessed.clear();
         assert_eq!(self.engine.peer_incarnation(rank), Incarnation::default());
+        self.execute(&out, None);
     }
 
     fn honest_batch(&mut self, rank: Rank, program: &mut Program<'_>) {

@@ -1,5 +1,5 @@
-//! Weights to be read where a server has them, whose memory cannot be mapped: a server that never handed it over is
-//! accused, one whose channel has just ended is not. Then the channel's own word on why is told.
+//! Weights and gradients to be read where a peer has them, whose memory cannot be mapped: a peer that never handed it over
+//! is accused, one whose channel has just ended is not. Then the channel's own word on why is told.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use fabric::sim::{SimFaults, SimNet, SimQueue};
@@ -24,6 +24,15 @@ struct Unmapped {
     inner: SimQueue,
     answer: Option<PostError>,
     ended: Option<ChannelId>,
+    /// The next message comes together with its channel's end, after which the queue knows that channel no more.
+    ends_with_mail: bool,
+    gone: Option<ChannelId>,
+}
+
+impl Unmapped {
+    fn new(inner: SimQueue, answer: Option<PostError>) -> Self {
+        Self { inner, answer, ended: None, ends_with_mail: false, gone: None }
+    }
 }
 
 impl CompletionQueue for Unmapped {
@@ -43,7 +52,14 @@ impl CompletionQueue for Unmapped {
         self.inner.post_read(channel, read)
     }
 
+    fn reads_in_place(&self, channel: ChannelId) -> bool {
+        self.gone != Some(channel) && self.inner.reads_in_place(channel)
+    }
+
     fn map(&mut self, channel: ChannelId, key: RemoteKey) -> Result<View, PostError> {
+        if self.gone == Some(channel) {
+            return Err(PostError::Closed);
+        }
         self.ended = (self.answer == Some(PostError::Closed)).then_some(channel);
         self.answer.map_or_else(|| self.inner.map(channel, key), Err)
     }
@@ -56,6 +72,12 @@ impl CompletionQueue for Unmapped {
         let kind = CompletionKind::Disconnected(DisconnectReason::Failed("its host rebooted".into()));
         completions.extend(self.ended.take().map(|channel| Completion { channel, kind }));
         self.inner.poll(completions);
+        let is_mail = |completion: &&Completion| matches!(completion.kind, CompletionKind::Received { .. });
+        if let Some(mail) = completions.iter().find(is_mail).filter(|_| self.ends_with_mail) {
+            let (channel, kind) = (mail.channel, CompletionKind::Disconnected(DisconnectReason::PeerClosed));
+            (self.ends_with_mail, self.gone) = (false, Some(channel));
+            completions.push(Completion { channel, kind });
+        }
     }
 
     fn close(&mut self, channel: ChannelId) {
@@ -67,14 +89,17 @@ impl CompletionQueue for Unmapped {
     }
 }
 
-/// How a push_pull that is shown weights ends, where mapping them comes to this.
-fn ended(answer: Option<PostError>) -> Result<Version, OpError> {
+/// How an operation ends, where mapping comes to this at its server and at its worker; and how many workers the server
+/// expelled.
+fn ended(at_server: Unmapping, at_worker: Option<PostError>) -> (Result<Version, OpError>, u64) {
     let net = SimNet::new(5, SimFaults { reads_in_place: true, ..SimFaults::default() });
     let pool = Pool::new(1 << 20, "worker").unwrap();
-    let mut server = pair::server(net.create_cq(net.node("server")), BYTES, &[BYTES]);
-    let queue = Unmapped { inner: net.create_cq(net.node("worker")), answer, ended: None };
+    let answer = if let Unmapping::Refused = at_server { Some(PostError::RemoteAccess) } else { None };
+    let queue = Unmapped::new(net.create_cq(net.node("server")), answer);
+    let mut server = pair::server(queue, BYTES, &[BYTES]);
+    let queue = Unmapped::new(net.create_cq(net.node("worker")), at_worker);
     let mut worker = pair::worker(queue, pool.region().clone());
-    let ends = net.connect(server.queue_mut(), &worker.queue_mut().inner);
+    let ends = net.connect(&server.queue_mut().inner, &worker.queue_mut().inner);
     pair::join(&mut server, &mut worker, ends, false).unwrap();
     let mut state: Option<Arc<OpState>> = None;
     for _ in 0..100_000 {
@@ -85,10 +110,11 @@ fn ended(answer: Option<PostError>) -> Result<Version, OpError> {
         match &state {
             Some(state) => {
                 if let Some(ended) = state.poll() {
-                    return ended;
+                    return (ended, server.expelled());
                 }
             }
             None if worker.probed(Rank(0)) => {
+                server.queue_mut().ends_with_mail = matches!(at_server, Unmapping::Gone);
                 let submission = submission(&pool);
                 state = Some(submission.state.clone());
                 worker.submit(submission, now_us / 1_000).unwrap();
@@ -97,6 +123,14 @@ fn ended(answer: Option<PostError>) -> Result<Version, OpError> {
         }
     }
     panic!("it does not end");
+}
+
+/// What mapping a worker's gradient comes to.
+enum Unmapping {
+    None,
+    Refused,
+    /// Its channel ended in the moment in which the batch came.
+    Gone,
 }
 
 fn submission(pool: &Pool) -> Submission {
@@ -108,7 +142,7 @@ fn submission(pool: &Pool) -> Submission {
         op: 1,
         kind: OpKind::PushPull,
         dtype: Dtype::F32,
-        placement: Placement::Slot,
+        placement: Placement::RendezvousRead,
         operation: Operation(1),
         round: 1,
         priority: 0,
@@ -121,9 +155,18 @@ fn submission(pool: &Pool) -> Submission {
 
 #[test]
 fn who_showed_what_cannot_be_mapped_is_accused_only_where_it_is_to_blame() {
-    assert_eq!(ended(None), Ok(Version(1)));
-    let reason = "it showed weights in memory that it did not hand over".into();
-    assert_eq!(ended(Some(PostError::RemoteAccess)), Err(OpError::Broken { server: Rank(0), reason }));
-    let reason = "its host rebooted".into();
-    assert_eq!(ended(Some(PostError::Closed)), Err(OpError::Broken { server: Rank(0), reason }));
+    let ended = |answer| ended(Unmapping::None, answer);
+    assert_eq!(ended(None), (Ok(Version(1)), 0));
+    let broken = |reason: &str| Err(OpError::Broken { server: Rank(0), reason: reason.into() });
+    let reason = "it showed weights in memory that it did not hand over";
+    assert_eq!(ended(Some(PostError::RemoteAccess)), (broken(reason), 0));
+    assert_eq!(ended(Some(PostError::Closed)), (broken("its host rebooted"), 0));
+}
+
+#[test]
+fn a_batch_that_refers_to_memory_and_comes_with_its_channel_s_end_is_dropped_and_accuses_nobody() {
+    let (refused, expelled) = ended(Unmapping::Refused, None);
+    assert!(matches!(refused, Err(OpError::Broken { .. })) && expelled == 1, "{refused:?}, {expelled}");
+    let (gone, expelled) = ended(Unmapping::Gone, None);
+    assert!(matches!(gone, Err(OpError::Broken { .. })) && expelled == 0, "{gone:?}, {expelled}");
 }

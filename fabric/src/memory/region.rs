@@ -347,9 +347,17 @@ impl Region {
         Ok(())
     }
 
+    /// Where bytes may be written: nowhere in memory that is for reading only.
+    pub(super) fn writable_at(&self, offset: u64, bytes: u64) -> Result<*mut u8, OutOfBounds> {
+        if !self.is_writable() {
+            OutOfBounds::unless_within(offset, bytes, 0)?;
+        }
+        self.mapping().at(offset, bytes)
+    }
+
     /// Copies bytes from a place in any region.
     pub fn copy(&self, offset: u64, from: &Self, from_offset: u64, bytes: u64) -> Result<(), OutOfBounds> {
-        let (to, from) = (self.mapping().at(offset, bytes)?, from.mapping().at(from_offset, bytes)?);
+        let (to, from) = (self.writable_at(offset, bytes)?, from.mapping().at(from_offset, bytes)?);
         // SAFETY: both stretches lie in live mappings (checked); they may overlap. As in `read`, nobody has a
         // reference into memory that peers write. Needed so that a spilt contribution is copied once.
         unsafe { std::ptr::copy(from.cast_const(), to, bytes as usize) };
@@ -367,10 +375,7 @@ impl Region {
 
     /// Copies bytes in.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
-        if !self.is_writable() {
-            OutOfBounds::unless_within(offset, from.len() as u64, 0)?;
-        }
-        let to = self.mapping().at(offset, from.len() as u64)?;
+        let to = self.writable_at(offset, from.len() as u64)?;
         // SAFETY: as in `read`, the other way.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())

@@ -187,6 +187,7 @@ impl Deref for UserBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::View;
     use std::sync::atomic::AtomicUsize;
 
     /// Counts how often it was dropped.
@@ -244,6 +245,10 @@ mod tests {
         let buffer = buffer.into_vec().unwrap_err();
         let (region, handles) = (buffer.region(), buffer.handles());
         assert!(region.write(0, &[0]).is_err() && region.all().writable().is_err());
+        let other = Region::allocate(16, "other").unwrap();
+        assert!(
+            region.copy(0, &other, 0, 4).is_err() && View::from(other.all()).copy_to(&region, 0).is_err()
+        );
         drop(buffer);
         assert!(handles.are_gone());
         assert_eq!((drops.load(Ordering::SeqCst), region.numbers::<f32>(12, 1).unwrap().at(0)), (0, 3.0));

@@ -82,7 +82,7 @@ impl View {
     /// Copies all of it into a region.
     pub fn copy_to(&self, region: &Region, offset: u64) -> Result<(), OutOfBounds> {
         let from = self.mapping().at(self.offset, self.bytes)?;
-        let to = region.mapping().at(offset, self.bytes)?;
+        let to = region.writable_at(offset, self.bytes)?;
         // SAFETY: both stretches lie in live mappings (checked), which may be one and then may overlap. Nobody has a
         // reference into memory that peers write. Needed so that a contribution in a peer's memory is copied once.
         unsafe { std::ptr::copy(from.cast_const(), to, self.bytes as usize) };

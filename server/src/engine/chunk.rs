@@ -1,7 +1,6 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
-use super::command::{Addend, Command, Commands, Onto};
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
@@ -132,7 +131,7 @@ pub(super) struct Chunk {
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
     versions: [RangeInclusive<u64>; 2],
     pub(super) initialised: bool,
-    /// Ranks reduced into the accumulator this round.
+    /// Ranks that have contributed to this round; all are reduced but for `first`.
     pub(super) contributed: RankSet,
     pub(super) stage: Stage,
     /// Of chunks of one tensor that finish together.
@@ -293,12 +292,13 @@ impl Chunk {
         self.held.in_worker_memory(rank, operation)
     }
 
-    /// Reduces the round's first contribution out of this worker's memory, which is not to be read any more.
-    pub(super) fn fold_first(&mut self, index: u32, is_due: impl Fn(&Held) -> bool, out: &mut Commands) {
-        let Some(first) = self.first.take_if(|first| is_due(first)) else { return };
-        self.size(index, first.bytes, out);
-        let addend = Addend { from: first.from, onto: Onto::Nothing };
-        out.push(Command::Reduce { chunk: index, addend });
+    /// The round's first contribution is in this worker's memory only, which may be written again: it has not come.
+    pub(super) fn forget_first(&mut self, rank: Rank) -> Option<Held> {
+        let first = self.first.take_if(|first| first.rank == rank)?;
+        // Nobody else has contributed, or it had been reduced with the second one.
+        self.contributed.clear();
+        self.end_length(false);
+        Some(first)
     }
 
     /// Is the initial value being read, or to be read again? Nothing is folded, and nothing told, before it is there.

@@ -2,7 +2,7 @@
 //! of the lane's engine that makes rounds; who is answered when is in `lane`.
 
 use super::answers::check_shape;
-use super::chunk::{Stage, Turn};
+use super::chunk::{Stage, Turn, Waiter};
 use super::command::{Addend, Command, Commands, Onto, Source, Verdict};
 use super::held::Held;
 use super::lane::{BatchContext, LaneEngine};
@@ -221,14 +221,14 @@ impl LaneEngine {
             None => Onto::Sum,
         };
         chunk.contributed.insert(rank);
-        self.stats.contributions += 1;
-        self.stats.contribution_bytes += chunk.spec.payload_bytes(bytes);
-        self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
         let last = chunk.contributed.len() == self.config.workers;
         if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
             chunk.first = Some(held);
             return;
         }
+        let both = if let Onto::First(first) = onto { [Some(first), Some(from)] } else { [None, Some(from)] };
+        self.count(index, bytes, both);
+        let chunk = &mut self.chunks[index as usize];
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
         match (chunk.writable(), chunk.group) {
@@ -242,6 +242,27 @@ impl LaneEngine {
             }
         }
         self.release(index, rank, from);
+    }
+
+    fn count(&mut self, index: u32, bytes: u64, reduced: [Option<Source>; 2]) {
+        let payload_bytes = self.chunks[index as usize].spec.payload_bytes(bytes);
+        for from in reduced.into_iter().flatten() {
+            self.stats.contributions += 1;
+            self.stats.contribution_bytes += payload_bytes;
+            self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
+        }
+    }
+
+    /// The first contribution is not left where it is any longer: its worker is about to be told that the operation has
+    /// ended.
+    pub(super) fn fold_first(&mut self, index: u32, waiter: &Waiter, out: &mut Commands) {
+        let is_it = |first: &mut Held| (first.rank, first.operation) == (waiter.rank, waiter.operation);
+        let chunk = &mut self.chunks[index as usize];
+        let Some(first) = chunk.first.take_if(is_it) else { return };
+        chunk.size(index, first.bytes, out);
+        let addend = Addend { from: first.from, onto: Onto::Nothing };
+        out.push(Command::Reduce { chunk: index, addend });
+        self.count(index, first.bytes, [Some(first.from), None]);
     }
 
     /// The round is complete and its weights have a place.

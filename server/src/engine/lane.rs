@@ -5,7 +5,6 @@ use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
-use super::held::Held;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use proto_common::batch::{
@@ -238,16 +237,15 @@ impl LaneEngine {
     }
 
     /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay, but for those that
-    /// are in its memory only; its views end.
+    /// are in its memory only, which it may write again from now on; its views end.
     pub fn peer_down(&mut self, rank: Rank, out: &mut Commands) {
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return };
         *place = None;
         self.ledger.revoke(rank);
         self.wanting.retain(|other| *other != rank);
         self.dirty.retain(|other| *other != rank);
-        for (index, chunk) in (0..).zip(&mut self.chunks) {
+        for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
-            chunk.fold_first(index, |first| first.rank == rank, out);
             chunk.hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
         }
         self.take_back(rank);
@@ -520,6 +518,9 @@ impl LaneEngine {
         for index in 0..self.chunks.len() {
             let mut at = 0;
             while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
+                if waiter.deadline_ms <= now_ms {
+                    self.fold_first(index as u32, &waiter, out);
+                }
                 // What is in the worker's memory only is to stay the operation's until it is read.
                 let Self { chunks, spills, .. } = self;
                 let is_due = waiter.deadline_ms <= now_ms;
@@ -555,7 +556,7 @@ impl LaneEngine {
 }
 
 /// An operation's contribution that lies in its worker's memory is copied from there, so that the operation can end
-/// before its turn; a round's first one is reduced. False where it cannot: it is being read, or there is no room.
+/// before its turn. False where it cannot: it is being read, or there is no room.
 fn copy_out(
     index: u32,
     chunk: &mut Chunk,
@@ -563,8 +564,6 @@ fn copy_out(
     spills: &mut Vec<u32>,
     out: &mut Commands,
 ) -> bool {
-    let is_it = |first: &Held| (first.rank, first.operation) == (waiter.rank, waiter.operation);
-    chunk.fold_first(index, is_it, out);
     let Some(held) = chunk.in_worker_memory(waiter.rank, waiter.operation) else { return true };
     if !held.arrived {
         return false;

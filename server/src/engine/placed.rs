@@ -120,14 +120,17 @@ impl LaneEngine {
                 }
             }
             // Those behind it stay taken: the worker does not send again what a deadline has ended.
+            let first = chunk.forget_first(rank);
             let reopened = &mut chunk.reopened;
-            chunk.held.drop_unread(rank, |held| {
+            let mut reopen = |held: &Held| {
                 if let Source::Spill(spill) = held.from {
                     spills.push(spill);
                 }
                 let Held { rank, round, operation, .. } = *held;
                 reopened.push(Reopened { rank, operation, round });
-            });
+            };
+            first.iter().for_each(&mut reopen);
+            chunk.held.drop_unread(rank, reopen);
         }
     }
 }

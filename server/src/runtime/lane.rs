@@ -230,7 +230,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         };
         let in_place = self.queue.reads_in_place(channel);
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place);
-        self.links[place] = Some(Link::new(channel, inbox));
+        self.links[place] = Some(Link::new(channel, inbox, in_place));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
@@ -354,10 +354,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.reader.read(&self.prefix[..bytes], self.inbox.cell_bytes())
         });
         match header {
-            Ok(_) if !self.reaches(rank) => {
-                self.expel(rank, "its batch refers to memory that it did not hand over");
-            }
             Ok(header) => {
+                match self.reach(rank) {
+                    Ok(()) => {}
+                    // Whatever was in that memory: nothing of the batch is taken. The end of the channel is next.
+                    Err(PostError::Closed) => return Ok(()),
+                    Err(_) => {
+                        self.expel(rank, "its batch refers to memory that it did not hand over");
+                        return Ok(());
+                    }
+                }
                 let place = (slot.slot, header.payload_offset);
                 let index_of = |id| self.engine.index_of(id);
                 self.storage.check_coded(place, index_of, &mut self.reader.blocks)?;
@@ -383,18 +389,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Can what the batch refers to be read where it lies? On a channel that has no such way it is read otherwise.
-    fn reaches(&mut self, rank: Rank) -> bool {
+    /// Maps what the batch refers to, where that is read where it lies. On other channels it is read otherwise.
+    fn reach(&mut self, rank: Rank) -> Result<(), PostError> {
         let Self { queue, links, reader, .. } = self;
-        let Some(Some(link)) = links.get_mut(rank.0 as usize) else { return true };
-        !queue.reads_in_place(link.channel)
-            || reader.blocks.iter().all(|block| match block.data {
-                BlockData::ByReference { region, offset } => {
-                    let remote = RemoteSpan { key: RemoteKey(region), offset };
-                    link.view(queue, remote, block.bytes).is_some()
-                }
-                _ => true,
-            })
+        let link = links.get_mut(rank.0 as usize).and_then(Option::as_mut).ok_or(PostError::Closed)?;
+        if !link.in_place {
+            return Ok(());
+        }
+        reader.blocks.iter().try_for_each(|block| match block.data {
+            BlockData::ByReference { region, offset } => {
+                link.map(queue, RemoteSpan { key: RemoteKey(region), offset }, block.bytes)
+            }
+            _ => Ok(()),
+        })
     }
 
     /// Executes all commands in order.
@@ -469,8 +476,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(())
     }
 
-    /// Where a contribution lies that is in a worker's memory. It was found when its batch came; where the channel has
-    /// ended since, the engine has forgotten what it had not asked for yet.
+    /// Where a contribution lies that is in a worker's memory. It was mapped when its batch came; where the channel has
+    /// ended since, the engine asks for nothing more of it than the commands say that are there already.
     fn view_of(&self, from: Source) -> Option<View> {
         let Source::Worker { peer, region, offset, bytes } = from else { return None };
         let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);

@@ -1,6 +1,6 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
-use fabric::{ChannelId, CompletionQueue, MappedRegions, RemoteKey, RemoteSpan, View};
+use fabric::{ChannelId, CompletionQueue, MappedRegions, PostError, RemoteKey, RemoteSpan};
 use proto_common::batch::{Landing, SlotGrant};
 use std::collections::VecDeque;
 
@@ -58,6 +58,9 @@ impl Posted {
 pub(super) struct Link {
     pub(super) channel: ChannelId,
     pub(super) inbox: WorkerInbox,
+    /// Its memory is read where it lies: as it was when the channel came, because what came over it is judged by that even
+    /// when it has ended since.
+    pub(super) in_place: bool,
     /// Remote key under which the worker writes into our spill blocks.
     /// It is told only with the first grant: most workers never write there.
     pub(super) spill_key: Option<u64>,
@@ -74,20 +77,20 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox) -> Self {
+    pub(super) fn new(channel: ChannelId, inbox: WorkerInbox, in_place: bool) -> Self {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         let (spill_key, weights_key, mapped) = (None, None, MappedRegions::default());
-        Self { channel, inbox, spill_key, weights_key, mapped, backlog, posted, fetches }
+        Self { channel, inbox, in_place, spill_key, weights_key, mapped, backlog, posted, fetches }
     }
 
-    /// A stretch of the worker's memory, to be read where it lies; none where it gave no such stretch.
-    pub(super) fn view<Q: CompletionQueue>(
+    /// Maps a stretch of the worker's memory, to be read where it lies.
+    pub(super) fn map<Q: CompletionQueue>(
         &mut self,
         queue: &mut Q,
         remote: RemoteSpan,
         bytes: u64,
-    ) -> Option<View> {
-        self.mapped.view(queue, self.channel, remote, bytes).ok()
+    ) -> Result<(), PostError> {
+        self.mapped.view(queue, self.channel, remote, bytes).map(drop)
     }
 
     pub(super) fn slot(&self, grant: SlotGrant) -> RemoteSpan {

@@ -81,30 +81,40 @@ fn before_its_deadline_ends_an_operation_its_gradient_is_copied() {
 }
 
 #[test]
-fn a_round_s_first_gradient_is_reduced_alone_once_its_worker_does_not_keep_it() {
-    for is_late in [true, false] {
-        let mut rig = rig(3);
-        assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), []);
-        rig.now_ms = 1_000;
-        let alone = [reduce(there(1), Onto::Nothing)];
-        if is_late {
-            assert_eq!(rig.time(), alone, "it is the worker's again once that is answered");
-            let late = Answer { missing: vec![0, 2], ..answer(1, 1, Status::DeadlineWaiting, 0) };
-            assert_eq!(rig.flush(), [late]);
-            assert_eq!(rig.engine.spills().0, 0, "no copy");
-        } else {
-            assert_eq!(rig.down(Rank(1)), alone, "its memory stays until commands are executed");
-            rig.connect(1);
-            assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), [], "it counts already");
-        }
-        assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [reduce(there(0), Onto::Sum)]);
-        let commands = rig.send(2, &[by_reference(push(1, 1))]);
-        let last = Some(onto_sum(there(2)));
-        assert!(
-            matches!(commands[..], [Command::Finish { last: found, .. }] if found == last),
-            "{commands:?}"
-        );
-    }
+fn before_its_deadline_ends_an_operation_a_round_s_first_gradient_is_reduced_alone() {
+    let mut rig = rig(3);
+    assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), []);
+    rig.now_ms = 1_000;
+    assert_eq!(
+        rig.time(),
+        [reduce(there(1), Onto::Nothing)],
+        "it is the worker's again once that is answered"
+    );
+    let late = Answer { missing: vec![0, 2], ..answer(1, 1, Status::DeadlineWaiting, 0) };
+    assert_eq!(rig.flush(), [late]);
+    assert_eq!(rig.engine.spills().0, 0, "no copy");
+    // Its channel's end changes nothing any more.
+    assert_eq!(rig.down(Rank(1)), []);
+    assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [reduce(there(0), Onto::Sum)]);
+    let commands = rig.send(2, &[by_reference(push(1, 1))]);
+    let last = Some(onto_sum(there(2)));
+    assert!(matches!(commands[..], [Command::Finish { last: found, .. }] if found == last), "{commands:?}");
+    assert_eq!((rig.engine.stats().contributions, rig.engine.stats().in_place), (3, 3));
+}
+
+/// It may write that memory as soon as it knows that the channel has ended.
+#[test]
+fn a_round_s_first_gradient_that_is_not_reduced_has_not_come_when_its_channel_ends() {
+    let mut rig = rig(2);
+    assert_eq!(rig.send(1, &[by_reference(push(1, 1))]), []);
+    assert_eq!(rig.down(Rank(1)), []);
+    assert_eq!(rig.engine.stats().contributions, 0);
+    rig.connect(1);
+    assert_eq!(rig.send(0, &[by_reference(push(1, 1))]), [], "now it is the first");
+    let commands = rig.send(1, &[by_reference(push(1, 1))]);
+    let last = Some(Addend { from: there(1), onto: Onto::First(there(0)) });
+    assert!(matches!(commands[..], [Command::Finish { last: found, .. }] if found == last), "{commands:?}");
+    assert_eq!(rig.flush(), [done(0, 1, 1), done(1, 1, 1)]);
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub(crate) trait Subject {
 }
 
 /// What one run measured.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Sample {
     /// Time of the measured part, the slowest worker's.
     pub(crate) seconds: f64,
@@ -141,9 +141,10 @@ impl Series {
         stats::median(self.samples.iter().filter_map(|sample| sample.allocations_per_round))
     }
 
-    /// Median time of one round.
-    pub(crate) fn round_s(&self) -> Option<f64> {
-        stats::median(self.samples.iter().filter_map(Sample::round_s))
+    /// Median over the pairs of what a round takes longer than the other subject's in the same pair.
+    pub(crate) fn round_s_beyond(&self, other: &Series) -> Option<f64> {
+        let pairs = self.samples.iter().zip(&other.samples);
+        stats::median(pairs.filter_map(|(mine, theirs)| Some(mine.round_s()? - theirs.round_s()?)))
     }
 
     /// The median of the operation times of all samples, in microseconds.
@@ -336,12 +337,22 @@ mod tests {
         assert_eq!(series[1].cpu_s_per_gb(), Some(1.0));
         assert_eq!(series[1].p50_us(), Some(2.0));
         assert_eq!(series[0].latency_ratio_to(&series[1]), Some(1.0));
-        assert_eq!(series[0].round_s(), Some(0.25));
         let error = run_pairs(&mut subjects, &spec(), 1).expect_err("out of speeds");
         assert!(
             format!("{error:#}").contains("test: 1 tensor(s), 4 bytes over a: out of breath"),
             "{error:#}"
         );
+    }
+
+    #[test]
+    fn what_a_round_takes_longer_is_taken_pair_by_pair() {
+        let series = |seconds: [f64; 3]| {
+            let sample = |seconds| Sample { seconds, payload_bytes: 1, rounds: 2, ..Sample::default() };
+            Series { subject: String::new(), samples: seconds.map(sample).into(), cpu_pressure_percent: None }
+        };
+        // The medians differ by 1 s a round, the pairs by 2.
+        let (late, even) = (series([5.0, 7.0, 9.0]), series([1.0, 5.0, 5.0]));
+        assert_eq!(late.round_s_beyond(&even), Some(2.0));
     }
 
     #[test]
@@ -370,7 +381,8 @@ mod tests {
         };
         let samples = vec![sample(1.0, 9.0), sample(3.0, 11.0), sample(2.0, 10.0)];
         let series = Series { subject: "peer".into(), samples, cpu_pressure_percent: None };
-        assert_eq!((series.p50_us(), series.p99_us(), series.round_s()), (Some(2.0), Some(10.0), None));
+        let times = (series.p50_us(), series.p99_us(), series.round_s_beyond(&series));
+        assert_eq!(times, (Some(2.0), Some(10.0), None));
         assert_eq!(series.latency_ratio_to(&series), Some(1.0));
     }
 

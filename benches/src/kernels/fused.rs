@@ -1,13 +1,25 @@
-//! A round as the server computes it: chunk by chunk out of slots, the last contribution fused with the update rule.
+//! A round as the server computes it: chunk by chunk, the last contribution fused with the update rule. Contributions lie
+//! in slots, each folded as it comes; or where their workers have them, and the first is taken with the second.
 
 use super::{CHUNK_BYTES, Subject, Way};
+use fabric::{Region, View};
 use gradwire_server::engine::{Addend, ChunkSpec, Onto, Source};
-use gradwire_server::storage::{Cells, Round, Storage};
+use gradwire_server::storage::{Cells, Round, Storage, Views};
 use proto_common::codec::Codec;
-use proto_common::ids::ChunkId;
+use proto_common::ids::{ChunkId, Rank};
 
-/// A server's storage with contributions in its slots.
+/// Where a server reads contributions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    Slots,
+    Workers,
+}
+
+/// A server's storage with contributions to be reduced.
 pub(super) struct Fused {
+    reads: Reads,
+    /// The slots; in workers' memory contributions lie in the same order.
+    contributed: Region,
     storage: Storage,
     chunks: Vec<ChunkSpec>,
     contributions: u32,
@@ -15,7 +27,7 @@ pub(super) struct Fused {
 }
 
 impl Fused {
-    pub(super) fn new(subject: &Subject) -> anyhow::Result<Self> {
+    pub(super) fn new(subject: &Subject, reads: Reads) -> anyhow::Result<Self> {
         let bytes = subject.elements * subject.dtype.bytes() as u64;
         let chunks: Vec<ChunkSpec> = (0..bytes.div_ceil(CHUNK_BYTES))
             .map(|index| ChunkSpec {
@@ -38,9 +50,10 @@ impl Fused {
                 inbox.region().write(inbox.start(slot), &values)?;
             }
         }
+        let contributed = inbox.region().clone();
         let mut storage = Storage::new(inbox, Cells::allocate(1, 4096, "bench-spill")?)?;
         chunks.iter().try_for_each(|chunk| storage.add(chunk))?;
-        Ok(Self { storage, chunks, contributions: subject.contributions, round: 0 })
+        Ok(Self { reads, contributed, storage, chunks, contributions: subject.contributions, round: 0 })
     }
 
     /// The weights' bytes.
@@ -55,32 +68,54 @@ impl Fused {
     }
 }
 
-impl Way for Fused {
-    fn rounds(&mut self, rounds: u64) -> anyhow::Result<()> {
-        for _ in 0..rounds {
-            self.round += 1;
-            for chunk in 0..self.chunks.len() as u32 {
-                let slot = |at| Source::Slot { slot: chunk * self.contributions + at, offset: 0 };
-                let addend = |at| Addend { from: slot(at), onto: onto(at, slot(0)) };
-                for at in 1..self.contributions.saturating_sub(1) {
-                    self.storage.reduce(chunk, addend(at), &[None, None])?;
-                }
-                let last = Some(addend(self.contributions - 1));
-                let (number, contributors) = (self.round, self.contributions);
-                let round = Round { number, last, old: 0, into: 0, contributors };
-                self.storage.finish(chunk, &round, &[None, None])?;
-            }
+impl Fused {
+    /// A contribution, where it can be read in its worker's memory, and what it is added to.
+    fn addend(&self, chunk: u32, at: u32) -> anyhow::Result<(Addend, Views)> {
+        let slot = chunk * self.contributions + at;
+        if self.reads == Reads::Slots {
+            let onto = if at == 0 { Onto::Nothing } else { Onto::Sum };
+            return Ok((Addend { from: Source::Slot { slot, offset: 0 }, onto }, [None, None]));
         }
+        let (from, view) = self.of_worker(chunk, at)?;
+        Ok(match at {
+            0 => (Addend { from, onto: Onto::Nothing }, [Some(view), None]),
+            1 => {
+                let (first, first_view) = self.of_worker(chunk, 0)?;
+                (Addend { from, onto: Onto::First(first) }, [Some(view), Some(first_view)])
+            }
+            _ => (Addend { from, onto: Onto::Sum }, [Some(view), None]),
+        })
+    }
+
+    fn of_worker(&self, chunk: u32, at: u32) -> anyhow::Result<(Source, View)> {
+        let offset = u64::from(chunk * self.contributions + at) * CHUNK_BYTES;
+        let bytes = self.chunks[chunk as usize].bytes;
+        let view = View::from(self.contributed.span(offset, bytes)?);
+        Ok((Source::Worker { peer: Rank(at), region: 0, offset, bytes }, view))
+    }
+
+    fn round(&mut self, chunk: u32) -> anyhow::Result<()> {
+        let contributors = self.contributions;
+        // In workers' memory the first one waits for the second.
+        let folded = if self.reads == Reads::Workers && contributors > 1 { 1 } else { 0 };
+        for at in folded..contributors - 1 {
+            let (addend, views) = self.addend(chunk, at)?;
+            self.storage.reduce(chunk, addend, &views)?;
+        }
+        let (last, views) = self.addend(chunk, contributors - 1)?;
+        let round = Round { number: self.round, last: Some(last), old: 0, into: 0, contributors };
+        self.storage.finish(chunk, &round, &views)?;
         Ok(())
     }
 }
 
-/// What contribution `at` is added to, as where the first one can be read when the second comes.
-fn onto(at: u32, first: Source) -> Onto {
-    match at {
-        0 => Onto::Nothing,
-        1 => Onto::First(first),
-        _ => Onto::Sum,
+impl Way for Fused {
+    fn rounds(&mut self, rounds: u64) -> anyhow::Result<()> {
+        for _ in 0..rounds {
+            self.round += 1;
+            (0..self.chunks.len() as u32).try_for_each(|chunk| self.round(chunk))?;
+        }
+        Ok(())
     }
 }
 

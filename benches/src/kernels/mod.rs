@@ -1,5 +1,5 @@
 //! `gradwire-bench kernels`: what fusing the reduction with the update gains, and what a second data thread gains, without
-//! any peer: contributions lie in slots, and the server's own storage reduces them.
+//! any peer: contributions lie there, and the server's own storage reduces them.
 //!
 //! Owns what is measured and how it is told; the two subjects are [`fused`] and [`separate`].
 
@@ -8,7 +8,7 @@ mod separate;
 
 use crate::{procfs, report, stats};
 use clap::Args;
-use fused::Fused;
+use fused::{Fused, Reads};
 use gradwire_server::kernel::{Bf16, Element, F16};
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
@@ -45,7 +45,8 @@ pub(crate) struct KernelArgs {
 /// One measured pair of ways.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// `fused_update`: beside separate passes; `data_threads`: two beside one.
+    /// `fused_update` out of slots and `fused_in_place` out of workers' memory: beside separate passes; `data_threads`: two
+    /// beside one.
     name: &'static str,
     dtype: String,
     rule: &'static str,
@@ -98,8 +99,11 @@ pub(crate) fn run(args: &KernelArgs) -> anyhow::Result<()> {
                 let elements = bytes / 4;
                 let subject = Subject { dtype, rule, optimizer, contributions: *contributions, elements };
                 let wanted = |name: &str| format!("{name} {dtype} {rule}").contains(&args.only);
-                if wanted("fused_update") {
-                    rows.push(told(beside_separate(&subject, args.pairs)?));
+                for reads in [Reads::Slots, Reads::Workers] {
+                    // Of one contribution there is no difference but where it lies.
+                    if wanted(fused_name(reads)) && (reads == Reads::Slots || *contributions > 1) {
+                        rows.push(told(beside_separate(&subject, reads, args.pairs)?));
+                    }
                 }
                 if wanted("data_threads") && *contributions == 2 {
                     rows.push(told(beside_one_thread(&subject, args.pairs)?));
@@ -177,21 +181,32 @@ fn row(name: &'static str, subject: &Subject, (ours, theirs): (Vec<f64>, Vec<f64
     }
 }
 
-fn beside_separate(subject: &Subject, count: u32) -> anyhow::Result<Row> {
-    match subject.dtype {
-        Dtype::F16 => beside_separate_of::<F16>(subject, count),
-        Dtype::Bf16 => beside_separate_of::<Bf16>(subject, count),
-        _ => beside_separate_of::<f32>(subject, count),
+fn fused_name(reads: Reads) -> &'static str {
+    match reads {
+        Reads::Slots => "fused_update",
+        Reads::Workers => "fused_in_place",
     }
 }
 
-fn beside_separate_of<E: Element<Sum = f32>>(subject: &Subject, count: u32) -> anyhow::Result<Row> {
-    let (mut fused, mut separate) = (Fused::new(subject)?, Separate::<E>::new(subject)?);
+fn beside_separate(subject: &Subject, reads: Reads, count: u32) -> anyhow::Result<Row> {
+    match subject.dtype {
+        Dtype::F16 => beside_separate_of::<F16>(subject, reads, count),
+        Dtype::Bf16 => beside_separate_of::<Bf16>(subject, reads, count),
+        _ => beside_separate_of::<f32>(subject, reads, count),
+    }
+}
+
+fn beside_separate_of<E: Element<Sum = f32>>(
+    subject: &Subject,
+    reads: Reads,
+    count: u32,
+) -> anyhow::Result<Row> {
+    let (mut fused, mut separate) = (Fused::new(subject, reads)?, Separate::<E>::new(subject)?);
     fused.rounds(1)?;
     separate.rounds(1)?;
     anyhow::ensure!(fused.weights()? == separate.weights(), "{subject:?}: the two ways differ");
     let seconds = pairs(&mut fused, &mut separate, subject.rounds(), count)?;
-    Ok(row("fused_update", subject, seconds))
+    Ok(row(fused_name(reads), subject, seconds))
 }
 
 /// Each has half of the tensor, as lanes have.
@@ -218,14 +233,15 @@ impl Way for Halves {
 fn beside_one_thread(subject: &Subject, count: u32) -> anyhow::Result<Row> {
     // Of a tensor that is one chunk, each thread has one.
     let half = Subject { elements: (subject.elements / 2).max(CHUNK_BYTES / 4), ..*subject };
-    let of = |threads| anyhow::Ok(Halves { halves: [Fused::new(&half)?, Fused::new(&half)?], threads });
+    let fused = || Fused::new(&half, Reads::Slots);
+    let of = |threads| anyhow::Ok(Halves { halves: [fused()?, fused()?], threads });
     let whole = Subject { elements: 2 * half.elements, ..*subject };
     let seconds = pairs(&mut of(true)?, &mut of(false)?, whole.rounds(), count)?;
     Ok(row("data_threads", &whole, seconds))
 }
 
 const HEAD: &str =
-    "name          dtype rule      contributions    elements    GB/s  baseline  ratio  spread  pressure";
+    "name            dtype rule      contributions    elements    GB/s  baseline  ratio  spread  pressure";
 
 fn line(row: &Row) -> String {
     let Row {
@@ -233,7 +249,7 @@ fn line(row: &Row) -> String {
     } = row;
     let pressure = row.cpu_pressure_percent.unwrap_or(f64::NAN);
     format!(
-        "{name:13} {dtype:5} {rule:9} {contributions:13} {elements:11} {gb_per_s:7.2} {baseline_gb_per_s:9.2} \
+        "{name:15} {dtype:5} {rule:9} {contributions:13} {elements:11} {gb_per_s:7.2} {baseline_gb_per_s:9.2} \
          {ratio:6.2} {spread:7.2} {pressure:7.1} %"
     )
 }
@@ -250,24 +266,27 @@ mod tests {
     #[test]
     fn both_ways_compute_the_same_and_are_told() {
         for (dtype, (rule, optimizer)) in dtypes().flat_map(|dtype| rules().map(move |rule| (dtype, rule))) {
-            for contributions in [1, 3] {
+            for (contributions, reads) in
+                [(1, Reads::Slots), (3, Reads::Slots), (2, Reads::Workers), (3, Reads::Workers)]
+            {
                 // More than one chunk, and part of one.
                 let subject = Subject { dtype, rule, optimizer, contributions, elements: 150_001 };
                 let row = match dtype {
-                    Dtype::F16 => compared::<F16>(&subject),
-                    Dtype::Bf16 => compared::<Bf16>(&subject),
-                    _ => compared::<f32>(&subject),
+                    Dtype::F16 => compared::<F16>(&subject, reads),
+                    Dtype::Bf16 => compared::<Bf16>(&subject, reads),
+                    _ => compared::<f32>(&subject, reads),
                 };
                 assert!(row.ratio > 0.0 && row.pairs == 2 && table(&[row]).contains(rule));
             }
         }
     }
 
-    fn compared<E: Element<Sum = f32>>(subject: &Subject) -> Row {
-        let (mut fused, mut separate) = (Fused::new(subject).unwrap(), Separate::<E>::new(subject).unwrap());
+    fn compared<E: Element<Sum = f32>>(subject: &Subject, reads: Reads) -> Row {
+        let (mut fused, mut separate) =
+            (Fused::new(subject, reads).unwrap(), Separate::<E>::new(subject).unwrap());
         let seconds = pairs(&mut fused, &mut separate, 2, 2).unwrap();
         assert_eq!(fused.weights().unwrap(), separate.weights(), "{subject:?}");
         assert!(separate.weights().iter().any(|byte| *byte != 0), "something was computed");
-        row("fused_update", subject, seconds)
+        row(fused_name(reads), subject, seconds)
     }
 }

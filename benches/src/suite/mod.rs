@@ -168,10 +168,11 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     }
     if args.only.as_deref() != Some(COPY) {
         let again = copy::calibrate(copy::KERNELS, copy::COPY_BYTES)?.best_gb_per_s();
+        let start = plan.copy.best_gb_per_s();
         notes.push(format!(
-            "best copy at the start {:.1} GB/s, at the end {again:.1}",
-            plan.copy.best_gb_per_s()
+            "best copy at the start {start:.1} GB/s, at the end {again:.1}: ratios are to the faster"
         ));
+        beside_copy(&mut rows, start.max(again));
     }
     notes.push(format!("measured in {} s", plan.started.elapsed().as_secs()));
     notes.extend(failures.iter().map(|failure| format!("FAILED {failure}")));
@@ -184,6 +185,13 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
     }
     anyhow::ensure!(failures.is_empty(), "{}", failures.join("; "));
     Ok(())
+}
+
+/// Ratios to a copy that another calibration of the same run found.
+fn beside_copy(rows: &mut [Row], best_gb_per_s: f64) {
+    for row in rows.iter_mut().filter(|row| row.ratio_to_copy.is_some()) {
+        row.ratio_to_copy = row.gb_per_s.map(|speed| speed / best_gb_per_s);
+    }
 }
 
 fn copy_rows(copy: &Calibration) -> Vec<Row> {
@@ -203,6 +211,14 @@ fn copy_rows(copy: &Calibration) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_to_the_copy_are_to_the_faster_of_a_run() {
+        let row = |ratio_to_copy| Row { gb_per_s: Some(6.0), ratio_to_copy, ..Row::default() };
+        let mut rows = [row(Some(2.0)), row(None)];
+        beside_copy(&mut rows, 4.0);
+        assert_eq!(rows.map(|row| row.ratio_to_copy), [Some(1.5), None]);
+    }
 
     fn plan(quick: bool, only: Option<&str>) -> Plan {
         let args = SuiteArgs {

@@ -252,9 +252,9 @@ fn late(plan: &Plan, rows: &mut Vec<Row>, notes: &mut Vec<String>) -> anyhow::Re
     let series = &compared.throughput;
     for row in &mut compared.rows {
         let Some(me) = row.transport.as_deref() else { continue };
-        let round_s = |name: &str| series.iter().find(|series| series.subject == name)?.round_s();
-        let even = me.strip_suffix(LATE).and_then(round_s);
-        let lost_s = round_s(me).zip(even).map(|(late, even)| late - even);
+        let of = |name: &str| series.iter().find(|series| series.subject == name);
+        let even = me.strip_suffix(LATE).and_then(of);
+        let lost_s = of(me).zip(even).and_then(|(late, even)| late.round_s_beyond(even));
         row.lost_per_late = lost_s.map(|lost| lost * 1e6 / f64::from(LATE_US));
     }
     rows.extend(compared.rows);

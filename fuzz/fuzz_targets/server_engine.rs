@@ -161,7 +161,9 @@ impl Rig {
         self.lives += 1;
         let life = Incarnation(self.lives);
         let inbox: Vec<_> = (0..RESULT_SLOTS).map(|slot| SlotGrant { slot, generation: 1 }).collect();
-        let credits = self.engine.peer_up(rank, life, &inbox, reads_in_place(rank));
+        let mut out = Commands::default();
+        let credits = self.engine.peer_up(rank, life, &inbox, reads_in_place(rank), &mut out);
+        self.execute(&out, None);
         let worker = &mut self.workers[rank.0 as usize];
         worker.life = Some(life);
         worker.credits = credits;

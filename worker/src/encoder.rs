@@ -7,7 +7,7 @@ use proto_common::ids::{ChunkId, ChunkIndex, Key, Rank};
 use proto_common::tensor::TensorSpec;
 use std::ops::Range;
 
-/// See the module. With error feedback an encoder has as much memory as the gradient, with momentum twice as much; it is
+/// See the module. An encoder has as much memory as the gradient, with momentum twice as much; it is
 /// not sent, saved or restored: a worker that starts anew starts without.
 #[derive(Debug)]
 pub struct Encoder {

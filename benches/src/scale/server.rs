@@ -75,7 +75,7 @@ impl Server {
 
     /// A worker is connected; its first credits.
     pub(super) fn connect(&mut self, rank: Rank, life: Incarnation, inbox: &[SlotGrant]) -> Vec<SlotGrant> {
-        self.engine.peer_up(rank, life, inbox, false)
+        self.engine.peer_up(rank, life, inbox, false, &mut self.commands)
     }
 
     pub(super) fn stats(&self) -> LaneStats {

@@ -217,14 +217,19 @@ impl LaneEngine {
     }
 
     /// A worker's channel is up. Returns its first credits, which travel with the bootstrap.
-    /// `in_place`: it and this server read each other's memory where it lies.
+    /// `in_place`: it and this server read each other's memory where it lies. Views that it had over an earlier channel end.
     pub fn peer_up(
         &mut self,
         rank: Rank,
         incarnation: Incarnation,
         inbox: &[SlotGrant],
         in_place: bool,
+        out: &mut Commands,
     ) -> Vec<SlotGrant> {
+        for index in 0..self.chunks.len() {
+            self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
+            self.finish_late(index as u32, out);
+        }
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
         *place = Some(Peer { incarnation, result_slots, in_place, ..Peer::default() });
@@ -237,7 +242,7 @@ impl LaneEngine {
     }
 
     /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay, but for those that
-    /// are in its memory only, which it may write again from now on; its views end.
+    /// are in its memory only, which it may write again from now on. Its views stay: it may live, and read them still.
     pub fn peer_down(&mut self, rank: Rank, out: &mut Commands) {
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return };
         *place = None;
@@ -246,7 +251,6 @@ impl LaneEngine {
         self.dirty.retain(|other| *other != rank);
         for chunk in &mut self.chunks {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
-            chunk.hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
         }
         self.take_back(rank);
         for chunk in 0..self.chunks.len() {

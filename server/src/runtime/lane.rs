@@ -229,7 +229,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Err(error) => return refuse(&mut self.queue, error.to_string()),
         };
         let in_place = self.queue.reads_in_place(channel);
-        let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place);
+        let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place, &mut self.commands);
         self.links[place] = Some(Link::new(channel, inbox, in_place));
         self.ranks.insert(channel, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();

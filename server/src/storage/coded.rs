@@ -3,7 +3,7 @@
 
 use super::numbers::Place;
 use super::{Storage, StorageError, Stored, find};
-use crate::engine::{Addend, Onto, Source};
+use crate::engine::{Addend, Source};
 use fabric::simd::{Pass, widest};
 use fabric::{Buffer, Pool};
 use proto_common::batch::{Block, BlockData, Status};
@@ -36,21 +36,14 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`Self::plain`], of a contribution and what it is added to. There is room for one decoded chunk, so that one is
-    /// reduced at once.
+    /// As [`Self::plain`], of a contribution with what it is added to: that is a sum where contributions are encoded,
+    /// because the engine takes those out of slots only.
     pub(super) fn plain_addend<'a>(
         &'a mut self,
-        stored: &mut Stored,
-        mut addend: Addend<Place<'a>>,
+        stored: &Stored,
+        addend: Addend<Place<'a>>,
     ) -> Result<Addend<Place<'a>>, StorageError> {
-        let (codec, elements) = (stored.codec, stored.elements());
-        if let (false, Onto::First(first)) = (codec.is_plain(), addend.onto) {
-            let from = self.plain(codec, elements, first)?;
-            stored.numbers.reduce(Addend { from, onto: Onto::Nothing }, stored.now)?;
-            addend.onto = Onto::Sum;
-        }
-        addend.from = self.plain(codec, elements, addend.from)?;
-        Ok(addend)
+        Ok(Addend { from: self.plain(stored.codec, stored.elements(), addend.from)?, ..addend })
     }
 
     /// The contribution as plain numbers: where it lies, or decoded.

@@ -130,7 +130,7 @@ fn more_workers_than_slots_all_make_progress() {
 #[test]
 fn a_repeated_return_of_a_result_slot_frees_it_once() {
     let mut rig = Rig::new(config(1));
-    rig.connect_with(0, 1);
+    assert_eq!(rig.connect_with(0, 1), []);
     rig.send_wanting(0, 4, &[push(1, 1)]);
     assert_eq!(rig.flush_unread().len(), 1);
     let returned = rig.workers[0].read.pop().expect("the result's slot");
@@ -146,7 +146,7 @@ fn a_repeated_return_of_a_result_slot_frees_it_once() {
 #[test]
 fn results_wait_for_a_slot_and_none_is_lost() {
     let mut rig = Rig::new(config(1));
-    rig.connect_with(0, 1);
+    assert_eq!(rig.connect_with(0, 1), []);
     rig.send_wanting(0, 4, &[push(1, 1)]);
     assert_eq!(rig.flush_unread(), [done(0, 1, 1)]);
     rig.send_wanting(0, 4, &[push(2, 2)]);

@@ -230,10 +230,11 @@ fn at_the_deadline_of_a_round_without_a_place_its_readers_are_named() {
     let told = rig.tick(1_000);
     let reading = |rank| Answer { missing: vec![1], ..answer(rank, 3, Status::DeadlineReading, 2) };
     assert_eq!(told, [reading(0), reading(1)]);
+    assert_eq!(rig.down(Rank(1)), [], "without a channel it reads on");
     assert_eq!(
-        rig.down(Rank(1)),
+        rig.connect_with(1, 4),
         [Command::Finish { chunk: 0, round: 3, last: None, old: 1, into: 1, contributors: 2 }],
-        "a reader that is gone reads nothing"
+        "of a reader that comes anew nothing is read"
     );
 }
 

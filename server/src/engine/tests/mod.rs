@@ -160,13 +160,15 @@ impl Rig {
     }
 
     fn connect(&mut self, rank: u32) {
-        self.connect_with(rank, 4);
+        assert_eq!(self.connect_with(rank, 4), []);
     }
 
-    fn connect_with(&mut self, rank: u32, result_slots: u32) {
+    fn connect_with(&mut self, rank: u32, result_slots: u32) -> Vec<Command> {
+        let mut out = Commands::default();
         let inbox: Vec<_> = (0..result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect();
-        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox, self.in_place).into();
+        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox, self.in_place, &mut out).into();
         self.workers[rank as usize] = Worker { credits, ..Worker::default() };
+        out.list
     }
 
     fn header(&self, rank: u32) -> BatchHeader {

@@ -146,5 +146,10 @@ fn what_comes_from_a_worker_without_a_channel_is_ignored() {
     assert_eq!(rig.send(0, &[push(1, 1)]), []);
     assert_eq!(rig.notice(0, Notice::Want(1)), []);
     assert_eq!(rig.engine.peer_incarnation(Rank(0)), Incarnation::default());
-    assert_eq!(rig.engine.peer_up(Rank(2), life(2), &[], false), [], "a rank that the job does not have");
+    let mut out = Commands::default();
+    assert_eq!(
+        rig.engine.peer_up(Rank(2), life(2), &[], false, &mut out),
+        [],
+        "a rank that the job does not have"
+    );
 }

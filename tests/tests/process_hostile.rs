@@ -215,6 +215,46 @@ fn a_landing_that_is_none_before_a_contribution_by_reference() {
     scene.finish();
 }
 
+/// Where the rogue's gradients lie in the memory that it handed over: at no multiple of anything.
+const THERE: u64 = (1 << 20) + 3;
+
+/// A contribution to the honest tensor's next round by reference, whose memory then says something else.
+fn refer(scene: &Scene, channel: &mut Channel, timeout_ms: u32, spoil: Option<Block>) -> Block {
+    let next = scene.rounds + 1;
+    let data = BlockData::ByReference { region: channel.landing, offset: THERE };
+    let block = Block { data, timeout_ms, ..operation(OpKind::Push, HONEST, next, next, BYTES) };
+    channel.lay(THERE, &[4.0; ELEMENTS as usize]);
+    let batch = channel.batch(&[&[block][..], spoil.as_slice()].concat(), 0.0);
+    let slot = channel.credit();
+    channel.post(slot, &batch);
+    block
+}
+
+/// The server reads it when the honest worker's comes, or not at all: never after its channel has ended, or its operation.
+#[test]
+fn gradients_that_wait_in_the_rogues_memory() {
+    let mut scene = scene(Driver::Shm, &[]);
+    let placed = Block { data: BlockData::Placed, ..operation(OpKind::Push, ATTACKED, 1, 1, BYTES) };
+    for (spoil, waits) in [(None, SOON / 100), (None, Duration::ZERO), (Some(placed), SOON)].repeat(5) {
+        let mut channel = scene.open();
+        refer(&scene, &mut channel, 20_000, spoil);
+        assert_eq!(channel.is_closed_within(waits), spoil.is_some());
+        // Its owner may do with it what it likes from here on.
+        channel.close();
+        channel.lay(THERE, &[1000.0; ELEMENTS as usize]);
+        // The same once more.
+        let mut channel = scene.open();
+        scene.round(&mut channel);
+    }
+    let mut channel = scene.open();
+    let late = refer(&scene, &mut channel, 60, None);
+    assert_eq!(channel.result(late.token).map(|block| block.status), Some(Status::DeadlineWaiting));
+    channel.lay(THERE, &[1000.0; ELEMENTS as usize]);
+    // It counts as it was; the round's own contribution is a duplicate.
+    scene.round(&mut channel);
+    scene.finish();
+}
+
 #[test]
 fn grants_that_were_not_given() {
     for driver in [Driver::Shm, Driver::Tcp] {

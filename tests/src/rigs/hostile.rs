@@ -243,7 +243,8 @@ fn encode(header: BatchHeader, slot_bytes: u64, blocks: &[Block], value: f32) ->
     }
     let used = writer.finish(header);
     batch.truncate(used);
-    let elements: u64 = blocks.iter().map(|block| block.bytes / 4).sum();
+    let inline = blocks.iter().filter(|block| matches!(block.data, BlockData::Inline { .. }));
+    let elements: u64 = inline.map(|block| block.bytes / 4).sum();
     batch.extend((0..elements).flat_map(|_| value.to_le_bytes()));
     batch
 }
@@ -340,6 +341,18 @@ impl Channel {
             self.closed.get_or_insert(error.to_string());
         }
         self.queue.flush();
+    }
+
+    /// Ends the channel from this side; the memory that it handed over stays.
+    pub fn close(&mut self) {
+        self.queue.close(self.channel);
+        self.closed.get_or_insert("by ourselves".into());
+    }
+
+    /// What lies so far into the memory that it handed over becomes these numbers.
+    pub fn lay(&mut self, offset: u64, numbers: &[f32]) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.scratch.write(offset, &bytes).expect("room");
     }
 
     /// A notice without a batch.

@@ -113,6 +113,8 @@ pub(crate) struct Series {
     pub(crate) samples: Vec<Sample>,
     /// Median share of a run in which some process waited for a CPU, in percent; `None` where not told.
     pub(crate) cpu_pressure_percent: Option<f64>,
+    /// Why it has no samples, though the others have.
+    pub(crate) failed: Option<String>,
 }
 
 impl Series {
@@ -197,10 +199,10 @@ pub(crate) fn run_pairs(
     spec.check()?;
     let mut samples = vec![Vec::new(); subjects.len()];
     let mut pressures = vec![Vec::new(); subjects.len()];
-    let mut is_out = vec![false; subjects.len()];
+    let mut failed: Vec<Option<String>> = vec![None; subjects.len()];
     for _ in 0..pairs.max(1) {
         for (index, subject) in subjects.iter_mut().enumerate() {
-            if is_out[index] {
+            if failed[index].is_some() {
                 continue;
             }
             let before = procfs::cpu_pressure();
@@ -209,7 +211,7 @@ pub(crate) fn run_pairs(
                 Ok(sample) => sample,
                 Err(error) if subject.is_guest() => {
                     report::progress(&format!("{} goes on without {}: {error:#}", spec.name, subject.name()));
-                    is_out[index] = true;
+                    failed[index] = Some(format!("{error:#}"));
                     continue;
                 }
                 Err(error) => {
@@ -226,11 +228,13 @@ pub(crate) fn run_pairs(
         }
     }
     // Half a series would be compared with other pairs than its own.
-    is_out.iter().zip(&mut samples).filter(|(out, _)| **out).for_each(|(_, samples)| samples.clear());
-    let series = subjects.iter().zip(samples).zip(pressures).map(|((subject, samples), pressures)| Series {
+    failed.iter().zip(&mut samples).filter(|(out, _)| out.is_some()).for_each(|(_, samples)| samples.clear());
+    let all = subjects.iter().zip(samples).zip(pressures).zip(failed);
+    let series = all.map(|(((subject, samples), pressures), failed)| Series {
         subject: subject.name().to_owned(),
         samples,
         cpu_pressure_percent: stats::median(pressures),
+        failed,
     });
     Ok(series.collect())
 }
@@ -348,7 +352,12 @@ mod tests {
     fn what_a_round_takes_longer_is_taken_pair_by_pair() {
         let series = |seconds: [f64; 3]| {
             let sample = |seconds| Sample { seconds, payload_bytes: 1, rounds: 2, ..Sample::default() };
-            Series { subject: String::new(), samples: seconds.map(sample).into(), cpu_pressure_percent: None }
+            Series {
+                subject: String::new(),
+                samples: seconds.map(sample).into(),
+                cpu_pressure_percent: None,
+                failed: None,
+            }
         };
         // The medians differ by 1 s a round, the pairs by 2.
         let (late, even) = (series([5.0, 7.0, 9.0]), series([1.0, 5.0, 5.0]));
@@ -365,6 +374,7 @@ mod tests {
         let series = run_pairs(&mut subjects, &spec(), 3).expect("ours runs");
         assert_eq!(*log.borrow(), ["guest", "ours", "guest", "ours", "ours"]);
         assert_eq!((series[0].samples.len(), series[1].samples.len()), (0, 3));
+        assert!(series[0].failed.as_ref().is_some_and(|reason| reason.contains("out of breath")));
         assert_eq!(series[1].ratio_to(&series[0]), None);
     }
 
@@ -380,7 +390,7 @@ mod tests {
             allocations_per_round: None,
         };
         let samples = vec![sample(1.0, 9.0), sample(3.0, 11.0), sample(2.0, 10.0)];
-        let series = Series { subject: "peer".into(), samples, cpu_pressure_percent: None };
+        let series = Series { subject: "peer".into(), samples, cpu_pressure_percent: None, failed: None };
         let times = (series.p50_us(), series.p99_us(), series.round_s_beyond(&series));
         assert_eq!(times, (Some(2.0), Some(10.0), None));
         assert_eq!(series.latency_ratio_to(&series), Some(1.0));

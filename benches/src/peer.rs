@@ -24,6 +24,8 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 const SECONDS_TIMES: f64 = 10.0;
 /// How long what it printed may take to arrive once it has ended.
 const OUTPUT_DEADLINE: Duration = Duration::from_secs(2);
+/// More than the memory of any host moves.
+const GB_PER_S_MAX: f64 = 10_000.0;
 /// Most bytes kept of what it prints: the last ones.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
 
@@ -52,7 +54,7 @@ impl Peer {
         let files = Files::write(spec)?;
         let mut command = Command::new("sh");
         command.args(["-c", &self.command]).envs(environment(spec, &files));
-        // A group of its own, with which all that it starts ends.
+        // A group of its own, with which all that it starts and leaves in it ends.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let deadline = self.start_deadline + Duration::from_secs_f64(spec.seconds * SECONDS_TIMES);
         let (status, out, err) = run(command, deadline)?;
@@ -103,7 +105,11 @@ fn told(out: &str) -> anyhow::Result<Told> {
         .context("no line {\"gb_per_s\": …, \"p50_us\": …, \"p99_us\": …} on its standard output")?;
     let can_be = |value: f64| value.is_finite() && value > 0.0 && value < 1e9;
     anyhow::ensure!(
-        can_be(told.gb_per_s) && can_be(told.p50_us) && told.p99_us >= told.p50_us && can_be(told.p99_us),
+        can_be(told.gb_per_s)
+            && told.gb_per_s <= GB_PER_S_MAX
+            && can_be(told.p50_us)
+            && told.p99_us >= told.p50_us
+            && can_be(told.p99_us),
         "figures that cannot be: {told:?}"
     );
     Ok(told)
@@ -250,7 +256,9 @@ mod tests {
 
     #[test]
     fn figures_that_cannot_be_are_refused() {
-        for figures in ["-1, 1, 1", "0, 1, 1", "1, 2, 1", "1, 1, 1e400", "1e12, 1, 1", "1, \"a\", 1"] {
+        for figures in
+            ["-1, 1, 1", "0, 1, 1", "1, 2, 1", "1, 1, 1e400", "1e12, 1, 1", "10001, 1, 1", "1, \"a\", 1"]
+        {
             let fields: Vec<&str> = figures.split(", ").collect();
             let line =
                 format!(r#"{{"gb_per_s":{},"p50_us":{},"p99_us":{}}}"#, fields[0], fields[1], fields[2]);

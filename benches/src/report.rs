@@ -114,6 +114,9 @@ pub(crate) struct Row {
     /// Share of the time in which some process waited for a CPU, in percent: the median of the runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_pressure_percent: Option<f64>,
+    /// Why an outside program has no figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failed: Option<String>,
     /// Interleaved pairs measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pairs: Option<u32>,
@@ -351,7 +354,7 @@ mod tests {
 
     #[test]
     fn every_name_of_the_contract_is_there() {
-        let words = ["buffers", "device", "dtype", "name", "placement", "transport"];
+        let words = ["buffers", "device", "dtype", "failed", "name", "placement", "transport"];
         let numbers = [
             "allocations_per_round",
             "bytes",

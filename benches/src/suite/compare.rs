@@ -69,10 +69,14 @@ impl Comparison<'_> {
                 throughput: throughput.get(index).filter(is_there),
                 latency: latency.get(index).filter(is_there),
             };
-            if mine.throughput.is_none() && mine.latency.is_none() {
+            let failed = [throughput.get(index), latency.get(index)]
+                .into_iter()
+                .flatten()
+                .find_map(|one| one.failed.clone());
+            if mine.throughput.is_none() && mine.latency.is_none() && failed.is_none() {
                 continue;
             }
-            let mut row = self.row(subject.as_ref());
+            let mut row = Row { failed, ..self.row(subject.as_ref()) };
             mine.figures(&mut row, self.copy);
             counted.get(index).into_iter().flatten().for_each(|counted| row.tell(counted));
             mine.ratios(&mut row, subject.name(), &throughput, &latency);

@@ -174,6 +174,9 @@ pub(crate) fn run(args: &SuiteArgs) -> anyhow::Result<()> {
         ));
         beside_copy(&mut rows, start.max(again));
     }
+    let without =
+        rows.iter().filter_map(|row| Some((row.transport.as_ref()?, &row.name, row.failed.as_ref()?)));
+    notes.extend(without.map(|(who, what, why)| format!("FAILED {who} in {what}: {why}")));
     notes.push(format!("measured in {} s", plan.started.elapsed().as_secs()));
     notes.extend(failures.iter().map(|failure| format!("FAILED {failure}")));
     let rows: Vec<Row> = rows.into_iter().map(Row::rounded).collect();

@@ -229,8 +229,9 @@ impl Supervisor {
         let is_awaited = !self.groups.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
         let never_joined = is_awaited && self.never_joined(id).await;
         if never_joined {
+            let needs_none = if code == 0 { "; what needs no cluster is run without launch" } else { "" };
             let code = if code == 0 { ExitCode::Failure as u8 } else { code };
-            let words = format!("{words}, before it joined the cluster");
+            let words = format!("{words}, before it joined the cluster{needs_none}");
             self.failed(Blame { id, code, words }).await;
             self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
         } else if code != 0 {

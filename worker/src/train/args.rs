@@ -58,6 +58,9 @@ impl DataArgs {
     }
 }
 
+/// Of sgd, unless said otherwise.
+const MOMENTUM: f32 = 0.9;
+
 /// The update rules of the trainer's tensors, with the constants that are usual for them. FTRL is not among them: it forgets
 /// the initial weights, without which layers of one width do not come apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -124,9 +127,9 @@ pub struct TrainArgs {
     /// Learning rate
     #[arg(long, value_name = "X", default_value_t = 0.05, help_heading = "Training")]
     pub lr: f32,
-    /// Momentum of sgd and nesterov, 0 for none
-    #[arg(long, value_name = "X", default_value_t = 0.9, help_heading = "Training")]
-    pub momentum: f32,
+    /// Momentum of sgd and nesterov, 0 for none [default: 0.9]
+    #[arg(long, value_name = "X", help_heading = "Training")]
+    pub momentum: Option<f32>,
     /// L2 weight decay, 0 for none; of adam-w and lamb, by itself
     #[arg(long, value_name = "X", default_value_t = 0.0003, help_heading = "Training")]
     pub weight_decay: f32,
@@ -182,14 +185,15 @@ impl TrainArgs {
     pub fn check(&self) -> Result<(), TrainError> {
         positive("--scale", self.scale)?;
         positive("--lr", self.lr)?;
-        if !(0.0..1.0).contains(&self.momentum) {
-            let cause = format!("{} is not from 0 to below 1", self.momentum);
+        if !(0.0..1.0).contains(&self.momentum()) {
+            let cause = format!("{} is not from 0 to below 1", self.momentum());
             return Err(TrainError::setting("--momentum", cause, "give a number such as 0.9"));
         }
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             let cause = format!("{} is not 0 or above", self.weight_decay);
             return Err(TrainError::setting("--weight-decay", cause, "give a number such as 0.0001"));
         }
+        self.check_combinations()?;
         if self.reference && self.optimizer != RuleName::Sgd {
             let cause = "the reference computes sgd only";
             return Err(TrainError::setting("--optimizer", cause, "leave it out, or train in a cluster"));
@@ -200,9 +204,34 @@ impl TrainArgs {
         Ok(())
     }
 
+    /// Flags that would do nothing are a mistake.
+    fn check_combinations(&self) -> Result<(), TrainError> {
+        let wrong = |flag, cause: &str, fix| Err(TrainError::setting(flag, cause.to_owned(), fix));
+        if self.momentum.is_some() && !matches!(self.optimizer, RuleName::Sgd | RuleName::Nesterov) {
+            let cause = "--optimizer is neither sgd nor nesterov, and only those have it";
+            return wrong("--momentum", cause, "leave it out");
+        }
+        if self.codec.is_plain() && self.codec_momentum != 0.0 {
+            let cause = "gradients are not encoded";
+            return wrong(
+                "--codec-momentum",
+                cause,
+                "choose a --codec, or use --momentum, which servers apply",
+            );
+        }
+        if self.codec.is_plain() && self.no_error_feedback {
+            return wrong(
+                "--no-error-feedback",
+                "gradients are not encoded",
+                "choose a --codec, or leave it out",
+            );
+        }
+        Ok(())
+    }
+
     /// The update rule of all tensors.
     pub fn optimizer(&self) -> Optimizer {
-        let (momentum, moments) = (self.momentum, Moments::default());
+        let (momentum, moments) = (self.momentum(), Moments::default());
         let rule = match self.optimizer {
             RuleName::Sgd => Rule::Sgd { momentum, nesterov: false },
             RuleName::Nesterov => Rule::Sgd { momentum, nesterov: true },
@@ -213,6 +242,11 @@ impl TrainArgs {
             RuleName::Lamb => Rule::Lamb(moments),
         };
         Optimizer { weight_decay: self.weight_decay, ..Optimizer::mean(rule, self.lr) }
+    }
+
+    /// Of sgd and nesterov.
+    pub fn momentum(&self) -> f32 {
+        self.momentum.unwrap_or(MOMENTUM)
     }
 
     /// What is done to gradients before they are sent.

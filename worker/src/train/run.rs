@@ -212,7 +212,7 @@ fn trained(args: &TrainArgs, weights: &[&[f32]], workers: u32) -> Model {
             note("batch", args.batch.to_string()),
             note("optimizer", format!("{:?}", args.optimizer)),
             note("lr", args.lr.to_string()),
-            note("momentum", args.momentum.to_string()),
+            note("momentum", args.momentum().to_string()),
             note("weight_decay", args.weight_decay.to_string()),
             note("workers", workers.to_string()),
             note("codec", args.codec.to_string()),

@@ -145,6 +145,14 @@ fn what_cannot_be_trained_is_a_typed_error() {
     assert!(error("--workers 13").to_string().contains("lower --batch"));
     assert!(run(&bench.args("--workers 12 --epochs 1")).is_ok());
     assert!(matches!(error("--momentum 1"), TrainError::Setting { .. }));
+    for (flags, blamed) in [
+        ("--optimizer adam --momentum 0.9", "--momentum"),
+        ("--codec-momentum 0.5", "--codec-momentum"),
+        ("--no-error-feedback", "--no-error-feedback"),
+    ] {
+        let told = error(flags).to_string();
+        assert!(told.contains(blamed), "{flags}: {told}");
+    }
     assert!(matches!(error("--scale 0"), TrainError::Setting { .. }));
     let other = error("--optimizer adam").to_string();
     assert!(other.contains("the reference computes sgd only"), "{other}");

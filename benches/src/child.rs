@@ -68,6 +68,14 @@ impl Child {
         self.process.id()
     }
 
+    /// Has it not ended?
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        match self.process.try_wait()? {
+            None => Ok(()),
+            Some(status) => anyhow::bail!("{} ended ({status}); its own messages are above", self.name),
+        }
+    }
+
     /// Says something to the child.
     pub(crate) fn send(&mut self, message: &impl Serialize) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(message)?;

@@ -143,14 +143,15 @@ fn start_at(
     let mut command = daemon("gradwire-scheduler", transport, settings, None)?;
     command.args(["--scheduler", "127.0.0.1:0", "--workers", &workers.to_string(), "--http", "off"]);
     command.args(["--servers", &servers.to_string()]).arg("--port-file").arg(port_file);
-    let mut children = vec![Child::spawn("gradwire-scheduler", command)?];
-    let scheduler = wait_for_address(port_file)?;
+    let mut scheduler = Child::spawn("gradwire-scheduler", command)?;
+    let address = wait_for_address(&mut scheduler, port_file)?;
+    let mut children = vec![scheduler];
     for rank in 0..servers {
         let mut command = daemon("gradwire-server", transport, settings, cpus.map(|cpus| cpus.1))?;
-        command.args(["--scheduler", &scheduler, "--rank", &rank.to_string(), "--http", http]);
+        command.args(["--scheduler", &address, "--rank", &rank.to_string(), "--http", http]);
         children.push(Child::spawn(&format!("gradwire-server {rank}"), command)?);
     }
-    Ok(Daemons { children, scheduler })
+    Ok(Daemons { children, scheduler: address })
 }
 
 /// The driver that a subject requires, and whether it may use unix sockets.
@@ -194,7 +195,7 @@ fn daemon(name: &str, transport: &str, settings: &[String], cpu: Option<usize>) 
 }
 
 /// Reads the scheduler's address once it has written it, which it does in one step.
-fn wait_for_address(port_file: &Path) -> anyhow::Result<String> {
+fn wait_for_address(scheduler: &mut Child, port_file: &Path) -> anyhow::Result<String> {
     let start = Instant::now();
     while start.elapsed() < START_DEADLINE {
         if let Ok(text) = std::fs::read_to_string(port_file)
@@ -202,6 +203,7 @@ fn wait_for_address(port_file: &Path) -> anyhow::Result<String> {
         {
             return Ok(address.to_owned());
         }
+        scheduler.check()?;
         // Sleep: a file's appearance has no event without inotify, and this happens once a cluster.
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -397,6 +397,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         }
         reader.blocks.iter().try_for_each(|block| match block.data {
+            // Its owner may write that memory again.
+            BlockData::ByReference { .. } if !queue.reads_in_place(link.channel) => Err(PostError::Closed),
             BlockData::ByReference { region, offset } => {
                 link.map(queue, RemoteSpan { key: RemoteKey(region), offset }, block.bytes)
             }

@@ -252,6 +252,10 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn stream_writes(&mut self, streams: bool) {
+        self.shm.stream_writes(streams);
+    }
+
     fn reads_in_place(&self, channel: ChannelId) -> bool {
         matches!(route(channel), Route::Shm(channel) if self.shm.reads_in_place(channel))
     }

@@ -52,6 +52,28 @@ fn what_is_exposed_for_reading_is_not_written() {
 }
 
 #[test]
+fn writes_past_the_cache_are_there_with_their_notice() {
+    const BYTES: u64 = (1 << 20) + 13;
+    let (mut a, mut b) = pair();
+    let (source, target) = (region(2 << 20), region(2 << 20));
+    let key = b.expose(&target);
+    let mut got = vec![0; BYTES as usize + 2];
+    for (round, streams) in [true, false, true].into_iter().enumerate() {
+        let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 31 + round as u64) as u8).collect();
+        source.write(3, &bytes).unwrap();
+        a.queue.stream_writes(streams);
+        // One span above the bound, one below.
+        let gather = [source.span(3, BYTES - 100).unwrap(), source.span(3 + BYTES - 100, 100).unwrap()];
+        let write = Write { id: 1, gather: &gather, remote: at(key, 5), immediate: Some(7), signaled: false };
+        a.queue.post_write(a.channel, &write).unwrap();
+        assert_eq!(b.next_immediate(), 7);
+        target.read(4, &mut got).unwrap();
+        assert!(got[1..=BYTES as usize] == bytes, "streams: {streams}");
+        assert_eq!((got[0], got[BYTES as usize + 1]), (0, 0), "and nothing around it");
+    }
+}
+
+#[test]
 fn a_waker_ends_a_wait_and_one_before_it_is_not_lost() {
     let (mut a, _b) = pair();
     let waker = a.queue.waker();

@@ -23,6 +23,8 @@ pub(super) const GATHER_MAX: usize = 1024;
 const POLL_NOTICES_MAX: usize = 64;
 /// Messages taken from a link in one go: all regions there may be, and bells.
 const DRAIN_MAX: usize = 2 * REGIONS_MAX;
+/// Copies of at least this much may pass by the cache; what is smaller is read soon, with what lies around it.
+const STREAMED_BYTES_MIN: usize = 128 << 10;
 /// How long closing waits for a copy of the peer's that is under way. A copy of gigabytes or a process that
 /// does not run can take longer, which is logged.
 const QUIET_WAIT: Duration = Duration::from_millis(20);
@@ -231,6 +233,7 @@ impl Channel {
     pub(super) fn post_write(
         &mut self,
         write: &Write<'_>,
+        streams: bool,
         completions: &mut Vec<Completion>,
     ) -> Result<(), PostError> {
         self.open()?;
@@ -250,7 +253,7 @@ impl Channel {
             if !self.send.enter() {
                 return Err(PostError::Closed);
             }
-            copy_out(write, to);
+            copy_out(write, to, streams);
         }
         if let Some(immediate) = write.immediate {
             self.send.publish(immediate);
@@ -326,9 +329,9 @@ impl Channel {
     }
 }
 
-/// Gathers a write's spans into the peer's memory.
+/// Gathers a write's spans into the peer's memory; where that `streams`, large ones past the cache.
 #[inline]
-fn copy_out(write: &Write<'_>, to: *mut u8) {
+fn copy_out(write: &Write<'_>, to: *mut u8, streams: bool) {
     let mut at = 0;
     for span in write.gather {
         let bytes = span.len() as usize;
@@ -336,7 +339,13 @@ fn copy_out(write: &Write<'_>, to: *mut u8) {
         // checked against the mapping by the caller, and is another mapping, so the addresses do not overlap.
         // A peer may write either meanwhile, which tears bytes and nothing else. Needed: this is the
         // one-sided write.
-        unsafe { std::ptr::copy_nonoverlapping(span.as_ptr(), to.add(at), bytes) };
+        unsafe {
+            if streams && bytes >= STREAMED_BYTES_MIN {
+                crate::copy::streaming_raw(to.add(at), span.as_ptr(), bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(span.as_ptr(), to.add(at), bytes);
+            }
+        };
         at += bytes;
     }
 }

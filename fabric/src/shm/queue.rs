@@ -49,6 +49,8 @@ pub(crate) struct ShmQueue {
     links: OwnedFd,
     links_seen: Instant,
     polls: u32,
+    /// Large writes are more than caches hold.
+    streams: bool,
 }
 
 impl ShmQueue {
@@ -77,6 +79,7 @@ impl ShmQueue {
             links,
             links_seen: Instant::now(),
             polls: 0,
+            streams: false,
         })
     }
 
@@ -207,7 +210,11 @@ impl CompletionQueue for ShmQueue {
     #[inline]
     fn post_write(&mut self, channel: ChannelId, write: &Write<'_>) -> Result<(), PostError> {
         let at = self.index(channel).ok_or(PostError::Closed)?;
-        self.channels[at].post_write(write, &mut self.done)
+        self.channels[at].post_write(write, self.streams, &mut self.done)
+    }
+
+    fn stream_writes(&mut self, streams: bool) {
+        self.streams = streams;
     }
 
     fn post_read(&mut self, channel: ChannelId, read: &Read<'_>) -> Result<(), PostError> {

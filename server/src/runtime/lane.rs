@@ -21,6 +21,9 @@ use thiserror::Error;
 
 /// Posts that may wait for a worker when a notice joins them: all others are bounded by what the engine keeps.
 const BACKLOG_MAX: usize = 1024;
+/// A lane that stores this much (weights twice, their sum and what rules keep) lands more weights than caches hold until
+/// they are read.
+const STREAMED_BYTES_MIN: u64 = 96 << 20;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
@@ -173,6 +176,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         for spec in self.engine.assign(epoch, specs) {
             self.storage.add(&spec)?;
         }
+        self.queue.stream_writes(self.storage.bytes() >= STREAMED_BYTES_MIN);
         for spec in specs {
             let Some(chunk) = self.engine.index_of(spec.id) else { continue };
             for buffer in 0..2 {

@@ -366,5 +366,7 @@ fn grant(block: &Block, program: &mut Program<'_>) -> Block {
 }
 
 fn reply(block: &Block, status: Status) -> Block {
-    Block { status, bytes: 0, data: BlockData::Inline { offset: 0 }, landing: None, timeout_ms: 0, ..*block }
+    let view = block.view && status == Status::Done;
+    let landing = view.then_some(Landing { region: 1, offset: 0, bytes: CHUNK_BYTES });
+    Block { status, bytes: 0, data: BlockData::Inline { offset: 0 }, landing, view, timeout_ms: 0, ..*block }
 }

@@ -3,7 +3,8 @@
 //! Plain loops over four-byte groups, compiled for the widest vector unit of the machine as Gradwire's are. The
 //! optimizer is fused with the last contribution, as in Gradwire's server, so that the baseline pays no pass that
 //! Gradwire does not pay, but for one: the pass over the first of several contributions, which Gradwire takes together with
-//! the second where it reads both in the workers' memory. No I/O, no allocation; lengths are checked by the caller ([`crate::grpc`]'s store).
+//! the second where it reads both in the workers' memory. No I/O, no allocation; lengths are checked by the caller
+//! ([`crate::grpc`]'s store).
 
 use fabric::simd::{Pass, widest};
 

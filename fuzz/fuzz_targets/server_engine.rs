@@ -178,8 +178,7 @@ impl Rig {
         while let Some(at) = self.landings.iter().position(|(peer, ..)| *peer == rank) {
             self.landed(at);
         }
-        let mut out = Commands::default();
-        self.engine.peer_down(rank, &mut out);
+        self.engine.peer_down(rank);
         let Self { reads, spills, .. } = self;
         reads.retain(|(peer, _, block)| {
             spills[*block as usize] &= *peer != rank;
@@ -191,7 +190,7 @@ impl Rig {
         worker.credits.clear();
         worker.guessed.clear();
         assert_eq!(self.engine.peer_incarnation(rank), Incarnation::default());
-        self.execute(&out, None);
+        self.execute(&Commands::default(), None);
     }
 
     fn honest_batch(&mut self, rank: Rank, program: &mut Program<'_>) {

@@ -66,32 +66,29 @@ impl Fused {
         }
         Ok(all)
     }
-}
 
-impl Fused {
-    /// A contribution, where it can be read in its worker's memory, and what it is added to.
+    /// A contribution and what it is added to, with their views in workers' memory.
     fn addend(&self, chunk: u32, at: u32) -> anyhow::Result<(Addend, Views)> {
-        let slot = chunk * self.contributions + at;
-        if self.reads == Reads::Slots {
-            let onto = if at == 0 { Onto::Nothing } else { Onto::Sum };
-            return Ok((Addend { from: Source::Slot { slot, offset: 0 }, onto }, [None, None]));
-        }
-        let (from, view) = self.of_worker(chunk, at)?;
-        Ok(match at {
-            0 => (Addend { from, onto: Onto::Nothing }, [Some(view), None]),
-            1 => {
-                let (first, first_view) = self.of_worker(chunk, 0)?;
-                (Addend { from, onto: Onto::First(first) }, [Some(view), Some(first_view)])
+        let (from, view) = self.source(chunk, at)?;
+        let (onto, first_view) = match (at, self.reads) {
+            (0, _) => (Onto::Nothing, None),
+            (1, Reads::Workers) => {
+                let (first, view) = self.source(chunk, 0)?;
+                (Onto::First(first), view)
             }
-            _ => (Addend { from, onto: Onto::Sum }, [Some(view), None]),
-        })
+            _ => (Onto::Sum, None),
+        };
+        Ok((Addend { from, onto }, [view, first_view]))
     }
 
-    fn of_worker(&self, chunk: u32, at: u32) -> anyhow::Result<(Source, View)> {
-        let offset = u64::from(chunk * self.contributions + at) * CHUNK_BYTES;
-        let bytes = self.chunks[chunk as usize].bytes;
+    fn source(&self, chunk: u32, at: u32) -> anyhow::Result<(Source, Option<View>)> {
+        let slot = chunk * self.contributions + at;
+        if self.reads == Reads::Slots {
+            return Ok((Source::Slot { slot, offset: 0 }, None));
+        }
+        let (offset, bytes) = (u64::from(slot) * CHUNK_BYTES, self.chunks[chunk as usize].bytes);
         let view = View::from(self.contributed.span(offset, bytes)?);
-        Ok((Source::Worker { peer: Rank(at), region: 0, offset, bytes }, view))
+        Ok((Source::Worker { peer: Rank(at), region: 0, offset, bytes }, Some(view)))
     }
 
     fn round(&mut self, chunk: u32) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
 //! `gradwire-bench kernels`: what fusing the reduction with the update gains, and what a second data thread gains, without
-//! any peer: contributions lie there, and the server's own storage reduces them.
+//! any peer: contributions are there already, and the server's own storage reduces them.
 //!
 //! Owns what is measured and how it is told; the two subjects are [`fused`] and [`separate`].
 

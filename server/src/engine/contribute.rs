@@ -226,8 +226,10 @@ impl LaneEngine {
             chunk.first = Some(held);
             return;
         }
-        let both = if let Onto::First(first) = onto { [Some(first), Some(from)] } else { [None, Some(from)] };
-        self.count(index, bytes, both);
+        if let Onto::First(first) = onto {
+            self.count(index, bytes, first);
+        }
+        self.count(index, bytes, from);
         let chunk = &mut self.chunks[index as usize];
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
@@ -244,13 +246,10 @@ impl LaneEngine {
         self.release(index, rank, from);
     }
 
-    fn count(&mut self, index: u32, bytes: u64, reduced: [Option<Source>; 2]) {
-        let payload_bytes = self.chunks[index as usize].spec.payload_bytes(bytes);
-        for from in reduced.into_iter().flatten() {
-            self.stats.contributions += 1;
-            self.stats.contribution_bytes += payload_bytes;
-            self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
-        }
+    fn count(&mut self, index: u32, bytes: u64, from: Source) {
+        self.stats.contributions += 1;
+        self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
+        self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
     }
 
     /// The first contribution is not left where it is any longer: its worker is about to be told that the operation has
@@ -262,7 +261,7 @@ impl LaneEngine {
         chunk.size(index, first.bytes, out);
         let addend = Addend { from: first.from, onto: Onto::Nothing };
         out.push(Command::Reduce { chunk: index, addend });
-        self.count(index, first.bytes, [Some(first.from), None]);
+        self.count(index, first.bytes, first.from);
     }
 
     /// The round is complete and its weights have a place.

@@ -243,7 +243,7 @@ impl LaneEngine {
 
     /// A worker's channel is closed, and fenced: nothing of it lands any more. Its contributions stay, but for those that
     /// are in its memory only, which it may write again from now on. Its views stay: it may live, and read them still.
-    pub fn peer_down(&mut self, rank: Rank, out: &mut Commands) {
+    pub fn peer_down(&mut self, rank: Rank) {
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return };
         *place = None;
         self.ledger.revoke(rank);
@@ -253,9 +253,6 @@ impl LaneEngine {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
         }
         self.take_back(rank);
-        for chunk in 0..self.chunks.len() {
-            self.finish_late(chunk as u32, out);
-        }
     }
 
     /// A batch lies in a slot.
@@ -522,13 +519,14 @@ impl LaneEngine {
         for index in 0..self.chunks.len() {
             let mut at = 0;
             while let Some(waiter) = self.chunks[index].waiters.get(at).copied() {
-                if waiter.deadline_ms <= now_ms {
-                    self.fold_first(index as u32, &waiter, out);
+                if waiter.deadline_ms > now_ms {
+                    at += 1;
+                    continue;
                 }
                 // What is in the worker's memory only is to stay the operation's until it is read.
+                self.fold_first(index as u32, &waiter, out);
                 let Self { chunks, spills, .. } = self;
-                let is_due = waiter.deadline_ms <= now_ms;
-                if !is_due || !copy_out(index as u32, &mut chunks[index], &waiter, spills, out) {
+                if !copy_out(index as u32, &mut chunks[index], &waiter, spills, out) {
                     at += 1;
                     continue;
                 }

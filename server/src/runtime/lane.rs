@@ -255,7 +255,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // Contributions that were taken are still to be read.
         self.gone.push((rank, link.mapped));
         // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
-        self.engine.peer_down(rank, &mut self.commands);
+        self.engine.peer_down(rank);
         for posted in link.posted {
             self.completed(rank, posted);
         }

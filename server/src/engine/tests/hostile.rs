@@ -87,11 +87,11 @@ fn play(rig: &mut Rig, event: &Event) -> Vec<Command> {
             out.list
         }
         Event::Down(rank) => {
-            assert_eq!(rig.down(Rank(*rank)), []);
+            rig.down(Rank(*rank));
             Vec::new()
         }
         Event::Up(rank) => {
-            assert_eq!(rig.down(Rank(*rank)), []);
+            rig.down(Rank(*rank));
             if *rank < rig.config.workers {
                 rig.connect(*rank);
             }
@@ -114,7 +114,7 @@ proptest! {
         for event in &events {
             for command in play(&mut rig, event) {
                 if let Command::Expel { peer, .. } = command {
-                    assert_eq!(rig.down(peer), []); // What the runtime does.
+                    rig.down(peer); // What the runtime does.
                 }
             }
             rig.flush_unread();
@@ -122,7 +122,7 @@ proptest! {
             prop_assert!(rig.engine.spills().0 <= 2);
         }
         for rank in 0..3 {
-            assert_eq!(rig.down(Rank(rank)), []);
+            rig.down(Rank(rank));
         }
         prop_assert_eq!(rig.engine.credits(), (5, 5));
     }

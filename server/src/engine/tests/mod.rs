@@ -292,10 +292,8 @@ impl Rig {
     }
 
     /// The worker's channel ends.
-    fn down(&mut self, rank: Rank) -> Vec<Command> {
-        let mut out = Commands::default();
-        self.engine.peer_down(rank, &mut out);
-        out.list
+    fn down(&mut self, rank: Rank) {
+        self.engine.peer_down(rank);
     }
 
     /// A worker that is idle gives its credits back.

@@ -1,40 +1,78 @@
-//! `gradwire env`: every setting with its variable and default, and the exit codes. Prints what the types
-//! say; nothing is written down twice.
+//! `gradwire env`: every setting with its variable and default, what other systems' variables do here, and the exit
+//! codes; as text, or as the page `docs/environment.md`. Prints what the types and tables say; nothing is written down
+//! twice.
 
+use clap::Args;
+use daemon::settings::peers::VARIABLES;
 use daemon::settings::reference;
 use proto_common::error::ExitCode;
 use std::io::{self, Write};
 
-/// The `DMLC_*` names that are accepted, and what they set.
-const ALIASES: [(&str, &str); 7] = [
-    ("DMLC_ROLE", "checked against the program's role"),
-    ("DMLC_PS_ROOT_URI", "scheduler.host"),
-    ("DMLC_PS_ROOT_PORT", "scheduler.port"),
-    ("DMLC_NUM_WORKER", "cluster.workers"),
-    ("DMLC_NUM_SERVER", "cluster.servers"),
-    ("DMLC_NODE_HOST", "node.bind and node.advertise"),
-    ("DMLC_INTERFACE", "node.bind and node.advertise, by the interface's IPv4 address"),
-];
+/// How to print it.
+#[derive(Args, Debug)]
+pub(crate) struct EnvArgs {
+    /// As the page docs/environment.md.
+    #[arg(long)]
+    markdown: bool,
+}
 
-pub(crate) fn run() -> Result<(), anyhow::Error> {
-    match print(&mut io::stdout().lock()) {
+pub(crate) fn run(args: &EnvArgs) -> Result<(), anyhow::Error> {
+    let out = &mut io::stdout().lock();
+    let printed = if args.markdown { page(out) } else { print(out) };
+    match printed {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }
 }
 
 fn print(out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "{:<28} {:<40} DEFAULT", "SETTING", "VARIABLE")?;
+    writeln!(out, "{:<34} {:<46} DEFAULT", "SETTING", "VARIABLE")?;
     for line in reference() {
-        writeln!(out, "{:<28} {:<40} {}", line.key, line.variable, line.default)?;
+        writeln!(out, "{:<34} {:<46} {}", line.key, line.variable, line.default)?;
     }
-    writeln!(out, "\n{:<28} SETS", "ALIAS")?;
-    for (name, sets) in ALIASES {
-        writeln!(out, "{name:<28} {sets}")?;
+    writeln!(out, "\n{:<38} {:<17} HERE", "VARIABLE OF", "SYSTEM")?;
+    for variable in VARIABLES {
+        let words = variable.words().replace('`', "");
+        writeln!(out, "{:<38} {:<17} {words}", variable.name, variable.peer.name())?;
     }
-    writeln!(out, "\n{:<28} MEANING", "EXIT CODE")?;
+    writeln!(out, "\n{:<34} MEANING", "EXIT CODE")?;
     for (code, meaning) in ExitCode::TABLE {
-        writeln!(out, "{:<28} {meaning}", code as u8)?;
+        writeln!(out, "{:<34} {meaning}", code as u8)?;
+    }
+    Ok(())
+}
+
+const INTRODUCTION: &str = "\
+# Environment
+
+`gradwire env --markdown` writes this page; a test keeps it up to date.
+
+Settings come from flags, then the environment, then `gradwire.toml` in the working directory, then
+`/etc/gradwire/ROLE.toml`; the first that says something counts. A setting of a section has two underscores between
+section and name. Unknown `GRADWIRE_` names and values out of bounds end the process with exit code 78.
+";
+
+const PEERS: &str = "
+## Variables of other systems
+
+What ps-lite, BytePS, MXNet's kvstore and dmlc-submit read is read here, too, below our own names. What a variable
+cannot do here is said in a warning when the process starts, as is a name with one of their prefixes that nobody reads;
+a value that makes no sense is an error. `PORT`, which ps-lite reads, is too common a name: use `node.port`.
+";
+
+fn page(out: &mut impl Write) -> io::Result<()> {
+    write!(out, "{INTRODUCTION}\n## Settings\n\n| setting | variable | default |\n| --- | --- | --- |\n")?;
+    for line in reference() {
+        let default = if line.default.is_empty() { String::new() } else { format!("`{}`", line.default) };
+        writeln!(out, "| `{}` | `{}` | {default} |", line.key, line.variable)?;
+    }
+    write!(out, "{PEERS}\n| variable | of | here |\n| --- | --- | --- |\n")?;
+    for variable in VARIABLES {
+        writeln!(out, "| `{}` | {} | {} |", variable.name, variable.peer.name(), variable.words())?;
+    }
+    write!(out, "\n## Exit codes\n\n| code | meaning |\n| --- | --- |\n")?;
+    for (code, meaning) in ExitCode::TABLE {
+        writeln!(out, "| {} | {meaning} |", code as u8)?;
     }
     Ok(())
 }
@@ -43,12 +81,25 @@ fn print(out: &mut impl Write) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn settings_and_codes_are_listed() {
+    fn text(print: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> String {
         let mut text = Vec::new();
         print(&mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn settings_and_codes_are_listed() {
+        let text = text(print);
         assert!(text.contains("GRADWIRE_SCHEDULER__PORT") && text.contains("9092"), "{text}");
         assert!(text.lines().any(|line| line.starts_with("71 ") && line.contains("died")), "{text}");
+        assert!(text.contains("PS_HEARTBEAT_TIMEOUT") && text.contains("deadlines.silence_ms, from seconds"));
+    }
+
+    #[test]
+    fn the_page_says_what_the_tables_say() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environment.md");
+        let written = std::fs::read_to_string(path).unwrap();
+        let fix = "write it anew: cargo run -p gradwire -- env --markdown > docs/environment.md";
+        assert!(written == text(page), "docs/environment.md is not what the tables say; {fix}");
     }
 }

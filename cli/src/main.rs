@@ -35,8 +35,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// List every setting with its environment variable and default, and the exit codes.
-    Env,
+    /// List every setting with its environment variable and default, what variables of other systems do, and the
+    /// exit codes.
+    Env(env::EnvArgs),
     /// Run a program that dies with its parent (used by launch).
     #[command(hide = true)]
     SuperviseChild(launch::SuperviseArgs),
@@ -53,7 +54,7 @@ fn main() -> std::process::ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
-        Command::Env => env::run().map(|()| 0),
+        Command::Env(args) => env::run(&args).map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),
         Command::Guard => launch::guard().map(|()| 0),
     })

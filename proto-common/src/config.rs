@@ -55,13 +55,15 @@ pub struct Settings {
 pub struct SchedulerSettings {
     /// Host name or address that members connect to, and that the scheduler binds.
     pub host: String,
+    /// Address that the scheduler binds, where it differs from `host`: a name of several addresses, or of none of its own.
+    pub bind: Option<String>,
     /// TCP port; 0 lets the system choose (the scheduler logs and writes it).
     pub port: u16,
 }
 
 impl Default for SchedulerSettings {
     fn default() -> Self {
-        Self { host: "127.0.0.1".into(), port: 9092 }
+        Self { host: "127.0.0.1".into(), bind: None, port: 9092 }
     }
 }
 
@@ -345,10 +347,13 @@ impl Settings {
         Ok(())
     }
 
-    /// The scheduler binds `scheduler.host`: the same rule holds there.
+    /// The scheduler binds `scheduler.bind` or `scheduler.host`: the same rule holds there.
     pub fn validate_scheduler(&self) -> Result<(), SettingError> {
         self.validate()?;
-        self.check_loopback("scheduler.host", &self.scheduler.host)
+        match &self.scheduler.bind {
+            Some(bind) => self.check_loopback("scheduler.bind", bind),
+            None => self.check_loopback("scheduler.host", &self.scheduler.host),
+        }
     }
 
     fn check_loopback(&self, key: &'static str, host: &str) -> Result<(), SettingError> {
@@ -468,6 +473,11 @@ mod tests {
         settings.scheduler.host = "10.0.0.1".into();
         assert_eq!(settings.validate(), Ok(()), "a member may connect anywhere");
         assert_eq!(settings.validate_scheduler().err().map(|e| e.key), Some("scheduler.host"));
+        settings.scheduler.bind = Some("127.0.0.1".into());
+        assert_eq!(settings.validate_scheduler(), Ok(()), "what is bound counts, not what it is called");
+        settings.scheduler.bind = Some("0.0.0.0".into());
+        assert_eq!(settings.validate_scheduler().err().map(|e| e.key), Some("scheduler.bind"));
+        settings.scheduler.bind = None;
         settings.scheduler.host = "::1".into();
         assert_eq!(settings.validate_scheduler(), Ok(()));
     }

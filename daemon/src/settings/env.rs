@@ -1,9 +1,10 @@
-//! The environment as settings: `GRADWIRE_SECTION__NAME`, and under it the names that ps-lite's users have.
+//! The environment as settings: `GRADWIRE_SECTION__NAME`, and under it the names that users of other systems have.
 //! It must not read the process's environment: pairs are passed in.
 
 use super::SettingsError;
 use super::interface;
 use super::layer::Layer;
+use super::peers;
 use crate::process::DIE_WITH_PARENT;
 use proto_common::ids::Role;
 use std::path::PathBuf;
@@ -14,8 +15,6 @@ pub const PREFIX: &str = "GRADWIRE_";
 pub const CONFIG_VARIABLE: &str = "GRADWIRE_CONFIG";
 /// Variables with our prefix that are no settings.
 const NOT_SETTINGS: [&str; 2] = [CONFIG_VARIABLE, DIE_WITH_PARENT];
-/// Variables with ps-lite's prefix that belong to someone else (procps).
-const NOT_PS_LITE: [&str; 4] = ["PS_FORMAT", "PS_PERSONALITY", "PS_SYSTEM_MAP", "PS_COLORS"];
 
 fn value_of<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
     env.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, value)| value.as_str())
@@ -38,23 +37,14 @@ pub(super) fn ours(env: &[(String, String)]) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// `DMLC_*` as aliases, and warnings for `PS_*` names that change nothing here.
+/// What the environment says in the words of ps-lite, BytePS, MXNet and dmlc-submit, and warnings for what of it changes
+/// nothing here. The table of them is `peers`; here are those that mean something only together.
 pub(super) fn aliases(role: Role, env: &[(String, String)]) -> Result<(Layer, Vec<String>), SettingsError> {
     let mut layer = Layer::default();
     if let Some(said) = value_of(env, "DMLC_ROLE") {
         check_role(role, said)?;
     }
-    const PLAIN: [(&str, &str); 4] = [
-        ("DMLC_PS_ROOT_URI", "scheduler.host"),
-        ("DMLC_PS_ROOT_PORT", "scheduler.port"),
-        ("DMLC_NUM_WORKER", "cluster.workers"),
-        ("DMLC_NUM_SERVER", "cluster.servers"),
-    ];
-    for (name, key) in PLAIN {
-        if let Some(value) = value_of(env, name) {
-            layer.set(name, key, value.to_owned())?;
-        }
-    }
+    let warnings = peers::apply(&mut layer, env)?;
     let node = match (value_of(env, "DMLC_NODE_HOST"), value_of(env, "DMLC_INTERFACE")) {
         (Some(host), _) => Some(("DMLC_NODE_HOST", host.to_owned())),
         (None, Some(name)) => Some(("DMLC_INTERFACE", interface::ipv4_of(name)?.to_string())),
@@ -64,13 +54,54 @@ pub(super) fn aliases(role: Role, env: &[(String, String)]) -> Result<(Layer, Ve
         layer.set(name, "node.bind", host.clone())?;
         layer.set(name, "node.advertise", host)?;
     }
-    let warnings = env
-        .iter()
-        .map(|(name, _)| name)
-        .filter(|name| name.starts_with("PS_") && !NOT_PS_LITE.contains(&name.as_str()))
-        .map(|name| format!("{name} is a ps-lite variable that has no effect on Gradwire; unset it"))
-        .collect();
+    places(&mut layer, role, env)?;
     Ok((layer, warnings))
+}
+
+/// How many workers there are, and which one this is. BytePS counts machines, and the workers of each.
+fn places(layer: &mut Layer, role: Role, env: &[(String, String)]) -> Result<(), SettingsError> {
+    let local_workers = match count_of(env, "BYTEPS_LOCAL_SIZE")? {
+        Some(0) => {
+            return Err(wrong("BYTEPS_LOCAL_SIZE", "0", "use how many workers this machine has, 1 at least"));
+        }
+        workers => workers.unwrap_or(1),
+    };
+    if let Some(workers) = value_of(env, "DMLC_NUM_WORKER") {
+        // What is no number is refused with all other settings.
+        let all = workers.parse::<u64>().map(|machines| machines.saturating_mul(u64::from(local_workers)));
+        let all = all.map_or_else(|_| workers.to_owned(), |all| all.to_string());
+        layer.set("DMLC_NUM_WORKER", "cluster.workers", all)?;
+    }
+    let own = match role {
+        Role::Scheduler => return Ok(()),
+        Role::Server => count_of(env, "DMLC_SERVER_ID")?.map(|rank| ("DMLC_SERVER_ID", rank)),
+        Role::Worker => worker_rank(env, local_workers)?.map(|rank| ("DMLC_WORKER_ID", rank)),
+    };
+    let given = count_of(env, "DMLC_RANK")?.map(|rank| ("DMLC_RANK", rank));
+    match given.or(own) {
+        Some((name, rank)) => layer.set(name, "node.rank", rank.to_string()),
+        None => Ok(()),
+    }
+}
+
+fn worker_rank(env: &[(String, String)], local_workers: u32) -> Result<Option<u32>, SettingsError> {
+    let (machine, local) = (count_of(env, "DMLC_WORKER_ID")?, count_of(env, "BYTEPS_LOCAL_RANK")?);
+    if let Some(local) = local.filter(|local| *local >= local_workers) {
+        let fix = "it counts from 0 and is below BYTEPS_LOCAL_SIZE; set both";
+        return Err(wrong("BYTEPS_LOCAL_RANK", &local.to_string(), fix));
+    }
+    let rank = |machine: u32| machine.saturating_mul(local_workers).saturating_add(local.unwrap_or(0));
+    // Of several workers on a machine none has a rank without its own number.
+    Ok(machine.filter(|_| local.is_some() || local_workers == 1).map(rank))
+}
+
+fn count_of(env: &[(String, String)], name: &str) -> Result<Option<u32>, SettingsError> {
+    let parse = |text: &str| text.parse().map_err(|_| wrong(name, text, "use a whole number, 0 or more"));
+    value_of(env, name).map(parse).transpose()
+}
+
+fn wrong(name: &str, value: &str, fix: &str) -> SettingsError {
+    SettingsError::Source { name: name.to_owned(), value: value.to_owned(), fix: fix.to_owned() }
 }
 
 fn check_role(role: Role, said: &str) -> Result<(), SettingsError> {

@@ -7,6 +7,7 @@ mod env;
 mod error;
 mod interface;
 mod layer;
+pub mod peers;
 
 pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
 pub use env::{CONFIG_VARIABLE, PREFIX};

@@ -148,6 +148,59 @@ fn dmlc_names_work_and_ps_names_are_refused_aloud() {
     assert!(loaded.warnings[0].contains("PS_RESEND"));
 }
 
+#[test]
+fn local_workers_of_machines_become_ranks() {
+    let settings = |pairs: &[(&str, &str)]| load(pairs, &[]).unwrap().settings;
+    let machines = [("DMLC_NUM_WORKER", "3"), ("DMLC_WORKER_ID", "2")];
+    let one = settings(&machines);
+    assert_eq!((one.cluster.workers, one.node.rank), (3, Some(2)));
+    let local = [("BYTEPS_LOCAL_SIZE", "4"), ("BYTEPS_LOCAL_RANK", "1")];
+    let four = settings(&[&machines[..], &local[..]].concat());
+    assert_eq!((four.cluster.workers, four.node.rank), (12, Some(9)));
+    let without_rank = settings(&[&machines[..], &local[..1]].concat());
+    assert_eq!(without_rank.node.rank, None, "four workers cannot all be the machine's first");
+    assert_eq!(settings(&[("DMLC_RANK", "5"), ("DMLC_WORKER_ID", "2")]).node.rank, Some(5));
+    let ours = ("GRADWIRE_CLUSTER__WORKERS", "7");
+    assert_eq!(settings(&[&machines[..], &local[..], &[ours]].concat()).cluster.workers, 7);
+
+    let server =
+        |pairs: &[(&str, &str)]| load_from(&nowhere(), Role::Server, &env(pairs), None, &[]).unwrap();
+    assert_eq!(server(&[("DMLC_SERVER_ID", "1"), ("DMLC_WORKER_ID", "2")]).settings.node.rank, Some(1));
+    let said = |pairs: &[(&str, &str)]| load(pairs, &[]).unwrap_err().to_string();
+    assert!(
+        said(&[("BYTEPS_LOCAL_SIZE", "2"), ("BYTEPS_LOCAL_RANK", "2")]).contains("below BYTEPS_LOCAL_SIZE")
+    );
+    assert!(said(&[("BYTEPS_LOCAL_SIZE", "0")]).contains("1 at least"));
+    assert!(said(&[("DMLC_WORKER_ID", "-1")]).contains("whole number"));
+    assert!(said(&[("DMLC_NUM_WORKER", "two")]).contains("DMLC_NUM_WORKER"));
+}
+
+#[test]
+fn peers_words_are_settings_below_ours() {
+    let pairs = [
+        ("PS_HEARTBEAT_INTERVAL", "1"),
+        ("PS_HEARTBEAT_TIMEOUT", "7"),
+        ("PS_VERBOSE", "1"),
+        ("BYTEPS_PARTITION_BYTES", "4096000"),
+        ("BYTEPS_SERVER_ENGINE_THREAD", "3"),
+        ("DMLC_ENABLE_RDMA", "ibverbs"),
+        ("GRADWIRE_LOG__FILTER", "warn"),
+    ];
+    let loaded = load(&pairs, &[]).unwrap();
+    let settings = loaded.settings;
+    assert_eq!((settings.deadlines.heartbeat_ms, settings.deadlines.silence_ms), (1000, 7000));
+    assert_eq!((settings.cluster.chunk_bytes, settings.cluster.lanes), (4_096_000, 3));
+    assert_eq!((settings.transport.verbs, settings.transport.tcp), (Policy::Require, Policy::Off));
+    assert_eq!((settings.log.filter.as_str(), loaded.warnings.len()), ("warn", 0));
+    let said = |pair| load(&[pair], &[]).unwrap_err().to_string();
+    let van = said(("DMLC_PS_VAN_TYPE", "fabric"));
+    assert!(van.contains("DMLC_PS_VAN_TYPE = \"fabric\" is wrong: use ibverbs"), "{van}");
+    let lanes = said(("BYTEPS_SERVER_ENGINE_THREAD", "65"));
+    assert!(lanes.contains("cluster.lanes is set by BYTEPS_SERVER_ENGINE_THREAD"), "{lanes}");
+    let short = said(("PS_HEARTBEAT_TIMEOUT", "1"));
+    assert!(short.contains("3 times deadlines.heartbeat_ms"), "{short}");
+}
+
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]

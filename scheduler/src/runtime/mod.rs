@@ -48,7 +48,8 @@ pub struct Listeners {
 
 /// Binds what the settings say. Port 0 lets the system choose.
 pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
-    let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
+    let scheduler = &settings.scheduler;
+    let (host, port) = (scheduler.bind.as_deref().unwrap_or(&scheduler.host), scheduler.port);
     let control = TcpListener::bind((host, port))
         .await
         .with_context(|| {

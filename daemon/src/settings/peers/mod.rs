@@ -1,0 +1,170 @@
+//! The variables that ps-lite, BytePS, MXNet's kvstore and dmlc-submit read, and what each does here: it is a setting
+//! of ours, or a warning says why it is none. Never is one ignored in silence. `gradwire env` and
+//! `docs/environment.md` print this table; nothing of it is written down twice. It must not read the environment.
+
+mod convert;
+mod table;
+
+pub use table::VARIABLES;
+
+use super::SettingsError;
+use super::layer::Layer;
+
+/// Whose variable it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// dmlc/ps-lite.
+    PsLite,
+    /// The ps-lite of BytePS.
+    Fork,
+    /// BytePS and its launcher.
+    BytePs,
+    /// MXNet's kvstore.
+    Mxnet,
+    /// dmlc-submit, and what dmlc-core reads.
+    Dmlc,
+}
+
+impl Peer {
+    /// As people call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PsLite => "ps-lite",
+            Self::Fork => "BytePS's ps-lite",
+            Self::BytePs => "BytePS",
+            Self::Mxnet => "MXNet",
+            Self::Dmlc => "dmlc-submit",
+        }
+    }
+}
+
+/// Settings by name, with their values as text.
+type Pairs = Vec<(&'static str, String)>;
+
+/// What a peer's variable does here.
+#[derive(Clone, Copy, Debug)]
+pub enum Use {
+    /// Its text is the value of this setting.
+    Is(&'static str),
+    /// Its value becomes that of settings; said in words, and computed. An error says what would be right.
+    Becomes(&'static str, fn(&str) -> Result<Pairs, &'static str>),
+    /// It is honoured, though by no setting alone: where, and how.
+    Read(&'static str),
+    /// It changes nothing: why, and what to use instead.
+    Nothing(&'static str),
+}
+
+/// One variable of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// Whose it is.
+    pub peer: Peer,
+    /// What it does here.
+    pub does: Use,
+}
+
+impl Variable {
+    /// What it does here, for people.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self.does {
+            Use::Is(setting) => format!("`{setting}`"),
+            Use::Becomes(words, _) | Use::Read(words) => words.to_owned(),
+            Use::Nothing(why) => format!("nothing: {why}"),
+        }
+    }
+}
+
+/// Names with these beginnings are the peers' own.
+const PREFIXES: [&str; 4] = ["DMLC_", "PS_", "BYTEPS_", "MXNET_KVSTORE_"];
+/// Variables with ps-lite's prefix that belong to someone else (procps).
+const NOT_PEERS: [&str; 4] = ["PS_FORMAT", "PS_PERSONALITY", "PS_SYSTEM_MAP", "PS_COLORS"];
+
+/// Puts what the environment says in peers' words into a layer; the result are the warnings.
+pub(super) fn apply(layer: &mut Layer, env: &[(String, String)]) -> Result<Vec<String>, SettingsError> {
+    let mut warnings = Vec::new();
+    for (name, value) in env.iter().filter(|(_, value)| !value.is_empty()) {
+        match VARIABLES.iter().find(|variable| variable.name == name) {
+            Some(Variable { does: Use::Is(setting), .. }) => layer.set(name, setting, value.clone())?,
+            Some(Variable { does: Use::Becomes(_, convert), .. }) => {
+                let wrong = |fix: &str| SettingsError::Source {
+                    name: name.clone(),
+                    value: value.clone(),
+                    fix: fix.to_owned(),
+                };
+                for (setting, text) in convert(value.trim()).map_err(wrong)? {
+                    layer.set(name, setting, text)?;
+                }
+            }
+            Some(Variable { does: Use::Read(_), .. }) => {}
+            Some(Variable { does: Use::Nothing(why), peer, .. }) => {
+                warnings.push(format!("{name} is a variable of {} that does nothing here: {why}", peer.name()));
+            }
+            None if is_peers(name) => warnings.push(format!(
+                "{name} is no variable that Gradwire or the systems it replaces read; check its spelling, or unset it"
+            )),
+            None => {}
+        }
+    }
+    Ok(warnings)
+}
+
+fn is_peers(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !NOT_PEERS.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layer::known_names;
+    use super::*;
+
+    #[test]
+    fn each_variable_has_one_row_in_order_of_peers_and_names() {
+        let names: Vec<&str> = VARIABLES.iter().map(|variable| variable.name).collect();
+        let unique: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(names.len(), unique.len(), "a name stands twice");
+        let keys: Vec<_> = VARIABLES.iter().map(|variable| (variable.peer as u8, variable.name)).collect();
+        assert!(keys.is_sorted(), "sort the rows of each peer by name");
+        for variable in VARIABLES {
+            let ours = is_peers(variable.name) || matches!(variable.does, Use::Read(_));
+            assert!(ours, "{} would be taken from someone else", variable.name);
+        }
+    }
+
+    #[test]
+    fn rows_name_settings_that_exist() {
+        let known = known_names();
+        for variable in VARIABLES {
+            let words = variable.words();
+            for quoted in words.split('`').skip(1).step_by(2).filter(|word| word.contains('.')) {
+                assert!(known.iter().any(|name| name == quoted), "{}: {quoted}", variable.name);
+            }
+            if let Use::Is(setting) = variable.does {
+                assert!(known.iter().any(|name| name == setting), "{}: {setting}", variable.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_nothing_and_what_nobody_reads_is_said() {
+        let env = |name: &str| vec![(name.to_owned(), "1".to_owned())];
+        let warnings = |name: &str| apply(&mut Layer::default(), &env(name)).unwrap();
+        for variable in VARIABLES.iter().filter(|variable| matches!(variable.does, Use::Nothing(_))) {
+            let said = warnings(variable.name);
+            assert_eq!(said.len(), 1, "{}", variable.name);
+            assert!(
+                said[0].starts_with(variable.name) && said[0].contains("does nothing here: "),
+                "{said:?}"
+            );
+        }
+        assert!(warnings("DMLC_NUM_WROKER")[0].contains("check its spelling"));
+        for name in ["PS_FORMAT", "PATH", "MXNET_ENGINE_TYPE", "DMLC_ROLE"] {
+            assert_eq!(warnings(name), Vec::<String>::new(), "{name}");
+        }
+        let empty = [("PS_RESEND".to_owned(), String::new())];
+        assert!(apply(&mut Layer::default(), &empty).unwrap().is_empty(), "an empty variable says nothing");
+    }
+}

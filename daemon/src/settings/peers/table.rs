@@ -1,0 +1,247 @@
+//! The table itself: every variable that the peers read, by peer and name. What a row says is shown to users.
+
+use super::Peer::{BytePs, Dmlc, Fork, Mxnet, PsLite};
+use super::Use::{Becomes, Is, Nothing, Read};
+use super::{Peer, Use, Variable, convert};
+
+const fn row(peer: Peer, name: &'static str, does: Use) -> Variable {
+    Variable { name, peer, does }
+}
+
+const UCX: &str = "there is no UCX here: RDMA devices are driven directly (`transport.verbs`)";
+const COPIES: &str =
+    "peers of one host share memory, and nothing is copied between them by threads of its own";
+const QUEUES: &str =
+    "queues and buffers are sized by credits (`memory.inbox_slots`), and registered before training";
+const CORES: &str = "threads are not bound to cores; use numactl or taskset, or the cluster's scheduler";
+const NCCL: &str =
+    "each process is a worker of its own and pushes for itself; nothing is reduced by NCCL before";
+const TRACES: &str = "no timelines are written; `/metrics` and `gradwire status` say where time goes";
+const HASHES: &str = "the shard map balances bytes over servers, and keys are not hashed";
+const MIXED: &str = "servers share the load evenly; start as many as there are hosts to use";
+const STARTED: &str = "told to programs by the launcher; nothing depends on it";
+const TREES: &str = "it concerns devices of one process, which MXNet reduces itself";
+const SUBMIT: &str =
+    "there is no tracker: give the resources to Slurm or MPI, or limit processes with cgroups";
+
+/// All of them.
+pub const VARIABLES: &[Variable] = &[
+    row(PsLite, "DMLC_INTERFACE", Read("`node.bind` and `node.advertise`, by the interface's IPv4 address")),
+    row(
+        PsLite,
+        "DMLC_LOCAL",
+        Nothing("peers of one host use shared memory without being told (`transport.shm`)"),
+    ),
+    row(PsLite, "DMLC_NODE_HOST", Read("`node.bind` and `node.advertise`")),
+    row(PsLite, "DMLC_NUM_SERVER", Is("cluster.servers")),
+    row(PsLite, "DMLC_NUM_WORKER", Read("`cluster.workers`; times BYTEPS_LOCAL_SIZE where that is set")),
+    row(PsLite, "DMLC_PS_ROOT_PORT", Is("scheduler.port")),
+    row(PsLite, "DMLC_PS_ROOT_URI", Is("scheduler.host")),
+    row(
+        PsLite,
+        "DMLC_PS_VAN_TYPE",
+        Becomes(
+            "`transport.verbs` = require for ibverbs; zmq and p3 leave the choice to both sides",
+            convert::van,
+        ),
+    ),
+    row(PsLite, "DMLC_PS_WATER_MARK", Nothing("credits bound what is under way (`memory.inbox_slots`)")),
+    row(PsLite, "DMLC_RANK", Read("`node.rank`, of servers and workers")),
+    row(PsLite, "DMLC_ROLE", Read("checked against the program's role; `gradwire launch` starts that role")),
+    row(
+        PsLite,
+        "DMLC_USE_KUBERNETES",
+        Becomes(
+            "`scheduler.bind` = 0.0.0.0: the service's name is not an address of the pod",
+            convert::all_addresses,
+        ),
+    ),
+    row(
+        PsLite,
+        "PS_DROP_MSG",
+        Nothing("faults are injected by the tests' simulation and never in real daemons"),
+    ),
+    row(
+        PsLite,
+        "PS_HEARTBEAT_INTERVAL",
+        Becomes("`deadlines.heartbeat_ms`, from seconds", convert::heartbeat),
+    ),
+    row(PsLite, "PS_HEARTBEAT_TIMEOUT", Becomes("`deadlines.silence_ms`, from seconds", convert::silence)),
+    row(
+        PsLite,
+        "PS_RESEND",
+        Nothing("transports deliver, and operations are replayed where they are not answered"),
+    ),
+    row(
+        PsLite,
+        "PS_RESEND_TIMEOUT",
+        Nothing("operations have a deadline instead (`deadlines.operation_ms`)"),
+    ),
+    row(PsLite, "PS_VERBOSE", Becomes("`log.filter`: debug for 1, trace for 2", convert::verbose)),
+    row(Fork, "BYTEPS_ADDRESS_POOL_SIZE", Nothing(QUEUES)),
+    row(
+        Fork,
+        "BYTEPS_ENABLE_IPC",
+        Nothing("peers of one host use shared memory without being told (`transport.shm`)"),
+    ),
+    row(Fork, "BYTEPS_IPC_COPY_NUM_THREADS", Nothing(COPIES)),
+    row(Fork, "BYTEPS_IPC_ENABLE_ASYNC_COPY", Nothing(COPIES)),
+    row(Fork, "BYTEPS_NODE_ID", Nothing("ranks are `node.rank`'s")),
+    row(Fork, "BYTEPS_ORDERED_HOSTS", Nothing("the scheduler knows every member's address")),
+    row(Fork, "BYTEPS_PRINT_RDMA_LOG", Nothing("use `log.filter` = info,fabric=debug")),
+    row(Fork, "BYTEPS_RDMA_MAX_CONCURR_WR", Nothing(QUEUES)),
+    row(Fork, "BYTEPS_RDMA_RX_DEPTH", Nothing(QUEUES)),
+    row(Fork, "BYTEPS_RDMA_START_DEPTH", Nothing(QUEUES)),
+    row(Fork, "BYTEPS_UCX_ERRH_ENABLE", Nothing(UCX)),
+    row(Fork, "BYTEPS_UCX_FORCE_REQ_ORDER", Nothing(UCX)),
+    row(Fork, "BYTEPS_UCX_QUEUE_SENDS", Nothing(UCX)),
+    row(Fork, "BYTEPS_UCX_RECONNECT_TMO", Nothing(UCX)),
+    row(Fork, "BYTEPS_UCX_SHORT_THRESH", Nothing(UCX)),
+    row(Fork, "BYTEPS_ZMQ_MAX_SOCKET", Nothing("there is one connection a lane and peer (`cluster.lanes`)")),
+    row(
+        Fork,
+        "BYTEPS_ZMQ_NTHREADS",
+        Nothing("data threads do their own I/O; their number is `cluster.lanes`"),
+    ),
+    row(
+        Fork,
+        "DMLC_ENABLE_RDMA",
+        Becomes(
+            "`transport.verbs` = require for 1 or ibverbs; 0 leaves the choice to both sides",
+            convert::rdma,
+        ),
+    ),
+    row(Fork, "DMLC_ENABLE_UCX", Nothing(UCX)),
+    row(Fork, "DMLC_GROUP_SIZE", Nothing("a process has one place in the cluster; start more processes")),
+    row(Fork, "DMLC_LOCKLESS_QUEUE", Nothing("queues of the data path take no lock anyway")),
+    row(Fork, "DMLC_NUM_CPU_DEV", Nothing("tensors lie in main memory")),
+    row(Fork, "DMLC_NUM_GPU_DEV", Nothing("tensors lie in main memory")),
+    row(
+        Fork,
+        "DMLC_NUM_PORTS",
+        Nothing("a server has one port, and a connection for each lane (`cluster.lanes`)"),
+    ),
+    row(Fork, "DMLC_POLLING_IN_NANOSECOND", Nothing("use `memory.spin_us`")),
+    row(Fork, "DMLC_PORT", Is("node.port")),
+    row(BytePs, "BYTEPS_BUILT_IN_HASH_COEF", Nothing(HASHES)),
+    row(BytePs, "BYTEPS_CPU_BLACKLIST", Nothing(CORES)),
+    row(BytePs, "BYTEPS_DEBUG_SAMPLE_TENSOR", Nothing("values are not logged; pull the tensor and print it")),
+    row(BytePs, "BYTEPS_ENABLE_ASYNC", Nothing("say so where tensors are declared")),
+    row(BytePs, "BYTEPS_ENABLE_GDB", Nothing("start gdb --args PROGRAM through `gradwire launch`")),
+    row(BytePs, "BYTEPS_ENABLE_MIXED_MODE", Nothing(MIXED)),
+    row(BytePs, "BYTEPS_FORCE_DISTRIBUTED", Nothing("a job of one worker has servers, too")),
+    row(BytePs, "BYTEPS_GLOBAL_RANK", Nothing("ranks are `node.rank`'s")),
+    row(BytePs, "BYTEPS_KEY_HASH_FN", Nothing(HASHES)),
+    row(BytePs, "BYTEPS_LOCAL_RANK", Read("with BYTEPS_LOCAL_SIZE: `node.rank` of a worker")),
+    row(
+        BytePs,
+        "BYTEPS_LOCAL_SIZE",
+        Read(
+            "workers of each machine: `cluster.workers` is DMLC_NUM_WORKER times this, \
+             `node.rank` is DMLC_WORKER_ID times this plus BYTEPS_LOCAL_RANK; give it to the scheduler, too",
+        ),
+    ),
+    row(BytePs, "BYTEPS_LOG_HIDE_TIME", Nothing("use `log.json`, and leave the time out with a tool")),
+    row(BytePs, "BYTEPS_LOG_LEVEL", Becomes("`log.filter`", convert::log_level)),
+    row(
+        BytePs,
+        "BYTEPS_MIN_COMPRESS_BYTES",
+        Nothing("a codec is chosen for each tensor where it is declared"),
+    ),
+    row(BytePs, "BYTEPS_MIXED_MODE_BOUND", Nothing(MIXED)),
+    row(BytePs, "BYTEPS_MULTITHREADED_CPU", Nothing(CORES)),
+    row(BytePs, "BYTEPS_NCCL_GROUP_SIZE", Nothing(NCCL)),
+    row(BytePs, "BYTEPS_NCCL_NUM_RINGS", Nothing(NCCL)),
+    row(BytePs, "BYTEPS_NUMA_DEFAULT_QUOTA", Nothing(CORES)),
+    row(BytePs, "BYTEPS_NUMA_ON", Nothing(CORES)),
+    row(BytePs, "BYTEPS_NUMA_ROOT_QUOTA", Nothing(CORES)),
+    row(
+        BytePs,
+        "BYTEPS_OMP_THREAD_PER_GPU",
+        Nothing("servers reduce; their data threads are `cluster.lanes`"),
+    ),
+    row(
+        BytePs,
+        "BYTEPS_PARTITION_BYTES",
+        Becomes(
+            "`cluster.chunk_bytes`, rounded up to whole pages; the scheduler's counts",
+            convert::partition,
+        ),
+    ),
+    row(BytePs, "BYTEPS_PCIE_SWITCH_SIZE", Nothing(NCCL)),
+    row(BytePs, "BYTEPS_REDUCE_ROOTS", Nothing(NCCL)),
+    row(BytePs, "BYTEPS_SCHEDULING_CREDIT", Nothing("servers grant credits (`memory.inbox_slots`)")),
+    row(BytePs, "BYTEPS_SERVER_DEBUG", Nothing("use `log.filter` = debug")),
+    row(BytePs, "BYTEPS_SERVER_DEBUG_KEY", Nothing("use `log.filter` = debug")),
+    row(BytePs, "BYTEPS_SERVER_ENABLE_SCHEDULE", Nothing("priorities are always honoured, at the worker")),
+    row(
+        BytePs,
+        "BYTEPS_SERVER_ENGINE_BLOCKING",
+        Nothing("a chunk's data thread reduces it; nothing blocks there"),
+    ),
+    row(BytePs, "BYTEPS_SERVER_ENGINE_THREAD", Is("cluster.lanes")),
+    row(
+        BytePs,
+        "BYTEPS_SOCKET_PATH",
+        Nothing("processes of one host meet through the scheduler and leave no files"),
+    ),
+    row(BytePs, "BYTEPS_TELEMETRY_ON", Nothing(TRACES)),
+    row(BytePs, "BYTEPS_THREADPOOL_SIZE", Nothing("gradients are encoded by the thread that pushes them")),
+    row(BytePs, "BYTEPS_TRACE_DIR", Nothing(TRACES)),
+    row(BytePs, "BYTEPS_TRACE_END_STEP", Nothing(TRACES)),
+    row(BytePs, "BYTEPS_TRACE_ON", Nothing(TRACES)),
+    row(BytePs, "BYTEPS_TRACE_START_STEP", Nothing(TRACES)),
+    row(BytePs, "BYTEPS_USE_MPI", Nothing("MPI's ranks are read by `gradwire launch` (--cluster mpi)")),
+    row(BytePs, "BYTEPS_VISIBLE_CPU_CORES", Nothing(CORES)),
+    row(
+        BytePs,
+        "DMLC_WORKER_ID",
+        Read("`node.rank` of a worker; with BYTEPS_LOCAL_SIZE its machine's number"),
+    ),
+    row(BytePs, "PS_KEY_LOG", Nothing("`gradwire plan` says where tensors go")),
+    row(
+        Mxnet,
+        "MXNET_KVSTORE_BIGARRAY_BOUND",
+        Nothing(
+            "every tensor is cut into chunks, and bytes are balanced over servers (`cluster.chunk_bytes`)",
+        ),
+    ),
+    row(Mxnet, "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE", Nothing("use `log.filter` = debug")),
+    row(Mxnet, "MXNET_KVSTORE_LOGTREE", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_REDUCTION_NTHREADS", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_SERIAL_PUSH", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_SLICE_THRESHOLD", Nothing("tensors are always cut, at `cluster.chunk_bytes`")),
+    row(Mxnet, "MXNET_KVSTORE_TREE_ARRAY_BOUND", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_TREE_BACKTRACK", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_TREE_LINK_USAGE_PENALTY", Nothing(TREES)),
+    row(Mxnet, "MXNET_KVSTORE_USETREE", Nothing(TREES)),
+    row(
+        Mxnet,
+        "MXNET_UPDATE_ON_KVSTORE",
+        Read("MXNet's own: gluon's Trainer asks the kvstore for updates, or makes them itself"),
+    ),
+    row(Dmlc, "DMLC_HDFS_OPTS", Nothing(SUBMIT)),
+    row(Dmlc, "DMLC_JOB_ARCHIVES", Nothing(SUBMIT)),
+    row(Dmlc, "DMLC_JOB_CLUSTER", Read(STARTED)),
+    row(Dmlc, "DMLC_LOG_DEBUG", Nothing("use `log.filter` = debug")),
+    row(Dmlc, "DMLC_LOG_STACK_TRACE_DEPTH", Nothing("use RUST_BACKTRACE=1")),
+    row(Dmlc, "DMLC_MAX_ATTEMPT", Nothing("a member that died ends the job; start it again")),
+    row(Dmlc, "DMLC_NUM_ATTEMPT", Read(STARTED)),
+    row(Dmlc, "DMLC_SERVER_CORES", Nothing(SUBMIT)),
+    row(Dmlc, "DMLC_SERVER_ID", Read("`node.rank` of a server")),
+    row(Dmlc, "DMLC_SERVER_MEMORY_MB", Nothing(SUBMIT)),
+    row(Dmlc, "DMLC_SUBMIT_CLUSTER", Read("`gradwire launch`: the default of --cluster")),
+    row(Dmlc, "DMLC_TASK_ID", Read(STARTED)),
+    row(
+        Dmlc,
+        "DMLC_TRACKER_PORT",
+        Nothing("rabit's tracker is not here; members find the scheduler by DMLC_PS_ROOT_PORT"),
+    ),
+    row(
+        Dmlc,
+        "DMLC_TRACKER_URI",
+        Nothing("rabit's tracker is not here; members find the scheduler by DMLC_PS_ROOT_URI"),
+    ),
+    row(Dmlc, "DMLC_WORKER_CORES", Nothing(SUBMIT)),
+    row(Dmlc, "DMLC_WORKER_MEMORY_MB", Nothing(SUBMIT)),
+];

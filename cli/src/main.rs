@@ -23,8 +23,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a scheduler, servers and workers on this host, and supervise them until the job is over.
-    Launch(launch::LaunchArgs),
+    /// Start a scheduler, servers and workers, and supervise them until the job is over.
+    Launch(Box<launch::LaunchArgs>),
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
     Doctor(doctor::DoctorArgs),
@@ -41,6 +41,9 @@ enum Command {
     /// Run a program that dies with its parent (used by launch).
     #[command(hide = true)]
     SuperviseChild(launch::SuperviseArgs),
+    /// Run what a launcher on another host says (used by launch).
+    #[command(hide = true)]
+    Attend,
     /// Kill process groups when the launcher dies (used by launch).
     #[command(hide = true)]
     Guard,
@@ -56,6 +59,7 @@ fn main() -> std::process::ExitCode {
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
         Command::Env(args) => env::run(&args).map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),
+        Command::Attend => launch::attend(),
         Command::Guard => launch::guard().map(|()| 0),
     })
 }

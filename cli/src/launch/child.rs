@@ -1,23 +1,56 @@
-//! Starting one process: in a group of its own, dying with the launcher, its output piped.
+//! Starting one process: in a group of its own, dying with the launcher, its output piped. On another host that is
+//! ssh, whose input says what is to run there (`remote`) and ends it when it closes.
 
-use super::guard::Guard;
+use super::guard::{Guard, kill_group};
 use super::plan::ChildSpec;
+use super::remote::{self, Reach};
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use proto_common::error::ExitCode;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
-use tokio::process::{Child, Command};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
+
+/// Milliseconds that a word to another host may take to leave this one.
+const WORD_MS: u64 = 100;
 
 /// A process that runs.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) process: Child,
-    /// Its process id, which is also its group's.
-    pub(super) group: Pid,
+    pub(super) handle: Handle,
 }
 
+/// What a process is ended by.
+#[derive(Debug)]
+pub(super) struct Handle {
+    /// Its process id, which is also its group's.
+    pub(super) group: Pid,
+    /// To the program on another host, over ssh.
+    line: Option<ChildStdin>,
+}
+
+impl Handle {
+    /// A signal to the process and its children. Another host's are killed when the line to them closes.
+    pub(super) async fn signal(&mut self, signal: Signal) {
+        match &mut self.line {
+            Some(line) if signal == Signal::TERM => {
+                // Whoever cannot be told is killed next.
+                let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(remote::END_WORD)).await;
+            }
+            _ => {
+                self.line = None;
+                kill_group(self.group, signal);
+            }
+        }
+    }
+}
+
+/// Starts a process of this host.
 pub(super) fn start(spec: &ChildSpec, guard: &Guard) -> Result<Running, Failure> {
     let launcher = std::env::current_exe().code(ExitCode::Io)?;
     let mut command = Command::new(launcher);
@@ -25,18 +58,47 @@ pub(super) fn start(spec: &ChildSpec, guard: &Guard) -> Result<Running, Failure>
         .args(["supervise-child", "--parent", &std::process::id().to_string(), "--"])
         .arg(&spec.program)
         .args(&spec.args)
-        .stdin(guard.line().code(ExitCode::Io)?)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true);
+        .stdin(guard.line().code(ExitCode::Io)?);
+    if let Some(directory) = &spec.directory {
+        command.current_dir(directory);
+    }
     for name in &spec.env_removed {
         command.env_remove(name);
     }
     command.envs(spec.env.iter().map(|(name, value)| (name, value)));
+    spawn(command, spec)
+}
+
+/// Starts ssh to the host of a process.
+pub(super) async fn start_far(
+    spec: &ChildSpec,
+    reach: &Reach,
+    env: &[(String, String)],
+) -> Result<Running, Failure> {
+    let order = reach.order(spec, env)?;
+    let mut command = reach.command(spec);
+    command.stdin(Stdio::piped());
+    let mut running = spawn(command, spec)?;
+    let mut line = running.process.stdin.take();
+    if let Some(line) = &mut line {
+        // It takes as long as ssh takes to read it: the deadline of the start is the supervisor's.
+        let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(&order)).await;
+    }
+    running.handle.line = line;
+    Ok(running)
+}
+
+fn spawn(mut command: Command, spec: &ChildSpec) -> Result<Running, Failure> {
     let process = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
         .spawn()
-        .with_context(|| format!("cannot start {} ({})", spec.id, spec.program.display()))
+        .with_context(|| {
+            let program = command.as_std().get_program();
+            format!("cannot start {} ({})", spec.id, program.display())
+        })
         .code(ExitCode::Io)?;
     let group = process.id().and_then(|id| Pid::from_raw(id as i32));
     let group = group.ok_or_else(|| {
@@ -45,7 +107,7 @@ pub(super) fn start(spec: &ChildSpec, guard: &Guard) -> Result<Running, Failure>
             format!("{} has no process id although it was not waited for", spec.id),
         )
     })?;
-    Ok(Running { process, group })
+    Ok(Running { process, handle: Handle { group, line: None } })
 }
 
 /// How a process ended, as an exit code and in words. A signal counts 128 more, as in a shell.

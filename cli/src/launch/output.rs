@@ -1,8 +1,11 @@
 //! What processes say: lines from pipes to this process's stdout, stderr and log files. One thread writes,
 //! so that a blocked terminal never blocks supervision; a bounded queue holds the pipes back instead.
 
+use super::remote::STARTED_LINE;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -30,8 +33,45 @@ struct Line {
     bytes: Vec<u8>,
 }
 
+/// Last lines of a process that are told when it has failed.
+const TAIL_LINES: usize = 5;
+/// Bytes of each.
+const TAIL_BYTES: usize = 512;
+
 /// A log file of one process, shared by its two pipes.
 pub(super) type LogFile = Arc<Mutex<File>>;
+
+/// What a process said last, shared by its two pipes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tail {
+    lines: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Tail {
+    fn push(&self, line: &[u8]) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == TAIL_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(String::from_utf8_lossy(&line[..line.len().min(TAIL_BYTES)]).into_owned());
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// How the lines of one pipe are forwarded.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// In front of each line.
+    pub(super) prefix: String,
+    pub(super) target: Target,
+    pub(super) log: Option<LogFile>,
+    pub(super) tail: Tail,
+    /// Set when another host says that the program there has started; that line is not shown.
+    pub(super) started: Option<Arc<AtomicBool>>,
+}
 
 /// Hands lines to the writing thread.
 #[derive(Clone, Debug)]
@@ -67,6 +107,11 @@ impl Printer {
         self.line(Target::Stderr, format!("[launch] {text}\n").into_bytes()).await;
     }
 
+    /// A line of stderr as it is.
+    pub(super) async fn pass(&self, line: Vec<u8>) {
+        self.line(Target::Stderr, line).await;
+    }
+
     async fn line(&self, target: Target, bytes: Vec<u8>) {
         // The thread lives as long as there is a printer.
         let _ = self.lines.send(Line { target, bytes }).await;
@@ -86,26 +131,24 @@ fn write_out(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Forwards a pipe line by line until it ends.
-pub(super) async fn forward(
-    pipe: impl AsyncRead + Unpin,
-    prefix: String,
-    target: Target,
-    log: Option<LogFile>,
-    printer: Printer,
-) {
+pub(super) async fn forward(pipe: impl AsyncRead + Unpin, mut way: Way, printer: Printer) {
     let mut reader = BufReader::new(pipe);
     let mut line = Vec::new();
     while let Ok(more) = read_line(&mut reader, &mut line).await {
-        if !line.is_empty() {
-            let bytes = [prefix.as_bytes(), &line, b"\n"].concat();
-            if let Some(log) = &log {
+        if let Some(started) = way.started.take_if(|_| line == STARTED_LINE) {
+            started.store(true, Ordering::Release);
+            line.clear();
+        } else if !line.is_empty() {
+            let bytes = [way.prefix.as_bytes(), &line, b"\n"].concat();
+            way.tail.push(&line);
+            if let Some(log) = &way.log {
                 let mut file = log.lock().unwrap_or_else(PoisonError::into_inner);
-                let _ = file.write_all(&bytes[prefix.len()..]);
+                let _ = file.write_all(&bytes[way.prefix.len()..]);
             }
             line.clear();
-            printer.line(target, bytes).await;
+            printer.line(way.target, bytes).await;
         } else if more {
-            printer.line(target, [prefix.as_bytes(), b"\n"].concat()).await;
+            printer.line(way.target, [way.prefix.as_bytes(), b"\n"].concat()).await;
         }
         if !more {
             return;

@@ -1,11 +1,14 @@
 //! What is to be started: programs, arguments and variables of each process. Decides everything before the
 //! first process exists, so that a wrong command line starts nothing.
 
-use super::LaunchArgs;
+use super::args::LaunchArgs;
+use super::hosts::{Host, is_loopback};
+use super::kind::Kind;
+use super::ranks::{Root, value};
+use super::variables;
 use crate::find;
 use daemon::exit::Failure;
-use daemon::process::DIE_WITH_PARENT;
-use daemon::settings::{split_pair, variable_of};
+use daemon::settings::variable_of;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
 use std::ffi::OsString;
@@ -16,70 +19,131 @@ use std::path::{Path, PathBuf};
 pub(super) struct ChildSpec {
     /// Who it is in the cluster.
     pub(super) id: MemberId,
+    /// Another host that it runs on.
+    pub(super) host: Option<Host>,
     pub(super) program: PathBuf,
     pub(super) args: Vec<OsString>,
+    /// Where it runs; in the launcher's own directory unless said.
+    pub(super) directory: Option<PathBuf>,
     /// Variables on top of the launcher's own.
     pub(super) env: Vec<(String, String)>,
     /// Variables of the launcher that it must not see.
     pub(super) env_removed: Vec<String>,
 }
 
-/// The whole cluster.
-#[derive(Debug)]
-pub(super) struct Plan {
-    scheduler_program: PathBuf,
-    server_program: PathBuf,
-    worker_program: PathBuf,
-    worker_args: Vec<OsString>,
-    servers: u32,
-    workers: u32,
-    /// The same for all processes.
-    common: Vec<(String, String)>,
-    removed: Vec<String>,
+/// A place in the cluster that is filled from here.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seat {
+    pub(super) id: MemberId,
+    pub(super) host: Option<Host>,
+    /// A worker's number among those of its host, and their count, where known.
+    pub(super) local: Option<(u32, u32)>,
+    /// The scheduler chooses its rank.
+    pub(super) any_rank: bool,
 }
 
-impl Plan {
-    pub(super) fn new(args: &LaunchArgs, env: &[(String, String)]) -> Result<Self, Failure> {
+impl Seat {
+    /// A seat on this host.
+    pub(super) fn here(role: Role, rank: u32) -> Self {
+        Self { id: MemberId { role, rank: Rank(rank) }, host: None, local: None, any_rank: false }
+    }
+}
+
+/// Where the scheduler is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Meeting {
+    /// It is started first, at this address, and says its port.
+    Asked { host: String, port: u16 },
+    /// Everyone knows already.
+    Known(Root),
+}
+
+/// The programs of the roles.
+#[derive(Clone, Debug)]
+pub(super) struct Programs {
+    pub(super) scheduler: PathBuf,
+    pub(super) server: PathBuf,
+    pub(super) worker: PathBuf,
+    pub(super) worker_args: Vec<OsString>,
+    /// Every role is played by the workers' program.
+    pub(super) every_role: bool,
+}
+
+impl Programs {
+    /// Those of `args`: looked for here where they run here, at their place on other hosts otherwise.
+    pub(super) fn find(args: &LaunchArgs, kind: Kind) -> Result<Self, Failure> {
         let directory = find::bin_dir(args.bin_dir.as_deref())?;
         let (name, worker_args) = args
             .program
             .split_first()
             .ok_or_else(|| Failure::message(ExitCode::Usage, "no PROGRAM is given; name one after --"))?;
+        let ours = |name: &str| match args.every_role {
+            true => Ok(PathBuf::new()),
+            false => find::ours(&directory, name),
+        };
         let path = std::env::var_os("PATH");
+        let is_far = kind == Kind::Ssh;
         Ok(Self {
-            scheduler_program: find::ours(&directory, "gradwire-scheduler")?,
-            server_program: find::ours(&directory, "gradwire-server")?,
-            worker_program: find::program(&directory, name, path.as_deref())?,
+            scheduler: ours("gradwire-scheduler")?,
+            server: match is_far {
+                true => variables::remote_directory(args)?.join("gradwire-server"),
+                false => ours("gradwire-server")?,
+            },
+            worker: match is_far && !args.every_role {
+                true => PathBuf::from(name),
+                false => find::program(&directory, name, path.as_deref())?,
+            },
             worker_args: worker_args.to_vec(),
-            servers: args.servers,
-            workers: args.workers,
-            common: common_env(args, env)?,
-            removed: removed(env),
+            every_role: args.every_role,
         })
+    }
+}
+
+/// What is started from here: the whole cluster, or this host's part of it.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) kind: Kind,
+    pub(super) programs: Programs,
+    pub(super) meeting: Meeting,
+    pub(super) seats: Vec<Seat>,
+    /// Variables of all processes, of servers and the scheduler, and of workers.
+    pub(super) common: Vec<(String, String)>,
+    pub(super) of_servers: Vec<(String, String)>,
+    pub(super) of_workers: Vec<(String, String)>,
+    pub(super) removed: Vec<String>,
+    /// Where processes of other hosts run.
+    pub(super) directory: Option<PathBuf>,
+}
+
+impl Plan {
+    /// Others start the rest of the cluster.
+    pub(super) fn is_part(&self) -> bool {
+        matches!(self.kind, Kind::Slurm | Kind::Mpi | Kind::BytePs)
     }
 
     /// The scheduler, which writes its addresses to `port_file`.
-    pub(super) fn scheduler(&self, port_file: &Path) -> ChildSpec {
-        let id = MemberId { role: Role::Scheduler, rank: Rank(0) };
-        let args = ["--scheduler".into(), "127.0.0.1:0".into(), "--port-file".into(), port_file.into()];
-        ChildSpec { args: args.into(), ..self.spec(id, &self.scheduler_program, "127.0.0.1", "0") }
+    pub(super) fn scheduler(&self, port_file: &Path) -> Option<ChildSpec> {
+        let Meeting::Asked { host, port } = &self.meeting else { return None };
+        let seat = Seat::here(Role::Scheduler, 0);
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let args = ["--scheduler".into(), address.into(), "--port-file".into(), port_file.into()];
+        Some(ChildSpec { args: args.into(), ..self.spec(&seat, host, &port.to_string()) })
+    }
+
+    /// Everyone, where the scheduler's address is known beforehand.
+    pub(super) fn everyone(&self) -> Option<Vec<ChildSpec>> {
+        let Meeting::Known(root) = &self.meeting else { return None };
+        Some(self.seats.iter().map(|seat| self.spec(seat, &root.host, &root.port.to_string())).collect())
     }
 
     /// Servers and workers of the scheduler at `host:port`.
     pub(super) fn members(&self, host: &str, port: &str) -> Vec<ChildSpec> {
-        let servers = (0..self.servers).map(|rank| {
-            let id = MemberId { role: Role::Server, rank: Rank(rank) };
-            self.spec(id, &self.server_program, host, port)
-        });
-        let workers = (0..self.workers).map(|rank| {
-            let id = MemberId { role: Role::Worker, rank: Rank(rank) };
-            let spec = self.spec(id, &self.worker_program, host, port);
-            ChildSpec { args: self.worker_args.clone(), ..spec }
-        });
-        servers.chain(workers).collect()
+        let members = self.seats.iter().filter(|seat| seat.id.role != Role::Scheduler);
+        members.map(|seat| self.spec(seat, host, port)).collect()
     }
 
-    fn spec(&self, id: MemberId, program: &Path, host: &str, port: &str) -> ChildSpec {
+    fn spec(&self, seat: &Seat, host: &str, port: &str) -> ChildSpec {
+        let (id, programs) = (seat.id, &self.programs);
         let mut env = self.common.clone();
         let own = [
             (variable_of("scheduler.host"), host),
@@ -89,57 +153,128 @@ impl Plan {
             ("DMLC_ROLE".into(), &id.role.to_string()),
         ];
         env.extend(own.map(|(name, value)| (name, value.to_owned())));
-        if id.role != Role::Scheduler {
-            env.push((variable_of("node.rank"), id.rank.to_string()));
+        env.extend(self.place(seat));
+        env.extend(if id.role == Role::Worker { self.of_workers.clone() } else { self.of_servers.clone() });
+        let is_users = programs.every_role || id.role == Role::Worker;
+        let program = match id.role {
+            _ if is_users => &programs.worker,
+            Role::Scheduler => &programs.scheduler,
+            _ => &programs.server,
+        };
+        ChildSpec {
+            id,
+            host: seat.host.clone(),
+            program: program.clone(),
+            args: if is_users { programs.worker_args.clone() } else { Vec::new() },
+            directory: seat.host.as_ref().and_then(|_| self.directory.clone()),
+            env,
+            env_removed: self.removed.clone(),
         }
-        let program = program.to_path_buf();
-        ChildSpec { id, program, args: Vec::new(), env, env_removed: self.removed.clone() }
+    }
+
+    /// Which one it is, in our words and in those of ps-lite and BytePS.
+    fn place(&self, seat: &Seat) -> Vec<(String, String)> {
+        let (rank, mut env) = (seat.id.rank.to_string(), Vec::new());
+        if let (Role::Scheduler, Meeting::Known(Root { bind: Some(bind), .. })) =
+            (seat.id.role, &self.meeting)
+        {
+            env.push((variable_of("scheduler.bind"), bind.clone()));
+        }
+        if seat.any_rank {
+            return env;
+        }
+        if seat.id.role != Role::Scheduler {
+            env.push((variable_of("node.rank"), rank.clone()));
+        }
+        // BytePS's own variables count machines, and stay as they are there.
+        let own_name = match seat.id.role {
+            Role::Server => Some("DMLC_SERVER_ID"),
+            Role::Worker if self.kind != Kind::BytePs => Some("DMLC_WORKER_ID"),
+            _ => None,
+        };
+        env.extend(own_name.map(|name| (name.to_owned(), rank)));
+        if let Some((index, count)) = seat.local {
+            env.push(("BYTEPS_LOCAL_RANK".into(), index.to_string()));
+            env.push(("BYTEPS_LOCAL_SIZE".into(), count.to_string()));
+        }
+        env
     }
 }
 
-/// Settings that the launcher gives its processes, and what to do instead of setting them.
-const OWN: [(&str, &str); 5] = [
-    ("cluster.workers", "use --workers"),
-    ("cluster.servers", "use --servers"),
-    ("scheduler.host", "leave it out: the scheduler is started here"),
-    ("scheduler.port", "leave it out: the system chooses a free port"),
-    ("node.rank", "leave it out: ranks are given in order"),
-];
-
-/// Ports that only one process can have are left to the system, and the job gets an id of its own, unless
-/// the user says otherwise.
-fn common_env(args: &LaunchArgs, env: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
-    let (workers, servers) = (args.workers.to_string(), args.servers.to_string());
-    let mut common = vec![
-        (variable_of("cluster.workers"), workers.clone()),
-        (variable_of("cluster.servers"), servers.clone()),
-        ("DMLC_NUM_WORKER".into(), workers),
-        ("DMLC_NUM_SERVER".into(), servers),
-        (variable_of("node.http"), "127.0.0.1:0".into()),
-        (variable_of("node.port"), "0".into()),
-    ];
-    if !env.iter().any(|(name, _)| *name == variable_of("job")) {
-        common.push((variable_of("job"), daemon::host::new_incarnation()?.0.to_string()));
+/// The seats of a cluster of which `hosts` says where each member runs.
+pub(super) fn seats(hosts: impl IntoIterator<Item = (Role, Option<Host>)>) -> Vec<Seat> {
+    let mut seats: Vec<Seat> = Vec::new();
+    for (role, host) in hosts {
+        let rank = seats.iter().filter(|seat| seat.id.role == role).count() as u32;
+        seats.push(Seat { host, ..Seat::here(role, rank) });
     }
-    for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
-        common.push((variable_of(&key), value));
+    let workers: Vec<(MemberId, Option<Host>)> = seats
+        .iter()
+        .filter(|seat| seat.id.role == Role::Worker)
+        .map(|seat| (seat.id, seat.host.clone()))
+        .collect();
+    for seat in seats.iter_mut().filter(|seat| seat.id.role == Role::Worker) {
+        let here = workers.iter().filter(|(_, host)| *host == seat.host);
+        let before = here.clone().filter(|(id, _)| id.rank < seat.id.rank).count() as u32;
+        seat.local = Some((before, here.count() as u32));
     }
-    if let Some(placement) = &args.placement {
-        common.push((variable_of("transport.placement"), placement.clone()));
-    }
-    for pair in &args.set {
-        let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
-        if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
-            let text = format!("--set {key}: launch decides that for its cluster; {instead}");
-            return Err(Failure::message(ExitCode::Usage, text));
-        }
-        common.push((variable_of(key), value.to_owned()));
-    }
-    Ok(common)
+    seats
 }
 
-/// A rank or a parent that the launcher itself was given means nothing to its children.
-fn removed(env: &[(String, String)]) -> Vec<String> {
-    let names = [DIE_WITH_PARENT.to_owned(), variable_of("node.rank")];
-    names.into_iter().filter(|name| env.iter().any(|(given, _)| given == name)).collect()
+/// How a process of a cluster of several hosts binds: by the interface that leads to the scheduler, unless the user says.
+pub(super) fn bind_towards(root: &str, env: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
+    let said = [variable_of("node.bind"), "DMLC_INTERFACE".into(), "DMLC_NODE_HOST".into()];
+    if is_loopback(root) || said.iter().any(|name| value(env, name).is_some()) {
+        return Ok(Vec::new());
+    }
+    let wrong = |reason: String| {
+        let fix = "name the interface with --interface, or the scheduler's address with --host-ip";
+        Failure::message(
+            ExitCode::Io,
+            format!("cannot tell which address of this host leads to {root}: {reason}; {fix}"),
+        )
+    };
+    let address = super::hosts::address_towards(root).map_err(|error| wrong(error.to_string()))?;
+    if address.is_loopback() {
+        return Err(wrong(format!("the name is one of {address}'s, which other hosts do not reach")));
+    }
+    Ok(vec![
+        (variable_of("node.bind"), address.to_string()),
+        (variable_of("node.advertise"), address.to_string()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> Option<Host> {
+        Some(Host { name: name.into(), user: None, ssh_port: None, slots: None })
+    }
+
+    #[test]
+    fn workers_are_counted_on_their_hosts() {
+        let dealt = [
+            (Role::Server, host("a")),
+            (Role::Worker, host("b")),
+            (Role::Worker, host("a")),
+            (Role::Worker, host("b")),
+        ];
+        let local: Vec<_> = seats(dealt).iter().map(|seat| (seat.id.to_string(), seat.local)).collect();
+        let expected = [
+            ("server 0", None),
+            ("worker 0", Some((0, 2))),
+            ("worker 1", Some((0, 1))),
+            ("worker 2", Some((1, 2))),
+        ];
+        assert_eq!(local, expected.map(|(name, local)| (name.to_owned(), local)));
+    }
+
+    #[test]
+    fn on_one_host_nothing_is_bound_and_what_users_say_stays() {
+        assert_eq!(bind_towards("127.0.0.1", &[]).unwrap(), []);
+        let said = [("DMLC_INTERFACE".to_owned(), "eth1".to_owned())];
+        assert_eq!(bind_towards("10.255.0.1", &said).unwrap(), []);
+        assert!(bind_towards("no such host", &[]).unwrap_err().to_string().contains("--interface"));
+    }
 }

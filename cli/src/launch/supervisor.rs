@@ -1,25 +1,30 @@
 //! The life of a launched cluster: start, watch, end. The first thing that goes wrong decides the exit code;
 //! then everyone gets time to end, is told to, and is killed.
 
-use super::LaunchArgs;
-use super::child::{self, Running, ending};
+use super::args::LaunchArgs;
+use super::child::{self, Handle, Running, ending};
 use super::guard::{Guard, kill_group};
-use super::output::{LogFile, Printer, PrinterThread, Target, forward};
+use super::hosts::Host;
+use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, Plan};
+use super::remote::{Reach, why_not_started};
 use crate::status::get;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::status::{ClusterStatus, JobPhase};
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Role};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::io::AsyncRead;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -32,13 +37,40 @@ const LOOK_MS: u64 = 5;
 const ASK_MS: u64 = 500;
 /// Milliseconds that pipes may stay open after the last process has ended and its group was killed.
 const PIPES_MS: u64 = 1_000;
+/// Milliseconds that a process's last words get before its end is told: it may have left someone who holds its pipes.
+const LAST_WORDS_MS: u64 = 100;
+
+/// A process that was started and has not ended.
+#[derive(Debug)]
+struct Member {
+    handle: Handle,
+    host: Option<Host>,
+    tail: Tail,
+    /// On another host: whether its program has started, and until when it must have.
+    start: Option<(Arc<AtomicBool>, Instant)>,
+}
+
+impl Member {
+    fn has_started(&self) -> bool {
+        self.start.as_ref().is_none_or(|(started, _)| started.load(Ordering::Acquire))
+    }
+
+    /// With its host, where that is another one.
+    fn on(&self) -> String {
+        self.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default()
+    }
+}
 
 /// A failure that may be the first one.
 #[derive(Debug)]
 struct Blame {
     id: MemberId,
+    /// Its host, where that is another one.
+    on: String,
     code: u8,
     words: String,
+    /// What it said last.
+    tail: Vec<String>,
 }
 
 impl Blame {
@@ -55,7 +87,12 @@ pub(super) struct Supervisor {
     printer: Printer,
     printer_thread: PrinterThread,
     guard: Guard,
-    groups: BTreeMap<MemberId, Pid>,
+    members: BTreeMap<MemberId, Member>,
+    reach: Reach,
+    /// The launcher's own environment, of which other hosts get a part.
+    env: Vec<(String, String)>,
+    /// Others start the rest of the cluster, so nobody knows here who failed first.
+    is_part: bool,
     exits: JoinSet<Exited>,
     pipes: JoinSet<()>,
     signals: tokio::sync::mpsc::Receiver<(u8, &'static str)>,
@@ -76,14 +113,17 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(args: &LaunchArgs) -> Result<Self, Failure> {
+    pub(super) fn new(args: &LaunchArgs, env: Vec<(String, String)>, reach: Reach) -> Result<Self, Failure> {
         let (printer, thread) = Printer::start().code(ExitCode::Io)?;
         let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
         Ok(Self {
             printer,
             printer_thread: thread,
             guard,
-            groups: BTreeMap::new(),
+            members: BTreeMap::new(),
+            reach,
+            env,
+            is_part: false,
             exits: JoinSet::new(),
             pipes: JoinSet::new(),
             signals: listen_for_signals().code(ExitCode::Io)?,
@@ -100,8 +140,12 @@ impl Supervisor {
     }
 
     /// Runs the cluster to its end; the result is the exit code.
-    pub(super) async fn run(mut self, plan: &Plan) -> Result<u8, anyhow::Error> {
+    pub(super) async fn run(mut self, plan: &Plan, notes: &[String]) -> Result<u8, anyhow::Error> {
+        for note in notes {
+            self.printer.say(note).await;
+        }
         let deadline = self.timeout.map(|limit| Instant::now() + limit);
+        self.is_part = plan.is_part();
         let started = self.start_all(plan).await;
         if let Err(failure) = &started {
             self.verdict = Some(failure.code() as u8);
@@ -122,9 +166,14 @@ impl Supervisor {
     }
 
     async fn start_all(&mut self, plan: &Plan) -> Result<(), Failure> {
+        if let Some(everyone) = plan.everyone() {
+            return self.start_each(&everyone).await;
+        }
         let directory = PortDirectory::new()?;
         let port_file = directory.path.join("ports");
-        self.start(&plan.scheduler(&port_file))?;
+        if let Some(scheduler) = plan.scheduler(&port_file) {
+            self.start(&scheduler).await?;
+        }
         let Some((control, http)) = self.wait_for_ports(&port_file).await? else {
             return Ok(()); // It ended first, or we are told to: the watch says so.
         };
@@ -133,29 +182,62 @@ impl Supervisor {
         self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
         self.status_at = Some(http).filter(|http| !http.is_empty());
         let (host, port) = control.rsplit_once(':').unwrap_or((&control, ""));
-        for spec in plan.members(host, port) {
-            self.start(&spec)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        self.start_each(&plan.members(host, port)).await
+    }
+
+    async fn start_each(&mut self, specs: &[ChildSpec]) -> Result<(), Failure> {
+        for spec in specs {
+            self.start(spec).await?;
         }
         Ok(())
     }
 
-    fn start(&mut self, spec: &ChildSpec) -> Result<(), Failure> {
-        let Running { mut process, group } = child::start(spec, &self.guard)?;
-        self.groups.insert(spec.id, group);
+    async fn start(&mut self, spec: &ChildSpec) -> Result<(), Failure> {
+        let Running { mut process, handle } = match spec.host {
+            Some(_) => child::start_far(spec, &self.reach, &self.env).await?,
+            None => child::start(spec, &self.guard)?,
+        };
+        let started = spec.host.as_ref().map(|_| Arc::new(AtomicBool::new(false)));
+        let start = started.clone().map(|started| (started, Instant::now() + self.reach.start_timeout));
+        let tail = Tail::default();
+        let member = Member { handle, host: spec.host.clone(), tail: tail.clone(), start };
+        self.members.insert(spec.id, member);
         let log = self.log_file(spec.id)?;
         let plain = self.plain_rank0 && spec.id.role == Role::Worker && spec.id.rank.0 == 0;
         let prefix = format!("[{}] ", spec.id);
         let (out_prefix, out_target) =
             if plain { (String::new(), Target::Stdout) } else { (prefix.clone(), Target::Stderr) };
+        // Both pipes hold this until they end.
+        let (open, mut ended) = tokio::sync::mpsc::channel::<Infallible>(1);
         if let Some(pipe) = process.stdout.take() {
-            self.pipes.spawn(forward(pipe, out_prefix, out_target, log.clone(), self.printer.clone()));
+            let (log, tail) = (log.clone(), tail.clone());
+            let way = Way { prefix: out_prefix, target: out_target, log, tail, started: None };
+            self.forward(pipe, way, open.clone());
         }
         if let Some(pipe) = process.stderr.take() {
-            self.pipes.spawn(forward(pipe, prefix, Target::Stderr, log, self.printer.clone()));
+            self.forward(pipe, Way { prefix, target: Target::Stderr, log, tail, started }, open);
         }
         let id = spec.id;
-        self.exits.spawn(async move { (id, process.wait().await) });
+        self.exits.spawn(async move {
+            let status = process.wait().await;
+            let _ = timeout(Duration::from_millis(LAST_WORDS_MS), ended.recv()).await;
+            (id, status)
+        });
         Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        pipe: impl AsyncRead + Send + Unpin + 'static,
+        way: Way,
+        open: tokio::sync::mpsc::Sender<Infallible>,
+    ) {
+        let printer = self.printer.clone();
+        self.pipes.spawn(async move {
+            forward(pipe, way, printer).await;
+            drop(open);
+        });
     }
 
     fn log_file(&self, id: MemberId) -> Result<Option<LogFile>, Failure> {
@@ -178,7 +260,7 @@ impl Supervisor {
                 // It takes milliseconds, once a job: watching the directory would not be worth its code.
                 () = sleep_until(Instant::now() + Duration::from_millis(LOOK_MS)) => {}
             }
-            if self.verdict.is_some() || self.groups.is_empty() {
+            if self.verdict.is_some() || self.members.is_empty() {
                 return Ok(None);
             }
             if Instant::now() >= deadline {
@@ -193,6 +275,7 @@ impl Supervisor {
     async fn watch(&mut self, deadline: Option<Instant>) {
         while !self.exits.is_empty() {
             let next = self.escalation.front().map(|(at, _)| *at);
+            let start_by = self.members.values().filter_map(|member| Some(member.start.as_ref()?.1)).min();
             tokio::select! {
                 Some(exited) = self.exits.join_next() => self.exited(exited).await,
                 Some((code, name)) = self.signals.recv() => self.interrupted(code, name).await,
@@ -200,11 +283,14 @@ impl Supervisor {
                     // What fails after we have ended it is no cause.
                     self.say_blame().await;
                     if let Some((_, signal)) = self.escalation.pop_front() {
-                        self.groups.values().for_each(|group| kill_group(*group, signal));
+                        for member in self.members.values_mut() {
+                            member.handle.signal(signal).await;
+                        }
                     }
                 }
+                () = at(start_by) => self.look_for_starts().await,
                 () = at(deadline), if self.verdict.is_none() => {
-                    let names = names(self.groups.keys());
+                    let names = names(self.members.keys());
                     self.printer.say(&format!("the time given by --timeout is over; still running: {names}")).await;
                     self.verdict = Some(ExitCode::Deadline as u8);
                     self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
@@ -216,31 +302,56 @@ impl Supervisor {
     async fn exited(&mut self, exited: Result<Exited, tokio::task::JoinError>) {
         // The waiting tasks neither panic nor are aborted.
         let Ok((id, status)) = exited else { return };
-        if let Some(group) = self.groups.remove(&id) {
-            // Its own children, if it left any.
-            kill_group(group, Signal::KILL);
-            self.guard.remove(group);
-        }
-        let (code, words) = match status {
+        let Some(member) = self.members.remove(&id) else { return };
+        // Its own children, if it left any.
+        kill_group(member.handle.group, Signal::KILL);
+        self.guard.remove(member.handle.group);
+        let (mut code, mut words) = match status {
             Ok(status) => ending(status),
             Err(error) => (1, error.to_string()),
         };
+        if let Some(host) = member.host.as_ref().filter(|_| !member.has_started()) {
+            let (known, why) = why_not_started(host, code);
+            (code, words) = (known as u8, why);
+        }
+        let (on, tail) = (member.on(), member.tail.lines());
         // Nobody else notices who was never there: the others would wait for it.
-        let is_awaited = !self.groups.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
+        let is_awaited = !self.members.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
         let never_joined = is_awaited && self.never_joined(id).await;
         if never_joined {
             let needs_none = if code == 0 { "; what needs no cluster is run without launch" } else { "" };
             let code = if code == 0 { ExitCode::Failure as u8 } else { code };
             let words = format!("{words}, before it joined the cluster{needs_none}");
-            self.failed(Blame { id, code, words }).await;
+            self.failed(Blame { id, on, code, words, tail }).await;
             self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
         } else if code != 0 {
-            self.failed(Blame { id, code, words }).await;
+            self.failed(Blame { id, on, code, words, tail }).await;
         }
-        let worker_left = self.groups.keys().any(|id| id.role == Role::Worker);
+        let worker_left = self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
             // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
             self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+        }
+    }
+
+    /// Programs on other hosts that should have started by now.
+    async fn look_for_starts(&mut self) {
+        let now = Instant::now();
+        let mut late = Vec::new();
+        for (id, member) in &mut self.members {
+            if member.start.as_ref().is_none_or(|(_, by)| *by > now) {
+                continue;
+            }
+            if !member.has_started() {
+                late.push((*id, member.on(), member.tail.lines()));
+            }
+            member.start = None;
+        }
+        let seconds = self.reach.start_timeout.as_secs();
+        for (id, on, tail) in late {
+            let words =
+                format!("it has not started within {seconds} s; check the host, or raise --start-timeout");
+            self.failed(Blame { id, on, code: ExitCode::Deadline as u8, words, tail }).await;
         }
     }
 
@@ -274,8 +385,12 @@ impl Supervisor {
 
     /// Says who failed first, once. From here on failures are effects.
     async fn say_blame(&mut self) {
-        if let Some(Blame { id, words, .. }) = self.blamed.take() {
-            self.printer.say(&format!("{id} failed first: {words}")).await;
+        if let Some(Blame { id, on, words, tail, .. }) = self.blamed.take() {
+            let failed = if self.is_part { "failed" } else { "failed first" };
+            self.printer.say(&format!("{id}{on} {failed}: {words}")).await;
+            for line in tail {
+                self.printer.say(&format!("  {id} said last: {line}")).await;
+            }
         }
     }
 
@@ -283,7 +398,7 @@ impl Supervisor {
     async fn interrupted(&mut self, code: u8, name: &'static str) {
         self.interrupts += 1;
         self.say_blame().await;
-        self.printer.say(&format!("{name} received; ending {}", names(self.groups.keys()))).await;
+        self.printer.say(&format!("{name} received; ending {}", names(self.members.keys()))).await;
         self.verdict.get_or_insert(code);
         match self.interrupts {
             2.. => self.escalate(&[(Duration::ZERO, Signal::KILL)]),
@@ -314,7 +429,7 @@ fn parse_ports(text: &str) -> Option<(String, String)> {
 }
 
 /// SIGINT and SIGTERM with the exit codes they mean.
-fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8, &'static str)>> {
+pub(super) fn listen_for_signals() -> io::Result<tokio::sync::mpsc::Receiver<(u8, &'static str)>> {
     let (sender, receiver) = tokio::sync::mpsc::channel(4);
     let kinds = [(SignalKind::interrupt(), 130, "SIGINT"), (SignalKind::terminate(), 143, "SIGTERM")];
     for (kind, code, name) in kinds {

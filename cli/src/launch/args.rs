@@ -1,0 +1,114 @@
+//! What `gradwire launch` is told: its own flags, and those that users of dmlc-submit, MXNet's launch.py and BytePS know.
+//! It only names and bounds them; what follows from them is `plan`'s.
+
+use super::dmlc::DmlcArgs;
+use clap::Args;
+use daemon::settings::{PLACEMENTS, Transport};
+use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Starts one scheduler, N servers and M copies of PROGRAM, with the variables that tell them about each
+/// other (GRADWIRE_* and DMLC_*). What they say goes to stderr, each line with its process in front, apart
+/// from the stdout of worker 0, which goes to stdout as it is. Ends with the code of the process that failed
+/// first, and says on stderr which one it was.
+///
+/// With --cluster ssh they run on the hosts of a file, with --cluster slurm or mpi in the tasks that srun or mpirun
+/// started, or starts. Where DMLC_ROLE is set and no count is given, this machine's part of a job is started, as
+/// bpslaunch does. Flags of dmlc-submit and launch.py are taken, and those that do nothing here are named in a warning.
+#[derive(Args, Debug)]
+pub(crate) struct LaunchArgs {
+    /// How many servers; 1 unless given.
+    #[arg(short = 's', long, visible_alias = "num-servers", alias = "server-nodes", value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
+    pub(super) servers: Option<u32>,
+    /// How many workers, copies of PROGRAM: 1 unless given, or what Slurm and MPI leave.
+    #[arg(short = 'n', long, visible_alias = "num-workers", alias = "nworker", value_name = "M",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(super) workers: Option<u32>,
+    /// Where processes run: local, ssh, slurm, mpi or byteps (this machine's part, by DMLC_ROLE). Unless given, the
+    /// variable DMLC_SUBMIT_CLUSTER says; else ssh with a host file, and local without.
+    #[arg(long, visible_alias = "launcher", value_name = "KIND")]
+    pub(super) cluster: Option<String>,
+    /// Hosts, one a line: [USER@]HOST[:PORT] [slots=N]. Servers and workers are dealt out in turn, N at most to each.
+    #[arg(short = 'H', long, visible_alias = "hostfile", value_name = "FILE")]
+    pub(super) host_file: Option<PathBuf>,
+    /// Hosts of servers only, or of workers only, instead of --host-file for them.
+    #[arg(long, visible_alias = "server-hostfile", value_name = "FILE")]
+    pub(super) server_host_file: Option<PathBuf>,
+    /// See --server-host-file.
+    #[arg(long, visible_alias = "worker-hostfile", value_name = "FILE")]
+    pub(super) worker_host_file: Option<PathBuf>,
+    /// What reaches other hosts: a program and its first arguments, parted by spaces. It is called as ssh is.
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    pub(super) ssh: String,
+    /// The user on other hosts, where the host file names none.
+    #[arg(long, value_name = "NAME")]
+    pub(super) username: Option<String>,
+    /// How long a program on another host may take to be started.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(super) start_timeout: u64,
+    /// Copy the working directory to this directory of every other host with rsync first, and run there.
+    #[arg(long, visible_alias = "sync-dir", value_name = "DIR")]
+    pub(super) sync_dst_dir: Option<String>,
+    /// Address by which members reach the scheduler, where it cannot be guessed.
+    #[arg(long, visible_alias = "scheduler-ip", value_name = "ADDRESS")]
+    pub(super) host_ip: Option<String>,
+    /// The scheduler's port. Unless given the system chooses, or it follows from the id of Slurm's or MPI's job.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) scheduler_port: Option<u16>,
+    /// Network interface of every process, as DMLC_INTERFACE.
+    #[arg(long, value_name = "NAME")]
+    pub(super) interface: Option<String>,
+    /// A variable for all processes: NAME:VALUE or NAME=VALUE. May be repeated.
+    #[arg(long, visible_alias = "env-map", value_name = "NAME:VALUE")]
+    pub(super) env: Vec<String>,
+    /// The same for servers and the scheduler only.
+    #[arg(long, value_name = "NAME:VALUE")]
+    pub(super) env_server: Vec<String>,
+    /// The same for workers only.
+    #[arg(long, value_name = "NAME:VALUE")]
+    pub(super) env_worker: Vec<String>,
+    /// Start PROGRAM in every role, for programs that are scheduler and server themselves, as ps-lite's are.
+    #[arg(long)]
+    pub(super) every_role: bool,
+    /// Workers of each machine, with --cluster byteps; else those of NVIDIA_VISIBLE_DEVICES, or BYTEPS_LOCAL_SIZE, or 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(super) local_size: Option<u32>,
+    /// Require this transport and turn the others off. Without it the best one is used.
+    #[arg(long, value_name = "NAME")]
+    pub(super) transport: Option<Transport>,
+    /// How workers' contributions travel; auto lets a plan choose for each tensor (see gradwire plan).
+    #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
+    pub(super) placement: Option<String>,
+    /// A setting for all processes, by its dotted name, such as cluster.lanes=2. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) set: Vec<String>,
+    /// What processes log: INFO or DEBUG, or any filter of log.filter.
+    #[arg(long, value_name = "LEVEL")]
+    pub(super) log_level: Option<String>,
+    /// Also write what each process says to a file of its own in this directory.
+    #[arg(long, value_name = "DIR")]
+    pub(super) keep_logs: Option<PathBuf>,
+    /// Where gradwire-scheduler and gradwire-server are, if not beside this program.
+    #[arg(long, value_name = "DIR")]
+    pub(super) bin_dir: Option<PathBuf>,
+    /// Where gradwire and gradwire-server are on other hosts, if not where they are here.
+    #[arg(long, value_name = "DIR")]
+    pub(super) remote_bin_dir: Option<PathBuf>,
+    /// Let the stdout of worker 0 through to stdout, unprefixed. With false it goes to stderr as all others.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub(super) plain_rank0: bool,
+    /// End the job after this many seconds, with exit code 72.
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) timeout: Option<u64>,
+    /// How long the other processes may take to end by themselves after the first failure, or after the last
+    /// worker is done, before they are told to, and then again before they are killed.
+    #[arg(long, value_name = "MS", default_value_t = 5_000)]
+    pub(super) grace_ms: u64,
+    #[command(flatten)]
+    pub(super) dmlc: DmlcArgs,
+    /// The program of the workers, and its arguments. A bare name is looked for beside gradwire, then on PATH.
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    pub(super) program: Vec<OsString>,
+}

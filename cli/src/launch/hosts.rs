@@ -1,0 +1,219 @@
+//! Host files, and who runs where. Reads text, not files; reaches nobody.
+
+use proto_common::ids::Role;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
+use std::{fmt, io};
+use thiserror::Error;
+
+/// A line of a host file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Host {
+    pub(super) name: String,
+    pub(super) user: Option<String>,
+    pub(super) ssh_port: Option<u16>,
+    /// Processes that it takes; any number unless said.
+    pub(super) slots: Option<u32>,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// A host file that cannot be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub(super) enum HostsError {
+    #[error(
+        "line {line} of the host file, {text:?}, is wrong: write [USER@]HOST[:PORT] [slots=N], such as node1 slots=2"
+    )]
+    Line { line: usize, text: String },
+    #[error("the host file names no host; write one a line")]
+    Empty,
+    #[error(
+        "the host file has {slots} slots, but {processes} processes are to be started; add hosts, or raise slots="
+    )]
+    Slots { slots: u32, processes: u32 },
+}
+
+/// The hosts of a file. A host that stands twice has the slots of both lines.
+pub(super) fn parse(text: &str) -> Result<Vec<Host>, HostsError> {
+    let mut hosts: Vec<Host> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let words = line.split('#').next().unwrap_or_default().trim();
+        if words.is_empty() {
+            continue;
+        }
+        let host = host(words).ok_or_else(|| HostsError::Line { line: index + 1, text: line.to_owned() })?;
+        let same = |known: &&mut Host| {
+            (&known.name, &known.user, known.ssh_port) == (&host.name, &host.user, host.ssh_port)
+        };
+        match hosts.iter_mut().find(same) {
+            Some(known) => known.slots = known.slots.zip(host.slots).map(|(a, b)| a.saturating_add(b)),
+            None => hosts.push(host),
+        }
+    }
+    if hosts.is_empty() { Err(HostsError::Empty) } else { Ok(hosts) }
+}
+
+fn host(words: &str) -> Option<Host> {
+    let (address, rest) = words.split_once(char::is_whitespace).unwrap_or((words, ""));
+    let mut slots = None;
+    for word in rest.split_whitespace() {
+        match word.split_once('=') {
+            Some(("slots", count)) => slots = Some(count.parse().ok().filter(|count| *count > 0)?),
+            // Open MPI's bound, which slots= has here.
+            Some(("max_slots" | "max-slots", _)) => {}
+            _ => return None,
+        }
+    }
+    let (user, address) = match address.split_once('@') {
+        Some((user, address)) => (Some(user.to_owned()).filter(|user| !user.is_empty())?.into(), address),
+        None => (None, address),
+    };
+    // [v6]:port, v6, name:port.
+    let (name, port) = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, "")) => (name, None),
+        Some((name, port)) => (name, Some(port.strip_prefix(':')?)),
+        None if address.matches(':').count() > 1 => (address, None),
+        None => address.split_once(':').map_or((address, None), |(name, port)| (name, Some(port))),
+    };
+    let ssh_port =
+        port.map(|port| port.parse().ok().filter(|port| *port > 0)).map_or(Some(None), |p| p.map(Some))?;
+    // A name that starts with a dash would be an option of ssh's.
+    let is_name = |name: &str| !name.is_empty() && !name.starts_with('-') && !name.contains(['[', ']']);
+    let usable = is_name(name) && user.as_deref().is_none_or(is_name);
+    usable.then(|| Host { name: name.to_owned(), user, ssh_port, slots })
+}
+
+/// Deals `counts` processes of each role out over hosts, in turn, as far as their slots go.
+pub(super) fn deal(
+    counts: &[(Role, u32)],
+    hosts_of: impl Fn(Role) -> Vec<Host>,
+) -> Result<Vec<(Role, Host)>, HostsError> {
+    let mut used: BTreeMap<Host, u32> = BTreeMap::new();
+    let mut dealt = Vec::new();
+    let mut turns: Vec<(Vec<Host>, usize)> = Vec::new();
+    for (role, count) in counts {
+        let hosts = hosts_of(*role);
+        // Roles that share hosts go on where the last one ended.
+        let turn = match turns.iter().position(|(known, _)| *known == hosts) {
+            Some(turn) => turn,
+            None => {
+                turns.push((hosts, 0));
+                turns.len() - 1
+            }
+        };
+        let (hosts, next) = &mut turns[turn];
+        for _ in 0..*count {
+            let free =
+                |host: &Host| host.slots.is_none_or(|slots| used.get(host).copied().unwrap_or(0) < slots);
+            let found =
+                (0..hosts.len()).map(|step| (*next + step) % hosts.len()).find(|at| free(&hosts[*at]));
+            let Some(at) = found else {
+                let slots = hosts.iter().filter_map(|host| host.slots).sum();
+                return Err(HostsError::Slots {
+                    slots,
+                    processes: counts.iter().map(|(_, count)| count).sum(),
+                });
+            };
+            *next = at + 1;
+            *used.entry(hosts[at].clone()).or_default() += 1;
+            dealt.push((*role, hosts[at].clone()));
+        }
+    }
+    Ok(dealt)
+}
+
+/// Is it this host, whatever it calls itself?
+pub(super) fn is_loopback(name: &str) -> bool {
+    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// The address of this host that packets to `name` come from. Nothing is sent.
+pub(super) fn address_towards(name: &str) -> io::Result<IpAddr> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (name, 9).to_socket_addrs()? {
+        let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        match UdpSocket::bind(any)
+            .and_then(|socket| socket.connect(address).and_then(|()| socket.local_addr()))
+        {
+            Ok(local) => return Ok(local.ip()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, slots: Option<u32>) -> Host {
+        Host { name: name.into(), user: None, ssh_port: None, slots }
+    }
+
+    #[test]
+    fn every_form_of_a_line() {
+        let text = "# ours\n\nnode1\nnode2:2222 slots=2\nme@node3 slots=1 max_slots=4 # old\n[fe80::1]:22\nfe80::2\nnode2:2222 slots=1\n";
+        let hosts = parse(text).unwrap();
+        assert_eq!(hosts.len(), 5);
+        assert_eq!(hosts[0], named("node1", None));
+        assert_eq!(hosts[1], Host { ssh_port: Some(2222), ..named("node2", Some(3)) });
+        assert_eq!(hosts[2], Host { user: Some("me".into()), ..named("node3", Some(1)) });
+        assert_eq!(hosts[3], Host { ssh_port: Some(22), ..named("fe80::1", None) });
+        assert_eq!(hosts[4], named("fe80::2", None));
+    }
+
+    #[test]
+    fn lines_that_mean_nothing_are_refused_by_number() {
+        for bad in [
+            "a slots=0",
+            "a slots=x",
+            "a b",
+            "a:0",
+            "a:70000",
+            "@a",
+            "-oProxyCommand=x",
+            "-l@a",
+            "[::1",
+            "[a]x",
+        ] {
+            let error = parse(&format!("good\n{bad}\n")).unwrap_err();
+            assert!(matches!(error, HostsError::Line { line: 2, .. }), "{bad}: {error:?}");
+        }
+        assert_eq!(parse("\n# none\n"), Err(HostsError::Empty));
+    }
+
+    #[test]
+    fn processes_are_dealt_out_in_turn_within_slots() {
+        let hosts = vec![named("a", Some(2)), named("b", None)];
+        let deal = |workers| deal(&[(Role::Server, 1), (Role::Worker, workers)], |_| hosts.clone()).unwrap();
+        let names: Vec<String> = deal(4).iter().map(|(_, host)| host.name.clone()).collect();
+        assert_eq!(names, ["a", "b", "a", "b", "b"], "a's second slot is its last");
+        let full = vec![named("a", Some(2)), named("b", Some(1))];
+        let counts = [(Role::Server, 1), (Role::Worker, 3)];
+        assert_eq!(super::deal(&counts, |_| full.clone()), Err(HostsError::Slots { slots: 3, processes: 4 }));
+        assert!(super::deal(&[(Role::Server, 1), (Role::Worker, 2)], |_| full.clone()).is_ok());
+    }
+
+    #[test]
+    fn roles_may_have_hosts_of_their_own() {
+        let of = |role| vec![named(if role == Role::Server { "s" } else { "w" }, Some(1))];
+        let dealt = deal(&[(Role::Server, 1), (Role::Worker, 1)], of).unwrap();
+        assert_eq!(dealt, [(Role::Server, named("s", Some(1))), (Role::Worker, named("w", Some(1)))]);
+    }
+
+    #[test]
+    fn the_way_to_oneself_is_loopback() {
+        assert!(address_towards("127.0.0.1").unwrap().is_loopback());
+        assert!(
+            is_loopback("localhost")
+                && is_loopback("127.0.0.9")
+                && is_loopback("::1")
+                && !is_loopback("node1")
+        );
+        assert!(address_towards("no such host").is_err());
+    }
+}

@@ -1,0 +1,221 @@
+//! Which part of a job this task is, where Slurm or MPI started it: task 0 is the scheduler, then come the servers, then
+//! the workers. All tasks come to the same answer without a word between them. The environment is an argument.
+
+use super::hosts::is_loopback;
+use super::nodelist;
+use daemon::exit::{Failure, WithCode as _};
+use proto_common::error::ExitCode;
+use proto_common::ids::{MemberId, Rank, Role};
+
+/// Ports that follow from a job's id: below those that systems give to whoever asks for any.
+const PORTS: std::ops::Range<u64> = 20_000..30_000;
+
+/// A task of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Task {
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    /// The host of task 0, where the environment says.
+    pub(super) first_host: Option<String>,
+    /// All tasks are on one host.
+    pub(super) is_alone: bool,
+    /// The same for all tasks of this job, and for no other job of the host.
+    pub(super) seed: Option<String>,
+}
+
+pub(super) fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    env.iter().find(|(known, value)| known == name && !value.is_empty()).map(|(_, value)| value.as_str())
+}
+
+fn number(env: &[(String, String)], name: &str) -> Result<Option<u32>, Failure> {
+    let parse = |text: &str| {
+        text.parse().map_err(|_| {
+            let text = format!("{name} = {text:?} is no number; start this through srun or mpirun");
+            Failure::message(ExitCode::Config, text)
+        })
+    };
+    value(env, name).map(parse).transpose()
+}
+
+/// The task that srun started; none outside of a step. (A batch script has a SLURM_PROCID, too, but no step.)
+pub(super) fn slurm(env: &[(String, String)]) -> Result<Option<Task>, Failure> {
+    let (rank, size) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?);
+    let (Some(rank), Some(size)) = (rank, size) else { return Ok(None) };
+    let list = value(env, "SLURM_STEP_NODELIST").or_else(|| value(env, "SLURM_JOB_NODELIST"));
+    let nodes = list.map(nodelist::expand).transpose().code(ExitCode::Config)?.unwrap_or_default();
+    let ids = value(env, "SLURM_JOB_ID").zip(value(env, "SLURM_STEP_ID"));
+    Ok(Some(Task {
+        rank,
+        size,
+        is_alone: nodes.len() == 1,
+        first_host: nodes.into_iter().next(),
+        seed: ids.map(|(job, step)| format!("slurm {job}.{step}")),
+    }))
+}
+
+/// The rank that mpirun started, of Open MPI or of those with Hydra (MPICH, Intel MPI). `parent` is the process id of
+/// this one's parent, which Hydra's ranks on one host share.
+pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>, Failure> {
+    let kinds = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ];
+    for (rank, size, local) in kinds {
+        let (Some(rank), Some(size)) = (number(env, rank)?, number(env, size)?) else { continue };
+        let is_alone = number(env, local)? == Some(size);
+        let id = value(env, "PMIX_NAMESPACE").or_else(|| value(env, "OMPI_MCA_ess_base_jobid"));
+        let seed = id.map(|id| format!("mpi {id}")).or_else(|| is_alone.then(|| format!("mpi {parent}")));
+        return Ok(Some(Task { rank, size, first_host: None, is_alone, seed }));
+    }
+    Ok(None)
+}
+
+/// How many workers a job of `size` tasks has, beside the scheduler and `servers`.
+pub(super) fn workers(size: u32, servers: u32, wanted: Option<u32>) -> Result<u32, Failure> {
+    let left = size.saturating_sub(1).saturating_sub(servers);
+    if left >= 1 && wanted.is_none_or(|wanted| wanted == left) {
+        return Ok(left);
+    }
+    let needed = 1 + servers + wanted.unwrap_or(1);
+    let text = format!(
+        "{size} tasks were started, but 1 scheduler, {servers} servers and {} workers are {needed}; \
+         start {needed} tasks, or give other numbers",
+        wanted.map_or("at least 1".into(), |wanted| wanted.to_string()),
+    );
+    Err(Failure::message(ExitCode::Usage, text))
+}
+
+/// Who a task is.
+pub(super) fn member(rank: u32, servers: u32) -> MemberId {
+    let (role, rank) = match rank {
+        0 => (Role::Scheduler, 0),
+        rank if rank <= servers => (Role::Server, rank - 1),
+        rank => (Role::Worker, rank - 1 - servers),
+    };
+    MemberId { role, rank: Rank(rank) }
+}
+
+/// Where members find the scheduler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Root {
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// What the scheduler binds, where it is not `host`.
+    pub(super) bind: Option<String>,
+    /// The job's id, the same for all.
+    pub(super) job: u64,
+}
+
+/// The root of the task's job: what was `given`, else what follows from the environment.
+pub(super) fn root(task: &Task, host: Option<&str>, port: Option<u16>) -> Result<Root, Failure> {
+    let missing = |what: &str, fix: &str| Failure::message(ExitCode::Usage, format!("{what}; {fix}"));
+    let host = match (host, &task.first_host) {
+        (Some(host), _) => host.to_owned(),
+        (None, _) if task.is_alone => "127.0.0.1".to_owned(),
+        (None, Some(host)) => host.clone(),
+        (None, None) => {
+            let fix = "name the host of rank 0 with --host-ip or DMLC_PS_ROOT_URI";
+            return Err(missing("MPI does not say on which host rank 0 is", fix));
+        }
+    };
+    let seed = match (&task.seed, port) {
+        (Some(seed), _) => seed.clone(),
+        (None, Some(port)) => format!("{host}:{port}"),
+        (None, None) => {
+            let fix = "name the scheduler's port with --scheduler-port or DMLC_PS_ROOT_PORT";
+            return Err(missing("the environment has no id of the job, from which a port would follow", fix));
+        }
+    };
+    let hash = fnv(&seed);
+    let any = PORTS.start + hash % (PORTS.end - PORTS.start);
+    let port = port.unwrap_or(u16::try_from(any).unwrap_or(u16::MAX));
+    // A name may be one of several addresses, or of none that others reach.
+    let bind = (!is_loopback(&host)).then(|| "0.0.0.0".to_owned());
+    Ok(Root { host, port, bind, job: hash })
+}
+
+/// FNV-1a: small, and the same everywhere.
+fn fnv(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn name(rank: u32, servers: u32) -> String {
+        member(rank, servers).to_string()
+    }
+
+    #[test]
+    fn tasks_become_roles_in_order() {
+        let names: Vec<String> = (0..5).map(|rank| name(rank, 2)).collect();
+        assert_eq!(names, ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]);
+        assert_eq!(workers(5, 2, None).unwrap(), 2);
+        assert_eq!(workers(5, 2, Some(2)).unwrap(), 2);
+        for (size, servers, wanted) in [(5, 2, Some(3)), (3, 2, None), (0, 1, None), (6, 2, Some(2))] {
+            let error = workers(size, servers, wanted).unwrap_err();
+            assert_eq!(error.code(), ExitCode::Usage);
+            assert!(error.to_string().contains(&format!("{size} tasks were started")), "{error}");
+        }
+    }
+
+    #[test]
+    fn slurms_step_and_not_its_batch_script() {
+        let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+        assert_eq!(slurm(&env(&batch)).unwrap(), None);
+        let step = [("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "1"), ("SLURM_STEP_NODELIST", "n[3-4]")];
+        let task = slurm(&env(&[&batch[..], &step[..]].concat())).unwrap().unwrap();
+        assert_eq!((task.rank, task.size, task.is_alone), (0, 4, false));
+        assert_eq!((task.first_host.as_deref(), task.seed.as_deref()), (Some("n3"), Some("slurm 7.1")));
+        let root = root(&task, None, None).unwrap();
+        assert_eq!((root.host.as_str(), root.bind.as_deref()), ("n3", Some("0.0.0.0")));
+        assert!(PORTS.contains(&u64::from(root.port)));
+        let wrong = env(&[("SLURM_PROCID", "x"), ("SLURM_STEP_NUM_TASKS", "4")]);
+        assert_eq!(slurm(&wrong).unwrap_err().code(), ExitCode::Config);
+    }
+
+    #[test]
+    fn ranks_of_both_kinds_of_mpi() {
+        let ours = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
+        ];
+        let task = mpi(&env(&[&ours[..], &[("PMIX_NAMESPACE", "99")]].concat()), 5).unwrap().unwrap();
+        assert_eq!((task.rank, task.size, task.is_alone, task.seed.as_deref()), (1, 3, true, Some("mpi 99")));
+        assert_eq!(root(&task, None, None).unwrap().host, "127.0.0.1");
+        let hydra = env(&[("PMI_RANK", "2"), ("PMI_SIZE", "3")]);
+        let far = mpi(&hydra, 5).unwrap().unwrap();
+        assert!(root(&far, None, None).unwrap_err().to_string().contains("--host-ip"));
+        assert!(root(&far, Some("h"), None).unwrap_err().to_string().contains("--scheduler-port"));
+        let root = root(&far, Some("h"), Some(9)).unwrap();
+        assert_eq!((root.host.as_str(), root.port), ("h", 9));
+        let near = mpi(&[hydra, env(&[("MPI_LOCALNRANKS", "3")])].concat(), 5).unwrap().unwrap();
+        assert_eq!(near.seed.as_deref(), Some("mpi 5"));
+        assert_eq!(mpi(&[], 5).unwrap(), None);
+    }
+
+    #[test]
+    fn jobs_differ_in_id_and_mostly_in_port() {
+        let of = |step: u32| {
+            let task = Task {
+                rank: 0,
+                size: 3,
+                first_host: None,
+                is_alone: true,
+                seed: Some(format!("slurm 7.{step}")),
+            };
+            root(&task, None, None).unwrap()
+        };
+        let jobs: std::collections::BTreeSet<u64> = (0..100).map(|step| of(step).job).collect();
+        let ports: std::collections::BTreeSet<u16> = (0..100).map(|step| of(step).port).collect();
+        assert_eq!(jobs.len(), 100);
+        assert!(ports.len() > 90, "{}", ports.len());
+    }
+}

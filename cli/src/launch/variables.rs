@@ -1,0 +1,318 @@
+//! A plan out of flags and the environment: which variables processes get, and how each kind of cluster fills its seats.
+
+use super::args::LaunchArgs;
+use super::hosts::{self, Host, is_loopback};
+use super::kind::Kind;
+use super::plan::{Meeting, Plan, Programs, Seat, bind_towards, seats};
+use super::ranks::{self, Root, Task, value};
+use crate::find;
+use anyhow::Context as _;
+use daemon::exit::{Failure, WithCode as _};
+use daemon::process::DIE_WITH_PARENT;
+use daemon::settings::{split_pair, variable_of};
+use proto_common::error::ExitCode;
+use proto_common::ids::{MemberId, Role};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+
+type Pairs = Vec<(String, String)>;
+
+/// Settings that the launcher gives its processes, and what to do instead of setting them.
+const OWN: [(&str, &str); 5] = [
+    ("cluster.workers", "use --workers"),
+    ("cluster.servers", "use --servers"),
+    ("scheduler.host", "leave it out: the scheduler is started here; --host-ip names its address"),
+    ("scheduler.port", "leave it out: the system chooses a free port; --scheduler-port names one"),
+    ("node.rank", "leave it out: ranks are given in order"),
+];
+
+fn usage(text: String) -> Failure {
+    Failure::message(ExitCode::Usage, text)
+}
+
+/// The plan of a cluster of `kind`. `task` is this one, where Slurm or MPI started it.
+pub(super) fn plan(
+    args: &LaunchArgs,
+    env: &[(String, String)],
+    kind: Kind,
+    task: Option<&Task>,
+) -> Result<Plan, Failure> {
+    let servers = args.servers.unwrap_or(1);
+    let (meeting, seats, servers, workers) = match (kind, task) {
+        (Kind::BytePs, _) => byteps(args, env)?,
+        (Kind::Slurm | Kind::Mpi, Some(task)) => {
+            let workers = ranks::workers(task.size, servers, args.workers)?;
+            let root =
+                ranks::root(task, host_ip(args).or(value(env, "DMLC_PS_ROOT_URI")), root_port(args, env)?)?;
+            let MemberId { role, rank } = ranks::member(task.rank, servers);
+            let seat = Seat::here(role, rank.0);
+            (Meeting::Known(root), vec![seat], servers, workers)
+        }
+        (Kind::Ssh, _) => ssh(args)?,
+        (Kind::Local | Kind::Slurm | Kind::Mpi, _) => {
+            let workers = args.workers.unwrap_or(1);
+            let all = roles(servers, workers).into_iter().map(|role| (role, None));
+            let host = host_ip(args).unwrap_or("127.0.0.1").to_owned();
+            (Meeting::Asked { host, port: args.scheduler_port.unwrap_or(0) }, seats(all), servers, workers)
+        }
+    };
+    let mut plan = Plan {
+        kind,
+        programs: Programs::find(args, kind)?,
+        common: common(args, env, kind, (servers, workers))?,
+        of_servers: pairs("--env-server", &args.env_server)?,
+        of_workers: pairs("--env-worker", &args.env_worker)?,
+        removed: removed(kind),
+        directory: remote_working_directory(args, kind)?,
+        meeting,
+        seats,
+    };
+    if args.every_role {
+        everyone_meets_at_a_known_place(&mut plan)?;
+    }
+    if let Meeting::Known(root) = &plan.meeting {
+        // A job id that others would not guess is for jobs that are started as one.
+        let job = root.job.to_string();
+        if kind != Kind::BytePs && value(env, &variable_of("job")).is_none() {
+            plan.common.push((variable_of("job"), job));
+        }
+        if kind != Kind::Ssh {
+            let given = [env, &plan.common[..]].concat();
+            plan.common.extend(bind_towards(&root.host, &given)?);
+        }
+    }
+    Ok(plan)
+}
+
+fn roles(servers: u32, workers: u32) -> Vec<Role> {
+    [vec![Role::Server; servers as usize], vec![Role::Worker; workers as usize]].concat()
+}
+
+/// `--host-ip`; dmlc-submit's words for a guess are none.
+fn host_ip(args: &LaunchArgs) -> Option<&str> {
+    args.host_ip.as_deref().filter(|given| !["auto", "ip", "dns"].contains(given))
+}
+
+fn root_port(args: &LaunchArgs, env: &[(String, String)]) -> Result<Option<u16>, Failure> {
+    let from_env = value(env, "DMLC_PS_ROOT_PORT").map(|text| {
+        text.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| {
+            let text = format!("DMLC_PS_ROOT_PORT = {text:?} is wrong: use a port from 1 to 65535");
+            Failure::message(ExitCode::Config, text)
+        })
+    });
+    args.scheduler_port.map(Ok).or(from_env).transpose()
+}
+
+type Placed = (Meeting, Vec<Seat>, u32, u32);
+
+/// The scheduler here, the others dealt out over the hosts of files.
+fn ssh(args: &LaunchArgs) -> Result<Placed, Failure> {
+    let read = |file: &Path| {
+        let text = std::fs::read_to_string(file)
+            .with_context(|| format!("cannot read the host file {}", file.display()))
+            .code(ExitCode::Io)?;
+        let own_user = |host| Host { user: args.username.clone(), ..host };
+        let parsed = hosts::parse(&text).with_context(|| file.display().to_string()).code(ExitCode::Usage)?;
+        let named = parsed.into_iter().map(|host| if host.user.is_none() { own_user(host) } else { host });
+        Ok::<_, Failure>(named.collect::<Vec<Host>>())
+    };
+    let of = |own: &Option<PathBuf>| own.as_deref().or(args.host_file.as_deref()).map(read).transpose();
+    let (servers_on, workers_on) = (of(&args.server_host_file)?, of(&args.worker_host_file)?);
+    let (Some(servers_on), Some(workers_on)) = (servers_on, workers_on) else {
+        return Err(usage("--cluster ssh needs hosts; name a file of them with --host-file".into()));
+    };
+    // With a file for a role, BytePS's launcher starts one on each of its hosts.
+    let count = |given: Option<u32>, file: &Option<PathBuf>, hosts: &[Host]| {
+        given.unwrap_or(if file.is_some() { hosts.len() as u32 } else { 1 })
+    };
+    let servers = count(args.servers, &args.server_host_file, &servers_on);
+    let workers = count(args.workers, &args.worker_host_file, &workers_on);
+    let of_role = |role| if role == Role::Server { servers_on.clone() } else { workers_on.clone() };
+    let dealt =
+        hosts::deal(&[(Role::Server, servers), (Role::Worker, workers)], of_role).code(ExitCode::Usage)?;
+    let host = match host_ip(args) {
+        Some(host) => host.to_owned(),
+        None => address_for(dealt.iter().map(|(_, host)| host.name.as_str()))?,
+    };
+    let seats = seats(dealt.into_iter().map(|(role, host)| (role, Some(host))));
+    Ok((Meeting::Asked { host, port: args.scheduler_port.unwrap_or(0) }, seats, servers, workers))
+}
+
+/// The address of this host that all of these reach: of the first that is not this host itself.
+fn address_for<'a>(names: impl Iterator<Item = &'a str>) -> Result<String, Failure> {
+    let far: Vec<&str> = names.filter(|name| !is_loopback(name)).collect();
+    let mut last = None;
+    for name in &far {
+        match hosts::address_towards(name) {
+            Ok(address) if !address.is_loopback() => return Ok(address.to_string()),
+            Ok(_) => {}
+            Err(error) => last = Some(format!("{name}: {error}")),
+        }
+    }
+    match last {
+        Some(reason) => {
+            let fix = "check the host file, or name this host's address with --host-ip";
+            Err(Failure::message(
+                ExitCode::Io,
+                format!("cannot tell how hosts reach the scheduler: {reason}; {fix}"),
+            ))
+        }
+        None => Ok("127.0.0.1".into()),
+    }
+}
+
+/// What bpslaunch starts: this machine's role, with a worker for each of its devices.
+fn byteps(args: &LaunchArgs, env: &[(String, String)]) -> Result<Placed, Failure> {
+    let need = |name: &str| {
+        let missing = || {
+            let fix = "set what bpslaunch needs, or start all of a job with gradwire launch -n N -s M";
+            Failure::message(ExitCode::Config, format!("{name} is not set; {fix}"))
+        };
+        value(env, name).ok_or_else(missing)
+    };
+    let count = |name: &str| {
+        let text = need(name)?;
+        text.parse::<u32>().map_err(|_| {
+            Failure::message(
+                ExitCode::Config,
+                format!("{name} = {text:?} is wrong: use a whole number, 0 or more"),
+            )
+        })
+    };
+    let role = match need("DMLC_ROLE")? {
+        "scheduler" => Role::Scheduler,
+        "server" => Role::Server,
+        "worker" => Role::Worker,
+        other => {
+            let text = format!("DMLC_ROLE = {other:?} is wrong: use scheduler, server or worker");
+            return Err(Failure::message(ExitCode::Config, text));
+        }
+    };
+    let host = need("DMLC_PS_ROOT_URI")?.to_owned();
+    need("DMLC_PS_ROOT_PORT")?;
+    let port = root_port(args, env)?.unwrap_or_default();
+    let (machines, servers) = (count("DMLC_NUM_WORKER")?, count("DMLC_NUM_SERVER")?);
+    let devices = value(env, "NVIDIA_VISIBLE_DEVICES").filter(|list| !["all", "none", "void"].contains(list));
+    let local = match (args.local_size, devices, value(env, "BYTEPS_LOCAL_SIZE")) {
+        (Some(size), ..) => size,
+        (None, None, Some(_)) => count("BYTEPS_LOCAL_SIZE")?.max(1),
+        (None, devices, _) => devices.map_or(1, |list| list.split(',').count() as u32),
+    };
+    let seats = match role {
+        Role::Worker => {
+            let first = count("DMLC_WORKER_ID")?.saturating_mul(local);
+            let seat =
+                |index| Seat { local: Some((index, local)), ..Seat::here(role, first.saturating_add(index)) };
+            (0..local).map(seat).collect()
+        }
+        Role::Server => {
+            let rank = value(env, "DMLC_SERVER_ID").map(|_| count("DMLC_SERVER_ID")).transpose()?;
+            vec![Seat { any_rank: rank.is_none(), ..Seat::here(role, rank.unwrap_or(0)) }]
+        }
+        Role::Scheduler => vec![Seat::here(role, 0)],
+    };
+    let root = Root { host, port, bind: None, job: 0 };
+    Ok((Meeting::Known(root), seats, servers, machines.saturating_mul(local)))
+}
+
+/// Programs that are the scheduler themselves say no port: one is chosen now, and free until someone else takes it.
+fn everyone_meets_at_a_known_place(plan: &mut Plan) -> Result<(), Failure> {
+    let Meeting::Asked { host, port } = &plan.meeting else { return Ok(()) };
+    let (host, mut port) = (host.clone(), *port);
+    if port == 0 {
+        let free = TcpListener::bind((host.as_str(), 0)).and_then(|listener| listener.local_addr());
+        let free = free.with_context(|| format!("cannot bind {host}; name another address with --host-ip"));
+        port = free.code(ExitCode::Io)?.port();
+    }
+    let job = daemon::host::new_incarnation()?.0;
+    plan.meeting = Meeting::Known(Root { host, port, bind: None, job });
+    plan.seats.insert(0, Seat::here(Role::Scheduler, 0));
+    Ok(())
+}
+
+/// Ports that only one process can have are left to the system, and the job gets an id of its own, unless
+/// the user says otherwise.
+fn common(
+    args: &LaunchArgs,
+    env: &[(String, String)],
+    kind: Kind,
+    (servers, workers): (u32, u32),
+) -> Result<Pairs, Failure> {
+    let mut common = vec![
+        (variable_of("cluster.workers"), workers.to_string()),
+        (variable_of("cluster.servers"), servers.to_string()),
+        (variable_of("node.http"), "127.0.0.1:0".into()),
+        (variable_of("node.port"), "0".into()),
+        ("DMLC_JOB_CLUSTER".into(), kind.name().into()),
+    ];
+    if kind != Kind::BytePs {
+        common.push(("DMLC_NUM_WORKER".into(), workers.to_string()));
+        common.push(("DMLC_NUM_SERVER".into(), servers.to_string()));
+    }
+    let is_whole = matches!(kind, Kind::Local | Kind::Ssh) && !args.every_role;
+    if is_whole && value(env, &variable_of("job")).is_none() {
+        common.push((variable_of("job"), daemon::host::new_incarnation()?.0.to_string()));
+    }
+    for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
+        common.push((variable_of(&key), value));
+    }
+    if let Some(placement) = &args.placement {
+        common.push((variable_of("transport.placement"), placement.clone()));
+    }
+    if let Some(level) = &args.log_level {
+        common.push((variable_of("log.filter"), level.to_ascii_lowercase()));
+    }
+    common.extend(args.interface.iter().map(|name| ("DMLC_INTERFACE".to_owned(), name.clone())));
+    common.extend(pairs("--env", &args.env)?);
+    for pair in &args.set {
+        let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
+            return Err(usage(format!("--set {key}: launch decides that for its cluster; {instead}")));
+        }
+        common.push((variable_of(key), value.to_owned()));
+    }
+    Ok(common)
+}
+
+/// `NAME:VALUE`, as BytePS and MXNet write it, or `NAME=VALUE`, as a shell does.
+fn pairs(flag: &str, given: &[String]) -> Result<Pairs, Failure> {
+    let split = |pair: &String| {
+        let (name, value) = pair.split_once([':', '=']).filter(|(name, _)| {
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        })?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    let wrong = |pair: &String| usage(format!("{flag} {pair}: write NAME:VALUE, such as OMP_NUM_THREADS:4"));
+    given.iter().map(|pair| split(pair).ok_or_else(|| wrong(pair))).collect()
+}
+
+/// A place or a parent that the launcher itself was given means nothing to its children.
+fn removed(kind: Kind) -> Vec<String> {
+    let mut names = vec![DIE_WITH_PARENT.to_owned(), variable_of("node.rank"), "DMLC_RANK".into()];
+    if kind != Kind::BytePs {
+        let places = ["DMLC_WORKER_ID", "DMLC_SERVER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"];
+        names.extend(places.map(str::to_owned));
+    }
+    if kind == Kind::Ssh {
+        names.push("DMLC_NODE_HOST".into());
+    }
+    names
+}
+
+/// Where our programs are on other hosts.
+pub(super) fn remote_directory(args: &LaunchArgs) -> Result<PathBuf, Failure> {
+    let directory = match &args.remote_bin_dir {
+        Some(directory) => directory.clone(),
+        None => find::bin_dir(args.bin_dir.as_deref())?,
+    };
+    std::path::absolute(directory).code(ExitCode::Io)
+}
+
+/// Other hosts run in the directory that was copied there, else in one called as this one.
+fn remote_working_directory(args: &LaunchArgs, kind: Kind) -> Result<Option<PathBuf>, Failure> {
+    match (&args.sync_dst_dir, kind) {
+        (Some(directory), Kind::Ssh) => Ok(Some(PathBuf::from(directory))),
+        (None, Kind::Ssh) => Ok(Some(std::env::current_dir().code(ExitCode::Io)?)),
+        _ => Ok(None),
+    }
+}

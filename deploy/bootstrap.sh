@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|guest|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|guest|launchers|check|fix|bench|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -69,6 +69,19 @@ want_guest() {
     want_file /etc/libibverbs.d/rxe.driver ibverbs-providers
 }
 
+# What starts programs on other hosts: the slow suite launchers runs under all of them. Services of theirs are started by
+# nobody here; packages may do so.
+want_launchers() {
+    want_program ssh openssh-client
+    want_program sshd openssh-server
+    want_program rsync rsync
+    want_program slurmctld slurmctld
+    want_program slurmd slurmd
+    want_program srun slurm-client
+    want_program munged munge
+    want_program mpirun openmpi-bin
+}
+
 install_packages() {
     [ ${#packages[@]} -gt 0 ] || return 0
     local as_root=()
@@ -131,6 +144,10 @@ case $purpose in
         want_c
         want_guest
         ;;
+    launchers)
+        want_c
+        want_launchers
+        ;;
     check | fix)
         want_c
         want_program git git
@@ -141,7 +158,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|guest|check|fix|bench|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|guest|launchers|check|fix|bench|fuzz"
         exit 2
         ;;
 esac

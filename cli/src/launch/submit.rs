@@ -2,16 +2,19 @@
 //! task that failed first. What tasks say passes through as it is.
 
 use super::args::LaunchArgs;
-use super::guard::kill_group;
+use super::guard::{Guard, kill_group};
 use super::kind::Kind;
 use super::output::Printer;
 use super::ranks::value;
 use super::supervisor::listen_for_signals;
+use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
+use daemon::process::DIE_WITH_PARENT;
 use proto_common::error::ExitCode;
 use rustix::process::{Pid, Signal};
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
@@ -66,21 +69,30 @@ pub(super) async fn submit(
 ) -> Result<u8, anyhow::Error> {
     let is_open_mpi = kind == Kind::Mpi && is_open_mpi().await?;
     let words = starter(args, env, kind, is_open_mpi);
+    let path = std::env::var_os("PATH");
+    find::program(Path::new("/nonexistent"), &words[0], path.as_deref())
+        .with_context(|| format!("--cluster {} needs it, or be started by it", kind.name()))
+        .code(ExitCode::Usage)?;
     let (printer, thread) = Printer::start().code(ExitCode::Io)?;
     let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     printer.say(&format!("tasks are started by {}", shown.join(" "))).await;
-    let mut command = Command::new(&words[0]);
+    let launcher = std::env::current_exe().code(ExitCode::Io)?;
+    // srun and mpirun die with this process, as every program that is launched.
+    let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
+    let mut command = Command::new(&launcher);
     command
-        .args(&words[1..])
-        .arg(std::env::current_exe().code(ExitCode::Io)?)
+        .args(["supervise-child", "--parent", &std::process::id().to_string(), "--"])
+        .args(&words)
+        .arg(&launcher)
         .args(std::env::args_os().skip(1))
         .env("DMLC_SUBMIT_CLUSTER", kind.name())
-        .stdin(Stdio::null())
+        // Tasks are no children of ours.
+        .env_remove(DIE_WITH_PARENT)
+        .stdin(guard.line().code(ExitCode::Io)?)
         .stderr(Stdio::piped())
         .process_group(0)
         .kill_on_drop(true);
-    let missing = || format!("cannot start {}; install it, or use another --cluster", words[0].display());
-    let starter = command.spawn().with_context(missing).code(ExitCode::Usage)?;
+    let starter = command.spawn().context("cannot start this program again").code(ExitCode::Io)?;
     let code = watch(starter, Duration::from_millis(args.grace_ms), &printer).await?;
     drop(printer);
     thread.finish().await;

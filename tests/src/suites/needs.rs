@@ -44,9 +44,9 @@ impl Need {
             Self::Netns if !can_make_netns() => {
                 Some("cannot make network namespaces: run as root, with iproute2 installed".into())
             }
-            Self::Program(name) if find_program(name).is_none() => {
-                Some(format!("{name} is not installed: run deploy/bootstrap.sh test"))
-            }
+            Self::Program(name) if find_program(name).is_none() => Some(format!(
+                "{name} is not installed: run deploy/bootstrap.sh test (or guest, or launchers)"
+            )),
             Self::MemoryGib(gib) => {
                 let have = available_gib(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default());
                 (have < *gib).then(|| format!("needs {gib} GiB of available memory, there are {have}"))

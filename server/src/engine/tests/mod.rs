@@ -8,6 +8,7 @@ mod dynamic;
 mod hostile;
 mod in_place;
 mod model;
+mod modes;
 mod norms;
 mod placed;
 mod properties;

@@ -13,9 +13,9 @@ use proto_common::batch::{
 };
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
-use proto_common::mode::Mode;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 
 /// Slots of each worker's inbox.

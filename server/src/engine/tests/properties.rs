@@ -288,7 +288,9 @@ impl World {
         if let Some(placed) = placed.filter(|_| block.status == Status::Retry) {
             self.observer.untaken(placed.block);
         }
-        if block.status == Status::Retry || (block.status == Status::Done && placed.is_some_and(|p| p.keep)) {
+        if block.status == Status::Retry
+            || (matches!(block.status, Status::Done | Status::Late) && placed.is_some_and(|p| p.keep))
+        {
             // As it was before; after a deadline the contribution may still lie there.
             trainer.grants[chunk as usize] = trainer.grants[chunk as usize].or(placed);
         }

@@ -166,8 +166,13 @@ impl Server {
             Command::Fetch { .. }
             | Command::Size { .. }
             | Command::Prepare { .. }
-            | Command::Norms { .. } => {
-                return Err(ModelError::NotModelled { what: "payloads outside of slots, and norms" });
+            | Command::Norms { .. }
+            | Command::CallTake { .. }
+            | Command::CallDeliver { .. }
+            | Command::CallCancel { .. }
+            | Command::CallLand { .. }
+            | Command::CallDrop { .. } => {
+                return Err(ModelError::NotModelled { what: "payloads outside of slots, norms, and calls" });
             }
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}

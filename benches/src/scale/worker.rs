@@ -214,8 +214,10 @@ impl Worker {
                 | Command::Landed { .. }
                 | Command::Version { .. }
                 | Command::Late { .. }
+                | Command::Replied { .. }
+                | Command::Room { .. }
                 | Command::Shown { .. } => {
-                    outcome = Err(ModelError::NotModelled { what: "a payload outside of slots" });
+                    outcome = Err(ModelError::NotModelled { what: "a payload outside of slots, and calls" });
                 }
             }
             if outcome.is_err() {

@@ -21,6 +21,11 @@ pub enum OpKind {
     Init = 4,
     /// No more than what [`Block::reading`] says; answered at once.
     Release = 5,
+    /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
+    /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces
+    /// of the body lie), and `reading.from` the first call whose answer has not come. The result's payload is two bytes
+    /// with the length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
+    Call = 6,
 }
 
 impl OpKind {
@@ -33,6 +38,7 @@ impl OpKind {
             3 => Self::PushPull,
             4 => Self::Init,
             5 => Self::Release,
+            6 => Self::Call,
             _ => return None,
         })
     }
@@ -92,6 +98,13 @@ pub enum Status {
     /// As [`Status::Done`], to a contribution to a round that had ended without it, as rounds of tensors with backup
     /// workers do: it was dropped.
     Late = 14,
+    /// To a call whose deadline is over: the server's program has no handler for it.
+    NoHandler = 15,
+    /// To a call: its handler let it go without an answer, or the answer came before a channel broke and is not kept any
+    /// more.
+    NoReply = 16,
+    /// To a call: the reply has `round` bytes, for which the request had no room; ask again, with room.
+    ReplyRoom = 17,
 }
 
 impl Status {
@@ -114,6 +127,9 @@ impl Status {
             12 => Self::Malformed,
             13 => Self::DeadlineBehind,
             14 => Self::Late,
+            15 => Self::NoHandler,
+            16 => Self::NoReply,
+            17 => Self::ReplyRoom,
             _ => return None,
         })
     }

@@ -1,13 +1,16 @@
 //! A server's life: register, hold shards, take workers' connections, end in order.
 
+use super::HandlerNews;
 use super::bootstrap::{Reception, Tries, Workers, receive};
 use super::lane::{DataLane, LaneConfig, LaneError};
 use super::status::{ServerMetrics, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
+use crate::app::Apps;
 use crate::engine::{ChunkSpec, EngineConfig};
 use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::http::{self, HttpState};
+use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::Settings;
@@ -75,7 +78,18 @@ pub async fn run(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    run_with(listener, http, settings, shutdown, (Apps::default(), Posts::start()?, |_| {})).await
+}
+
+/// As [`run`], with handlers for workers' calls, and somebody to tell the rank to.
+pub(super) async fn run_with(
+    listener: TcpListener,
+    http: Option<TcpListener>,
+    settings: Settings,
     mut shutdown: Shutdown,
+    (apps, posts, tell_rank): (Apps, Posts, impl FnOnce(Rank)),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
     let late: Arc<OnceLock<(Rank, Vec<Mailbox<LaneMessage>>)>> = Arc::default();
@@ -99,7 +113,9 @@ pub async fn run(
     })?;
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
-    let lanes = start_lanes(&settings, incarnation, &welcome, &devices, &failed)?;
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, &failed)?;
+    posts.attach_link(link.sender());
+    tell_rank(welcome.rank);
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
     let (workers, known) = watch::channel(None);
@@ -119,10 +135,12 @@ pub async fn run(
     });
     tracing::info!(rank = welcome.rank.0, lanes = welcome.shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception));
-    let serving = Serving { welcome, link, lanes: &lanes, workers, lane_failures };
+    let serving = Serving { welcome, link, lanes: &lanes, workers, lane_failures, posts: &posts };
     let ended = serving.until_end(&mut shutdown, Duration::from_millis(settings.deadlines.drain_ms)).await;
     accepting.abort();
+    posts.lose("the server has left the job");
     stop(lanes);
+    apps.end();
     ended
 }
 
@@ -152,7 +170,7 @@ fn register(
 
 fn start_lanes(
     settings: &Settings,
-    incarnation: Incarnation,
+    (incarnation, apps): (Incarnation, &Apps),
     welcome: &Welcome,
     devices: &Devices,
     failed: &mpsc::Sender<LaneError>,
@@ -173,15 +191,19 @@ fn start_lanes(
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
         };
-        let lane =
+        let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
+        lane.limit_calls(settings.memory.call_bytes)?;
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
-        let (mailbox, thread) = spawn_lane(lane, index, spin, move |error| drop(failed.try_send(error)))?;
+        let (mailbox, thread) =
+            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)))?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }
+    let spin = Duration::from_micros(settings.memory.spin_us);
+    apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), spin);
     Ok(lanes)
 }
 
@@ -278,6 +300,7 @@ struct Serving<'a> {
     lanes: &'a Lanes,
     workers: watch::Sender<Option<Workers>>,
     lane_failures: mpsc::Receiver<LaneError>,
+    posts: &'a Posts,
 }
 
 enum End {
@@ -324,6 +347,7 @@ impl Serving<'_> {
             tokio::select! {
                 event = self.link.events.recv() => match event {
                     Some(LinkEvent::Message(message)) => {
+                        let Some(message) = self.posts.heard(message) else { continue };
                         if let Some(end) = self.message(message).await {
                             return end;
                         }

@@ -60,6 +60,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 devices,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
+                posts: control.posts().clone(),
                 control: Mutex::new(Some(control)),
                 map: RwLock::new(map),
                 tensors: RwLock::new(BTreeMap::new()),
@@ -70,6 +71,8 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 states: Arc::default(),
                 dead,
                 registrations,
+                calls: Default::default(),
+                frames: Default::default(),
             })))
         }
         Err(error) => {
@@ -206,6 +209,7 @@ fn start_lane(
     let mut driver = LaneDriver::new(queue, config, pool.region().clone())
         .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
     driver.set_epoch(roster.epoch);
+    driver.set_pool(pool.clone());
     let spin = Duration::from_micros(settings.memory.spin_us);
     let (lane, thread) = spawn_lane(driver, lane.0, spin)?;
     Ok((lane, handle, thread))

@@ -2,6 +2,7 @@
 //! belongs to an instance; several clients can live in one process.
 
 mod buffer;
+mod call;
 mod coded;
 mod connect;
 mod element;
@@ -16,6 +17,7 @@ mod transfer;
 mod weights;
 
 pub use buffer::TensorBuffer;
+pub use call::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
@@ -24,7 +26,8 @@ pub use tensor::Tensor;
 pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Spares};
+use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -57,6 +60,7 @@ pub(crate) struct Inner {
     lanes: Arc<[LaneHandle]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
+    posts: Posts,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
     /// Is the first iteration over, and has been planned with?
@@ -68,6 +72,9 @@ pub(crate) struct Inner {
     states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
+    calls: call::Lines,
+    /// Frames of short calls.
+    frames: Spares,
 }
 
 impl std::fmt::Debug for Client {
@@ -221,6 +228,12 @@ impl Client {
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
         let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
         self.with_control(|control| control.barrier(name, group, within))
+    }
+
+    /// Messages to and from other members' programs: small, by way of the scheduler.
+    #[must_use]
+    pub fn posts(&self) -> &Posts {
+        &self.0.posts
     }
 
     /// A barrier of all workers.

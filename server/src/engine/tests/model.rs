@@ -129,6 +129,11 @@ impl Observer {
                 assert!(all().all(|view| view.folded.len() as u32 == self.rules.needed()));
             }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
+            Command::CallTake { .. }
+            | Command::CallDeliver { .. }
+            | Command::CallCancel { .. }
+            | Command::CallLand { .. }
+            | Command::CallDrop { .. } => panic!("nobody calls: {command:?}"),
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }
     }

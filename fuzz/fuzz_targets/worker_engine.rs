@@ -310,7 +310,11 @@ impl Rig {
                     assert!(!std::mem::replace(failed, true), "fails once");
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
-                Command::Version { op, .. } | Command::Late { op, .. } | Command::Landed { op, .. } => {
+                Command::Version { op, .. }
+                | Command::Late { op, .. }
+                | Command::Landed { op, .. }
+                | Command::Replied { op, .. }
+                | Command::Room { op, .. } => {
                     assert!(self.ops.contains_key(op), "told before its end")
                 }
                 Command::Close { server, .. } => closed.push(*server),

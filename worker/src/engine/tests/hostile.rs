@@ -202,7 +202,10 @@ proptest! {
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
                     Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
-                    Command::Version { op, .. } | Command::Late { op, .. } => {
+                    Command::Version { op, .. }
+                    | Command::Late { op, .. }
+                    | Command::Replied { op, .. }
+                    | Command::Room { op, .. } => {
                         prop_assert!(!ended.contains(op), "told of after its end");
                     }
                     Command::Shown { op, .. } => prop_assert!(!ended.contains(op), "shown after its end"),

@@ -82,8 +82,7 @@ impl Tensor {
         let (spec, placement) = (spec.clone(), AtomicU8::default());
         let goes_on = spec.settled_backup() > 0;
         let seen = goes_on.then(Arc::default);
-        let common = spec.settled_mode().has_rounds() && !goes_on;
-        let viewing = if common { Viewing::default() } else { Viewing::by_operation() };
+        let viewing = Viewing::default();
         let declared = Declared { spec, owner, lanes, coded, numbers, viewing, seen, placement };
         Self { declared: Arc::new(declared), by_chunk: false }
     }
@@ -150,6 +149,13 @@ impl Tensor {
 
     pub(super) fn lanes(&self) -> &[Arc<[PartSpec]>] {
         &self.declared.lanes
+    }
+
+    /// May its weights be read where servers have them? There the next version but one waits for who reads: only where a
+    /// round waits for every worker anyway does that keep nobody else up. And there a tensor is of one version.
+    pub(super) fn may_be_shown(&self) -> bool {
+        let spec = self.spec();
+        !spec.dynamic && spec.settled_mode().has_rounds() && spec.settled_backup() == 0
     }
 
     /// What of its weights is read where it lies.

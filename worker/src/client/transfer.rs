@@ -97,7 +97,8 @@ impl Client {
     }
 
     /// As [`Client::pull`] without a buffer: [`Ended::weights`] is to be read. On shared memory that is where the
-    /// servers have them, and nothing is copied; over other transports they land in memory of the client's. Wait for it:
+    /// servers have them, and nothing is copied; over other transports, outside mode sync and with backup workers they land
+    /// in memory of the client's, because there a reader would hold up others who do not wait for it. Wait for it:
     /// weights that nobody has taken are let go of with the tensor's next operation only.
     pub fn pull_view(&self, tensor: &Tensor) -> Result<Handle, ClientError> {
         self.start_view(tensor, OpKind::Pull, None, 0)
@@ -121,7 +122,7 @@ impl Client {
         priority: i32,
     ) -> Result<Handle, ClientError> {
         let in_place =
-            !tensor.spec().dynamic && self.0.links.iter().all(|(_, link)| link.driver == Driver::Shm);
+            tensor.may_be_shown() && self.0.links.iter().all(|(_, link)| link.driver == Driver::Shm);
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?) };
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }

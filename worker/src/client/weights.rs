@@ -12,8 +12,9 @@ use zerocopy::IntoBytes;
 /// Copies of at least this much pass by the cache: it is too small to hold them until they are read.
 const STREAMING_BYTES_MIN: usize = 4 << 20;
 
-/// One version of a tensor's weights, for reading. Where all servers share memory with this worker it is their published
-/// weights themselves, of one version throughout, and costs no copy; else they have been landed here.
+/// One version of a tensor's weights, for reading. Where all servers share memory with this worker, and the tensor's rounds
+/// are of all workers, it is their published weights themselves, of one version throughout, and costs no copy; else they
+/// have been landed here. Outside mode sync each chunk is of one version, and not all of them of the same.
 ///
 /// Servers keep the version as it is until this is dropped, or the worker is gone. They have room for one newer one: a
 /// worker that holds on to two versions of a tensor keeps the next round from ending, and all others wait until the

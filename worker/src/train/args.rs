@@ -128,7 +128,8 @@ pub struct TrainArgs {
     /// Learning rate
     #[arg(long, value_name = "X", default_value_t = 0.05, help_heading = "Training")]
     pub lr: f32,
-    /// Momentum of sgd and nesterov, 0 for none [default: 0.9]
+    /// Momentum of sgd and nesterov, 0 for none [default: 0.9; with another --mode than sync 0, because gradients of older
+    /// weights have an effect like it, and too much of both does not learn]
     #[arg(long, value_name = "X", help_heading = "Training")]
     pub momentum: Option<f32>,
     /// L2 weight decay, 0 for none; of adam-w and lamb, by itself
@@ -263,7 +264,7 @@ impl TrainArgs {
 
     /// Of sgd and nesterov.
     pub fn momentum(&self) -> f32 {
-        self.momentum.unwrap_or(MOMENTUM)
+        self.momentum.unwrap_or(if self.mode.is_none_or(Mode::has_rounds) { MOMENTUM } else { 0.0 })
     }
 
     /// What is done to gradients before they are sent.

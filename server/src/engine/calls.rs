@@ -226,6 +226,12 @@ impl LaneEngine {
         self.calls.by_id.len()
     }
 
+    /// Bytes of calls that are kept.
+    #[must_use]
+    pub fn call_bytes(&self) -> u64 {
+        self.calls.bytes
+    }
+
     /// A handler came or went: calls whose deadline passes are told so.
     pub fn set_handler(&mut self, app: u32, is_there: bool) {
         if is_there {

@@ -298,6 +298,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// One turn: everything that has happened is decided and executed. True when something had happened.
     pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+        let busy = self.take(now_ms)?;
+        self.send()?;
+        Ok(busy)
+    }
+
+    /// The part of a turn that takes what has happened.
+    pub(super) fn take(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
         let busy = !completions.is_empty() || self.queue.moved();
@@ -311,11 +318,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
+        Ok(busy)
+    }
+
+    /// The part of a turn that says what follows.
+    pub(super) fn send(&mut self) -> Result<(), LaneError> {
         self.retry_backlogs()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
         self.execute()?;
         self.queue.flush();
-        Ok(busy)
+        Ok(())
     }
 
     fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {

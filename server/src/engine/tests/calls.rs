@@ -379,3 +379,88 @@ proptest! {
         }
     }
 }
+
+#[derive(Clone, Debug)]
+enum Wild {
+    Batch { rank: u32, calls: Vec<Block> },
+    Arrived(u64),
+    Answered(u64, u64),
+    Down(u32),
+    Up(u32, u64),
+    Tick(u64),
+}
+
+fn wild_number() -> impl Strategy<Value = u64> {
+    prop_oneof![12 => 0u64..6, 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1), 1 => any::<u64>()]
+}
+
+prop_compose! {
+    fn wild_call()(operation in wild_number(), from in wild_number(), bytes in wild_number(), app in 0u32..3, odd in 0u8..30,
+                   room in wild_number()) -> Block {
+        Block {
+            id: if odd == 0 { ChunkId::new(1, u32::MAX) } else { call_id(app, Rank(0)) },
+            data: if odd == 1 { BlockData::Placed } else { BlockData::Inline { offset: 0 } },
+            status: if odd == 2 { Status::Corrupt } else { Status::None },
+            landing: (odd != 3).then_some(Landing { region: 1, offset: u64::MAX, bytes: room }),
+            ..call_from(operation, from, bytes)
+        }
+    }
+}
+
+fn wild() -> impl Strategy<Value = Vec<Wild>> {
+    let wild = prop_oneof![
+        10 => (0u32..2, prop::collection::vec(wild_call(), 1..4)).prop_map(|(rank, calls)| Wild::Batch { rank, calls }),
+        4 => (0u64..30).prop_map(Wild::Arrived),
+        4 => (0u64..30, wild_number()).prop_map(|(call, bytes)| Wild::Answered(call, bytes)),
+        1 => (0u32..2).prop_map(Wild::Down),
+        1 => (0u32..2, 0u64..2).prop_map(|(rank, life)| Wild::Up(rank, life)),
+        1 => (0u64..2_000).prop_map(Wild::Tick),
+    ];
+    prop::collection::vec(wild, 1..100)
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_called_nothing_panics_and_nothing_is_left(events in wild()) {
+        let mut rig = Rig::new(config(2));
+        rig.engine.limit_calls(100);
+        for event in events {
+            let commands = match event {
+                Wild::Batch { rank, calls } if rig.held(rank) > 0 => rig.send_wanting(rank, 4, &calls),
+                Wild::Batch { rank, .. } => {
+                    rig.connect(rank);
+                    Vec::new()
+                }
+                Wild::Arrived(call) => rig.arrived(call),
+                Wild::Answered(call, bytes) => rig.answered(call, bytes),
+                Wild::Down(rank) => {
+                    rig.down(Rank(rank));
+                    Vec::new()
+                }
+                Wild::Up(rank, life) => {
+                    let mut out = Commands::default();
+                    rig.engine.peer_up(Rank(rank), Incarnation(200 + life), &[], false, &mut out);
+                    rig.connect(rank);
+                    out.list
+                }
+                Wild::Tick(ms) => {
+                    rig.now_ms += ms;
+                    rig.time()
+                }
+            };
+            for command in commands {
+                if let Command::Expel { peer, .. } = command {
+                    rig.down(peer); // What the runtime does.
+                    rig.connect(peer.0);
+                }
+            }
+            rig.flush_calls();
+            prop_assert!(rig.engine.calls() as u64 <= 2 * 3 * CALLS_IN_FLIGHT_MAX);
+        }
+        for rank in 0..2 {
+            let mut out = Commands::default();
+            rig.engine.peer_up(Rank(rank), Incarnation(300), &[], false, &mut out);
+        }
+        prop_assert_eq!((rig.engine.calls(), rig.engine.call_bytes()), (0, 0));
+    }
+}

@@ -429,11 +429,6 @@ impl Rig {
                 | Command::CallDrop { .. } => unreachable!("nobody calls here"),
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
-                Command::CallTake { .. }
-                | Command::CallDeliver { .. }
-                | Command::CallCancel { .. }
-                | Command::CallLand { .. }
-                | Command::CallDrop { .. } => unreachable!("nobody calls here"),
             }
         }
         judged.into_iter().for_each(|(chunk, into)| self.judge(chunk, into));

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{PATIENCE, Place};
+use gradwire_tests::rigs::netns::Net;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::{program, repository};
 use gradwire_tests::rigs::training::{TRAIN, hash_in, reference};
@@ -115,13 +116,17 @@ struct Sshd {
 
 impl Sshd {
     fn start() -> Self {
+        Self::start_at(Place::default(), "127.0.0.1")
+    }
+
+    fn start_at(place: Place, address: &str) -> Self {
         let (bed, port) = (Bed::new(), free_port());
         for key in ["host_key", "key"] {
             done(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(bed.path(key)));
         }
         let at = |name: &str| bed.path(name).display().to_string();
         let config = format!(
-            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+            "Port {port}\nListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
              PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n",
             at("host_key"),
             at("key.pub"),
@@ -129,15 +134,17 @@ impl Sshd {
         let config = bed.write("sshd_config", &config);
         // It drops its rights in there, and wants it to be.
         let _ = std::fs::create_dir_all("/run/sshd");
-        let mut command = Command::new("/usr/sbin/sshd");
-        command.args(["-D", "-e", "-f"]).arg(config);
+        let words =
+            [&place.prefix[..], &["/usr/sbin/sshd".into(), "-D".into(), "-e".into(), "-f".into()]].concat();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(config);
         let daemon = Process::start("sshd", &mut command);
         let client = format!(
             "Host *\nIdentityFile {}\nIdentitiesOnly yes\nUserKnownHostsFile /dev/null\nStrictHostKeyChecking no\nLogLevel ERROR\n",
             at("key"),
         );
         let ssh = format!("ssh -F {}", bed.write("ssh_config", &client).display());
-        until("sshd", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        until("sshd", || daemon.log().text().contains("Server listening"));
         Self { bed, port, ssh, _daemon: daemon }
     }
 
@@ -194,6 +201,57 @@ fn the_working_directory_is_copied_first() {
     assert_eq!(process.expect_end(PATIENCE), 1, "it never joined, which launch does not take for done");
     assert!(process.log().text().contains(&format!("from {}", there.display())));
     assert!(there.join("script").is_file());
+}
+
+/// Three hosts with cables between them: the launcher on the hub, an sshd on each of the others.
+fn launch_from_the_hub(net: &Net, sshds: &[Sshd], more: &[&str], worker: &[&str]) -> Process {
+    let bed = &sshds[0].bed;
+    // The first one's key opens all of them.
+    let key = read(&bed.path("key.pub"));
+    sshds.iter().for_each(|sshd| drop(sshd.bed.write("key.pub", &key)));
+    let line = |(index, sshd): (usize, &Sshd)| format!("{}:{}\n", Net::address(index + 1), sshd.port);
+    let hosts = bed.write("hosts", &sshds.iter().enumerate().map(line).collect::<String>());
+    let mut command = net.place(0).command("gradwire");
+    command.arg("launch").args(sshds[0].flags(hosts.to_str().unwrap())).args(["-n", "3", "-s", "1"]);
+    Process::start("launch", command.args(more).arg("--").args(worker))
+}
+
+#[test]
+#[ignore = "slow tier: needs sshd and network namespaces"]
+fn between_hosts_addresses_are_found_and_nothing_is_open_unasked() {
+    let net = Net::new(2);
+    let sshds = [1, 2].map(|host| Sshd::start_at(net.place(host), &Net::address(host)));
+    let trainer = trainer();
+    let words: Vec<&str> = trainer.iter().map(String::as_str).collect();
+    let mut open = launch_from_the_hub(&net, &sshds, &["--set", "security.mode=off"], &words);
+    assert_eq!(open.expect_end(PATIENCE), 0, "{}", open.log().text());
+    assert_eq!(hash_in(&open.log().text()), reference(3));
+    let mut closed = launch_from_the_hub(&net, &sshds, &[], &words);
+    assert_eq!(closed.expect_end(PATIENCE), 78, "{}", closed.log().text());
+    assert!(closed.log().text().contains("set security.mode = \"off\""), "{}", closed.log().text());
+}
+
+#[test]
+#[ignore = "slow tier: needs sshd and network namespaces"]
+fn a_host_that_is_cut_off_is_told_and_ends_by_itself() {
+    let net = Net::new(2);
+    let sshds = [1, 2].map(|host| Sshd::start_at(net.place(host), &Net::address(host)));
+    let bed = &sshds[0].bed;
+    let nap = bed.path("nap");
+    std::os::unix::fs::symlink("/bin/sleep", &nap).unwrap();
+    let nap = nap.to_str().unwrap();
+    let mut launch = launch_from_the_hub(&net, &sshds, &["--set", "security.mode=off"], &[nap, "1000"]);
+    until("three workers", || names(nap) == 3);
+    net.cut(2);
+    let code = launch.expect_end(PATIENCE);
+    let text = launch.log().text();
+    assert!(
+        code == 255 && text.contains(&format!("on {} failed first: ", Net::address(2))),
+        "{code}: {text}"
+    );
+    assert!(text.contains(&format!("the line to {} was lost", Net::address(2))), "{text}");
+    // Nobody could tell the others there: they have not heard of their launcher.
+    bed.assert_nobody_left();
 }
 
 /// Slurm with two nodes that are this host.

@@ -404,3 +404,23 @@ fn trains_under_mpirun_with_the_references_bits() {
     let bed = Bed::new();
     fails(&bed, &MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"]);
 }
+
+#[test]
+#[ignore = "slow tier: needs Open MPI and MPICH"]
+fn ranks_that_either_mpi_has_started_find_one_another() {
+    for mpirun in ["mpirun.openmpi", "mpirun.mpich"] {
+        let mut command = Command::new(mpirun);
+        command.args(["-n", "5"]).arg(program("gradwire")).args([
+            "launch",
+            "--cluster",
+            "mpi",
+            "-s",
+            "2",
+            "--",
+        ]);
+        command.args(trainer()).envs(MPI).current_dir(repository());
+        let mut process = Process::start(mpirun, &mut command);
+        assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.log().text());
+        assert_eq!(hash_in(&process.log().text()), reference(2), "{mpirun}");
+    }
+}

@@ -127,7 +127,7 @@ impl Sshd {
         let at = |name: &str| bed.path(name).display().to_string();
         let config = format!(
             "Port {port}\nListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
-             PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n",
+             PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\nClientAliveInterval 5\nClientAliveCountMax 8\n",
             at("host_key"),
             at("key.pub"),
         );
@@ -332,6 +332,22 @@ impl Slurm {
     }
 }
 
+impl Drop for Slurm {
+    /// The last step's keeper outlives a controller that it cannot reach any more.
+    fn drop(&mut self) {
+        let own = self.bed.directory.path().as_os_str().as_encoded_bytes();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let is = |file: &str, part: &[u8]| {
+                let text = std::fs::read(entry.path().join(file)).unwrap_or_default();
+                text.windows(part.len()).any(|found| found == part)
+            };
+            if is("comm", b"slurmstepd") && is("environ", own) {
+                let _ = Command::new("kill").arg("-KILL").arg(entry.file_name()).status();
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "slow tier: needs Slurm"]
 fn trains_under_slurm_with_the_references_bits() {
@@ -346,6 +362,7 @@ fn trains_under_slurm_with_the_references_bits() {
     let (code, text) = launch(&both, &["--cluster", "slurm", "-n", "1"], &["true"]);
     assert_eq!(code, 74, "{text}");
     assert!(text.contains("leads to n1"), "a name without an address is told: {text}");
+    until("the jobs to be over", || slurm.idle());
 }
 
 #[test]

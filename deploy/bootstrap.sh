@@ -79,7 +79,8 @@ want_launchers() {
     want_program slurmd slurmd
     want_program srun slurm-client
     want_program munged munge
-    want_program mpirun openmpi-bin
+    want_program mpirun.openmpi openmpi-bin
+    want_program mpirun.mpich mpich
 }
 
 install_packages() {

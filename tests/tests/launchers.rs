@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{PATIENCE, Place};
+use gradwire_tests::rigs::netns::Net;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::{program, repository};
 use gradwire_tests::rigs::training::{TRAIN, hash_in, reference};
@@ -115,29 +116,35 @@ struct Sshd {
 
 impl Sshd {
     fn start() -> Self {
+        Self::start_at(Place::default(), "127.0.0.1")
+    }
+
+    fn start_at(place: Place, address: &str) -> Self {
         let (bed, port) = (Bed::new(), free_port());
         for key in ["host_key", "key"] {
             done(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(bed.path(key)));
         }
         let at = |name: &str| bed.path(name).display().to_string();
         let config = format!(
-            "Port {port}\nListenAddress 127.0.0.1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
-             PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\n",
+            "Port {port}\nListenAddress {address}\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nPermitRootLogin yes\nPidFile none\nClientAliveInterval 5\nClientAliveCountMax 8\n",
             at("host_key"),
             at("key.pub"),
         );
         let config = bed.write("sshd_config", &config);
         // It drops its rights in there, and wants it to be.
         let _ = std::fs::create_dir_all("/run/sshd");
-        let mut command = Command::new("/usr/sbin/sshd");
-        command.args(["-D", "-e", "-f"]).arg(config);
+        let words =
+            [&place.prefix[..], &["/usr/sbin/sshd".into(), "-D".into(), "-e".into(), "-f".into()]].concat();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(config);
         let daemon = Process::start("sshd", &mut command);
         let client = format!(
             "Host *\nIdentityFile {}\nIdentitiesOnly yes\nUserKnownHostsFile /dev/null\nStrictHostKeyChecking no\nLogLevel ERROR\n",
             at("key"),
         );
         let ssh = format!("ssh -F {}", bed.write("ssh_config", &client).display());
-        until("sshd", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        until("sshd", || daemon.log().text().contains("Server listening"));
         Self { bed, port, ssh, _daemon: daemon }
     }
 
@@ -194,6 +201,57 @@ fn the_working_directory_is_copied_first() {
     assert_eq!(process.expect_end(PATIENCE), 1, "it never joined, which launch does not take for done");
     assert!(process.log().text().contains(&format!("from {}", there.display())));
     assert!(there.join("script").is_file());
+}
+
+/// Three hosts with cables between them: the launcher on the hub, an sshd on each of the others.
+fn launch_from_the_hub(net: &Net, sshds: &[Sshd], more: &[&str], worker: &[&str]) -> Process {
+    let bed = &sshds[0].bed;
+    // The first one's key opens all of them.
+    let key = read(&bed.path("key.pub"));
+    sshds.iter().for_each(|sshd| drop(sshd.bed.write("key.pub", &key)));
+    let line = |(index, sshd): (usize, &Sshd)| format!("{}:{}\n", Net::address(index + 1), sshd.port);
+    let hosts = bed.write("hosts", &sshds.iter().enumerate().map(line).collect::<String>());
+    let mut command = net.place(0).command("gradwire");
+    command.arg("launch").args(sshds[0].flags(hosts.to_str().unwrap())).args(["-n", "3", "-s", "1"]);
+    Process::start("launch", command.args(more).arg("--").args(worker))
+}
+
+#[test]
+#[ignore = "slow tier: needs sshd and network namespaces"]
+fn between_hosts_addresses_are_found_and_nothing_is_open_unasked() {
+    let net = Net::new(2);
+    let sshds = [1, 2].map(|host| Sshd::start_at(net.place(host), &Net::address(host)));
+    let trainer = trainer();
+    let words: Vec<&str> = trainer.iter().map(String::as_str).collect();
+    let mut open = launch_from_the_hub(&net, &sshds, &["--set", "security.mode=off"], &words);
+    assert_eq!(open.expect_end(PATIENCE), 0, "{}", open.log().text());
+    assert_eq!(hash_in(&open.log().text()), reference(3));
+    let mut closed = launch_from_the_hub(&net, &sshds, &[], &words);
+    assert_eq!(closed.expect_end(PATIENCE), 78, "{}", closed.log().text());
+    assert!(closed.log().text().contains("set security.mode = \"off\""), "{}", closed.log().text());
+}
+
+#[test]
+#[ignore = "slow tier: needs sshd and network namespaces"]
+fn a_host_that_is_cut_off_is_told_and_ends_by_itself() {
+    let net = Net::new(2);
+    let sshds = [1, 2].map(|host| Sshd::start_at(net.place(host), &Net::address(host)));
+    let bed = &sshds[0].bed;
+    let nap = bed.path("nap");
+    std::os::unix::fs::symlink("/bin/sleep", &nap).unwrap();
+    let nap = nap.to_str().unwrap();
+    let mut launch = launch_from_the_hub(&net, &sshds, &["--set", "security.mode=off"], &[nap, "1000"]);
+    until("three workers", || names(nap) == 3);
+    net.cut(2);
+    let code = launch.expect_end(PATIENCE);
+    let text = launch.log().text();
+    assert!(
+        code == 255 && text.contains(&format!("on {} failed first: ", Net::address(2))),
+        "{code}: {text}"
+    );
+    assert!(text.contains(&format!("the line to {} was lost", Net::address(2))), "{text}");
+    // Nobody could tell the others there: they have not heard of their launcher.
+    bed.assert_nobody_left();
 }
 
 /// Slurm with two nodes that are this host.
@@ -274,6 +332,22 @@ impl Slurm {
     }
 }
 
+impl Drop for Slurm {
+    /// The last step's keeper outlives a controller that it cannot reach any more.
+    fn drop(&mut self) {
+        let own = self.bed.directory.path().as_os_str().as_encoded_bytes();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let is = |file: &str, part: &[u8]| {
+                let text = std::fs::read(entry.path().join(file)).unwrap_or_default();
+                text.windows(part.len()).any(|found| found == part)
+            };
+            if is("comm", b"slurmstepd") && is("environ", own) {
+                let _ = Command::new("kill").arg("-KILL").arg(entry.file_name()).status();
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "slow tier: needs Slurm"]
 fn trains_under_slurm_with_the_references_bits() {
@@ -288,6 +362,7 @@ fn trains_under_slurm_with_the_references_bits() {
     let (code, text) = launch(&both, &["--cluster", "slurm", "-n", "1"], &["true"]);
     assert_eq!(code, 74, "{text}");
     assert!(text.contains("leads to n1"), "a name without an address is told: {text}");
+    until("the jobs to be over", || slurm.idle());
 }
 
 #[test]
@@ -345,4 +420,24 @@ fn trains_under_mpirun_with_the_references_bits() {
     trains(&MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"], 2);
     let bed = Bed::new();
     fails(&bed, &MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"]);
+}
+
+#[test]
+#[ignore = "slow tier: needs Open MPI and MPICH"]
+fn ranks_that_either_mpi_has_started_find_one_another() {
+    for mpirun in ["mpirun.openmpi", "mpirun.mpich"] {
+        let mut command = Command::new(mpirun);
+        command.args(["-n", "5"]).arg(program("gradwire")).args([
+            "launch",
+            "--cluster",
+            "mpi",
+            "-s",
+            "2",
+            "--",
+        ]);
+        command.args(trainer()).envs(MPI).current_dir(repository());
+        let mut process = Process::start(mpirun, &mut command);
+        assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.log().text());
+        assert_eq!(hash_in(&process.log().text()), reference(2), "{mpirun}");
+    }
 }

@@ -4,7 +4,9 @@
 //! Must not change files: `make fix` does what can be done mechanically.
 #![allow(clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::tidy::{Finding, Repo, architecture, documents, errors, listed, metrics, shape, suites};
+use gradwire_tests::tidy::{
+    Finding, Repo, architecture, documents, errors, inventory, listed, metrics, shape, suites,
+};
 use std::sync::LazyLock;
 
 static REPO: LazyLock<Repo> = LazyLock::new(|| Repo::load().expect("the repository can be read"));
@@ -85,6 +87,11 @@ fn documents_name_paths_that_exist() {
 #[test]
 fn metrics_are_documented() {
     holds(metrics::documented);
+}
+
+#[test]
+fn inventory_rows_are_proven() {
+    holds(inventory::proven);
 }
 
 #[test]

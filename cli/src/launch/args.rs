@@ -30,7 +30,8 @@ pub(crate) struct LaunchArgs {
     /// variable DMLC_SUBMIT_CLUSTER says; else ssh with a host file, and local without.
     #[arg(long, visible_alias = "launcher", value_name = "KIND")]
     pub(super) cluster: Option<String>,
-    /// Hosts, one a line: [USER@]HOST[:PORT] [slots=N]. Servers and workers are dealt out in turn, N at most to each.
+    /// Hosts, one a line: HOST, and where wanted USER@ before, :PORT behind, then slots=N. Servers and workers are dealt
+    /// out in turn, N at most to each.
     #[arg(short = 'H', long, visible_alias = "hostfile", value_name = "FILE")]
     pub(super) host_file: Option<PathBuf>,
     /// Hosts of servers only, or of workers only, instead of --host-file for them.

@@ -5,7 +5,7 @@ use super::child::{self, Running, ending};
 use super::guard::{Guard, kill_group};
 use super::output::{Printer, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, bind_towards};
-use super::remote::{Order, STARTED_LINE, has_directory};
+use super::remote::{END_WORD, Order, SILENCE_MS, STARTED_LINE, has_directory};
 use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -88,9 +88,15 @@ async fn attend_one() -> Result<u8, Failure> {
     Ok(ending(status).0)
 }
 
-/// What the launcher wants next: an orderly end, or none, when it has gone.
+/// What the launcher wants next: an orderly end, or none, when it has gone or is not heard any more.
 async fn next_signal(lines: &mut mpsc::Receiver<String>) -> Signal {
-    if lines.recv().await.is_some() { Signal::TERM } else { Signal::KILL }
+    loop {
+        match timeout(Duration::from_millis(SILENCE_MS), lines.recv()).await {
+            Ok(Some(word)) if word == END_WORD => return Signal::TERM,
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return Signal::KILL,
+        }
+    }
 }
 
 /// The launcher puts names in front of lines, and keeps them.

@@ -37,16 +37,22 @@ pub(super) struct Handle {
 impl Handle {
     /// A signal to the process and its children. Another host's are killed when the line to them closes.
     pub(super) async fn signal(&mut self, signal: Signal) {
-        match &mut self.line {
-            Some(line) if signal == Signal::TERM => {
-                // Whoever cannot be told is killed next.
-                let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(remote::END_WORD)).await;
-            }
-            _ => {
-                self.line = None;
-                kill_group(self.group, signal);
-            }
+        if self.line.is_some() && signal == Signal::TERM {
+            return self.say(remote::END_WORD).await;
         }
+        self.line = None;
+        kill_group(self.group, signal);
+    }
+
+    /// Tells another host that the launcher is still there.
+    pub(super) async fn keep_alive(&mut self) {
+        self.say(remote::ALIVE_WORD).await;
+    }
+
+    async fn say(&mut self, word: &str) {
+        let Some(line) = &mut self.line else { return };
+        // Whoever cannot be told hears of it by silence.
+        let _ = timeout(Duration::from_millis(WORD_MS), line.write_all(format!("{word}\n").as_bytes())).await;
     }
 }
 

@@ -19,7 +19,11 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Tells `attend` to end its program.
-pub(super) const END_WORD: &[u8] = b"end\n";
+pub(super) const END_WORD: &str = "end";
+/// Tells it that the launcher is there, so often; one that has not heard for so long is alone, and ends its program.
+pub(super) const ALIVE_WORD: &str = "alive";
+pub(super) const ALIVE_WORD_MS: u64 = 5_000;
+pub(super) const SILENCE_MS: u64 = 30_000;
 /// The first line that `attend` says on stderr, when its program has started.
 pub(super) const STARTED_LINE: &[u8] = b"gradwire attend: started";
 /// Seconds that copying to one host may take.
@@ -206,6 +210,14 @@ pub(super) fn why_not_started(host: &Host, code: u8) -> (ExitCode, String) {
             let code_of = known.map_or(ExitCode::Failure, |(known, _)| *known);
             (code_of, format!("its program could not be started on {host} (exit code {code})"))
         }
+    }
+}
+
+/// How ssh ends a program that had started: its own code is that of a line that was lost.
+pub(super) fn words_of_line(host: &Host, code: u8, words: String) -> String {
+    match code {
+        255 => format!("{words}: the line to {host} was lost, if the program did not end so itself"),
+        _ => words,
     }
 }
 

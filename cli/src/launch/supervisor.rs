@@ -7,7 +7,7 @@ use super::guard::{Guard, kill_group};
 use super::hosts::Host;
 use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, Plan};
-use super::remote::{Reach, why_not_started};
+use super::remote::{ALIVE_WORD_MS, Reach, why_not_started, words_of_line};
 use crate::status::get;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -273,6 +273,7 @@ impl Supervisor {
 
     /// Until the last process has ended.
     async fn watch(&mut self, deadline: Option<Instant>) {
+        let mut alive = tokio::time::interval(Duration::from_millis(ALIVE_WORD_MS));
         while !self.exits.is_empty() {
             let next = self.escalation.front().map(|(at, _)| *at);
             let start_by = self.members.values().filter_map(|member| Some(member.start.as_ref()?.1)).min();
@@ -289,6 +290,11 @@ impl Supervisor {
                     }
                 }
                 () = at(start_by) => self.look_for_starts().await,
+                _ = alive.tick() => {
+                    for member in self.members.values_mut() {
+                        member.handle.keep_alive().await;
+                    }
+                }
                 () = at(deadline), if self.verdict.is_none() => {
                     let names = names(self.members.keys());
                     self.printer.say(&format!("the time given by --timeout is over; still running: {names}")).await;
@@ -310,9 +316,13 @@ impl Supervisor {
             Ok(status) => ending(status),
             Err(error) => (1, error.to_string()),
         };
-        if let Some(host) = member.host.as_ref().filter(|_| !member.has_started()) {
-            let (known, why) = why_not_started(host, code);
-            (code, words) = (known as u8, why);
+        match &member.host {
+            Some(host) if !member.has_started() => {
+                let (known, why) = why_not_started(host, code);
+                (code, words) = (known as u8, why);
+            }
+            Some(host) => words = words_of_line(host, code, words),
+            None => {}
         }
         let (on, tail) = (member.on(), member.tail.lines());
         // Nobody else notices who was never there: the others would wait for it.

@@ -30,6 +30,9 @@ impl Net {
             net.names.push(name(host));
             net.ip(host, &["link", "set", "lo", "up"]);
         }
+        // Hosts reach one another through the hub only if it passes packets on.
+        let forward = ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"];
+        ip(&[&["netns", "exec", &net.names[0]], &forward[..]].concat());
         for host in 1..=hosts {
             let (hub, leaf) = (&net.names[0], &net.names[host]);
             let (near, far) = (format!("to{host}"), "hub");

@@ -6,6 +6,7 @@
 pub mod architecture;
 pub mod documents;
 pub mod errors;
+pub mod inventory;
 pub mod metrics;
 pub mod repo;
 pub mod shape;

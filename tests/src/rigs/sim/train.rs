@@ -68,9 +68,11 @@ impl Cluster {
         while trainer.pending.front().is_some_and(|op| self.ended(*op).is_some()) {
             trainer.pending.pop_front();
         }
-        // At least all tensors of a round: two workers that wait for each other's other tensor wait for ever.
+        // At least all tensors of a round: two workers that wait for each other's other tensor wait for ever. Where rounds
+        // go on without a worker, its tensors are at several rounds at once.
+        let in_step = self.shape.tensors.iter().all(|tensor| tensor.settled_backup() == 0);
         let window = match (trainer.stage, trainer.style) {
-            (Stage::Rounds, Style::Pipelined) => self.shape.tensors.len() * 2,
+            (Stage::Rounds, Style::Pipelined) if in_step => self.shape.tensors.len() * 2,
             _ => usize::MAX,
         };
         if let Some((tensor, kind)) = trainer.todo.front().copied() {

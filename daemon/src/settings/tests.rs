@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::Parser;
+use proto_common::mode::Mode;
 use proto_common::plan::PlacementPolicy;
 use proto_common::transport::Policy;
 
@@ -52,6 +53,7 @@ fn text_becomes_every_type() {
         &[
             ("GRADWIRE_JOB", "18446744073709551615"),
             ("GRADWIRE_CLUSTER__DETERMINISTIC", "false"),
+            ("GRADWIRE_CLUSTER__MODE", "bounded:3"),
             ("GRADWIRE_TRANSPORT__SHM", "require"),
             ("GRADWIRE_NODE__RANK", "3"),
             ("GRADWIRE_NODE__HTTP", ""),
@@ -62,6 +64,7 @@ fn text_becomes_every_type() {
     let settings = loaded.unwrap().settings;
     assert_eq!(settings.job.0, u64::MAX);
     assert!(!settings.cluster.deterministic);
+    assert_eq!(settings.cluster.mode, Mode::Bounded(3));
     assert_eq!((settings.transport.shm, settings.node.rank), (Policy::Require, Some(3)));
     assert_eq!(settings.node.http, "");
 }
@@ -88,6 +91,8 @@ fn errors_name_origin_key_and_fix() {
     let placement = said(&[("GRADWIRE_TRANSPORT__PLACEMENT", "fast")]);
     assert!(placement.contains("fast") && placement.contains("GRADWIRE_TRANSPORT__PLACEMENT"), "{placement}");
     assert!(placement.contains(&format!("use {}", PLACEMENTS.join(", "))), "{placement}");
+    let mode = said(&[("GRADWIRE_CLUSTER__MODE", "bsp")]);
+    assert!(mode.contains("\"bsp\" is no mode; use sync") && mode.contains("cluster.mode"), "{mode}");
     let mode = said(&[("GRADWIRE_SECURITY__MODE", "open")]);
     assert!(mode.contains("use loopback or off"), "{mode}");
     // A default that another setting contradicts has no source.

@@ -5,9 +5,9 @@ use super::coded::CodedTensor;
 use crate::encoder::Encoder;
 use crate::engine::PartSpec;
 use crate::error::ClientError;
-use crate::runtime::{Shown, Viewing};
+use crate::runtime::{OpBuffers, Shown, Viewing};
 use proto_common::batch::OpKind;
-use proto_common::ids::{Incarnation, Key, Operation, Rank, Version};
+use proto_common::ids::{Incarnation, Key, Operation, Rank};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
@@ -117,14 +117,16 @@ impl Tensor {
         Self { by_chunk: true, ..self.clone() }
     }
 
-    /// Room for them, where they are asked for.
-    pub(super) fn chunk_versions(&self) -> Option<Vec<(u64, Version)>> {
-        self.by_chunk.then(|| Vec::with_capacity(self.lanes().iter().map(|parts| parts.len()).sum()))
+    /// An operation is to tell the version of each chunk, where that is asked for, and the newest one that it brings, where
+    /// rounds go on without this worker.
+    pub(super) fn begin_telling(&self, buffers: &mut OpBuffers) {
+        let room = || Vec::with_capacity(self.lanes().iter().map(|parts| parts.len()).sum());
+        (buffers.versions, buffers.seen) = (self.by_chunk.then(room), self.declared.seen.clone());
     }
 
-    /// The newest version that an operation brought, where rounds go on without this worker.
-    pub(super) fn seen(&self) -> Option<&Arc<AtomicU64>> {
-        self.declared.seen.as_ref()
+    /// The newest version that an operation brought, where rounds go on without this worker; else 0.
+    pub(super) fn seen(&self) -> u64 {
+        self.declared.seen.as_ref().map_or(0, |seen| seen.load(Ordering::Acquire))
     }
 
     /// What it needs for an operation that sends encoded bytes.

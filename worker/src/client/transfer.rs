@@ -34,13 +34,14 @@ impl Call {
 
 impl Client {
     /// Contributes a gradient to the tensor's next round: registered memory, or a [`UserBuffer`]. Ends when the
-    /// round is published. A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
+    /// round is published; outside mode sync when the gradient is applied, and nobody is too far behind (`docs/modes.md`). A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
     /// to a round agree on it.
     pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
         self.start(tensor, Call::new(OpKind::Push, Some(gradient.into()), None, 0))
     }
 
-    /// Lands the weights of the last round this worker contributed to, or later, in `weights`. Of a dynamic tensor
+    /// Lands the weights of the last round this worker contributed to, or later, in `weights`; outside mode sync those in
+    /// force, with all that this worker contributed. Of a dynamic tensor
     /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
     /// after a channel broke, parts of it could otherwise be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: TensorBuffer) -> Result<Handle, ClientError> {
@@ -60,7 +61,7 @@ impl Client {
     }
 
     /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
-    /// before the first round. Ranks other than 0 send nothing.
+    /// before the first round, or contribution. Ranks other than 0 send nothing.
     pub fn init<T: Element>(&self, tensor: &Tensor, values: &[T]) -> Result<(), ClientError> {
         let source = if self.0.rank == Rank(0) { Some(self.copied(tensor, values)?.into()) } else { None };
         self.start(tensor, Call::new(OpKind::Init, source, None, 0))?.wait().map(drop)
@@ -239,9 +240,8 @@ impl Client {
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
-        let seen = tensor.seen();
-        let (operation, round) = numbers.next(kind, seen.map_or(0, |seen| seen.load(Ordering::Acquire)));
-        (buffers.versions, buffers.seen) = (tensor.chunk_versions(), seen.cloned());
+        let (operation, round) = numbers.next(kind, tensor.seen());
+        tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let state = self.0.states.take(lanes, buffers);

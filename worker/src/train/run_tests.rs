@@ -149,6 +149,8 @@ fn what_cannot_be_trained_is_a_typed_error() {
         ("--optimizer adam --momentum 0.9", "--momentum"),
         ("--codec-momentum 0.5", "--codec-momentum"),
         ("--no-error-feedback", "--no-error-feedback"),
+        ("--mode async", "--mode"),
+        ("--backup-workers 1", "--mode"),
     ] {
         let told = error(flags).to_string();
         assert!(told.contains(blamed), "{flags}: {told}");
@@ -164,6 +166,19 @@ fn what_cannot_be_trained_is_a_typed_error() {
     let mut wild = bench.args("--epochs 50");
     wild.lr = 1e30;
     assert!(matches!(run(&wild), Err(TrainError::Diverged { .. })));
+}
+
+#[test]
+fn momentum_is_left_out_where_gradients_are_of_older_weights() {
+    let bench = Bench::new();
+    let momentum = |more: &str| bench.args(more).momentum();
+    for (flags, expected) in
+        [("", 0.9), ("--mode sync", 0.9), ("--mode async", 0.0), ("--mode bounded:2", 0.0)]
+    {
+        assert_eq!(momentum(flags), expected, "{flags}");
+    }
+    assert_eq!(momentum("--mode async --momentum 0.5"), 0.5, "what is said counts");
+    assert!(run(&bench.args("--mode sync --backup-workers 0 --epochs 1")).is_ok());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use super::cluster::Cluster;
 use super::oracle::bits_hash;
-use super::shape::CHUNK_BYTES;
+use super::shape::{CHUNK_BYTES, counts, needed};
 use fabric::Buffer;
 use gradwire_worker::encoder::Encoder;
 use gradwire_worker::engine::{Coded, PartSpec};
@@ -13,6 +13,7 @@ use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank, Version};
+use proto_common::mode::Mode;
 use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::sync::Arc;
 
@@ -240,6 +241,11 @@ impl Cluster {
             );
         }
         if let Ok(version) = result {
+            if self.shape.tensors[tensor].settled_backup() > 0 {
+                // As the client does.
+                let rounds = &mut self.workers[worker].numbers[tensor].1;
+                *rounds = (*rounds).max(version.0);
+            }
             assert!(version.0 >= round, "worker {worker} op {index}: version {version} for round {round}");
             if let Some(weights) = weights {
                 self.check_weights(worker, tensor, round, &weights);
@@ -253,6 +259,9 @@ impl Cluster {
         let spec = self.shape.tensors[tensor].clone();
         if !self.compares {
             return;
+        }
+        if counts(&spec) {
+            return self.check_counts(worker, tensor, round, weights);
         }
         let disturbed = self.reconnects > 0;
         let chunks: Vec<_> = self.map.placed_chunks(spec.key).collect();
@@ -276,6 +285,29 @@ impl Cluster {
         }
     }
 
+    /// Every chunk says which version it is: one with the worker's own contributions, and of each other's all but as many
+    /// as the bound says.
+    fn check_counts(&self, worker: usize, tensor: usize, round: u64, weights: &[f32]) {
+        let spec = &self.shape.tensors[tensor];
+        let of_others = match spec.settled_mode() {
+            Mode::Bounded(bound) => round.saturating_sub(u64::from(bound)),
+            Mode::Sync | Mode::Async => 0,
+        };
+        let least = round + of_others * u64::from(self.shape.workers - 1);
+        for (span, server) in self.map.placed_chunks(spec.key) {
+            let (from, to) = ((span.offset / 4) as usize, ((span.offset + span.bytes) / 4) as usize);
+            let newest = self.servers[server.0 as usize].lane.engine().version(span.id).expect("assigned").0;
+            let chunk = &weights[from..to];
+            let count = chunk[0] as u64;
+            assert!(chunk.iter().all(|weight| *weight == count as f32), "a chunk is of one version");
+            assert!(
+                (least..=newest).contains(&count),
+                "worker {worker}, tensor {tensor} chunk {}: {count} is not {least} to {newest}",
+                span.id.chunk
+            );
+        }
+    }
+
     /// Nothing was written into a target after its operation's end.
     pub(super) fn check_targets(&self) {
         for (rank, worker) in self.workers.iter().enumerate() {
@@ -287,9 +319,16 @@ impl Cluster {
         }
     }
 
-    /// The least round that every worker has contributed to, as far as was submitted.
-    pub(super) fn submitted_by_all(&self, tensor: usize) -> u64 {
-        self.workers.iter().map(|worker| worker.numbers[tensor].1).min().unwrap_or(0)
+    /// The version that what was submitted makes: of rounds the least that as many workers have contributed to as a round
+    /// takes, else one of each contribution.
+    pub(super) fn submitted(&self, tensor: usize) -> u64 {
+        let spec = &self.shape.tensors[tensor];
+        let mut made: Vec<u64> = self.workers.iter().map(|worker| worker.numbers[tensor].1).collect();
+        if !spec.settled_mode().has_rounds() {
+            return made.iter().sum();
+        }
+        made.sort_unstable_by(|a, b| b.cmp(a));
+        made[needed(spec, self.shape.workers) as usize - 1]
     }
 
     /// Version of a tensor: the least of its chunks'.

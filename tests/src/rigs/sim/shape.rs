@@ -2,7 +2,8 @@
 
 use fabric::sim::{Rng, SimFaults};
 use proto_common::codec::{Codec, Compression};
-use proto_common::optimizer::Optimizer;
+use proto_common::mode::Mode;
+use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::plan::Placement;
 use proto_common::tensor::TensorSpec;
 
@@ -61,6 +62,24 @@ impl Default for Shape {
 }
 
 impl Shape {
+    /// As [`Shape::drawn`], with a tensor of each mode that is not a round of everybody.
+    #[must_use]
+    pub fn of_modes(seed: u64) -> Self {
+        let drawn = Self::drawn(seed);
+        let backup = (1 + seed as u32 / 5 % 2).min(drawn.workers - 1);
+        let [small, large, middle] = [0, 1, 2].map(|at| drawn.tensors[at].clone());
+        let by_count = |spec: TensorSpec| TensorSpec {
+            optimizer: Optimizer { average: true, ..Optimizer::sum() },
+            ..spec
+        };
+        let tensors = vec![
+            by_count(small).in_mode(Mode::Async),
+            by_count(large).in_mode(Mode::Bounded(seed as u32 / 3 % 4)),
+            by_count(middle).with_backup(backup),
+        ];
+        Self { tensors, deterministic: false, ..drawn }
+    }
+
     /// Servers, workers and limits drawn from a seed: one of few slots or plenty, one of little spill or much, one
     /// placement for all or all of them mixed, contributions to the large tensor encoded or not.
     #[must_use]
@@ -80,6 +99,17 @@ impl Shape {
             ..Self::default()
         }
     }
+}
+
+/// Is a tensor one of [`Shape::of_modes`]? Contributions to such a one are ones, and their mean is added, so that its
+/// weights say which version they are.
+pub(super) fn counts(tensor: &TensorSpec) -> bool {
+    tensor.optimizer.rule == Rule::Sum
+}
+
+/// Contributions that make a version.
+pub(super) fn needed(tensor: &TensorSpec, workers: u32) -> u32 {
+    if tensor.settled_mode().has_rounds() { workers - tensor.settled_backup() } else { 1 }
 }
 
 /// As [`tensors`], with contributions to the second one encoded.

@@ -2,8 +2,9 @@
 
 use super::cluster::Cluster;
 use super::ops::OpId;
+use super::shape::needed;
 use fabric::sim::Action;
-use proto_common::ids::Rank;
+use proto_common::ids::{ChunkId, Rank};
 
 /// Every lane is stepped this often, whether or not something came.
 const TICK_US: u64 = 10_000;
@@ -117,11 +118,8 @@ impl Cluster {
             let (id, before, tensor) = self.servers[at].chunks[chunk];
             let version = self.servers[at].lane.engine().version(id).expect("assigned").0;
             assert!(version >= before, "server {at} {id:?}: version {version} after {before}");
-            let most = self.submitted_by_all(tensor);
-            assert!(
-                version <= most,
-                "server {at} {id:?}: version {version}, but somebody contributed to {most} rounds only"
-            );
+            let most = self.submitted(tensor);
+            assert!(version <= most, "server {at} {id:?}: version {version}, contributed was to {most} only");
             self.servers[at].chunks[chunk].1 = version;
         }
         let server = &self.servers[at];
@@ -196,10 +194,13 @@ impl Cluster {
                 2 * engine.key_buffers() <= self.shape.spill_blocks,
                 "server {rank}: the budget of key buffers"
             );
-            let contributions = versions * u64::from(self.shape.workers);
+            let made = |(_, version, tensor): &(ChunkId, u64, usize)| {
+                version * u64::from(needed(&self.shape.tensors[*tensor], self.shape.workers))
+            };
+            let contributions: u64 = server.chunks.iter().map(made).sum();
             assert_eq!(stats.contributions, contributions, "server {rank}: each contribution once");
             for (id, version, tensor) in &server.chunks {
-                assert_eq!(*version, self.submitted_by_all(*tensor), "server {rank} {id:?}: all rounds");
+                assert_eq!(*version, self.submitted(*tensor), "server {rank} {id:?}: all rounds");
             }
             for worker in &self.workers {
                 let peer = Rank(rank as u32);

@@ -68,9 +68,11 @@ impl Cluster {
         while trainer.pending.front().is_some_and(|op| self.ended(*op).is_some()) {
             trainer.pending.pop_front();
         }
-        // At least all tensors of a round: two workers that wait for each other's other tensor wait for ever.
+        // At least all tensors of a round: two workers that wait for each other's other tensor wait for ever. Where rounds
+        // go on without a worker, its tensors are at several rounds at once.
+        let in_step = self.shape.tensors.iter().all(|tensor| tensor.settled_backup() == 0);
         let window = match (trainer.stage, trainer.style) {
-            (Stage::Rounds, Style::Pipelined) => self.shape.tensors.len() * 2,
+            (Stage::Rounds, Style::Pipelined) if in_step => self.shape.tensors.len() * 2,
             _ => usize::MAX,
         };
         if let Some((tensor, kind)) = trainer.todo.front().copied() {
@@ -78,29 +80,41 @@ impl Cluster {
                 return false;
             }
             trainer.todo.pop_front();
+            let contributes = matches!(kind, Kind::Push | Kind::PushPull);
+            if contributes && self.workers[rank].numbers[tensor].1 >= trainer.rounds {
+                // Its last round went on without this worker meanwhile.
+                return true;
+            }
             let op = self.submit(rank as u32, tensor, kind);
             trainer.pending.push_back(op);
             return true;
         }
         let ahead = trainer.stage == Stage::Rounds
             && trainer.style == Style::Pipelined
-            && trainer.round < trainer.rounds;
+            && !self.has_contributed(trainer, rank);
         if !trainer.pending.is_empty() && !ahead {
             return false;
         }
-        self.next_round(trainer)
+        self.next_round(trainer, rank)
     }
 
-    fn next_round(&self, trainer: &mut Trainer) -> bool {
+    /// Is there no round left of any tensor to contribute to?
+    fn has_contributed(&self, trainer: &Trainer, rank: usize) -> bool {
+        self.workers[rank].numbers.iter().all(|(_, rounds)| *rounds >= trainer.rounds)
+    }
+
+    fn next_round(&self, trainer: &mut Trainer, rank: usize) -> bool {
         let mut tensors: Vec<usize> = (0..self.shape.tensors.len()).collect();
         for at in (1..tensors.len()).rev() {
             tensors.swap(at, trainer.rng.below(at as u64 + 1) as usize);
         }
         trainer.stage = match trainer.stage {
             Stage::Init => Stage::Rounds,
-            Stage::Rounds if trainer.round == trainer.rounds => Stage::Last,
+            Stage::Rounds if self.has_contributed(trainer, rank) => Stage::Last,
             Stage::Rounds => {
                 trainer.round += 1;
+                // Rounds may have gone on without this worker.
+                tensors.retain(|tensor| self.workers[rank].numbers[*tensor].1 < trainer.rounds);
                 for tensor in tensors {
                     let dynamic = self.shape.tensors[tensor].dynamic;
                     let kinds: &[Kind] = match (trainer.style, trainer.rng.below(3)) {

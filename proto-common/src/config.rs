@@ -211,6 +211,9 @@ pub struct MemorySettings {
     /// workers' memory; half of it at most for key buffers that workers write into. Taken as it is used; an RDMA device
     /// pins it.
     pub spill_bytes: u64,
+    /// Bytes of calls that a server keeps, per lane: bodies of requests until they are answered, and long replies until the
+    /// worker has them. No body is larger. Taken as it is used.
+    pub call_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,
     /// Bytes that may be registered with an RDMA device: a hard budget for this process.
@@ -235,6 +238,7 @@ impl Default for MemorySettings {
             inbox_slots: 16,
             result_slots: 4,
             spill_bytes: 256 << 20,
+            call_bytes: 1 << 30,
             pool_bytes: 8 << 30,
             registered_bytes: 1 << 40,
             operations: 65_536,
@@ -325,6 +329,7 @@ impl Settings {
         if memory.spill_bytes < cluster.chunk_bytes {
             return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
         }
+        within("memory.call_bytes", memory.call_bytes, 1 << 20, 1 << 40)?;
         self.deadlines.validate()?;
         self.verbs.validate()?;
         if self.scheduler.host.is_empty() {

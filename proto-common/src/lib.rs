@@ -7,6 +7,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod batch;
+pub mod call;
 pub mod codec;
 pub mod config;
 pub mod element;

@@ -43,8 +43,8 @@ pub const WORKERS_MAX: u32 = 4096;
 pub const SERVERS_MAX: u32 = 1024;
 /// Tensors of a cluster.
 pub const TENSORS_MAX: usize = 1 << 20;
-/// Chunks of one tensor: chunk numbers have 32 bits.
-pub const CHUNKS_PER_TENSOR_MAX: u64 = u32::MAX as u64;
+/// Chunks of one tensor: chunk numbers have 32 bits, the last of which stand for servers in the identity of calls.
+pub const CHUNKS_PER_TENSOR_MAX: u64 = (u32::MAX - SERVERS_MAX) as u64;
 /// Chunks of a tensor whose rule needs norms over all of it: they are on one lane, and none of a round's operations on them
 /// is answered before all have come, so a worker has so many under way there.
 pub const NORM_CHUNKS_MAX: u64 = 1 << 15;

@@ -4,7 +4,11 @@
 //! `engine` decides, `runtime` executes, `kernel` computes, `storage` holds the bytes.
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod engine;
 pub mod kernel;
 pub mod runtime;
 pub mod storage;
+
+pub use app::{App, Apps, Call, Reply, ReplyBody, ReplyError};
+pub use runtime::Server;

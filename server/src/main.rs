@@ -1,13 +1,9 @@
 //! The `gradwire-server` binary: settings, listener, run.
 #![forbid(unsafe_code)]
 
-use anyhow::Context;
 use clap::Parser;
-use daemon::exit::Failure;
 use daemon::settings::CommonArgs;
-use proto_common::error::ExitCode;
 use proto_common::ids::Role;
-use tokio::net::TcpListener;
 
 /// Keeps shards of the parameters: reduces what workers push, applies the update rule, and writes new
 /// weights into the workers' memory.
@@ -30,16 +26,7 @@ fn main() -> std::process::ExitCode {
         daemon::process::run_to_end(async {
             let shutdown = daemon::shutdown::on_signals()?;
             let http = daemon::http::bind(&settings.node.http).await?;
-            let address = (settings.node.bind.as_str(), settings.node.port);
-            let listener = TcpListener::bind(address)
-                .await
-                .with_context(|| {
-                    format!(
-                        "cannot bind {}:{}; set node.bind and node.port to a free address of this host",
-                        address.0, address.1
-                    )
-                })
-                .map_err(|error| Failure::new(ExitCode::Io, error))?;
+            let listener = gradwire_server::runtime::listen(&settings).await?;
             gradwire_server::runtime::run(listener, http, settings, shutdown).await
         })?
     })

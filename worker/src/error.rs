@@ -84,9 +84,65 @@ pub enum OpError {
         /// Its reason.
         status: Status,
     },
+    /// A call did not end well.
+    #[error("call to handler {app} at server {server}, after {waited_ms} ms: {fault}")]
+    Call {
+        /// The handler.
+        app: u32,
+        /// The server.
+        server: Rank,
+        /// How long the call waited.
+        waited_ms: u64,
+        /// What went wrong.
+        fault: CallFault,
+    },
     /// The client was closed.
     #[error("the client is closed: {0}")]
     Closed(String),
+}
+
+/// What went wrong with a call.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CallFault {
+    /// Nobody registered the handler.
+    #[error(
+        "no such handler was registered before the call's deadline; register it with the server, or look whether it panicked (the server's log)"
+    )]
+    NoHandler,
+    /// The handler did not answer in time.
+    #[error(
+        "the handler did not answer before the call's deadline; look what it does, or give the call more time"
+    )]
+    Deadline,
+    /// The server's data path did not say anything.
+    #[error(
+        "no answer from the server, which is alive for the scheduler: its data path is stuck or slow; look at its log, or raise deadlines.operation_ms"
+    )]
+    NoAnswer,
+    /// It was let go without an answer.
+    #[error(
+        "the handler let it go without an answer, or the answer was lost with a broken channel; look at the server's log"
+    )]
+    NoReply,
+    /// The body is longer than the server keeps.
+    #[error(
+        "the body has {bytes} bytes, more than the server takes; send it in parts, or raise the server's memory.call_bytes"
+    )]
+    TooLong {
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// There is no memory here for the reply.
+    #[error(
+        "the reply has {bytes} bytes, for which this client has no memory; drop buffers, or raise memory.pool_bytes"
+    )]
+    NoRoom {
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// The server refused it.
+    #[error("the server refused it ({0:?})")]
+    Refused(Status),
 }
 
 fn ranks(ranks: &[Rank]) -> String {
@@ -212,6 +268,16 @@ pub enum ClientError {
         /// The key there.
         key: Key,
     },
+    /// A call that cannot be made as it is.
+    #[error("call to handler {app} at server {server}: {reason}")]
+    BadCall {
+        /// The handler.
+        app: u32,
+        /// The server.
+        server: Rank,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// No registered memory.
     #[error(transparent)]
     Memory(#[from] fabric::PoolError),
@@ -241,6 +307,7 @@ impl ClientError {
             | Self::WrongDtype { .. }
             | Self::Dynamic { .. }
             | Self::NotFinite { .. }
+            | Self::BadCall { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,
@@ -264,6 +331,10 @@ impl ClientError {
                 OpError::Deadline { .. } | OpError::StillRead { .. } | OpError::NoAnswer { .. } => {
                     ExitCode::Deadline
                 }
+                OpError::Call { fault, .. } => match fault {
+                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer => ExitCode::Deadline,
+                    _ => ExitCode::Failure,
+                },
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,

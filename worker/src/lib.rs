@@ -11,6 +11,7 @@ pub mod error;
 pub mod runtime;
 pub mod train;
 
+pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer, Weights};
-pub use error::{ClientError, OpError};
+pub use error::{CallFault, ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};

@@ -282,6 +282,16 @@ impl Region {
         Self::new(mapping, Backing::Adopted { _owner: owner, access })
     }
 
+    /// A region over bytes that are handed over, for reading.
+    #[must_use]
+    pub fn of_bytes(bytes: Vec<u8>) -> Self {
+        let (start, count) =
+            (NonNull::new(bytes.as_ptr().cast_mut()).unwrap_or(NonNull::dangling()), bytes.len());
+        // SAFETY: a vector that moves leaves its elements where they are, valid from any thread until it is dropped; the
+        // region has the only one, and nothing writes them. Needed because a region outlives every borrow.
+        unsafe { Self::adopt(start, count, Access::Read, Box::new(bytes)) }
+    }
+
     /// May its bytes be written? Not those of memory that was adopted for reading.
     #[must_use]
     pub fn is_writable(&self) -> bool {

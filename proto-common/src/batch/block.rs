@@ -20,6 +20,11 @@ pub enum OpKind {
     Init = 4,
     /// No more than what [`Block::reading`] says; answered at once.
     Release = 5,
+    /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
+    /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces
+    /// of the body lie), and `reading.from` the first call whose answer has not come. The result's payload is two bytes
+    /// with the length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
+    Call = 6,
 }
 
 impl OpKind {
@@ -32,6 +37,7 @@ impl OpKind {
             3 => Self::PushPull,
             4 => Self::Init,
             5 => Self::Release,
+            6 => Self::Call,
             _ => return None,
         })
     }
@@ -85,6 +91,13 @@ pub enum Status {
     Granted = 11,
     /// The payload is not what the tensor's codec makes: nothing of it was taken, and the operation's number is used up.
     Malformed = 12,
+    /// To a call whose deadline is over: the server's program has no handler for it.
+    NoHandler = 13,
+    /// To a call: its handler let it go without an answer, or the answer came before a channel broke and is not kept any
+    /// more.
+    NoReply = 14,
+    /// To a call: the reply has `round` bytes, for which the request had no room; ask again, with room.
+    ReplyRoom = 15,
 }
 
 impl Status {
@@ -105,6 +118,9 @@ impl Status {
             10 => Self::Corrupt,
             11 => Self::Granted,
             12 => Self::Malformed,
+            13 => Self::NoHandler,
+            14 => Self::NoReply,
+            15 => Self::ReplyRoom,
             _ => return None,
         })
     }

@@ -3,6 +3,7 @@
 //! may wait for a peer that does not read.
 
 mod connection;
+mod embed;
 mod metrics;
 
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
@@ -13,6 +14,7 @@ use daemon::exit::{Failure, WithCode as _};
 use daemon::http::{self, HttpState};
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
+pub use embed::Scheduler;
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;

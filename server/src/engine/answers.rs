@@ -16,6 +16,7 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Re
         OpKind::Init if block.bytes == 0 => 0,
         OpKind::Init => spec.bytes,
         OpKind::Push | OpKind::PushPull => spec.payload_bytes(spec.bytes),
+        OpKind::Call => return Err(Status::Refused),
     };
     let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
@@ -54,7 +55,7 @@ fn dynamic_payload(spec: &ChunkSpec, block: &Block) -> Result<u64, Status> {
         }
         OpKind::Push => Ok(block.bytes),
         OpKind::Pull | OpKind::Release => Ok(0),
-        OpKind::PushPull | OpKind::Init => Err(Status::Refused),
+        OpKind::PushPull | OpKind::Init | OpKind::Call => Err(Status::Refused),
     }
 }
 
@@ -172,7 +173,7 @@ pub(super) fn send_results(
         let (first_result, first_grant) = (out.results.len(), out.grants.len());
         let mut room = BatchRoom::new(slot_bytes);
         while let Some(result) = peer.results.front() {
-            if !room.take(4 * result.missing.len() as u64) {
+            if !room.take(result.inline_bytes()) {
                 break;
             }
             out.results.extend(peer.results.pop_front());

@@ -153,6 +153,48 @@ pub enum Command {
         /// Where to.
         landing: Landing,
     },
+    /// Copy a call's frame out of its slot, and read what its worker has of the body. Answered by
+    /// `LaneEngine::call_arrived`.
+    CallTake {
+        /// The call.
+        call: u64,
+        /// The worker.
+        peer: Rank,
+        /// The handler.
+        app: u32,
+        /// Where the frame is.
+        from: Source,
+        /// Its bytes.
+        frame_bytes: u64,
+        /// Remote key of the worker's region with the rest of the body.
+        region: u64,
+        /// Bytes of the body.
+        bytes: u64,
+    },
+    /// The call goes to its handler, which answers with `LaneEngine::call_answered`.
+    CallDeliver {
+        /// The call.
+        call: u64,
+    },
+    /// The call is answered: its handler need not begin with it.
+    CallCancel {
+        /// The call.
+        call: u64,
+    },
+    /// Write a reply's body one-sided to where the call granted.
+    CallLand {
+        /// The worker.
+        peer: Rank,
+        /// The call.
+        call: u64,
+        /// Where to.
+        landing: Landing,
+    },
+    /// Nothing is kept of the call any more.
+    CallDrop {
+        /// The call.
+        call: u64,
+    },
     /// Write a batch of results into a slot of the worker's inbox.
     Results {
         /// The worker.
@@ -192,6 +234,16 @@ pub struct ResultBlock {
     /// Ranks that were waited for, with `Status::DeadlineWaiting` and `Status::DeadlineReading`; ranks that come
     /// first, with `Status::Retry`.
     pub missing: Vec<Rank>,
+    /// The call whose reply is the payload, of `block.bytes`.
+    pub call: Option<u64>,
+}
+
+impl ResultBlock {
+    /// Bytes that travel in the batch.
+    #[must_use]
+    pub fn inline_bytes(&self) -> u64 {
+        if self.call.is_some() { self.block.bytes } else { 4 * self.missing.len() as u64 }
+    }
 }
 
 /// A reused list of commands with what they refer to.

@@ -64,7 +64,7 @@ impl LaneEngine {
         match block.op {
             OpKind::Init => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release => {}
+            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release | OpKind::Call => {}
         }
         Ok(Taken::Waits { version })
     }

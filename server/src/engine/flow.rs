@@ -90,6 +90,7 @@ impl LaneEngine {
     /// next flush. Called after each burst of events.
     pub fn flush(&mut self, batches: usize, out: &mut Commands) {
         self.hand_out();
+        self.drop_calls(out);
         let (mut left, slot_bytes) = (batches, self.config.result_slot_bytes);
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.retain(|rank| {

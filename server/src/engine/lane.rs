@@ -1,6 +1,7 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
 use super::answers::{Found, answer_block, push_result};
+use super::calls::Calls;
 use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
@@ -90,6 +91,8 @@ pub struct LaneStats {
     pub bad_rounds: u64,
     /// Batches whose payload was not what its checksum says.
     pub corrupt_batches: u64,
+    /// Calls taken for handlers.
+    pub calls: u64,
 }
 
 /// The oldest unanswered operation, for `status`.
@@ -124,6 +127,7 @@ pub struct LaneEngine {
     pub(super) spills: Vec<u32>,
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
+    pub(super) calls: Calls,
     pub(super) stats: LaneStats,
 }
 
@@ -143,6 +147,7 @@ impl LaneEngine {
             ripe: Vec::new(),
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
+            calls: Calls::default(),
             stats: LaneStats::default(),
             config,
         }
@@ -230,6 +235,7 @@ impl LaneEngine {
             self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
             self.finish_late(index as u32, out);
         }
+        self.calls_peer_up(rank, incarnation);
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
         *place = Some(Peer { incarnation, result_slots, in_place, ..Peer::default() });
@@ -253,6 +259,7 @@ impl LaneEngine {
             chunk.waiters.retain(|waiter| waiter.rank != rank);
         }
         self.take_back(rank);
+        self.calls_peer_down(rank);
     }
 
     /// A batch lies in a slot.
@@ -341,6 +348,9 @@ impl LaneEngine {
         let peer = batch.peer;
         if !self.count_operation(peer, out) {
             return false;
+        }
+        if block.op == OpKind::Call {
+            return self.call(batch, block, now_ms, out);
         }
         let Some(index) = self.index.get(&block.id).copied() else {
             self.refuse(peer, block, Status::UnknownChunk);
@@ -468,7 +478,7 @@ impl LaneEngine {
                 block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
             }
             stats.answers += 1;
-            push_result(peers, dirty, waiter.rank, ResultBlock { block, missing: Vec::new() });
+            push_result(peers, dirty, waiter.rank, ResultBlock { block, missing: Vec::new(), call: None });
             false
         });
         chunk.waiters = waiters;
@@ -481,15 +491,15 @@ impl LaneEngine {
     }
 
     /// An operation cannot be taken before those of `awaited`, as far as that is known.
-    fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
+    pub(super) fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
         self.stats.retries += 1;
         self.send_back(peer, block, Status::Retry, awaited);
     }
 
-    fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
+    pub(super) fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
         let data = BlockData::Inline { offset: 0 };
         let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
-        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing });
+        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing, call: None });
     }
 
     /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.
@@ -515,6 +525,7 @@ impl LaneEngine {
 
     /// Time passes: answers operations whose deadline is over, naming the ranks they waited for.
     pub fn tick(&mut self, now_ms: u64, out: &mut Commands) {
+        self.tick_calls(now_ms, out);
         let mut found = Found::default();
         for index in 0..self.chunks.len() {
             let mut at = 0;
@@ -535,7 +546,12 @@ impl LaneEngine {
                 chunk.waiters.remove(at);
                 let block = answer_block(&chunk.spec, &waiter, status, chunk.version);
                 self.stats.deadlines += 1;
-                push_result(&mut self.peers, &mut self.dirty, waiter.rank, ResultBlock { block, missing });
+                push_result(
+                    &mut self.peers,
+                    &mut self.dirty,
+                    waiter.rank,
+                    ResultBlock { block, missing, call: None },
+                );
             }
         }
     }

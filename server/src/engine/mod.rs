@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod answers;
+mod calls;
 mod chunk;
 mod command;
 mod contribute;
@@ -15,6 +16,7 @@ mod norms;
 mod peer;
 mod placed;
 
+pub use calls::CallAnswer;
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats, Waiting};

@@ -43,7 +43,12 @@ impl LaneEngine {
         let data = BlockData::Inline { offset: 0 };
         let block =
             Block { status: Status::Granted, bytes: 0, data, landing, view: false, timeout_ms: 0, ..*block };
-        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing: Vec::new() });
+        push_result(
+            &mut self.peers,
+            &mut self.dirty,
+            peer,
+            ResultBlock { block, missing: Vec::new(), call: None },
+        );
     }
 
     /// The spill block that the worker may write now. At most half of all are key buffers: contributions before

@@ -1,7 +1,8 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. It
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
-use super::link::{Link, Post, Posted, WorkerInbox};
+use super::calls::{CallEvent, CallMemory, Taken};
+use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use crate::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
 };
@@ -26,6 +27,8 @@ const BACKLOG_MAX: usize = 1024;
 const STREAMED_BYTES_MIN: u64 = 96 << 20;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
+/// Bytes of calls that are kept unless it is said otherwise.
+const CALL_BYTES_DEFAULT: u64 = 64 << 20;
 
 /// A lane cannot go on. A bug of ours or an exhausted machine: peers cannot cause it, but by using what the settings
 /// promise them and the machine does not have.
@@ -90,14 +93,15 @@ pub struct DataLane<Q> {
     pub(super) config: LaneConfig,
     pub(super) engine: LaneEngine,
     pub(super) storage: Storage,
-    inbox: Cells,
+    pub(super) calls: CallMemory,
+    pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
     pub(super) epoch: Epoch,
     pub(super) blocks: Blocks,
     pub(super) prefix: Box<[u8]>,
     reader: BatchReader,
-    commands: Commands,
+    pub(super) commands: Commands,
     /// Its memory is the next list's.
     executed: Commands,
     /// What was mapped of workers whose channel has ended, until the commands that name it are executed.
@@ -113,11 +117,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let slot_bytes = slot_bytes_for(config.chunk_bytes);
         let inbox = Cells::allocate(config.engine.inbox_slots, slot_bytes, "gradwire-inbox")?;
         let spill = Cells::allocate(config.engine.spill_blocks, config.chunk_bytes, "gradwire-spill")?;
-        let engine = LaneEngine::new(EngineConfig { result_slot_bytes: RESULT_SLOT_BYTES, ..config.engine });
+        let mut engine =
+            LaneEngine::new(EngineConfig { result_slot_bytes: RESULT_SLOT_BYTES, ..config.engine });
+        engine.limit_calls(CALL_BYTES_DEFAULT);
         Ok(Self {
             queue,
             engine,
             storage: Storage::new(inbox.clone(), spill)?,
+            calls: CallMemory::new(CALL_BYTES_DEFAULT)?,
             inbox,
             links: (0..config.engine.workers).map(|_| None).collect(),
             ranks: HashMap::new(),
@@ -256,6 +263,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.gone.push((rank, link.mapped));
         // This also ends the reads that were under way. First, so that nothing that follows is for this worker.
         self.engine.peer_down(rank);
+        self.calls.end_reads(rank);
         for posted in link.posted {
             self.completed(rank, posted);
         }
@@ -269,7 +277,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         match post {
             Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
             Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
-            Post::Notice(_) | Post::Fetch { .. } => {}
+            Post::CallLand { call, .. } => self.completed(rank, Posted::Reply(call)),
+            Post::Notice(_) | Post::Fetch { .. } | Post::CallRead { .. } => {}
         }
     }
 
@@ -277,7 +286,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         match posted {
             Posted::Land { chunk, buffer } => self.engine.landed(rank, chunk, buffer, &mut self.commands),
             Posted::Block(block) => self.blocks.give(block),
+            Posted::Reply(call) => self.calls.landed(call),
         }
+    }
+
+    /// What handlers are to hear, in order.
+    pub(super) fn next_call_event(&mut self) -> Option<CallEvent> {
+        self.calls.next_event()
     }
 
     /// One turn: everything that has happened is decided and executed. True when something had happened.
@@ -318,8 +333,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             CompletionKind::ReadDone { .. } => {
                 let link = self.links[rank.0 as usize].as_mut();
-                if let Some((chunk, block)) = link.and_then(|link| link.fetches.pop_front()) {
-                    self.engine.fetched(rank, chunk, block, &mut self.commands);
+                match link.and_then(|link| link.fetches.pop_front()) {
+                    Some(Fetch::Chunk { chunk, block }) => {
+                        self.engine.fetched(rank, chunk, block, &mut self.commands);
+                    }
+                    Some(Fetch::Call(call)) => self.call_read(call),
+                    None => {}
                 }
             }
             CompletionKind::Disconnected(reason) => {
@@ -411,7 +430,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Executes all commands in order.
-    fn execute(&mut self) -> Result<(), LaneError> {
+    pub(super) fn execute(&mut self) -> Result<(), LaneError> {
         // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
         while !self.commands.list.is_empty() {
             let mut commands = std::mem::take(&mut self.executed);
@@ -474,6 +493,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let bytes = self.storage.size_of(chunk)?;
                 self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
             }
+            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
+                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
+            }
+            Command::CallDeliver { call } => self.calls.deliver(call),
+            Command::CallCancel { call } => self.calls.cancel(call),
+            Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
+            Command::CallDrop { call } => self.calls.drop_call(call),
             Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
             Command::Expel { peer, reason } => self.expel(peer, &reason),
             // Handled by the caller, which has the arenas.
@@ -522,11 +548,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn drain(&mut self, peer: Rank) -> Result<(), LaneError> {
-        let Self { queue, links, storage, blocks, .. } = self;
+        let Self { queue, links, storage, blocks, calls, .. } = self;
         let Some(Some(link)) = links.get_mut(peer.0 as usize) else { return Ok(()) };
         let mut failure = None;
         while let Some(post) = link.backlog.front().copied() {
-            match start(queue, link, storage, blocks, post)? {
+            match start(queue, link, (storage, blocks, calls), post)? {
                 Ok(()) => drop(link.backlog.pop_front()),
                 // A closed channel reports itself with the next completions: no offence of the worker's.
                 Err(PostError::Full | PostError::Closed) => break,
@@ -552,11 +578,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
 fn start<Q: CompletionQueue>(
     queue: &mut Q,
     link: &mut Link,
-    storage: &Storage,
-    blocks: &Blocks,
+    (storage, blocks, calls): (&Storage, &Blocks, &CallMemory),
     post: Post,
 ) -> Result<Result<(), PostError>, LaneError> {
-    let gather;
+    let (gather, gather_reply);
     let (spans, remote, immediate, posted) = match post {
         Post::Land { chunk, buffer, bytes, landing } => {
             gather = [storage.weights(chunk, buffer)?.slice(0, bytes)?];
@@ -573,9 +598,22 @@ fn start<Q: CompletionQueue>(
             let read = Read { id: u64::from(block), local: &local, remote: from };
             let result = queue.post_read(link.channel, &read);
             if result.is_ok() {
-                link.fetches.push_back((chunk, block));
+                link.fetches.push_back(Fetch::Chunk { chunk, block });
             }
             return Ok(result);
+        }
+        Post::CallRead { call, at, bytes, from } => {
+            let Some(local) = calls.body_span(call, at, bytes) else { return Ok(Ok(())) };
+            let result = queue.post_read(link.channel, &Read { id: call, local: &local?, remote: from });
+            if result.is_ok() {
+                link.fetches.push_back(Fetch::Call(call));
+            }
+            return Ok(result);
+        }
+        Post::CallLand { call, landing } => {
+            gather_reply = calls.reply_span(call);
+            let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+            (gather_reply.as_slice(), remote, None, Some(Posted::Reply(call)))
         }
     };
     let (id, signaled) = (posted.map_or(0, Posted::to_id), posted.is_some());

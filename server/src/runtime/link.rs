@@ -26,28 +26,52 @@ pub(super) enum Post {
     Results { slot: SlotGrant, block: u32, bytes: u64 },
     /// A contribution, read out of its memory into a spill block.
     Fetch { chunk: u32, block: u32, bytes: u64, from: RemoteSpan },
+    /// Part of a call's body, read out of its memory.
+    CallRead { call: u64, at: u64, bytes: u64, from: RemoteSpan },
+    /// A reply's body to where the call granted.
+    CallLand { call: u64, landing: Landing },
     /// A bare notice.
     Notice(u32),
+}
+
+/// What a posted read was for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fetch {
+    /// A contribution.
+    Chunk { chunk: u32, block: u32 },
+    /// Part of a call's body.
+    Call(u64),
 }
 
 /// What a posted write was for, by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    Land { chunk: u32, buffer: u8 },
+    Land {
+        chunk: u32,
+        buffer: u8,
+    },
     Block(u32),
+    /// Of this call. Calls are counted; no server has had as many as the bits that tell it apart would hide.
+    Reply(u64),
 }
+
+const BLOCK: u64 = 1 << 63;
+const REPLY: u64 = 1 << 62;
 
 impl Posted {
     pub(super) fn to_id(self) -> u64 {
         match self {
             Self::Land { chunk, buffer } => u64::from(chunk) << 8 | u64::from(buffer),
-            Self::Block(block) => 1 << 63 | u64::from(block),
+            Self::Block(block) => BLOCK | u64::from(block),
+            Self::Reply(call) => REPLY | call,
         }
     }
 
     pub(super) fn from_id(id: u64) -> Self {
-        if id >> 63 == 1 {
+        if id & BLOCK != 0 {
             Self::Block(id as u32)
+        } else if id & REPLY != 0 {
+            Self::Reply(id & !REPLY)
         } else {
             Self::Land { chunk: (id >> 8) as u32, buffer: id as u8 }
         }
@@ -72,8 +96,8 @@ pub(super) struct Link {
     pub(super) backlog: VecDeque<Post>,
     /// Posted and not completed, in order.
     pub(super) posted: VecDeque<Posted>,
-    /// Chunk and spill block of the reads posted and not completed, in order.
-    pub(super) fetches: VecDeque<(u32, u32)>,
+    /// Of the reads posted and not completed, in order.
+    pub(super) fetches: VecDeque<Fetch>,
 }
 
 impl Link {
@@ -115,6 +139,7 @@ mod tests {
         for posted in [
             Posted::Land { chunk: u32::MAX, buffer: 1 },
             Posted::Block(7),
+            Posted::Reply(1 << 40),
             Posted::Land { chunk: 0, buffer: 0 },
         ] {
             assert_eq!(Posted::from_id(posted.to_id()), posted);

@@ -2,7 +2,9 @@
 //! workers' connections; `run` puts them together with the scheduler link and the HTTP endpoints.
 
 mod bootstrap;
+mod calls;
 mod change;
+mod embed;
 mod lane;
 mod link;
 mod results;
@@ -10,6 +12,8 @@ mod run;
 mod status;
 mod thread;
 
+pub(crate) use calls::{AnswerBody, Answers, HandlerNews};
+pub use embed::{Server, StartError, listen};
 pub use lane::{DataLane, LaneConfig, LaneError};
 pub use link::WorkerInbox;
 pub use run::{RunError, run};

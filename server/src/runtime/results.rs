@@ -60,11 +60,28 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let bytes = encode_results(&mut self.prefix, header, results, grants, place);
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
-        for rank in results.iter().flat_map(|result| &result.missing) {
-            self.blocks.write(block, end, &rank.0.to_le_bytes())?;
-            end += 4;
+        for result in results {
+            match result.call {
+                Some(call) => self.write_reply(block, end, call, result.block.bytes)?,
+                None => {
+                    for (at, rank) in (end..).step_by(4).zip(&result.missing) {
+                        self.blocks.write(block, at, &rank.0.to_le_bytes())?;
+                    }
+                }
+            }
+            end += result.inline_bytes();
         }
         self.post(peer, Post::Results { slot, block, bytes: end })
+    }
+
+    /// Writes what of a reply travels with its result. One that is not kept any more is for nobody: its place stays as it
+    /// was.
+    fn write_reply(&self, block: u32, at: u64, call: u64, bytes: u64) -> Result<(), LaneError> {
+        let Some((head, body)) = self.calls.reply_prefix(call) else { return Ok(()) };
+        let body = if bytes > (2 + head.len()) as u64 { body } else { &[] };
+        self.blocks.write(block, at, &(head.len() as u16).to_le_bytes())?;
+        self.blocks.write(block, at + 2, head)?;
+        Ok(self.blocks.write(block, at + 2 + head.len() as u64, body)?)
     }
 
     /// The key under which a worker writes into the spill blocks that are granted to it; none while its channel cannot
@@ -125,7 +142,7 @@ fn encode_results(
     // The engine packed with the same room; the writer cannot refuse what fitted there.
     let Ok(mut writer) = BatchWriter::new(prefix, RESULT_SLOT_BYTES) else { return 0 };
     for result in results {
-        let bytes = 4 * result.missing.len() as u64;
+        let bytes = result.inline_bytes();
         let landing = place(&result.block);
         let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
         let fitted = writer.push(block);

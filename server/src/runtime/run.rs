@@ -1,9 +1,11 @@
 //! A server's life: register, hold shards, take workers' connections, end in order.
 
+use super::HandlerNews;
 use super::bootstrap::{Reception, Tries, Workers, receive};
 use super::lane::{DataLane, LaneConfig, LaneError};
 use super::status::{ServerMetrics, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
+use crate::app::Apps;
 use crate::engine::{ChunkSpec, EngineConfig};
 use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
@@ -75,7 +77,18 @@ pub async fn run(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    run_with(listener, http, settings, shutdown, (Apps::default(), drop::<Rank>)).await
+}
+
+/// As [`run`], with handlers for workers' calls, and somebody to tell the rank to.
+pub(super) async fn run_with(
+    listener: TcpListener,
+    http: Option<TcpListener>,
+    settings: Settings,
     mut shutdown: Shutdown,
+    (apps, tell_rank): (Apps, impl FnOnce(Rank)),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
     let late: Arc<OnceLock<(Rank, Vec<Mailbox<LaneMessage>>)>> = Arc::default();
@@ -99,7 +112,8 @@ pub async fn run(
     })?;
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
-    let lanes = start_lanes(&settings, incarnation, &welcome, &devices, &failed)?;
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, &failed)?;
+    tell_rank(welcome.rank);
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
     let (workers, known) = watch::channel(None);
@@ -123,6 +137,7 @@ pub async fn run(
     let ended = serving.until_end(&mut shutdown, Duration::from_millis(settings.deadlines.drain_ms)).await;
     accepting.abort();
     stop(lanes);
+    apps.end();
     ended
 }
 
@@ -152,7 +167,7 @@ fn register(
 
 fn start_lanes(
     settings: &Settings,
-    incarnation: Incarnation,
+    (incarnation, apps): (Incarnation, &Apps),
     welcome: &Welcome,
     devices: &Devices,
     failed: &mpsc::Sender<LaneError>,
@@ -173,15 +188,19 @@ fn start_lanes(
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
         };
-        let lane =
+        let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
+        lane.limit_calls(settings.memory.call_bytes)?;
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
-        let (mailbox, thread) = spawn_lane(lane, index, spin, move |error| drop(failed.try_send(error)))?;
+        let (mailbox, thread) =
+            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)))?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }
+    let spin = Duration::from_micros(settings.memory.spin_us);
+    apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), spin);
     Ok(lanes)
 }
 

@@ -1,13 +1,17 @@
 //! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event.
 
+use super::calls::{AnswerBody, Answers, CallEvent};
 use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
+use crate::app::{Apps, Call, Queue, Reply};
 use crate::engine::{ChunkSpec, LaneStats, Waiting};
-use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
+use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox, Pool};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use proto_common::tensor::RuleChange;
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +39,16 @@ pub(super) enum LaneMessage {
         change: RuleChange,
         reply: SyncSender<Result<(), String>>,
     },
+    /// A handler has answered a call, or let go of it.
+    Answer {
+        call: u64,
+        answer: Option<AnswerBody>,
+    },
+    /// A handler came or went.
+    Handler {
+        app: u32,
+        is_there: bool,
+    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -55,12 +69,13 @@ pub(super) struct LaneReport {
 pub(super) fn spawn_lane(
     lane: DataLane<LaneQueue>,
     index: u16,
-    spin: Duration,
+    (spin, apps): (Duration, Apps),
     failed: impl FnOnce(LaneError) + Send + 'static,
 ) -> std::io::Result<(Mailbox<LaneMessage>, JoinHandle<()>)> {
     let mut lane = lane;
     let (mailbox, receiver) = Mailbox::new(lane.queue_mut().waker());
-    let work = move || (Loop { lane, receiver, spin, start: Instant::now() }).run();
+    let callers = Callers { apps, queues: HashMap::new(), answers: Answers(mailbox.clone()) };
+    let work = move || (Loop { lane, receiver, spin, start: Instant::now(), callers }).run();
     Ok((mailbox, start(index, work, failed)?))
 }
 
@@ -85,6 +100,32 @@ struct Loop {
     receiver: Letters<LaneMessage>,
     spin: Duration,
     start: Instant,
+    callers: Callers,
+}
+
+/// What the lane needs of handlers: their queues, and the way back.
+struct Callers {
+    apps: Apps,
+    /// By handler; as many as the server's workers call.
+    queues: HashMap<u32, Arc<Queue>>,
+    answers: Answers,
+}
+
+impl Callers {
+    fn queue(&mut self, app: u32) -> &Queue {
+        let Self { apps, queues, .. } = self;
+        queues.entry(app).or_insert_with(|| apps.queue(app))
+    }
+
+    fn tell(&mut self, event: CallEvent, memory: &Pool) {
+        match event {
+            CallEvent::Deliver { call: id, app, from, head, body } => {
+                let reply = Reply::new(self.answers.clone(), id, memory.clone());
+                self.queue(app).push(id, Call { from, app, head, body, reply });
+            }
+            CallEvent::Cancel { call, app, from } => self.queue(app).cancel((from, call)),
+        }
+    }
 }
 
 impl Loop {
@@ -102,13 +143,16 @@ impl Loop {
                     Ok(LaneMessage::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
                     Ok(message) => {
                         busy = true;
-                        self.message(message);
+                        self.message(message)?;
                     }
                     Err(TryRecvError::Empty) => break,
                 }
             }
             let now_ms = self.now_ms();
             busy |= self.lane.step(now_ms)?;
+            while let Some(event) = self.lane.next_call_event() {
+                self.callers.tell(event, self.lane.call_memory());
+            }
             if busy {
                 idle_since = None;
                 continue;
@@ -128,7 +172,7 @@ impl Loop {
         }
     }
 
-    fn message(&mut self, message: LaneMessage) {
+    fn message(&mut self, message: LaneMessage) -> Result<(), LaneError> {
         match message {
             LaneMessage::Attach { rank, incarnation, setup, inbox, reply } => {
                 let grant =
@@ -142,11 +186,14 @@ impl Loop {
             LaneMessage::ChangeRule { change, reply } => {
                 let _ = reply.try_send(self.lane.change_rule(&change).map_err(|error| error.to_string()));
             }
+            LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
+            LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }
             LaneMessage::Stop => {}
         }
+        Ok(())
     }
 
     fn report(&self) -> LaneReport {

@@ -70,6 +70,8 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 states: Arc::default(),
                 dead,
                 registrations,
+                calls: Default::default(),
+                frames: Default::default(),
             })))
         }
         Err(error) => {
@@ -206,6 +208,7 @@ fn start_lane(
     let mut driver = LaneDriver::new(queue, config, pool.region().clone())
         .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
     driver.set_epoch(roster.epoch);
+    driver.set_pool(pool.clone());
     let spin = Duration::from_micros(settings.memory.spin_us);
     let (lane, thread) = spawn_lane(driver, lane.0, spin)?;
     Ok((lane, handle, thread))

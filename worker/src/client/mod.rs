@@ -2,6 +2,7 @@
 //! belongs to an instance; several clients can live in one process.
 
 mod buffer;
+mod call;
 mod coded;
 mod connect;
 mod element;
@@ -16,6 +17,7 @@ mod transfer;
 mod weights;
 
 pub use buffer::TensorBuffer;
+pub use call::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
@@ -24,7 +26,7 @@ pub use tensor::Tensor;
 pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Spares};
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -68,6 +70,9 @@ pub(crate) struct Inner {
     states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
+    calls: call::Lines,
+    /// Frames of short calls.
+    frames: Spares,
 }
 
 impl std::fmt::Debug for Client {

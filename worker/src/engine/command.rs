@@ -66,6 +66,24 @@ pub enum Command {
         /// Newest version among its parts.
         newest: u64,
     },
+    /// A call's reply has come; its end follows.
+    Replied {
+        /// The operation.
+        op: u64,
+        /// Where what came with the result begins in the result's payload.
+        offset: u64,
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes of the body, where that landed.
+        landed: Option<u64>,
+    },
+    /// A call's reply needs room of so many bytes: it is asked for again, with that.
+    Room {
+        /// The operation.
+        op: u64,
+        /// Bytes of the body.
+        bytes: u64,
+    },
     /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
     Done {
         /// The operation.

@@ -5,8 +5,8 @@ use super::command::{Command, Commands, PartBlock};
 use super::lane::LaneEngine;
 use super::link::{Link, SlotUse};
 use super::part::State;
-use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, Reading, SlotGrant, Status};
-use proto_common::ids::Rank;
+use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status};
+use proto_common::ids::{Operation, Rank};
 use proto_common::limits::GRANTS_PER_BATCH_MAX;
 
 /// A batch that refers to so much is sent: what it brings is under way while the next one is made.
@@ -105,7 +105,9 @@ impl LaneEngine {
         let op = self.ops.get(part.op)?;
         let spec = part.spec;
         let lands = op.kind.lands() && !op.view;
-        let landing = lands.then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
+        let is_call = op.kind == OpKind::Call;
+        let landing =
+            (lands || is_call).then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
         let (offset, bytes) = spec.payload();
         let waited = self.now_ms.saturating_sub(op.since_ms);
         let block = Block {
@@ -120,7 +122,14 @@ impl LaneEngine {
             data: self.way(op, &spec),
             landing,
             view: op.view,
-            reading: self.chunks.get(&spec.id).map_or(Reading::default(), |chunk| chunk.reading),
+            reading: match self.chunks.get(&spec.id) {
+                // All calls before it have ended.
+                Some(chunk) if is_call => {
+                    let from = chunk.open.front().copied().map_or(op.operation, Operation);
+                    Reading { from, ..Reading::default() }
+                }
+                chunk => chunk.map_or(Reading::default(), |chunk| chunk.reading),
+            },
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };

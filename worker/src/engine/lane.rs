@@ -1,6 +1,7 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
+use super::calls::call_of;
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
@@ -81,6 +82,8 @@ pub(super) struct ChunkQueue {
     tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
     pub(super) reading: Reading,
+    /// Of calls: those that have not ended, in order.
+    pub(super) open: VecDeque<u64>,
 }
 
 /// See the module.
@@ -179,7 +182,11 @@ impl LaneEngine {
             if let Some(part) = self.parts.get_mut(*index) {
                 (part.state, part.told_ms) = (State::Queued, None);
             }
-            self.chunks.entry(*id).or_default().waiting.push_back(*index);
+            let chunk = self.chunks.entry(*id).or_default();
+            chunk.waiting.push_back(*index);
+            if let Some(operation) = call_of(&self.parts, &self.ops, *index) {
+                chunk.open.push_back(operation);
+            }
         }
         for (_, _, id) in mine {
             self.enqueue(id);
@@ -246,6 +253,9 @@ impl LaneEngine {
             let chunk = self.chunks.entry(spec.id).or_default();
             chunk.reading = submit.reading;
             chunk.waiting.push_back(part);
+            if submit.kind == OpKind::Call {
+                chunk.open.push_back(submit.operation.0);
+            }
             self.enqueue(spec.id);
         }
     }
@@ -259,8 +269,12 @@ impl LaneEngine {
         let Some(index) = chunk.waiting.front().copied() else { return };
         // What ends a view may be what all that was sent waits for.
         let op = self.parts.get(index).and_then(|part| self.ops.get(part.op));
-        let releases = op.is_some_and(|op| op.kind == OpKind::Release);
-        if chunk.sent >= SENT_PER_CHUNK_MAX && !releases {
+        let may_go = op.is_some_and(|op| match op.kind {
+            OpKind::Release => true,
+            OpKind::Call => chunk.has_window(op.operation.0),
+            _ => chunk.sent < SENT_PER_CHUNK_MAX,
+        });
+        if !may_go {
             return;
         }
         chunk.queued = true;
@@ -348,6 +362,10 @@ impl LaneEngine {
             self.changed_on_the_way(index, part, server, out);
             return;
         }
+        if block.op == OpKind::Call || self.ops.get(part.op).is_some_and(|op| op.kind == OpKind::Call) {
+            self.call_answered(server, (index, part), block, out);
+            return;
+        }
         let failure = self.failure(server, &part, block, payload);
         if block.status == Status::Done && !self.shown(server, &part, block, out) {
             return;
@@ -412,7 +430,7 @@ impl LaneEngine {
     }
 
     /// A part that was sent waits again, in its place.
-    fn requeue(&mut self, index: u32, part: Part) {
+    pub(super) fn requeue(&mut self, index: u32, part: Part) {
         if let Some(part) = self.parts.get_mut(index) {
             part.state = State::Queued;
         }
@@ -461,7 +479,7 @@ impl LaneEngine {
     }
 
     /// A part has ended, well or not.
-    fn end_part(
+    pub(super) fn end_part(
         &mut self,
         index: u32,
         spec: PartSpec,
@@ -473,9 +491,11 @@ impl LaneEngine {
         if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
             link.sent_parts = link.sent_parts.saturating_sub(1);
         }
+        let call = self.ops.get(part.op).filter(|op| op.kind == OpKind::Call).map(|op| op.operation.0);
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
             chunk.sent = chunk.sent.saturating_sub(1);
             chunk.tries = 0;
+            chunk.close(call);
         }
         self.enqueue(spec.id);
         let Some(op) = self.ops.get_mut(part.op) else { return };

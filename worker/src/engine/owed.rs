@@ -50,6 +50,7 @@ impl LaneEngine {
             OpKind::PushPull => "push_pull",
             OpKind::Init => "init",
             OpKind::Release => "release",
+            OpKind::Call => "call",
         };
         Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
     }

@@ -8,10 +8,12 @@ use super::op::{OpState, Submission};
 use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, Submit};
 use crate::error::OpError;
 use fabric::{
-    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, PostError,
-    Region, RemoteKey, RemoteSpan, Span,
+    Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, Pool,
+    PostError, Region, RemoteKey, RemoteSpan, Span,
 };
-use proto_common::batch::{BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, OpKind, SlotGrant,
+};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
@@ -72,6 +74,8 @@ pub struct LaneDriver<Q> {
     epoch: Epoch,
     /// Where key buffers lie.
     landing: Region,
+    /// Room for replies is allocated here: the pool that `landing` is the region of.
+    pool: Option<Pool>,
     inbox: Region,
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
@@ -104,6 +108,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             engine: LaneEngine::new(engine),
             epoch: Epoch::default(),
             landing,
+            pool: None,
             inbox: Region::allocate((slots * RESULT_SLOT_BYTES) as usize, "gradwire-results-inbox")?,
             links: (0..config.engine.servers).map(|_| None).collect(),
             servers: HashMap::new(),
@@ -122,6 +127,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             unregistered: None,
             config: LaneConfig { engine, ..config },
         })
+    }
+
+    /// Room for replies of calls is to be allocated here: the pool of the client's buffers.
+    pub fn set_pool(&mut self, pool: Pool) {
+        self.pool = Some(pool);
     }
 
     /// The queue, to wait on it.
@@ -375,6 +385,8 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                             live.state.landed(bytes, newest);
                         }
                     }
+                    Command::Replied { op, offset, bytes, landed } => self.replied(op, offset, bytes, landed),
+                    Command::Room { op, bytes } => self.make_room(op, bytes),
                     Command::Done { op, version } => {
                         if let Some(live) = self.live.remove(&op) {
                             // Spans go first: they keep the buffers' region, not the buffers, alive.
@@ -418,6 +430,11 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             for part in parts {
                 let block = link.addressed(part, self.live.get(&part.op));
                 lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, &block)?);
+                if block.op == OpKind::Call {
+                    let pieces = self.live.get(&part.op).map_or_else(Vec::new, |live| live.state.lent());
+                    let channel = link.channel;
+                    lent = pieces.iter().fold(lent, |lent, piece| lent.and(self.queue.lend(channel, piece)));
+                }
                 let fitted = writer.push(block);
                 debug_assert!(fitted, "the engine packed with the same room");
             }

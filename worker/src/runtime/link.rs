@@ -6,7 +6,7 @@ use fabric::{
     ChannelId, CompletionQueue, MappedRegions, OutOfBounds, PostError, Region, RemoteKey, RemoteSpan, Span,
     View, Write,
 };
-use proto_common::batch::{Block, BlockData, Landing, SlotGrant, payload_checksum};
+use proto_common::batch::{Block, BlockData, Landing, OpKind, SlotGrant, payload_checksum};
 use std::collections::{HashMap, VecDeque};
 
 /// A server's inbox on this lane, from its bootstrap.
@@ -94,7 +94,11 @@ impl Link {
 
     fn landing(&self, part: &PartBlock, live: Option<&Live>) -> Option<Landing> {
         let landing = part.block.landing?;
-        let target = live?.target.as_ref()?;
+        let Some(target) = live?.target.as_ref() else {
+            // The region is also where pieces of a request lie.
+            let none = Landing { region: self.landing_key, offset: 0, bytes: 0 };
+            return (part.block.op == OpKind::Call).then_some(none);
+        };
         Some(Landing {
             region: self.landing_key,
             offset: target.offset() + landing.offset,

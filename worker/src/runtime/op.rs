@@ -2,6 +2,7 @@
 
 use super::shown::{Busy, Shown};
 use super::spares::Spare;
+use crate::client::Piece;
 use crate::engine::PartSpec;
 use crate::error::OpError;
 use fabric::{Buffer, Span, UserBuffer, View};
@@ -33,6 +34,30 @@ pub(crate) struct OpBuffers {
     pub(crate) busy: Option<Busy>,
     /// Of an operation that is shown weights where they lie.
     pub(crate) shown: Option<Shown>,
+    /// Of a call.
+    pub(crate) call: Option<Box<CallParts>>,
+}
+
+/// What a call owns beside its frame and the room for its reply.
+#[derive(Debug, Default)]
+pub(crate) struct CallParts {
+    /// The caller's pieces of the body.
+    pub(crate) pieces: Vec<Piece>,
+    /// Copies of those that are not in the pool.
+    pub(crate) copies: Vec<Buffer>,
+    /// What the server reads where it lies.
+    pub(crate) lent: Vec<Span>,
+    /// What came back.
+    pub(crate) reply: Option<RawReply>,
+}
+
+/// A reply as it came.
+#[derive(Debug, Default)]
+pub(crate) struct RawReply {
+    /// The result's payload.
+    pub(crate) inline: Vec<u8>,
+    /// Bytes of the body, where that landed.
+    pub(crate) landed_bytes: Option<u64>,
 }
 
 #[derive(Default)]
@@ -125,6 +150,23 @@ impl OpState {
         if let Some(shown) = &mut self.lock().buffers.shown {
             shown.pieces.push((offset, view));
         }
+    }
+
+    /// A call's reply has come, before its lane ends its part.
+    pub(crate) fn replied(&self, inline: &[u8], landed_bytes: Option<u64>) {
+        if let Some(call) = &mut self.lock().buffers.call {
+            call.reply = Some(RawReply { inline: inline.to_vec(), landed_bytes });
+        }
+    }
+
+    /// Room for a call's reply that had too little.
+    pub(crate) fn make_room(&self, room: Buffer) {
+        self.lock().buffers.target = Some(room);
+    }
+
+    /// What the server of a call reads where it lies.
+    pub(crate) fn lent(&self) -> Vec<Span> {
+        self.lock().buffers.call.as_ref().map_or_else(Vec::new, |call| call.lent.clone())
     }
 
     /// A lane tells how much of a dynamic tensor landed, before it ends its part.

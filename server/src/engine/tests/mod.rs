@@ -248,7 +248,7 @@ impl Rig {
 
     /// As [`Rig::flush`], with the slots not returned yet.
     fn flush_unread(&mut self) -> Vec<Answer> {
-        let told = self.flush_blocks().into_iter().map(|(rank, ResultBlock { block, missing })| {
+        let told = self.flush_blocks().into_iter().map(|(rank, ResultBlock { block, missing, .. })| {
             let missing = missing.iter().map(|rank| rank.0).collect();
             Answer { rank, operation: block.operation.0, status: block.status, version: block.round, missing }
         });

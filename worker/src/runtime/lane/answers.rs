@@ -72,6 +72,32 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
+    /// Hands a call what came with its result.
+    pub(super) fn replied(&mut self, op: u64, offset: u64, bytes: u64, landed: Option<u64>) {
+        let Some(live) = self.live.get(&op) else { return };
+        let range = offset as usize..offset.saturating_add(bytes) as usize;
+        // Within the payload: the reader checked it.
+        live.state.replied(self.payload.get(range).unwrap_or_default(), landed);
+    }
+
+    /// Room for a reply that had too little; without any the call ends.
+    pub(super) fn make_room(&mut self, op: u64, bytes: u64) {
+        let Some(live) = self.live.get_mut(&op) else { return };
+        let room = self.pool.as_ref().and_then(|pool| pool.allocate(bytes).ok());
+        match room {
+            Some(room) => {
+                live.target = Some(room.span());
+                live.state.make_room(room);
+            }
+            None => {
+                let error = OpError::Unregistered(format!(
+                    "a reply of {bytes} bytes finds no room in this client's pool; drop buffers, or raise memory.pool_bytes"
+                ));
+                self.engine.give_up(op, error, &mut self.commands);
+            }
+        }
+    }
+
     fn view(&mut self, server: Rank, at: Landing) -> Result<View, PostError> {
         let Self { queue, links, .. } = self;
         let link = links.get_mut(server.0 as usize).and_then(Option::as_mut);

@@ -1,0 +1,191 @@
+//! The memory of calls as handlers see it, and the way back of an answer to the lane that the call came over.
+
+use crate::runtime::{AnswerBody, Answers};
+use fabric::{Buffer, Pool, Region};
+use proto_common::call::CALL_HEAD_BYTES_MAX;
+use std::ops::{Deref, DerefMut};
+use thiserror::Error;
+
+/// A reply that cannot be sent. The call is then answered by an error.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReplyError {
+    /// The head is too long.
+    #[error(
+        "the reply's head has {0} bytes, at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
+    )]
+    LongHead(usize),
+    /// The body is longer than a server keeps of all calls.
+    #[error(
+        "the reply's body has {bytes} bytes, at most {most} are kept; raise memory.call_bytes, or answer in parts"
+    )]
+    LongBody {
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes that are kept.
+        most: u64,
+    },
+    /// The server has ended.
+    #[error("the server has ended")]
+    Ended,
+}
+
+/// The body of a request: dereferences to its bytes.
+#[derive(Debug)]
+pub struct Body(Held);
+
+#[derive(Debug)]
+enum Held {
+    Plain { bytes: Vec<u8>, from: usize },
+    Pool(Buffer),
+}
+
+impl Body {
+    pub(crate) fn plain(bytes: Vec<u8>, from: usize) -> Self {
+        Self(Held::Plain { bytes, from })
+    }
+
+    pub(crate) fn of_pool(buffer: Buffer) -> Self {
+        Self(Held::Pool(buffer))
+    }
+
+    /// What it was read into, until it is whole.
+    pub(crate) fn buffer(&self) -> Option<&Buffer> {
+        match &self.0 {
+            Held::Plain { .. } => None,
+            Held::Pool(buffer) => Some(buffer),
+        }
+    }
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Plain { bytes, from } => bytes.get(*from..).unwrap_or_default(),
+            Held::Pool(buffer) => buffer,
+        }
+    }
+}
+
+/// Registered memory of the server's for a reply's body: it is sent from where it lies.
+#[derive(Debug)]
+pub struct CallBuffer(Buffer);
+
+impl CallBuffer {
+    pub(crate) fn into_inner(self) -> Buffer {
+        self.0
+    }
+}
+
+impl Deref for CallBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for CallBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// What a reply's body is sent from. None of them is copied, where it is large.
+#[derive(Debug)]
+pub enum ReplyBody {
+    /// Plain bytes.
+    Bytes(Vec<u8>),
+    /// Registered memory.
+    Buffer(CallBuffer),
+    /// Memory of another owner ([`Region::adopt`]); it is let go of when the worker has the reply, or later.
+    Adopted(Region),
+}
+
+impl ReplyBody {
+    /// Its bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Adopted(region) => region.len(),
+        }
+    }
+
+    /// Has it none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Vec<u8>> for ReplyBody {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<&[u8]> for ReplyBody {
+    fn from(bytes: &[u8]) -> Self {
+        Self::Bytes(bytes.to_vec())
+    }
+}
+
+impl From<CallBuffer> for ReplyBody {
+    fn from(buffer: CallBuffer) -> Self {
+        Self::Buffer(buffer)
+    }
+}
+
+impl From<Region> for ReplyBody {
+    fn from(region: Region) -> Self {
+        Self::Adopted(region)
+    }
+}
+
+/// Answers one call, once, from any thread. Dropped without an answer it tells the worker so.
+#[derive(Debug)]
+pub struct Reply {
+    /// The lane that the call came over; gone once it is answered.
+    answers: Option<Answers>,
+    call: u64,
+    memory: Pool,
+}
+
+impl Reply {
+    pub(crate) fn new(answers: Answers, call: u64, memory: Pool) -> Self {
+        Self { answers: Some(answers), call, memory }
+    }
+
+    /// Registered memory for the body; its content is whatever was there before.
+    pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, fabric::PoolError> {
+        self.memory.allocate(bytes).map(CallBuffer)
+    }
+
+    /// Answers the call.
+    pub fn send(mut self, head: &[u8], body: impl Into<ReplyBody>) -> Result<(), ReplyError> {
+        let (body, most) = (body.into(), self.memory.region().len() as u64);
+        if head.len() > CALL_HEAD_BYTES_MAX {
+            return Err(ReplyError::LongHead(head.len()));
+        }
+        if body.len() as u64 > most {
+            return Err(ReplyError::LongBody { bytes: body.len() as u64, most });
+        }
+        let answer = AnswerBody::new(head, body);
+        match self.answers.take() {
+            Some(answers) if answers.send(self.call, Some(answer)) => Ok(()),
+            _ => Err(ReplyError::Ended),
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(answers) = self.answers.take() {
+            // Nobody waits for it where the lane has ended.
+            let _ = answers.send(self.call, None);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The bytes of calls: copied out of slots or read out of workers' memory, handed to handlers' threads, and replies written
+//! back. Which of that happens, and when, is the engine's to decide.
+
+use super::lane::{DataLane, LaneError};
+use super::link::Post;
+use super::thread::LaneMessage;
+use crate::app::{Body, ReplyBody};
+use crate::engine::{CallAnswer, Source};
+use fabric::{
+    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pool, Region, RemoteKey, RemoteSpan, Span,
+};
+use proto_common::batch::{Landing, Status};
+use proto_common::call::{Frame, PieceAt, REPLY_INLINE_BYTES_MAX};
+use proto_common::ids::Rank;
+use std::collections::{HashMap, VecDeque};
+
+/// A body is read out of a worker's memory so much at once: other lanes' work goes on in between.
+const READ_BYTES: u64 = 4 << 20;
+/// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
+const SPACE: u64 = 4;
+
+/// What a handler's thread is to hear.
+#[derive(Debug)]
+pub(super) enum CallEvent {
+    /// A call for it.
+    Deliver { call: u64, app: u32, from: Rank, head: Vec<u8>, body: Body },
+    /// One that it need not begin.
+    Cancel { call: u64, app: u32, from: Rank },
+}
+
+/// The way back to a lane, for answers.
+#[derive(Clone)]
+pub(crate) struct Answers(pub(super) Mailbox<LaneMessage>);
+
+impl std::fmt::Debug for Answers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Answers")
+    }
+}
+
+impl Answers {
+    /// False when the lane has ended.
+    pub(crate) fn send(&self, call: u64, answer: Option<AnswerBody>) -> bool {
+        self.0.send(LaneMessage::Answer { call, answer })
+    }
+}
+
+/// Where a lane hears of handlers.
+pub(crate) struct HandlerNews(pub(super) Mailbox<LaneMessage>);
+
+impl HandlerNews {
+    pub(crate) fn tell(&self, app: u32, is_there: bool) {
+        // A lane that has ended need not know.
+        let _ = self.0.send(LaneMessage::Handler { app, is_there });
+    }
+}
+
+/// A reply on its way: short, or to be written from where it lies.
+#[derive(Debug)]
+pub(crate) struct AnswerBody {
+    head: Vec<u8>,
+    body: Sent,
+}
+
+#[derive(Debug)]
+enum Sent {
+    Inline(Vec<u8>),
+    Pool(Buffer),
+    Elsewhere(Region),
+}
+
+impl AnswerBody {
+    pub(crate) fn new(head: &[u8], body: ReplyBody) -> Self {
+        let is_short = body.len() as u64 <= REPLY_INLINE_BYTES_MAX;
+        let body = match body {
+            ReplyBody::Bytes(bytes) if is_short => Sent::Inline(bytes),
+            ReplyBody::Bytes(bytes) => Sent::Elsewhere(Region::of_bytes(bytes)),
+            ReplyBody::Buffer(buffer) if is_short => Sent::Inline(buffer.to_vec()),
+            ReplyBody::Buffer(buffer) => Sent::Pool(buffer.into_inner()),
+            ReplyBody::Adopted(region) if is_short => {
+                let mut bytes = vec![0; region.len()];
+                // All of it: it is within.
+                let _ = region.read(0, &mut bytes);
+                Sent::Inline(bytes)
+            }
+            ReplyBody::Adopted(region) => Sent::Elsewhere(region),
+        };
+        Self { head: head.to_vec(), body }
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.body {
+            Sent::Inline(bytes) => bytes.len() as u64,
+            Sent::Pool(buffer) => buffer.len() as u64,
+            Sent::Elsewhere(region) => region.len() as u64,
+        }
+    }
+
+    fn answer(&self) -> CallAnswer {
+        // A head's length is checked where it is sent.
+        CallAnswer { status: Status::Done, head_bytes: self.head.len() as u32, body_bytes: self.bytes() }
+    }
+
+    fn span(&self) -> Option<Span> {
+        match &self.body {
+            Sent::Inline(bytes) if bytes.is_empty() => None,
+            Sent::Inline(bytes) => Some(Region::of_bytes(bytes.clone()).all()),
+            Sent::Pool(buffer) => Some(buffer.span()),
+            Sent::Elsewhere(region) => Some(region.all()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    peer: Rank,
+    app: u32,
+    head: Vec<u8>,
+    body: Option<Body>,
+    /// Reads into the body that are not completed.
+    reads: usize,
+    is_delivered: bool,
+    reply: Option<AnswerBody>,
+    /// Writes of the reply that are not completed.
+    landings: usize,
+    /// Kept only for what is under way.
+    is_over: bool,
+}
+
+/// The calls of a lane whose bytes it has.
+#[derive(Debug)]
+pub(super) struct CallMemory {
+    pool: Pool,
+    held: HashMap<u64, Held>,
+    events: VecDeque<CallEvent>,
+}
+
+impl CallMemory {
+    pub(super) fn new(most_bytes: u64) -> Result<Self, FabricError> {
+        let pool = Pool::new(most_bytes.saturating_mul(SPACE), "gradwire-calls")?;
+        Ok(Self { pool, held: HashMap::new(), events: VecDeque::new() })
+    }
+
+    /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
+    fn allocate(&self, bytes: u64) -> Result<Buffer, FabricError> {
+        let own = || {
+            let pool = Pool::new(bytes, "gradwire-call")?;
+            pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
+        };
+        self.pool.allocate(bytes).or_else(|_| own())
+    }
+
+    /// A stretch of a body that is being read.
+    pub(super) fn body_span(&self, call: u64, at: u64, bytes: u64) -> Option<Result<Span, OutOfBounds>> {
+        let body = self.held.get(&call)?.body.as_ref()?;
+        Some(body.buffer()?.slice(at, bytes))
+    }
+
+    /// A reply that is to land.
+    pub(super) fn reply_span(&self, call: u64) -> Option<Span> {
+        self.held.get(&call)?.reply.as_ref()?.span()
+    }
+
+    /// What of a reply travels with its result.
+    pub(super) fn reply_prefix(&self, call: u64) -> Option<(&[u8], &[u8])> {
+        let reply = self.held.get(&call)?.reply.as_ref()?;
+        let body = match &reply.body {
+            Sent::Inline(bytes) => bytes.as_slice(),
+            Sent::Pool(_) | Sent::Elsewhere(_) => &[],
+        };
+        Some((&reply.head, body))
+    }
+
+    /// Reads of a worker's memory that its channel's end has ended.
+    pub(super) fn end_reads(&mut self, peer: Rank) {
+        self.held.values_mut().filter(|held| held.peer == peer).for_each(|held| held.reads = 0);
+        self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
+    }
+
+    pub(super) fn landed(&mut self, call: u64) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        held.landings = held.landings.saturating_sub(1);
+        self.sweep(call);
+    }
+
+    fn sweep(&mut self, call: u64) {
+        if self.held.get(&call).is_some_and(|held| held.is_over && held.reads + held.landings == 0) {
+            self.held.remove(&call);
+        }
+    }
+
+    /// Nothing of the call is kept but for what is under way; a handler that has not begun with it need not.
+    pub(super) fn drop_call(&mut self, call: u64) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        held.is_over = true;
+        let waits = held.is_delivered && held.reply.is_none();
+        let (app, from) = (held.app, held.peer);
+        if waits {
+            self.events.push_back(CallEvent::Cancel { call, app, from });
+        }
+        self.sweep(call);
+    }
+
+    pub(super) fn cancel(&mut self, call: u64) {
+        let Some(held) = self.held.get(&call) else { return };
+        self.events.push_back(CallEvent::Cancel { call, app: held.app, from: held.peer });
+    }
+
+    pub(super) fn deliver(&mut self, call: u64) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        held.is_delivered = true;
+        let (Some(body), head) = (held.body.take(), std::mem::take(&mut held.head)) else { return };
+        self.events.push_back(CallEvent::Deliver { call, app: held.app, from: held.peer, head, body });
+    }
+
+    /// What handlers are to hear, in order.
+    pub(super) fn next_event(&mut self) -> Option<CallEvent> {
+        self.events.pop_front()
+    }
+}
+
+/// A call as its batch brought it.
+pub(super) struct Taken {
+    pub(super) call: u64,
+    pub(super) peer: Rank,
+    pub(super) app: u32,
+    pub(super) from: Source,
+    pub(super) frame_bytes: u64,
+    pub(super) region: u64,
+    pub(super) bytes: u64,
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// Bytes of requests and replies that this lane keeps at most.
+    pub fn limit_calls(&mut self, bytes: u64) -> Result<(), LaneError> {
+        self.engine.limit_calls(bytes);
+        self.calls = CallMemory::new(bytes)?;
+        Ok(())
+    }
+
+    /// Where bodies and replies lie.
+    pub(super) fn call_memory(&self) -> &Pool {
+        &self.calls.pool
+    }
+
+    /// A handler came or went.
+    pub(super) fn set_handler(&mut self, app: u32, is_there: bool) {
+        self.engine.set_handler(app, is_there);
+    }
+
+    /// A handler has answered a call, or let go of it.
+    pub(super) fn answer_call(&mut self, call: u64, answer: Option<AnswerBody>) -> Result<(), LaneError> {
+        let told = answer.as_ref().map(AnswerBody::answer);
+        let none = CallAnswer { status: Status::NoReply, head_bytes: 0, body_bytes: 0 };
+        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return Ok(()) };
+        held.reply = answer;
+        self.engine.call_answered(call, told.unwrap_or(none), &mut self.commands);
+        self.execute()
+    }
+
+    /// Copies a call's frame out of its slot, and starts reading what is not in it.
+    pub(super) fn take_call(&mut self, taken: &Taken) -> Result<(), LaneError> {
+        let Source::Slot { slot, offset } = taken.from else { return Ok(()) };
+        let mut bytes = vec![0; taken.frame_bytes as usize];
+        self.inbox.region().read(self.inbox.start(slot) + offset, &mut bytes)?;
+        let Ok(frame) = Frame::read(&bytes, taken.bytes) else {
+            self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
+            return Ok(());
+        };
+        let (head, mut reads) = (frame.head.to_vec(), Vec::new());
+        let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
+        let body = if is_whole || taken.bytes == 0 {
+            let from = bytes.len() - taken.bytes as usize;
+            Body::plain(bytes, from)
+        } else {
+            let mut buffer = self.calls.allocate(taken.bytes)?;
+            let mut at = 0;
+            for piece in frame.pieces() {
+                match piece {
+                    PieceAt::Frame { offset, bytes: length } => {
+                        let to = at as usize;
+                        buffer[to..to + length].copy_from_slice(&bytes[offset..offset + length]);
+                    }
+                    PieceAt::Worker { offset, bytes } => cut(taken, (at, offset, bytes), &mut reads),
+                }
+                at += piece.bytes();
+            }
+            Body::of_pool(buffer)
+        };
+        let Taken { call, peer, app, .. } = *taken;
+        let held = Held {
+            peer,
+            app,
+            head,
+            body: Some(body),
+            reads: reads.len(),
+            is_delivered: false,
+            reply: None,
+            landings: 0,
+            is_over: false,
+        };
+        self.calls.held.insert(call, held);
+        if reads.is_empty() {
+            self.engine.call_arrived(call, &mut self.commands);
+        }
+        reads.into_iter().try_for_each(|read| self.post(peer, read))
+    }
+
+    /// Part of a body is there.
+    pub(super) fn call_read(&mut self, call: u64) {
+        let Some(held) = self.calls.held.get_mut(&call) else { return };
+        held.reads = held.reads.saturating_sub(1);
+        if held.reads == 0 && !held.is_over {
+            self.engine.call_arrived(call, &mut self.commands);
+        }
+        self.calls.sweep(call);
+    }
+
+    pub(super) fn land_call(&mut self, peer: Rank, call: u64, landing: Landing) -> Result<(), LaneError> {
+        let Some(held) = self.calls.held.get_mut(&call) else { return Ok(()) };
+        held.landings += 1;
+        self.post(peer, Post::CallLand { call, landing })
+    }
+}
+
+/// Reads of a piece, none too long.
+fn cut(taken: &Taken, (mut at, mut offset, mut left): (u64, u64, u64), reads: &mut Vec<Post>) {
+    while left > 0 {
+        let bytes = left.min(READ_BYTES);
+        let from = RemoteSpan { key: RemoteKey(taken.region), offset };
+        reads.push(Post::CallRead { call: taken.call, at, bytes, from });
+        (at, offset, left) = (at + bytes, offset + bytes, left - bytes);
+    }
+}

@@ -1,0 +1,172 @@
+//! A server inside any process: on a thread of its own, with handlers that the program registers. What it does is `run`'s.
+
+use super::run::run_with;
+use crate::app::{App, Apps, RegisterError};
+use daemon::exit::Failure;
+use daemon::shutdown::{Shutdown, Trigger};
+use proto_common::config::Settings;
+use proto_common::ids::Rank;
+use std::future::Future;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use tokio::net::TcpListener;
+
+/// A server that cannot be started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It ended before the scheduler had given it a rank.
+    #[error("the server ended before it had a rank: {0:#}")]
+    Ended(anyhow::Error),
+    /// Its thread cannot be started.
+    #[error("cannot start the server's thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The scheduler gave it no rank in time.
+    #[error(
+        "the scheduler at {scheduler} gave this server no rank within {waited_ms} ms; start it, or look at its log"
+    )]
+    NoRank {
+        /// Where it is.
+        scheduler: String,
+        /// How long it took.
+        waited_ms: u64,
+    },
+}
+
+/// A server in this process. Dropping it leaves the cluster in good order, as [`Server::close`] does.
+#[derive(Debug)]
+pub struct Server {
+    rank: Rank,
+    apps: Apps,
+    trigger: Trigger,
+    ended: Receiver<anyhow::Result<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Joins the cluster that the settings name; returns when the scheduler has given it a rank. Handlers may be registered
+    /// from then on; calls that come before theirs is there wait for it.
+    pub fn start(settings: Settings) -> Result<Self, StartError> {
+        Self::start_with(settings, Apps::default())
+    }
+
+    /// As [`Server::start`], with handlers that are there from the first call on.
+    pub fn start_with(settings: Settings, apps: Apps) -> Result<Self, StartError> {
+        let (trigger, shutdown) = daemon::shutdown::channel();
+        let (tell, ended) = sync_channel(1);
+        let (tell_rank, rank) = sync_channel(1);
+        let deadlines = &settings.deadlines;
+        // The scheduler is sought that long, and a registration answered.
+        let within = Duration::from_millis(deadlines.connect_ms.saturating_add(deadlines.handshake_ms))
+            + Duration::from_secs(1);
+        let scheduler = format!("{}:{}", settings.scheduler.host, settings.scheduler.port);
+        let for_lanes = apps.clone();
+        let thread = std::thread::Builder::new().name("gradwire-server".into()).spawn(move || {
+            let body = serve(settings, for_lanes, shutdown, move |rank| {
+                let _ = tell_rank.try_send(rank);
+            });
+            let result = daemon::process::run_to_end(body);
+            // Nobody listens any more where it was dropped.
+            let _ = tell.try_send(result.map_err(Into::into).and_then(|result| result));
+        })?;
+        let began = Instant::now();
+        match rank.recv_timeout(within) {
+            Ok(rank) => Ok(Self { rank, apps, trigger, ended, thread: Some(thread) }),
+            Err(RecvTimeoutError::Disconnected) => {
+                let ended =
+                    ended.recv_timeout(within).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
+                let error = ended.err().unwrap_or_else(|| anyhow::anyhow!("it was asked to stop"));
+                Err(StartError::Ended(error))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                trigger.fire("it was given up");
+                Err(StartError::NoRank { scheduler, waited_ms: began.elapsed().as_millis() as u64 })
+            }
+        }
+    }
+
+    /// Its rank among servers.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank.0
+    }
+
+    /// Lets a handler take calls to this number. Calls that came before wait for it.
+    pub fn register(&self, app: u32, handler: impl App + 'static) -> Result<(), RegisterError> {
+        self.apps.register(app, handler)
+    }
+
+    /// Ends a handler when it is done with the call that it has. False where there is none.
+    pub fn unregister(&self, app: u32) -> bool {
+        self.apps.unregister(app)
+    }
+
+    /// Its handlers.
+    #[must_use]
+    pub fn apps(&self) -> &Apps {
+        &self.apps
+    }
+
+    /// Has it ended?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until the job has ended, and says how. It has no deadline of its own: members' silence, the scheduler's end and
+    /// the job's all end it.
+    pub fn join(mut self) -> anyhow::Result<()> {
+        self.wait()
+    }
+
+    /// Leaves the cluster in good order.
+    pub fn close(mut self) -> anyhow::Result<()> {
+        self.trigger.fire("it was closed");
+        self.wait()
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let panicked =
+            || anyhow::anyhow!("the server's thread panicked; please report it with what the log says");
+        let ended = self.ended.recv().unwrap_or_else(|_| Err(panicked()));
+        if thread.join().is_err() {
+            return Err(panicked());
+        }
+        ended
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.trigger.fire("it was dropped");
+        if let Err(error) = self.wait() {
+            tracing::warn!(%error, "a server in this process ended badly");
+        }
+    }
+}
+
+fn serve(
+    settings: Settings,
+    apps: Apps,
+    shutdown: Shutdown,
+    tell_rank: impl FnOnce(Rank),
+) -> impl Future<Output = anyhow::Result<()>> {
+    async move {
+        let http = daemon::http::bind(&settings.node.http).await?;
+        let listener = listen(&settings).await?;
+        run_with(listener, http, settings, shutdown, (apps, tell_rank)).await
+    }
+}
+
+/// Binds the address that workers connect to.
+pub async fn listen(settings: &Settings) -> Result<TcpListener, Failure> {
+    use anyhow::Context as _;
+    use daemon::exit::WithCode as _;
+    let (host, port) = (settings.node.bind.as_str(), settings.node.port);
+    let bound = TcpListener::bind((host, port)).await.with_context(|| {
+        format!("cannot bind {host}:{port}; set node.bind and node.port to a free address of this host")
+    });
+    bound.code(proto_common::error::ExitCode::Io)
+}

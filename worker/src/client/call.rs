@@ -1,0 +1,450 @@
+//! Calls: requests to the handlers that a server's program registered, and their replies. What a request holds, and what
+//! comes back; how it travels is the engine's.
+
+use super::{Client, TensorBuffer, lock};
+use crate::engine::{Coded, PartSpec};
+use crate::error::{CallFault, ClientError, OpError};
+use crate::runtime::{
+    Blocked, CallParts, LaneHandle, OpBuffers, OpState, OpStates, RawReply, Spare, Spares, Submission,
+    drive_until,
+};
+use fabric::{Buffer, Region};
+use proto_common::batch::{OpKind, Reading, Status};
+use proto_common::call::{
+    CALL_HEAD_BYTES_MAX, CALL_PIECES_MAX, FrameShape, REPLY_INLINE_BYTES_MAX, call_id, inline_bytes_max,
+};
+use proto_common::element::Dtype;
+use proto_common::ids::{Key, Operation, Rank, Version};
+use proto_common::plan::Placement;
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// A piece of at most so many bytes goes into the frame of a long body, too.
+const SHORT_PIECE_BYTES: u64 = 4 << 10;
+/// Frames of at most so many bytes are used again and again.
+const SHORT_FRAME_BYTES: u64 = 4 << 10;
+
+/// What a server's handler is asked.
+#[derive(Debug, Default)]
+pub struct CallRequest {
+    /// A few bytes for the handler: at most [`proto_common::call::CALL_HEAD_BYTES_MAX`].
+    pub head: Vec<u8>,
+    /// The body, in pieces that the handler sees as one; at most [`proto_common::call::CALL_PIECES_MAX`].
+    pub body: Vec<Piece>,
+    /// Higher goes first; calls to one handler of one server are never reordered.
+    pub priority: i32,
+    /// Bytes that the reply's body is expected to have. Room for as many is granted with the request, so that the server
+    /// can write them at once; a longer reply costs one more round trip. 0: not known, so as many as the last long reply
+    /// of this handler had; 1: none to speak of.
+    pub reply_bytes: u64,
+    /// Where the reply's body is to land, where it does not travel with the result; it comes back in [`CallReply::body`].
+    pub reply_into: Option<TensorBuffer>,
+    /// Time it has; `deadlines.operation_ms` where `None`.
+    pub timeout: Option<Duration>,
+}
+
+/// A piece of a request's body, owned until the call has ended.
+#[derive(Debug)]
+pub enum Piece {
+    /// Registered memory of this client's: a server reads a large one where it lies.
+    Buffer(TensorBuffer),
+    /// Plain bytes, copied once into registered memory.
+    Bytes(Vec<u8>),
+    /// Memory of another owner ([`Region::adopt`]), copied once into registered memory.
+    Adopted(Region),
+}
+
+impl Piece {
+    /// Its bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Buffer(buffer) => buffer.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Adopted(region) => region.len(),
+        }
+    }
+
+    /// Has it none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What the handler answered.
+#[derive(Debug)]
+pub struct CallReply {
+    /// Its head.
+    pub head: Vec<u8>,
+    /// Its body.
+    pub body: ReplyBody,
+    /// The request's body, given back.
+    pub request: Vec<Piece>,
+}
+
+/// The body of a reply: dereferences to its bytes.
+#[derive(Debug, Default)]
+pub struct ReplyBody(Body);
+
+#[derive(Debug)]
+enum Body {
+    Inline { bytes: Vec<u8>, from: usize },
+    Landed { buffer: TensorBuffer, bytes: usize },
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::Inline { bytes: Vec::new(), from: 0 }
+    }
+}
+
+impl Deref for ReplyBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Body::Inline { bytes, from } => bytes.get(*from..).unwrap_or_default(),
+            Body::Landed { buffer, bytes } => buffer.get(..*bytes).unwrap_or_default(),
+        }
+    }
+}
+
+impl ReplyBody {
+    /// The buffer that it landed in, to be used again; the rest of it is as it was. `None` of a short reply, which travels
+    /// with the result.
+    #[must_use]
+    pub fn into_buffer(self) -> Option<TensorBuffer> {
+        match self.0 {
+            Body::Inline { .. } => None,
+            Body::Landed { buffer, .. } => Some(buffer),
+        }
+    }
+}
+
+/// A call in flight. Dropping it does not cancel the call; its buffers go back to the pool when it has ended.
+#[derive(Debug)]
+pub struct CallHandle {
+    state: Arc<OpState>,
+    /// Where the state goes when the call has ended.
+    states: Arc<OpStates>,
+    lane: LaneHandle,
+    of: Of,
+    /// Past it the wait ends by itself, even if the data thread were stuck.
+    deadline: Instant,
+}
+
+/// What is known of the calls to one handler of one server.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// The operation that comes next; locked while one is handed over, so that they are in order.
+    next: Mutex<u64>,
+    /// Bytes of the last reply's body that was not short.
+    reply_bytes: AtomicU64,
+}
+
+/// The calls of a client, by handler and server.
+#[derive(Debug, Default)]
+pub(super) struct Lines(RwLock<HashMap<(u32, Rank), Arc<Line>>>);
+
+impl Lines {
+    fn get(&self, app: u32, server: Rank) -> Arc<Line> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(app, server)).cloned();
+        known.unwrap_or_else(|| {
+            let fresh = || Arc::new(Line { next: Mutex::new(1), reply_bytes: AtomicU64::new(0) });
+            let mut lines = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            lines.entry((app, server)).or_insert_with(fresh).clone()
+        })
+    }
+}
+
+/// A request's body on its way: what is in the frame, and what servers read where it lies.
+#[derive(Default)]
+struct Cut {
+    parts: CallParts,
+    /// Of each piece: where it is in the pool's region (`None`: in the frame), and its bytes.
+    table: Vec<(Option<u64>, u64)>,
+    inline_bytes: usize,
+    total_bytes: u64,
+}
+
+impl Client {
+    /// Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are
+    /// made, each of them once, whatever becomes of the channel. The handle ends with the reply, or with an error that names
+    /// handler and server: at the call's deadline at the latest.
+    pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {
+        let server = Rank(server);
+        self.check_call(app, server, &request)?;
+        if let Some(error) = self.dead() {
+            return Err(error.into());
+        }
+        let CallRequest { head, body, priority, reply_bytes, reply_into, timeout } = request;
+        let line = self.0.calls.get(app, server);
+        let cut = self.cut(body)?;
+        let (frame, frame_bytes) = self.frame(&head, &cut)?;
+        let target = self.room(&line, reply_bytes, reply_into)?;
+        let room_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
+        let source = frame.span();
+        let target = target.map(TensorBuffer::into_inner);
+        let target_span = target.as_ref().map(Buffer::span);
+        let part = PartSpec {
+            id: call_id(app, server),
+            server,
+            offset: 0,
+            bytes: room_bytes,
+            coded: Some(Coded { codec: 0, offset: 0, bytes: frame_bytes }),
+        };
+        let buffers = OpBuffers {
+            encoded: Some(frame),
+            target,
+            call: Some(Box::new(cut.parts)),
+            ..OpBuffers::default()
+        };
+        let state = self.0.states.take(1, buffers);
+        let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
+        let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let lane = self.call_lane(app);
+        let mut next = lock(&line.next);
+        let submission = Submission {
+            state: state.clone(),
+            op: self.0.next_op.fetch_add(1, Ordering::Relaxed),
+            kind: OpKind::Call,
+            dtype: Dtype::F32,
+            placement: Placement::Slot,
+            operation: Operation(*next),
+            view: false,
+            reading: Reading::default(),
+            round: cut.total_bytes,
+            priority,
+            timeout_ms,
+            parts: Arc::new([part]),
+            source,
+            target: target_span,
+        };
+        *next += 1;
+        let open = lane.submit(submission);
+        // The order is settled; starting takes no lock of the line's.
+        drop(next);
+        if !(lane.kick() && open) {
+            return Err(OpError::Closed("its data threads have ended".into()).into());
+        }
+        let started = Instant::now();
+        let (states, lane) = (self.0.states.clone(), lane.clone());
+        // The lane answers at the deadline plus its grace; this is the net under it.
+        let deadline = started + timeout + Duration::from_secs(3);
+        let of = Of { app, server, started, line, bytes: cut.total_bytes };
+        Ok(CallHandle { state, states, lane, of, deadline })
+    }
+
+    /// Calls of one worker to one handler stay on one lane, which keeps their order; handlers are spread over lanes.
+    fn call_lane(&self, app: u32) -> &LaneHandle {
+        let lanes = &self.0.lanes;
+        &lanes[(app as usize).wrapping_add(self.0.rank.0 as usize) % lanes.len().max(1)]
+    }
+
+    fn check_call(&self, app: u32, server: Rank, request: &CallRequest) -> Result<(), ClientError> {
+        let bad = |reason: String| Err(ClientError::BadCall { app, server, reason });
+        if server.0 >= self.0.shape.servers {
+            return bad(format!(
+                "there are {} servers, 0 to {}",
+                self.0.shape.servers,
+                self.0.shape.servers - 1
+            ));
+        }
+        if request.head.len() > CALL_HEAD_BYTES_MAX {
+            let bytes = request.head.len();
+            return bad(format!(
+                "its head has {bytes} bytes, at most {CALL_HEAD_BYTES_MAX} are allowed; put the rest into the body"
+            ));
+        }
+        if request.body.len() > CALL_PIECES_MAX {
+            let pieces = request.body.len();
+            return bad(format!(
+                "its body has {pieces} pieces, at most {CALL_PIECES_MAX} are allowed; join some"
+            ));
+        }
+        let foreign = |buffer: &TensorBuffer| !buffer.is_of(self.0.pool.region());
+        let pieces =
+            request.body.iter().any(|piece| matches!(piece, Piece::Buffer(buffer) if foreign(buffer)));
+        if pieces || request.reply_into.as_ref().is_some_and(foreign) {
+            return bad("a buffer of it belongs to another client; pass one that this client's own `allocate` returned".into());
+        }
+        Ok(())
+    }
+
+    /// Short bodies, and short pieces, go into the frame; servers read the others out of this client's pool.
+    fn cut(&self, body: Vec<Piece>) -> Result<Cut, ClientError> {
+        let inline_max = inline_bytes_max(self.0.shape.chunk_bytes);
+        let mut cut =
+            Cut { total_bytes: body.iter().map(|piece| piece.len() as u64).sum(), ..Cut::default() };
+        let is_short = cut.total_bytes <= inline_max;
+        for piece in &body {
+            let bytes = piece.len() as u64;
+            let fits = cut.inline_bytes as u64 + bytes <= inline_max;
+            if is_short || (bytes <= SHORT_PIECE_BYTES && fits) {
+                cut.inline_bytes += piece.len();
+                cut.table.push((None, bytes));
+                continue;
+            }
+            let span = match piece {
+                Piece::Buffer(buffer) => buffer.span(),
+                Piece::Bytes(_) | Piece::Adopted(_) => {
+                    let mut copy = self.allocate(bytes)?.into_inner();
+                    piece.copy_to(&mut copy);
+                    let span = copy.span();
+                    cut.parts.copies.push(copy);
+                    span
+                }
+            };
+            cut.table.push((Some(span.offset()), bytes));
+            cut.parts.lent.push(span);
+        }
+        cut.parts.pieces = body;
+        Ok(cut)
+    }
+
+    fn frame(&self, head: &[u8], cut: &Cut) -> Result<(Spare, u64), ClientError> {
+        let shape =
+            FrameShape { head_bytes: head.len(), pieces: cut.table.len(), inline_bytes: cut.inline_bytes };
+        let bytes = shape.bytes() as u64;
+        let mut frame = match bytes <= SHORT_FRAME_BYTES {
+            true => self.0.frames.take(|| self.allocate(SHORT_FRAME_BYTES).map(TensorBuffer::into_inner))?,
+            false => Spares::default().take(|| self.allocate(bytes).map(TensorBuffer::into_inner))?,
+        };
+        let written = shape.write(&mut frame[..shape.bytes()], head, cut.table.iter().copied());
+        let mut rest = written.map_err(|error| ClientError::Internal(error.to_string()))?;
+        for (piece, (place, _)) in cut.parts.pieces.iter().zip(&cut.table) {
+            if place.is_none() {
+                let (to, after) = rest.split_at_mut(piece.len());
+                piece.copy_to(to);
+                rest = after;
+            }
+        }
+        Ok((frame, bytes))
+    }
+
+    /// Room for the reply's body, where it is expected to be long.
+    fn room(
+        &self,
+        line: &Line,
+        reply_bytes: u64,
+        into: Option<TensorBuffer>,
+    ) -> Result<Option<TensorBuffer>, ClientError> {
+        let expected = match reply_bytes {
+            0 => line.reply_bytes.load(Ordering::Relaxed),
+            bytes => bytes,
+        };
+        match into {
+            Some(into) if into.len() as u64 >= expected => Ok(Some(into)),
+            _ if expected <= REPLY_INLINE_BYTES_MAX => Ok(None),
+            _ => self.allocate(expected).map(Some),
+        }
+    }
+}
+
+impl Piece {
+    fn copy_to(&self, to: &mut [u8]) {
+        match self {
+            Self::Buffer(buffer) => to.copy_from_slice(buffer),
+            Self::Bytes(bytes) => to.copy_from_slice(bytes),
+            Self::Adopted(region) => {
+                // As long as the region is.
+                let _ = region.read(0, to);
+            }
+        }
+    }
+}
+
+/// Which call a handle is of.
+#[derive(Debug)]
+struct Of {
+    app: u32,
+    server: Rank,
+    started: Instant,
+    line: Arc<Line>,
+    bytes: u64,
+}
+
+impl Of {
+    fn error(&self, error: OpError) -> OpError {
+        let Self { app, server, started, bytes, .. } = self;
+        let waited_ms = started.elapsed().as_millis() as u64;
+        let fault = match error {
+            OpError::NoAnswer { .. } | OpError::Deadline { .. } => CallFault::NoAnswer,
+            OpError::Refused { status, .. } => match status {
+                Status::DeadlineWaiting => CallFault::Deadline,
+                Status::NoHandler => CallFault::NoHandler,
+                Status::NoReply => CallFault::NoReply,
+                Status::WrongShape => CallFault::TooLong { bytes: *bytes },
+                status => CallFault::Refused(status),
+            },
+            other => return other,
+        };
+        OpError::Call { app: *app, server: *server, waited_ms, fault }
+    }
+
+    /// The reply, once the call has ended.
+    fn reply(&self, state: &OpState, result: Result<Version, OpError>) -> Result<CallReply, OpError> {
+        result.map_err(|error| self.error(error))?;
+        let OpBuffers { target, call, .. } = state.take_buffers().unwrap_or_default();
+        let mut parts = call.map(|call| *call).unwrap_or_default();
+        let RawReply { mut inline, landed_bytes } = parts.reply.take().unwrap_or_default();
+        let malformed = || OpError::Call {
+            app: self.app,
+            server: self.server,
+            waited_ms: 0,
+            fault: CallFault::Refused(Status::Malformed),
+        };
+        let (length, rest) = inline.split_first_chunk().ok_or_else(malformed)?;
+        let from = 2 + usize::from(u16::from_le_bytes(*length));
+        let head = rest.get(..from - 2).ok_or_else(malformed)?.to_vec();
+        let body = match (landed_bytes, target) {
+            (Some(bytes), Some(buffer)) => {
+                self.line.reply_bytes.store(bytes, Ordering::Relaxed);
+                let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(buffer.len());
+                Body::Landed { buffer: TensorBuffer::new(buffer), bytes }
+            }
+            _ => Body::Inline { bytes: std::mem::take(&mut inline), from },
+        };
+        Ok(CallReply { head, body: ReplyBody(body), request: parts.pieces })
+    }
+}
+
+impl CallHandle {
+    /// Has it ended, well or not?
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.state.poll().is_some()
+    }
+
+    /// Calls back when it has ended: on a data thread or in another's wait (be brief there, and wait for no operation), or
+    /// at once if it has.
+    pub fn on_end(self, callback: impl FnOnce(Result<CallReply, OpError>) + Send + 'static) {
+        self.lane.expect_callbacks();
+        let Self { state, of, .. } = self;
+        let ended = state.clone();
+        state.on_end(Box::new(move |result| callback(of.reply(&ended, result))));
+    }
+
+    /// Waits until it has ended, which it does by its deadline; the error names handler and server.
+    pub fn wait(self) -> Result<CallReply, ClientError> {
+        let told = || self.state.poll().is_some();
+        let lanes = || std::iter::once(&self.lane);
+        self.lane.visit();
+        if !told() {
+            drive_until(lanes(), self.deadline, told);
+        }
+        let blocked = (!told()).then(|| Blocked::new(lanes()));
+        let result = self.state.wait(self.deadline);
+        drop(blocked);
+        let Self { state, states, of, .. } = self;
+        let nothing =
+            || Err(OpError::NoAnswer { key: Key(u64::from(of.app)), servers: Vec::new(), waited_ms: 0 });
+        let reply = of.reply(&state, result.unwrap_or_else(nothing))?;
+        states.give_back(state);
+        Ok(reply)
+    }
+}

@@ -1,0 +1,88 @@
+//! Calls on their way: how many of a line may be under way, and what their answers mean.
+
+use super::command::{Command, Commands};
+use super::lane::{ChunkQueue, LaneEngine};
+use super::part::{Coded, Op, Part, Slab};
+use crate::error::OpError;
+use proto_common::batch::{Block, BlockData, OpKind, Status};
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
+use proto_common::ids::Rank;
+
+/// The operation number of a part that is a call.
+pub(super) fn call_of(parts: &Slab<Part>, ops: &Slab<Op>, index: u32) -> Option<u64> {
+    let op = ops.get(parts.get(index)?.op)?;
+    (op.kind == OpKind::Call).then_some(op.operation.0)
+}
+
+impl ChunkQueue {
+    /// Does the server keep track of this call beside the oldest that has not ended?
+    pub(super) fn has_window(&self, operation: u64) -> bool {
+        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(CALLS_IN_FLIGHT_MAX))
+    }
+
+    /// A call has ended.
+    pub(super) fn close(&mut self, call: Option<u64>) {
+        let at = call.and_then(|call| self.open.binary_search(&call).ok());
+        if let Some(at) = at {
+            self.open.remove(at);
+        }
+    }
+}
+
+impl LaneEngine {
+    /// A call is answered, or its reply needs room.
+    pub(super) fn call_answered(
+        &mut self,
+        server: Rank,
+        (index, part): (u32, Part),
+        block: &Block,
+        out: &mut Commands,
+    ) {
+        let Some(op) = self.ops.get(part.op) else { return };
+        let (id, mut spec) = (op.id, part.spec);
+        let mut close = |reason: &str| out.list.push(Command::Close { server, reason: reason.to_owned() });
+        if op.kind != OpKind::Call {
+            return close("it answered something else as if it were a call");
+        }
+        match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
+            (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
+                out.list.push(Command::Room { op: id, bytes: block.round });
+                // The server has the request.
+                (spec.bytes, spec.coded) = (block.round, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
+                if let Some(part) = self.parts.get_mut(index) {
+                    part.spec = spec;
+                }
+                self.requeue(index, Part { spec, ..part });
+                self.enqueue(spec.id);
+            }
+            (Status::Done, BlockData::Inline { offset }, landed)
+                if landed.is_none_or(|bytes| bytes <= spec.bytes) =>
+            {
+                out.list.push(Command::Replied { op: id, offset, bytes: block.bytes, landed });
+                self.end_part(index, spec, 0, None, out);
+            }
+            (Status::Done | Status::ReplyRoom | Status::Granted, ..) => {
+                close("it answered a call with what no call asks for");
+            }
+            (status, ..) => {
+                let failure = OpError::Refused { chunk: spec.id, server, status };
+                self.end_part(index, spec, 0, Some(failure), out);
+            }
+        }
+    }
+
+    /// There is no room for a call's reply: it ends with this error, whatever the server still says.
+    pub fn give_up(&mut self, op: u64, error: OpError, out: &mut Commands) {
+        let part = self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.id == op));
+        let Some((index, spec)) = part.map(|(index, part)| (index, part.spec)) else { return };
+        if let Some(chunk) = self.chunks.get_mut(&spec.id) {
+            chunk.waiting.retain(|waiting| *waiting != index);
+            // It had left the count when it was to be sent again.
+            chunk.sent += 1;
+        }
+        if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
+            link.sent_parts += 1;
+        }
+        self.end_part(index, spec, 0, Some(error), out);
+    }
+}

@@ -312,6 +312,11 @@ typedef uint32_t GradwireGroup;
 typedef struct GradwireBuffer GradwireBuffer;
 
 /**
+ * A call in flight. It ends by itself, with a reply or an error, by its deadline. Freed with `gradwire_call_free`.
+ */
+typedef struct GradwireCallHandle GradwireCallHandle;
+
+/**
  * A worker of a cluster. All functions on it may be called from any thread at any time. A process may have several, of
  * one cluster or of many. Freed with `gradwire_client_free`.
  *
@@ -325,6 +330,27 @@ typedef struct GradwireClient GradwireClient;
 typedef struct GradwireHandle GradwireHandle;
 
 /**
+ * What a handler answered. Freed with `gradwire_reply_free`; head and body are valid until then.
+ */
+typedef struct GradwireReply GradwireReply;
+
+/**
+ * A worker's call on its way through the program. Freed with `gradwire_request_free`; head and body are valid until then,
+ * also after the reply. One that is freed without a reply is `GRADWIRE_CODE_NO_REPLY` at the worker.
+ */
+typedef struct GradwireRequest GradwireRequest;
+
+/**
+ * The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
+ */
+typedef struct GradwireScheduler GradwireScheduler;
+
+/**
+ * A server of a cluster. Its functions may be called from any thread. Freed with `gradwire_server_free`.
+ */
+typedef struct GradwireServer GradwireServer;
+
+/**
  * What a client, server or scheduler is started with. Weakest first: defaults, settings file, `DMLC_*` and `GRADWIRE_*`
  * variables of the environment, what was set here. Freed with `gradwire_settings_free`; may be used for several
  * starts, and by several threads.
@@ -336,6 +362,79 @@ typedef struct GradwireSettings GradwireSettings;
  * tensor itself where it is: declaring it again, or `gradwire_tensor_of`, finds it.
  */
 typedef struct GradwireTensor GradwireTensor;
+
+/**
+ * A piece of a body. Without `release` it is copied during the call. With it the library may read the memory until it calls
+ * `release` with the context: exactly once, from any thread, also where the call fails; nobody may change the memory before.
+ * `release` has to be brief and must not call the library.
+ */
+typedef struct {
+    /**
+     * Where it starts.
+     */
+    const void *data;
+    /**
+     * Its bytes; with 0 `data` may be null.
+     */
+    uint64_t bytes;
+    /**
+     * Called when the library does not need the memory any more; may be null.
+     */
+    void (*release)(void *context);
+    /**
+     * For `release`.
+     */
+    void *context;
+} GradwirePiece;
+
+/**
+ * A request to a handler of a server. Set all of it to zeros before filling it.
+ */
+typedef struct {
+    /**
+     * The handler's number.
+     */
+    uint32_t app;
+    /**
+     * The server's rank.
+     */
+    uint32_t server;
+    /**
+     * A few bytes for the handler, at most 512; read during the call.
+     */
+    const void *head;
+    /**
+     * Bytes of the head.
+     */
+    uint64_t head_bytes;
+    /**
+     * The body, in at most 16 pieces that the handler sees as one.
+     */
+    const GradwirePiece *pieces;
+    /**
+     * How many pieces there are.
+     */
+    uint64_t piece_count;
+    /**
+     * Higher goes first; calls to one handler of one server are never reordered.
+     */
+    int32_t priority;
+    /**
+     * Bytes that the reply's body is expected to have, so that it needs no second round trip. 0: as many as the last one.
+     */
+    uint64_t reply_bytes;
+    /**
+     * Milliseconds it has; 0: `deadlines.operation_ms`.
+     */
+    uint64_t timeout_ms;
+} GradwireCall;
+
+/**
+ * Called once when a call has ended. With `GRADWIRE_CODE_OK` the reply is the callee's, to be freed; else it is null, and
+ * `gradwire_last_error` says why. It is called on a thread of the library, or on the caller's before `gradwire_call_then`
+ * returns. Be brief: take the reply, wake a thread of your own.
+ */
+typedef void (*GradwireOnReply)(void *context, GradwireCode code, GradwireReply *reply);
 
 /**
  * What a client has done so far. Counts never fall.
@@ -472,6 +571,12 @@ typedef struct {
 } GradwireOptimizer;
 
 /**
+ * Takes a call, which is the callee's to answer and free, then or later and on any thread. Handlers run on a thread of
+ * their own, one call at a time, and each worker's calls in the order in which it made them. No exception may leave it.
+ */
+typedef void (*GradwireHandler)(void *context, GradwireRequest *request);
+
+/**
  * What a tensor is. Every worker declares the same. Set all of it to zeros before filling it: zeros are the defaults of
  * what is not filled.
  */
@@ -543,6 +648,53 @@ uint64_t gradwire_buffer_bytes(const GradwireBuffer *buffer);
 void gradwire_buffer_free(GradwireBuffer *buffer);
 
 /**
+ * Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are made,
+ * each of them once.
+ */
+GradwireCode gradwire_call(const GradwireClient *client,
+                           const GradwireCall *call,
+                           GradwireCallHandle **handle);
+
+/**
+ * As `gradwire_call`, with a callback in place of a handle. It is not called where this returns an error.
+ */
+GradwireCode gradwire_call_then(const GradwireClient *client,
+                                const GradwireCall *call,
+                                GradwireOnReply callback,
+                                void *context);
+
+/**
+ * Waits for the reply, which comes by the call's deadline or never. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+ */
+GradwireCode gradwire_call_wait(const GradwireCallHandle *handle,
+                                GradwireReply **reply);
+
+/**
+ * 1 where the call has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+ */
+int32_t gradwire_call_is_done(const GradwireCallHandle *handle);
+
+/**
+ * Frees a call's handle. Null is fine. The call goes on.
+ */
+void gradwire_call_free(GradwireCallHandle *handle);
+
+/**
+ * The reply's head, and its length in `bytes`, which may be null.
+ */
+const void *gradwire_reply_head(const GradwireReply *reply, uint64_t *bytes);
+
+/**
+ * The reply's body, and its length in `bytes`, which may be null.
+ */
+const void *gradwire_reply_body(const GradwireReply *reply, uint64_t *bytes);
+
+/**
+ * Frees a reply. Null is fine.
+ */
+void gradwire_reply_free(GradwireReply *reply);
+
+/**
  * Joins the cluster that the settings name (null: the environment's and the settings file's) and waits until all its
  * members are there. Each step has its deadline (`deadlines.assemble_ms`, `deadlines.connect_ms`), and the message names
  * who was waited for.
@@ -596,6 +748,14 @@ GradwireCode gradwire_client_stats(const GradwireClient *client, GradwireStats *
  * Why the job has ended, if it has: `GRADWIRE_CODE_OK` while it goes on, else what killed it, with the message.
  */
 GradwireCode gradwire_client_check(const GradwireClient *client);
+
+/**
+ * Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and
+ * nothing is written.
+ */
+int32_t gradwire_client_dead_member(const GradwireClient *client,
+                                    uint32_t *group,
+                                    uint32_t *rank);
 
 /**
  * Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is
@@ -653,6 +813,91 @@ void gradwire_handle_free(GradwireHandle *handle);
  */
 GradwireCode gradwire_optimizer_default(int32_t rule,
                                         GradwireOptimizer *optimizer);
+
+/**
+ * Starts the scheduler in this process, on a thread of its own, and returns when it listens where the settings say.
+ */
+GradwireCode gradwire_scheduler_start(const GradwireSettings *settings,
+                                      GradwireScheduler **scheduler);
+
+/**
+ * Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
+ * own, because the job has none. Of several calls one waits.
+ */
+GradwireCode gradwire_scheduler_wait(const GradwireScheduler *scheduler);
+
+/**
+ * Ends the job in good order, unless it has ended, and frees the scheduler. Null is fine.
+ */
+void gradwire_scheduler_free(GradwireScheduler *scheduler);
+
+/**
+ * Starts a server in this process, on threads of its own, and returns when the scheduler has given it a rank.
+ */
+GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireServer **server);
+
+/**
+ * Its rank among servers. `UINT32_MAX` for null.
+ */
+uint32_t gradwire_server_rank(const GradwireServer *server);
+
+/**
+ * Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the
+ * handler is unregistered or the server freed.
+ */
+GradwireCode gradwire_server_register(const GradwireServer *server,
+                                      uint32_t app,
+                                      GradwireHandler handler,
+                                      void *context);
+
+/**
+ * Ends a handler when it is done with the call that it has, and waits for that, unless it is the handler itself that
+ * calls. Nothing happens where there is none.
+ */
+GradwireCode gradwire_server_unregister(const GradwireServer *server,
+                                        uint32_t app);
+
+/**
+ * Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
+ * own, because the job has none; deaths and the loss of the scheduler end it. Of several calls one waits.
+ */
+GradwireCode gradwire_server_wait(const GradwireServer *server);
+
+/**
+ * Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is fine.
+ */
+void gradwire_server_free(GradwireServer *server);
+
+/**
+ * The rank of the worker that asks. `UINT32_MAX` for null.
+ */
+uint32_t gradwire_request_from(const GradwireRequest *request);
+
+/**
+ * The request's head, and its length in `bytes`, which may be null.
+ */
+const void *gradwire_request_head(const GradwireRequest *request, uint64_t *bytes);
+
+/**
+ * The request's body, whole, and its length in `bytes`, which may be null. A large one lies at a multiple of 64 bytes.
+ */
+const void *gradwire_request_body(const GradwireRequest *request,
+                                  uint64_t *bytes);
+
+/**
+ * Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long piece
+ * with a `release` is sent from where it lies; everything else is copied during the call.
+ */
+GradwireCode gradwire_request_reply(const GradwireRequest *request,
+                                    const void *head,
+                                    uint64_t head_bytes,
+                                    const GradwirePiece *pieces,
+                                    uint64_t piece_count);
+
+/**
+ * Frees a request. Null is fine.
+ */
+void gradwire_request_free(GradwireRequest *request);
 
 /**
  * New settings: the environment's and a settings file's, where there is one.

@@ -3,7 +3,7 @@
 use crate::border::{object, put, text};
 use crate::error::{Failure, GradwireCode, guard, guard_or};
 use crate::settings::{GradwireSettings, load};
-use gradwire_worker::Client;
+use gradwire_worker::{Client, OpError};
 use proto_common::ids::Role;
 use proto_common::message::NodeGroup;
 use std::ffi::{CString, c_char};
@@ -175,6 +175,27 @@ pub extern "C" fn gradwire_client_stats(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_check(client: Option<&GradwireClient>) -> GradwireCode {
     guard(|| object(client, "client")?.client.dead().map_or(Ok(()), |error| Err(error.into())))
+}
+
+/// Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and
+/// nothing is written.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_client_dead_member(
+    client: Option<&GradwireClient>,
+    group: Option<&mut MaybeUninit<u32>>,
+    rank: Option<&mut MaybeUninit<u32>>,
+) -> i32 {
+    guard_or(0, || {
+        let Some(OpError::Died(death)) = object(client, "client")?.client.dead() else { return Ok(0) };
+        let of = match death.member.role {
+            Role::Scheduler => GradwireGroup::Scheduler,
+            Role::Server => GradwireGroup::Servers,
+            Role::Worker => GradwireGroup::Workers,
+        };
+        put(group, "group", of as u32)?;
+        put(rank, "rank", death.member.rank.0)?;
+        Ok(1)
+    })
 }
 
 /// Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is

@@ -1,6 +1,6 @@
 //! What a C program is told went wrong: a code to act on, and a message for people, kept per thread.
 
-use gradwire_worker::{ClientError, OpError};
+use gradwire_worker::{CallFault, ClientError, OpError};
 use proto_common::message::{DeclareError, WaitError};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -158,6 +158,12 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,
         OpError::Refused { .. } => GradwireCode::Refused,
+        OpError::Call { fault, .. } => match fault {
+            CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
+            CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
+            CallFault::TooLong { .. } | CallFault::NoRoom { .. } => GradwireCode::Memory,
+            CallFault::Refused(_) => GradwireCode::Refused,
+        },
         OpError::Closed(_) => GradwireCode::Closed,
     }
 }

@@ -7,10 +7,14 @@
 
 mod border;
 pub mod buffer;
+pub mod call;
 pub mod client;
 pub mod error;
 pub mod handle;
 pub mod optimizer;
+pub mod piece;
+pub mod scheduler;
+pub mod server;
 pub mod settings;
 pub mod tensor;
 pub mod transfer;

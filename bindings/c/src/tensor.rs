@@ -82,7 +82,7 @@ impl GradwireTensorSpec {
         let dtype = u8::try_from(self.dtype).ok().and_then(Dtype::from_wire);
         let no_dtype =
             || Failure::argument(format!("dtype {} is none; use a GRADWIRE_DTYPE_ constant", self.dtype));
-        let optional = |given, name| if given.is_null() { Ok("") } else { text(given, name) };
+        let optional = |given: *const c_char, name| if given.is_null() { Ok("") } else { text(given, name) };
         let codec = match optional(self.codec, "codec")? {
             "" => Codec::default(),
             name => name.parse().map_err(|error| Failure::argument(format!("{error}")))?,

@@ -11,6 +11,12 @@
 namespace ps {
 namespace detail {
 
+/// A vector as an array, for as long as the vector is as it is.
+template <typename V>
+SArray<V> Look(const std::vector<V> &vector) {
+  return SArray<V>(const_cast<V *>(vector.data()), vector.size());
+}
+
 /// Refuses keys that are not sorted, or come twice, and says where.
 inline void CheckKeys(const SArray<Key> &keys) {
   const Key *start = keys.data();

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "ps/internal/library.h"
+#include "ps/sarray.h"
 
 namespace ps {
 namespace detail {

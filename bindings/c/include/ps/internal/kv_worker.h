@@ -30,7 +30,15 @@ class KVWorker : public SimpleApp {
   /// The vectors are the caller's again when it returns.
   int Push(const std::vector<Key> &keys, const std::vector<Val> &vals, const std::vector<int> &lens = {}, int cmd = 0,
            const Callback &callback = nullptr, int priority = 0) {
-    return ZPush(SArray<Key>(keys), SArray<Val>(vals), SArray<int>(lens), cmd, callback, priority);
+    KVPairs<Val> pairs;
+    pairs.keys = detail::Look(keys);
+    pairs.vals = detail::Look(vals);
+    pairs.lens = detail::Look(lens);
+    pairs.priority = priority;
+    detail::CheckKeys(pairs.keys);
+    const auto operation = NewOperation(detail::kPush, cmd, callback);
+    operation->borrowed = true;
+    return Send(operation, pairs);
   }
 
   /// `vals` and `lens` are filled when it is done. Empty ones get their size then; others have to have it.
@@ -45,7 +53,7 @@ class KVWorker : public SimpleApp {
     CHECK_NOTNULL(outs);
     CHECK(outs->empty() || outs->size() == vals.size())
         << outs->size() << " values are to hold what " << vals.size() << " become";
-    const SArray<int> sent = lens && !lens->empty() ? SArray<int>(*lens) : SArray<int>();
+    const SArray<int> sent = lens ? SArray<int>(*lens) : SArray<int>();
     return StartPushPull(SArray<Key>(keys), SArray<Val>(vals), sent, outs, lens, cmd, callback, priority);
   }
 
@@ -100,15 +108,22 @@ class KVWorker : public SimpleApp {
     std::vector<Answer> answers;
     size_t answered = 0;
     bool failed = false;
+    /// Keys and values are the caller's again when the request has been made.
+    bool borrowed = false;
     std::function<void(Operation *)> fill;
     Callback callback;
   };
 
-  /// A call until its answer is here.
+  /// How a call ended.
+  struct Landing {
+    std::shared_ptr<GradwireReply> reply;
+    std::string error;
+  };
+
+  /// A call until then.
   struct Flight {
-    std::shared_ptr<GradwireCallHandle> handle;
     std::shared_ptr<detail::Tasks> tasks;
-    detail::Tasks::Task task;
+    std::function<void(const Landing &landing)> land;
   };
 
   std::shared_ptr<Operation> NewOperation(uint32_t flags, int cmd, const Callback &callback) {
@@ -149,7 +164,8 @@ class KVWorker : public SimpleApp {
   int Send(const std::shared_ptr<Operation> &operation, const KVPairs<Val> &pairs) {
     SlicedKVs sliced;
     slicer_(pairs, Postoffice::Get()->GetServerKeyRanges(), &sliced);
-    operation->keys = pairs.keys;
+    // A push needs no keys later, and borrowed ones are not there any more.
+    if (!operation->borrowed) operation->keys = pairs.keys;
     operation->timestamp = this->obj_->NewRequest(kServerGroup);
     operation->servers = sliced.size();
     operation->answers.resize(sliced.size());
@@ -166,6 +182,17 @@ class KVWorker : public SimpleApp {
     return operation->timestamp;
   }
 
+  /// Memory of a request: kept until the library does not need it, or copied now.
+  template <typename V>
+  static GradwirePiece Piece(const Operation &operation, const SArray<V> &array) {
+    const uint64_t bytes = array.size() * sizeof(V);
+    if (!operation.borrowed) return detail::Lend(array, array.data(), bytes);
+    GradwirePiece piece = GradwirePiece();
+    piece.data = array.data();
+    piece.bytes = bytes;
+    return piece;
+  }
+
   void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
     detail::KVRequestHead head;
     head.cmd = operation->cmd;
@@ -177,9 +204,9 @@ class KVWorker : public SimpleApp {
     head.len_bytes = slice.lens.size() * sizeof(int);
     GradwirePiece pieces[3];
     uint64_t count = 0;
-    if (head.key_bytes) pieces[count++] = detail::Lend(slice.keys, slice.keys.data(), head.key_bytes);
-    if (head.val_bytes) pieces[count++] = detail::Lend(slice.vals, slice.vals.data(), head.val_bytes);
-    if (head.len_bytes) pieces[count++] = detail::Lend(slice.lens, slice.lens.data(), head.len_bytes);
+    if (head.key_bytes) pieces[count++] = Piece(*operation, slice.keys);
+    if (head.val_bytes) pieces[count++] = Piece(*operation, slice.vals);
+    if (head.len_bytes) pieces[count++] = Piece(*operation, slice.lens);
     GradwireCall call = GradwireCall();
     call.app = static_cast<uint32_t>(this->obj_->app_id());
     call.server = static_cast<uint32_t>(server);
@@ -189,36 +216,34 @@ class KVWorker : public SimpleApp {
     call.piece_count = count;
     call.priority = priority;
     if (operation->flags == (detail::kPush | detail::kPull)) call.reply_bytes = head.val_bytes;
-    operation->answers[server].keys = slice.keys;
-    GradwireCallHandle *made = nullptr;
+    if (!operation->borrowed) operation->answers[server].keys = slice.keys;
+    auto flight = std::unique_ptr<Flight>(new Flight());
+    flight->tasks = this->obj_->tasks();
+    flight->land = [this, operation, server](const Landing &landing) { Landed(operation, server, landing); };
     const auto client = Postoffice::Get()->client(this->obj_->customer_id());
-    if (gradwire_call(client.get(), &call, &made) != GRADWIRE_CODE_OK) {
+    if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, flight.get()) != GRADWIRE_CODE_OK) {
       const std::string reason = gradwire_last_error();
       this->obj_->tasks()->Add([this, operation, reason] { Failed(operation, reason); });
       return;
     }
-    auto flight = std::unique_ptr<Flight>(new Flight());
-    const std::shared_ptr<GradwireCallHandle> handle(made, detail::Free());
-    flight->handle = handle;
-    flight->tasks = this->obj_->tasks();
-    flight->task = [this, operation, server, handle] { Landed(operation, server, handle.get()); };
     // The callback owns it.
-    gradwire_call_on_end(made, &KVWorker::OnEnd, flight.release());
+    flight.release();
   }
 
-  /// On a thread of the library: nothing is done there.
-  static void OnEnd(void *context, GradwireCode, uint64_t) {
+  /// On a thread of the library: the reply is passed on, and nothing else is done there.
+  static void OnReply(void *context, GradwireCode code, GradwireReply *reply) {
     const std::unique_ptr<Flight> flight(static_cast<Flight *>(context));
-    flight->tasks->Add(std::move(flight->task));
+    Landing landing;
+    landing.reply = std::shared_ptr<GradwireReply>(reply, detail::Free());
+    if (code != GRADWIRE_CODE_OK) landing.error = gradwire_last_error();
+    const auto land = std::move(flight->land);
+    flight->tasks->Add([land, landing] { land(landing); });
   }
 
-  /// A server's answer is here.
-  void Landed(const std::shared_ptr<Operation> &operation, size_t server, const GradwireCallHandle *handle) {
-    GradwireReply *made = nullptr;
-    if (gradwire_call_wait(handle, GRADWIRE_UNTIL_DEADLINE, &made) != GRADWIRE_CODE_OK) {
-      return Failed(operation, gradwire_last_error());
-    }
-    const std::shared_ptr<GradwireReply> reply(made, detail::Free());
+  /// A server's answer is here, or its error.
+  void Landed(const std::shared_ptr<Operation> &operation, size_t server, const Landing &landing) {
+    if (!landing.error.empty()) return Failed(operation, landing.error);
+    const std::shared_ptr<GradwireReply> &reply = landing.reply;
     uint64_t head_bytes = 0, body_bytes = 0;
     const void *head_start = gradwire_reply_head(reply.get(), &head_bytes);
     const char *body = static_cast<const char *>(gradwire_reply_body(reply.get(), &body_bytes));

@@ -22,7 +22,6 @@ struct Free {
   void operator()(GradwireClient *it) const { gradwire_client_free(it); }
   void operator()(GradwireServer *it) const { gradwire_server_free(it); }
   void operator()(GradwireScheduler *it) const { gradwire_scheduler_free(it); }
-  void operator()(GradwireCallHandle *it) const { gradwire_call_free(it); }
   void operator()(GradwireReply *it) const { gradwire_reply_free(it); }
   void operator()(GradwireRequest *it) const { gradwire_request_free(it); }
 };

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,7 @@ struct Envelope {
 static_assert(sizeof(Envelope) == 20, "an envelope has no padding");
 
 /// Sends through this process's member; a worker with several through that of the customer. Throws where it cannot.
-void Post(int own_customer, int node, const Envelope &envelope, const std::string &body);
+inline void Post(int, int, const Envelope &, const std::string &) { throw dmlc::Error("no messages yet"); }
 
 /// Customers that take messages. What comes for one that is not there yet waits for it, within a bound.
 class Mailroom {

@@ -58,15 +58,9 @@ inline void Postoffice::Barrier(int customer_id, int group, bool) {
   CHECK(group & own) << "a barrier of group " << group << " leaves this process out";
   if (GetNodeIDs(group).size() <= 1) return;
   const std::string name = "ps/" + std::to_string(group);
-  const auto number = static_cast<uint32_t>(group);
-  if (is_worker()) {
-    const auto client = this->client(customer_id);
-    detail::Must(gradwire_barrier(client.get(), name.c_str(), number, detail::kWholeJobMs), "barrier");
-  } else if (const auto server = this->server()) {
-    detail::Must(gradwire_server_barrier(server.get(), name.c_str(), number, detail::kWholeJobMs), "barrier");
-  } else if (const auto scheduler = this->scheduler()) {
-    detail::Must(gradwire_scheduler_barrier(scheduler.get(), name.c_str(), number, detail::kWholeJobMs), "barrier");
-  }
+  if (!is_worker()) return;
+  const auto client = this->client(customer_id);
+  detail::Must(gradwire_barrier(client.get(), name.c_str(), GRADWIRE_GROUP_WORKERS), "barrier");
 }
 
 inline void Postoffice::Finalize(int customer_id, bool do_barrier) {

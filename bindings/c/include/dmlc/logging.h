@@ -92,12 +92,15 @@ T NotNull(T &&pointer, const char *file, int line, const char *what) {
 #define CHECK(condition)   \
   (condition) ? (void)0    \
               : ::dmlc::detail::Silent() & LOG_FATAL.stream() << "Check failed: " #condition << ' '
-#define CHECK_LT(x, y) CHECK((x) < (y))
-#define CHECK_GT(x, y) CHECK((x) > (y))
-#define CHECK_LE(x, y) CHECK((x) <= (y))
-#define CHECK_GE(x, y) CHECK((x) >= (y))
-#define CHECK_EQ(x, y) CHECK((x) == (y))
-#define CHECK_NE(x, y) CHECK((x) != (y))
+#define DMLC_COMPARE(x, op, y) \
+  ((x)op(y)) ? (void)0        \
+             : ::dmlc::detail::Silent() & LOG_FATAL.stream() << "Check failed: " #x " " #op " " #y " "
+#define CHECK_LT(x, y) DMLC_COMPARE(x, <, y)
+#define CHECK_GT(x, y) DMLC_COMPARE(x, >, y)
+#define CHECK_LE(x, y) DMLC_COMPARE(x, <=, y)
+#define CHECK_GE(x, y) DMLC_COMPARE(x, >=, y)
+#define CHECK_EQ(x, y) DMLC_COMPARE(x, ==, y)
+#define CHECK_NE(x, y) DMLC_COMPARE(x, !=, y)
 #define CHECK_NOTNULL(pointer) ::dmlc::detail::NotNull((pointer), __FILE__, __LINE__, #pointer)
 
 #ifdef NDEBUG

@@ -93,11 +93,13 @@ class KVServer : public SimpleApp {
     const char *body = static_cast<const char *>(gradwire_request_body(request.get(), &body_bytes));
     detail::KVRequestHead head;
     CHECK(detail::ReadHead(head_start, head_bytes, &head)) << "it is no request for keys and values";
+    CHECK(head.val_type == GetDataType<Val>() && head.val_size == detail::SizeOf<Val>())
+        << "its values are of another type; worker and server have to use the same";
     // Added up piece by piece, so that no sum of lengths can go beyond what there is.
     CHECK(head.key_bytes <= body_bytes && head.val_bytes <= body_bytes - head.key_bytes &&
           head.len_bytes == body_bytes - head.key_bytes - head.val_bytes && head.key_bytes % sizeof(Key) == 0 &&
           head.val_bytes % sizeof(Val) == 0 && head.len_bytes % sizeof(int) == 0)
-        << "its lengths do not fit; worker and server have to use the same types of keys and values";
+        << "its lengths do not fit";
     KVPairs<Val> data;
     data.keys = detail::PartOf<Key>(request, body, head.key_bytes);
     data.vals = detail::PartOf<Val>(request, body + head.key_bytes, head.val_bytes);

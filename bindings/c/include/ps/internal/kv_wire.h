@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "ps/internal/library.h"
+#include "ps/internal/message.h"
 #include "ps/sarray.h"
 
 namespace ps {
@@ -16,7 +17,10 @@ struct KVRequestHead {
   int32_t cmd;
   int32_t customer_id;
   int32_t timestamp;
-  uint32_t flags;
+  uint16_t flags;
+  /// Their type, by number and size, so that a server of another type refuses them.
+  uint8_t val_type;
+  uint8_t val_size;
   uint64_t key_bytes;
   uint64_t val_bytes;
   uint64_t len_bytes;
@@ -32,8 +36,15 @@ struct KVReplyHead {
 };
 static_assert(sizeof(KVReplyHead) == 32, "a head has no padding");
 
-const uint32_t kPush = 1;
-const uint32_t kPull = 2;
+const uint16_t kPush = 1;
+const uint16_t kPull = 2;
+
+/// As a head says it.
+template <typename Val>
+uint8_t SizeOf() {
+  static_assert(sizeof(Val) < 256, "values of a KVWorker or KVServer are plain numbers");
+  return static_cast<uint8_t>(sizeof(Val));
+}
 
 /// Reads a head; false where it is none.
 template <typename Head>

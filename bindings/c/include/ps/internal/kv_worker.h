@@ -101,7 +101,7 @@ class KVWorker : public SimpleApp {
   /// A request until it is done. The customer's thread alone changes it once it is sent.
   struct Operation {
     int timestamp = 0;
-    uint32_t flags = 0;
+    uint16_t flags = 0;
     int cmd = 0;
     size_t servers = 0;
     SArray<Key> keys;
@@ -126,9 +126,9 @@ class KVWorker : public SimpleApp {
     std::function<void(const Landing &landing)> land;
   };
 
-  std::shared_ptr<Operation> NewOperation(uint32_t flags, int cmd, const Callback &callback) {
+  std::shared_ptr<Operation> NewOperation(int flags, int cmd, const Callback &callback) {
     auto operation = std::make_shared<Operation>();
-    operation->flags = flags;
+    operation->flags = static_cast<uint16_t>(flags);
     operation->cmd = cmd;
     operation->callback = callback;
     return operation;
@@ -199,6 +199,8 @@ class KVWorker : public SimpleApp {
     head.customer_id = this->obj_->customer_id();
     head.timestamp = operation->timestamp;
     head.flags = operation->flags;
+    head.val_type = static_cast<uint8_t>(GetDataType<Val>());
+    head.val_size = detail::SizeOf<Val>();
     head.key_bytes = slice.keys.size() * sizeof(Key);
     head.val_bytes = slice.vals.size() * sizeof(Val);
     head.len_bytes = slice.lens.size() * sizeof(int);

@@ -10,6 +10,30 @@
 
 namespace ps {
 
+/// Types of values.
+enum DataType { CHAR, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, FLOAT, DOUBLE, OTHER };
+
+template <typename V, typename W>
+inline bool SameType() {
+  return std::is_same<typename std::remove_cv<V>::type, W>::value;
+}
+
+template <typename V>
+DataType GetDataType() {
+  return SameType<V, char>()       ? CHAR
+         : SameType<V, int8_t>()   ? INT8
+         : SameType<V, int16_t>()  ? INT16
+         : SameType<V, int32_t>()  ? INT32
+         : SameType<V, int64_t>()  ? INT64
+         : SameType<V, uint8_t>()  ? UINT8
+         : SameType<V, uint16_t>() ? UINT16
+         : SameType<V, uint32_t>() ? UINT32
+         : SameType<V, uint64_t>() ? UINT64
+         : SameType<V, float>()    ? FLOAT
+         : SameType<V, double>()   ? DOUBLE
+                                   : OTHER;
+}
+
 /// A process of the cluster.
 struct Node {
   static const int kEmpty = -1;

@@ -1,7 +1,6 @@
-//! What the shared library's linker is told: its name, and which symbols it shows under which version.
+//! Tells the shared library's linker its name. The symbols' versions come with `shared.sh`: the compiler gives the linker a
+//! list of symbols of its own, beside which no other can have versions.
+
 fn main() {
-    let here = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
-    println!("cargo:rerun-if-changed=gradwire.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgradwire.so.1");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={here}/gradwire.map");
 }

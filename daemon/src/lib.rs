@@ -41,6 +41,7 @@ pub mod host;
 pub mod http;
 pub mod logging;
 pub mod metrics;
+pub mod post;
 pub mod process;
 pub mod settings;
 pub mod shutdown;

@@ -3,65 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_server::{Apps, Call, Server};
-use gradwire_tests::rigs::job::only;
-use gradwire_worker::{CallFault, CallRequest, Client, ClientError, OpError, Piece};
-use proto_common::config::Settings;
+use gradwire_server::Call;
+use gradwire_tests::rigs::bed::{Bed, ECHO, echo};
+use gradwire_worker::{CallFault, CallRequest, ClientError, OpError, Piece};
 use proto_common::transport::Driver;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-const ECHO: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A whole cluster in this process. Fields are dropped in order.
-struct Bed {
-    clients: Vec<Client>,
-    servers: Vec<Server>,
-    scheduler: gradwire_scheduler::runtime::Scheduler,
-}
-
-impl Bed {
-    fn new(driver: Driver, (servers, workers): (u32, u32), edit: impl Fn(&mut Settings)) -> Self {
-        let mut settings = Settings::default();
-        (settings.cluster.servers, settings.cluster.workers) = (servers, workers);
-        settings.scheduler.port = 0;
-        settings.transport = only(driver);
-        settings.memory.pool_bytes = 1 << 30;
-        edit(&mut settings);
-        let scheduler = gradwire_scheduler::runtime::Scheduler::start(settings.clone()).unwrap();
-        settings.scheduler.port = scheduler.address().port();
-        let ranked = |rank: u32| {
-            let mut settings = settings.clone();
-            settings.node.rank = Some(rank);
-            settings
-        };
-        let servers = (0..servers).map(|rank| {
-            let apps = Apps::default();
-            apps.register(ECHO, echo).unwrap();
-            Server::start_with(ranked(rank), apps).unwrap()
-        });
-        let servers: Vec<_> = servers.collect();
-        let joining = (0..workers).map(ranked).map(|own| std::thread::spawn(|| Client::connect(own)));
-        let joining: Vec<_> = joining.collect();
-        let clients = joining.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
-        Self { clients, servers, scheduler }
-    }
-
-    fn end(self) {
-        let Self { clients, servers, scheduler } = self;
-        clients.iter().for_each(Client::close);
-        servers.into_iter().for_each(|server| server.join().unwrap());
-        scheduler.join().unwrap();
-    }
-}
-
-/// Sends back what came, head and body.
-fn echo(call: Call) {
-    let body = call.body.to_vec();
-    call.reply.send(&call.head, body).unwrap();
-}
 
 fn bytes(count: usize, seed: u8) -> Vec<u8> {
     (0..count).map(|at| (at % 251) as u8 ^ seed ^ (at >> 16) as u8).collect()

@@ -1,5 +1,6 @@
 //! What the scheduler says to members.
 
+use super::post::{PostError, PostMessage, PostReply};
 use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
@@ -253,5 +254,27 @@ pub enum FromScheduler {
         epoch: Epoch,
         /// The change.
         change: RuleChange,
+    },
+    /// A message for this member's program. Answered by `PostReply`.
+    Posted {
+        /// Names it in the answer.
+        ticket: u64,
+        /// Who sent it.
+        from: MemberId,
+        /// What.
+        message: PostMessage,
+        /// How long its sender waits.
+        timeout_ms: u64,
+    },
+    /// Answer to `Post`, of one receiver.
+    PostAnswered {
+        /// Echo.
+        request: u64,
+        /// Whose answer it is.
+        from: MemberId,
+        /// How many receivers there are.
+        of: u32,
+        /// The answer, or why there is none.
+        result: Result<PostReply, PostError>,
     },
 }

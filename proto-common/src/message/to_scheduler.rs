@@ -1,5 +1,6 @@
 //! What members say to the scheduler.
 
+use super::post::{PostError, PostMessage, PostReply, PostTo};
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
@@ -128,5 +129,23 @@ pub enum ToScheduler {
         change: RuleChange,
         /// How long to wait before the answer names the servers that did not take it.
         timeout_ms: u64,
+    },
+    /// Pass this on. Answered by one `PostAnswered` for each receiver.
+    Post {
+        /// Echoed in the answers.
+        request: u64,
+        /// For whom.
+        to: PostTo,
+        /// What.
+        message: PostMessage,
+        /// How long receivers have.
+        timeout_ms: u64,
+    },
+    /// The answer to a `Posted`.
+    PostReply {
+        /// Its ticket.
+        ticket: u64,
+        /// The answer, or that there is none.
+        result: Result<PostReply, PostError>,
     },
 }

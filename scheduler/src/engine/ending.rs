@@ -19,7 +19,7 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         let Some(id) = self.member_of(connection) else { return };
-        self.forget(id);
+        self.forget(id, out);
         let cause = fault.map_or(DeathCause::ConnectionLost, |reason| DeathCause::Failed { reason });
         self.death(now_ms, Death { member: id, cause }, out);
     }
@@ -72,6 +72,7 @@ impl Engine {
     pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         release(self.barriers.expire(now_ms), out);
         declared(self.declarations.expire(now_ms), out);
+        self.posts.expire(now_ms, out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
@@ -121,7 +122,7 @@ impl Engine {
                 }
                 let members: Vec<MemberId> = self.members.keys().copied().collect();
                 for id in members {
-                    self.forget(id);
+                    self.forget(id, out);
                 }
             }
         }
@@ -130,17 +131,19 @@ impl Engine {
     }
 
     fn disconnect(&mut self, id: MemberId, out: &mut Vec<Command>) {
-        out.extend(self.forget(id).map(|connection| Command::Close { connection }));
+        let connection = self.forget(id, out);
+        out.extend(connection.map(|connection| Command::Close { connection }));
     }
 
     /// A member's connection is of no more use: nothing it waited for is answered.
-    fn forget(&mut self, id: MemberId) -> Option<ConnectionId> {
+    fn forget(&mut self, id: MemberId, out: &mut Vec<Command>) -> Option<ConnectionId> {
         let member = self.members.get_mut(&id)?;
         member.gone = true;
         let connection = member.connection;
         self.connections.remove(&connection);
         self.barriers.forget(id);
         self.declarations.forget(connection);
+        self.posts.forget(connection, out);
         Some(connection)
     }
 

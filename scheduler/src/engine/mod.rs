@@ -7,12 +7,15 @@ mod barriers;
 mod declarations;
 mod ending;
 mod member;
+mod posts;
 mod registration;
 mod status;
 
 use barriers::{Answer, Barriers};
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
+pub use posts::LOCAL;
+use posts::Posts;
 use proto_common::config::Settings;
 use proto_common::error::Death;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Role};
@@ -160,6 +163,7 @@ pub struct Engine {
     connections: BTreeMap<ConnectionId, MemberId>,
     declarations: Declarations,
     barriers: Barriers,
+    posts: Posts,
 }
 
 impl Engine {
@@ -174,6 +178,7 @@ impl Engine {
             connections: BTreeMap::new(),
             declarations: Declarations::new(&config.shape),
             barriers: Barriers::new(&config.shape),
+            posts: Posts::default(),
             config,
         }
     }
@@ -204,7 +209,11 @@ impl Engine {
             Phase::Running | Phase::Ended { .. } => periodic,
             Phase::Ending { deadline_ms, .. } => *deadline_ms,
         };
-        let waits = [self.barriers.next_deadline_ms(), self.declarations.next_deadline_ms()];
+        let waits = [
+            self.barriers.next_deadline_ms(),
+            self.declarations.next_deadline_ms(),
+            self.posts.next_deadline_ms(),
+        ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
 
@@ -221,6 +230,9 @@ impl Engine {
     }
 
     fn message(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
+        if from == LOCAL {
+            return self.local(now_ms, message, out);
+        }
         let Some(id) = self.member_of(from) else {
             return match message {
                 ToScheduler::Register(register) => self.register(now_ms, from, register, out),
@@ -272,6 +284,10 @@ impl Engine {
                 };
                 release(answers, out);
             }
+            ToScheduler::Post { request, to, message, timeout_ms } => {
+                self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
+            }
+            ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -379,6 +395,8 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::ChangeRule { .. } => "a change of a rule",
         ToScheduler::Assigned { .. } => "an assignment's answer",
         ToScheduler::Barrier { .. } => "a barrier",
+        ToScheduler::Post { .. } => "a message for others",
+        ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Goodbye => "a goodbye",
         ToScheduler::Failing { .. } => "a failure report",
     }

@@ -1,7 +1,8 @@
 //! A scheduler inside any process, on a thread of its own. What it does is `run`'s.
 
-use super::{bind, run, verdict};
+use super::{bind, run_with, verdict};
 use crate::engine::Outcome;
+use daemon::post::Posts;
 use daemon::shutdown::Trigger;
 use proto_common::config::Settings;
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub struct Scheduler {
     control: SocketAddr,
+    posts: Posts,
     trigger: Trigger,
     ended: Receiver<anyhow::Result<Outcome>>,
     thread: Option<JoinHandle<()>>,
@@ -22,12 +24,14 @@ impl Scheduler {
     pub fn start(settings: Settings) -> anyhow::Result<Self> {
         let (trigger, shutdown) = daemon::shutdown::channel();
         let (tell, ended) = sync_channel(1);
+        let posts = Posts::start()?;
+        let for_core = posts.clone();
         let (tell_bound, bound) = sync_channel(1);
         let thread = std::thread::Builder::new().name("gradwire-scheduler".into()).spawn(move || {
             let body = async move {
                 let listeners = bind(&settings).await?;
                 let _ = tell_bound.try_send(listeners.control.local_addr()?);
-                run(listeners, &settings, shutdown).await
+                run_with(listeners, &settings, shutdown, for_core).await
             };
             let result = daemon::process::run_to_end(body);
             // Nobody listens any more where it was dropped.
@@ -35,7 +39,7 @@ impl Scheduler {
         })?;
         // It is bound at once, or the thread ends.
         match bound.recv() {
-            Ok(control) => Ok(Self { control, trigger, ended, thread: Some(thread) }),
+            Ok(control) => Ok(Self { control, posts, trigger, ended, thread: Some(thread) }),
             Err(_) => match ended.recv() {
                 Ok(Err(error)) => Err(error),
                 _ => Err(anyhow::anyhow!("the scheduler's thread ended before it was bound")),
@@ -47,6 +51,12 @@ impl Scheduler {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.control
+    }
+
+    /// Messages to and from members' programs.
+    #[must_use]
+    pub fn posts(&self) -> &Posts {
+        &self.posts
     }
 
     /// Has the job ended?

@@ -6,12 +6,13 @@ mod connection;
 mod embed;
 mod metrics;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
 use daemon::control::frame_of;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::http::{self, HttpState};
+use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
 pub use embed::Scheduler;
@@ -19,7 +20,7 @@ use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
-use proto_common::message::FromScheduler;
+use proto_common::message::{FromScheduler, ToScheduler};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,8 +71,18 @@ pub async fn run(
     settings: &Settings,
     shutdown: Shutdown,
 ) -> Result<Outcome, anyhow::Error> {
+    run_with(listeners, settings, shutdown, Posts::start()?).await
+}
+
+/// As [`run`], with the messages of this process's program.
+async fn run_with(
+    listeners: Listeners,
+    settings: &Settings,
+    shutdown: Shutdown,
+    posts: Posts,
+) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let core = Core::new(settings, EngineConfig::new(settings, incarnation))?;
+    let core = Core::new(settings, EngineConfig::new(settings, incarnation), posts)?;
     if let Some(listener) = listeners.http {
         let (ready, status) = (core.view(), core.view());
         let state = HttpState::new(
@@ -145,6 +156,9 @@ struct Core {
     received: mpsc::Receiver<Event>,
     crowded: OncePerSecond,
     strangers: OncePerSecond,
+    /// The messages of this process's own program, and what it says.
+    posts: Posts,
+    said: mpsc::UnboundedReceiver<ToScheduler>,
 }
 
 /// Keeps what strangers can cause out of the log's way.
@@ -163,7 +177,10 @@ impl OncePerSecond {
 }
 
 impl Core {
-    fn new(settings: &Settings, config: EngineConfig) -> Result<Self, anyhow::Error> {
+    fn new(settings: &Settings, config: EngineConfig, posts: Posts) -> Result<Self, anyhow::Error> {
+        // Unbounded, but the engine bounds what is not answered.
+        let (out, said) = mpsc::unbounded_channel();
+        posts.attach(move |message| out.send(message).is_ok());
         let members = (settings.cluster.workers + settings.cluster.servers) as usize;
         let engine = Arc::new(Mutex::new(Engine::new(config, 0)));
         let view = View { engine, start: Instant::now() };
@@ -183,6 +200,8 @@ impl Core {
             received,
             crowded: OncePerSecond::default(),
             strangers: OncePerSecond::default(),
+            posts,
+            said,
         })
     }
 
@@ -205,6 +224,7 @@ impl Core {
                 }
                 // The core holds a sender itself, so the queue never ends.
                 Some(event) = self.received.recv() => self.input_of(event),
+                Some(message) = self.said.recv() => Some(Input::Message { from: LOCAL, message }),
                 () = sleep_until(self.view.start + Duration::from_millis(tick_ms)) => {
                     tick_ms = u64::MAX;
                     Some(Input::Tick)
@@ -219,6 +239,7 @@ impl Core {
             }
             tick_ms = tick_ms.min(self.view.engine().next_tick_ms(self.view.now_ms()));
         };
+        self.posts.lose("the job has ended");
         self.connections.clear();
         let flushed = async { while self.tasks.join_next().await.is_some() {} };
         // Whoever has not taken the last message by now does not want it.
@@ -303,6 +324,11 @@ impl Core {
 
     /// Queues a message; a connection whose queue is full is given up.
     fn send(&mut self, to: &[ConnectionId], message: &FromScheduler, inputs: &mut Vec<Input>) {
+        if to == [LOCAL] {
+            // Of messages: nothing else is said to our own program.
+            let _ = self.posts.heard(message.clone());
+            return;
+        }
         self.note(to, message);
         self.metrics.count_message(message, to.len() as u64);
         let frame: Arc<[u8]> = match frame_of(message) {
@@ -349,8 +375,11 @@ impl Core {
             FromScheduler::Released { result: Err(error), .. } => {
                 tracing::warn!(peer, %error, "a barrier is not opened");
             }
-            FromScheduler::Declared { .. } | FromScheduler::Released { .. } | FromScheduler::HeartbeatAck => {
-            }
+            FromScheduler::Declared { .. }
+            | FromScheduler::Released { .. }
+            | FromScheduler::Posted { .. }
+            | FromScheduler::PostAnswered { .. }
+            | FromScheduler::HeartbeatAck => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::run::run_with;
 use crate::app::{App, Apps, RegisterError};
 use daemon::exit::Failure;
+use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, Trigger};
 use proto_common::config::Settings;
 use proto_common::ids::Rank;
@@ -39,6 +40,7 @@ pub enum StartError {
 pub struct Server {
     rank: Rank,
     apps: Apps,
+    posts: Posts,
     trigger: Trigger,
     ended: Receiver<anyhow::Result<()>>,
     thread: Option<JoinHandle<()>>,
@@ -61,9 +63,10 @@ impl Server {
         let within = Duration::from_millis(deadlines.connect_ms.saturating_add(deadlines.handshake_ms))
             + Duration::from_secs(1);
         let scheduler = format!("{}:{}", settings.scheduler.host, settings.scheduler.port);
-        let for_lanes = apps.clone();
+        let posts = Posts::start()?;
+        let own = (apps.clone(), posts.clone());
         let thread = std::thread::Builder::new().name("gradwire-server".into()).spawn(move || {
-            let body = serve(settings, for_lanes, shutdown, move |rank| {
+            let body = serve(settings, own, shutdown, move |rank| {
                 let _ = tell_rank.try_send(rank);
             });
             let result = daemon::process::run_to_end(body);
@@ -72,7 +75,7 @@ impl Server {
         })?;
         let began = Instant::now();
         match rank.recv_timeout(within) {
-            Ok(rank) => Ok(Self { rank, apps, trigger, ended, thread: Some(thread) }),
+            Ok(rank) => Ok(Self { rank, apps, posts, trigger, ended, thread: Some(thread) }),
             Err(RecvTimeoutError::Disconnected) => {
                 let ended =
                     ended.recv_timeout(within).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
@@ -106,6 +109,12 @@ impl Server {
     #[must_use]
     pub fn apps(&self) -> &Apps {
         &self.apps
+    }
+
+    /// Messages to and from other members' programs.
+    #[must_use]
+    pub fn posts(&self) -> &Posts {
+        &self.posts
     }
 
     /// Has it ended?
@@ -149,14 +158,14 @@ impl Drop for Server {
 
 fn serve(
     settings: Settings,
-    apps: Apps,
+    (apps, posts): (Apps, Posts),
     shutdown: Shutdown,
     tell_rank: impl FnOnce(Rank),
 ) -> impl Future<Output = anyhow::Result<()>> {
     async move {
         let http = daemon::http::bind(&settings.node.http).await?;
         let listener = listen(&settings).await?;
-        run_with(listener, http, settings, shutdown, (apps, tell_rank)).await
+        run_with(listener, http, settings, shutdown, (apps, posts, tell_rank)).await
     }
 }
 

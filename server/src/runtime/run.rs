@@ -10,6 +10,7 @@ use crate::engine::{ChunkSpec, EngineConfig};
 use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::http::{self, HttpState};
+use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::Settings;
@@ -79,7 +80,7 @@ pub async fn run(
     settings: Settings,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    run_with(listener, http, settings, shutdown, (Apps::default(), drop::<Rank>)).await
+    run_with(listener, http, settings, shutdown, (Apps::default(), Posts::start()?, |_| {})).await
 }
 
 /// As [`run`], with handlers for workers' calls, and somebody to tell the rank to.
@@ -88,7 +89,7 @@ pub(super) async fn run_with(
     http: Option<TcpListener>,
     settings: Settings,
     mut shutdown: Shutdown,
-    (apps, tell_rank): (Apps, impl FnOnce(Rank)),
+    (apps, posts, tell_rank): (Apps, Posts, impl FnOnce(Rank)),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
     let late: Arc<OnceLock<(Rank, Vec<Mailbox<LaneMessage>>)>> = Arc::default();
@@ -113,6 +114,7 @@ pub(super) async fn run_with(
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, &failed)?;
+    posts.attach_link(link.sender());
     tell_rank(welcome.rank);
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
@@ -133,9 +135,10 @@ pub(super) async fn run_with(
     });
     tracing::info!(rank = welcome.rank.0, lanes = welcome.shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception));
-    let serving = Serving { welcome, link, lanes: &lanes, workers, lane_failures };
+    let serving = Serving { welcome, link, lanes: &lanes, workers, lane_failures, posts: &posts };
     let ended = serving.until_end(&mut shutdown, Duration::from_millis(settings.deadlines.drain_ms)).await;
     accepting.abort();
+    posts.lose("the server has left the job");
     stop(lanes);
     apps.end();
     ended
@@ -297,6 +300,7 @@ struct Serving<'a> {
     lanes: &'a Lanes,
     workers: watch::Sender<Option<Workers>>,
     lane_failures: mpsc::Receiver<LaneError>,
+    posts: &'a Posts,
 }
 
 enum End {
@@ -343,6 +347,7 @@ impl Serving<'_> {
             tokio::select! {
                 event = self.link.events.recv() => match event {
                     Some(LinkEvent::Message(message)) => {
+                        let Some(message) = self.posts.heard(message) else { continue };
                         if let Some(end) = self.message(message).await {
                             return end;
                         }

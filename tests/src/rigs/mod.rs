@@ -4,6 +4,7 @@
 #![allow(clippy::print_stderr, reason = "what a failing test tells")]
 #![allow(clippy::missing_panics_doc, reason = "test code: a panic is a failed test")]
 
+pub mod bed;
 pub mod cluster;
 pub mod control;
 pub mod forge;

@@ -60,6 +60,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 devices,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
+                posts: control.posts().clone(),
                 control: Mutex::new(Some(control)),
                 map: RwLock::new(map),
                 tensors: RwLock::new(BTreeMap::new()),

@@ -27,6 +27,7 @@ pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
 use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Spares};
+use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -59,6 +60,7 @@ pub(crate) struct Inner {
     lanes: Arc<[LaneHandle]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
+    posts: Posts,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
     /// Is the first iteration over, and has been planned with?
@@ -223,6 +225,12 @@ impl Client {
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
         let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
         self.with_control(|control| control.barrier(name, group, within))
+    }
+
+    /// Messages to and from other members' programs: small, by way of the scheduler.
+    #[must_use]
+    pub fn posts(&self) -> &Posts {
+        &self.0.posts
     }
 
     /// A barrier of all workers.

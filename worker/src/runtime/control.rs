@@ -4,6 +4,7 @@
 use crate::error::{ClientError, OpError};
 use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
 use daemon::http::HttpState;
+use daemon::post::Posts;
 use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
@@ -67,6 +68,7 @@ enum Outgoing {
 pub(crate) struct Control {
     /// Unbounded, but every message waits for its answer in its caller, or is sent once in a life.
     outgoing: UnboundedSender<Outgoing>,
+    posts: Posts,
     shared: Arc<Mutex<Shared>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,11 +82,14 @@ impl Control {
         let (assemble_ms, connect_ms) =
             (start.settings.deadlines.assemble_ms, start.settings.deadlines.connect_ms);
         let theirs = shared.clone();
+        let posts = Posts::start()
+            .map_err(|error| ClientError::Internal(format!("cannot start a thread: {error}")))?;
+        let own = posts.clone();
         let thread = std::thread::Builder::new()
             .name("gradwire-control".into())
-            .spawn(move || run(start, queue, &ready, &theirs))
+            .spawn(move || run(start, queue, (&ready, &own), &theirs))
             .map_err(|error| ClientError::Internal(format!("cannot start the control thread: {error}")))?;
-        let control = Self { outgoing, shared, thread: Some(thread) };
+        let control = Self { outgoing, posts, shared, thread: Some(thread) };
         let within = Duration::from_millis(assemble_ms.saturating_add(connect_ms)) + GRACE;
         match told.recv_timeout(within) {
             Ok(Ok(roster)) => Ok((control, roster)),
@@ -171,6 +176,11 @@ impl Control {
         })??)
     }
 
+    /// Messages to and from other members' programs.
+    pub(crate) fn posts(&self) -> &Posts {
+        &self.posts
+    }
+
     pub(crate) fn links_ready(&self) {
         // A lost scheduler is reported by its own event.
         let _ = self.outgoing.send(Outgoing::Message(ToScheduler::LinksReady));
@@ -194,13 +204,19 @@ fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
 
 type Ready = SyncSender<Result<Roster, ClientError>>;
 
-fn run(start: ControlStart, queue: UnboundedReceiver<Outgoing>, ready: &Ready, shared: &Mutex<Shared>) {
+fn run(
+    start: ControlStart,
+    queue: UnboundedReceiver<Outgoing>,
+    (ready, posts): (&Ready, &Posts),
+    shared: &Mutex<Shared>,
+) {
     match daemon::process::control_runtime() {
-        Ok(runtime) => runtime.block_on(session(start, queue, ready, shared)),
+        Ok(runtime) => runtime.block_on(session(start, queue, (ready, posts), shared)),
         Err(error) => {
             let _ = ready.try_send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
         }
     }
+    posts.lose("the link to the scheduler has ended");
     // Callers that still wait see their channel end.
     lock(shared).asked.clear();
 }
@@ -208,7 +224,7 @@ fn run(start: ControlStart, queue: UnboundedReceiver<Outgoing>, ready: &Ready, s
 async fn session(
     start: ControlStart,
     mut queue: UnboundedReceiver<Outgoing>,
-    ready: &Ready,
+    (ready, posts): (&Ready, &Posts),
     shared: &Mutex<Shared>,
 ) {
     let ControlStart { settings, mut register, http, report, on_event } = start;
@@ -223,7 +239,8 @@ async fn session(
         Err(error) => return failed(describe(&error), error.exit_code()),
     };
     let sender = link.sender();
-    let mut start = Starting { welcome, ready, assembled: false };
+    posts.attach_link(link.sender());
+    let mut start = Starting { welcome, ready, posts, assembled: false };
     let error = loop {
         tokio::select! {
             event = link.events.recv() => match start.event(event, shared) {
@@ -248,6 +265,7 @@ async fn session(
             },
         }
     };
+    posts.lose(&error.to_string());
     fatal(error, shared, &*on_event);
     // Go on only to end in order.
     while let Some(outgoing) = queue.recv().await {
@@ -261,6 +279,7 @@ async fn session(
 struct Starting<'a> {
     welcome: Welcome,
     ready: &'a Ready,
+    posts: &'a Posts,
     assembled: bool,
 }
 
@@ -279,7 +298,7 @@ impl Starting<'_> {
                 let _ = self.ready.try_send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
                 OpError::Closed(format!("the scheduler refused us: {reason}"))
             }
-            Some(LinkEvent::Message(message)) => answer(message, shared)?,
+            Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, shared)?,
             Some(LinkEvent::Lost(lost)) => {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
                 OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })
@@ -372,6 +391,8 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::Roster { .. }
         | FromScheduler::Assign(_)
         | FromScheduler::ChangeRule { .. }
+        | FromScheduler::Posted { .. }
+        | FromScheduler::PostAnswered { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

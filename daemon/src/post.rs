@@ -1,0 +1,378 @@
+//! Messages between programs: handlers of this process, and the answers that it waits for. One thread runs all of its
+//! handlers and callbacks, one after the other; the way to the scheduler is somebody else's.
+
+use crate::control::LinkSender;
+use proto_common::ids::MemberId;
+use proto_common::message::{FromScheduler, PostError, PostMessage, PostReply, PostTo, ToScheduler};
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// An answer may come this much after the deadline that the scheduler keeps itself.
+const GRACE: Duration = Duration::from_secs(2);
+/// Messages that wait for a handler to be registered; the scheduler allows no member more unanswered ones.
+const WAITING_MAX: usize = proto_common::message::POSTS_OWED_MAX;
+/// How long the thread sleeps where nothing has a deadline.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Sends to the scheduler; false when it cannot any more.
+type Out = Box<dyn Fn(ToScheduler) -> bool + Send>;
+type Handler = Box<dyn FnMut(Post) + Send>;
+type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
+
+/// A message that came.
+#[derive(Debug)]
+pub struct Post {
+    /// Who sent it.
+    pub from: MemberId,
+    /// The handler's number.
+    pub app: u32,
+    /// Its head.
+    pub head: i32,
+    /// Its body.
+    pub body: Vec<u8>,
+    /// To answer it with; dropped without an answer it is an error at the sender.
+    pub reply: Answering,
+}
+
+/// Answers one message, once, from any thread.
+#[derive(Debug)]
+pub struct Answering {
+    ticket: u64,
+    work: Option<Sender<Work>>,
+}
+
+impl Answering {
+    /// Answers it, with at most [`proto_common::message::POST_BODY_BYTES_MAX`] bytes of body.
+    pub fn send(mut self, head: i32, body: Vec<u8>) {
+        self.answer(Ok(PostReply { head, body }));
+    }
+
+    fn answer(&mut self, result: Result<PostReply, PostError>) {
+        if let Some(work) = self.work.take() {
+            // Nobody waits for it where the thread has ended.
+            let _ = work.send(Work::Say(ToScheduler::PostReply { ticket: self.ticket, result }));
+        }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.answer(Err(PostError::NoReply));
+    }
+}
+
+/// One receiver's answer.
+#[derive(Debug)]
+pub struct PostAnswer {
+    /// Whose it is.
+    pub from: MemberId,
+    /// How many receivers there are; as many answers come.
+    pub of: u32,
+    /// The answer, or why there is none.
+    pub result: Result<PostReply, PostError>,
+}
+
+enum Work {
+    Attach(Out),
+    Register(u32, Handler, SyncSender<bool>),
+    Unregister(u32, SyncSender<bool>),
+    Ask {
+        to: PostTo,
+        message: PostMessage,
+        within: Duration,
+        on_answer: OnAnswer,
+    },
+    Heard(FromScheduler),
+    Say(ToScheduler),
+    /// The way to the scheduler has ended.
+    Lost(String),
+    End,
+}
+
+/// The messages of one member. Clones share them; with the last one its thread ends.
+#[derive(Clone)]
+pub struct Posts(Arc<Inner>);
+
+struct Inner {
+    work: Sender<Work>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Posts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Posts")
+    }
+}
+
+impl Posts {
+    /// Without handlers, and with no way to the scheduler yet: what is sent waits for it.
+    pub fn start() -> std::io::Result<Self> {
+        let (work, queue) = channel();
+        let hub = Hub {
+            queue,
+            work: work.clone(),
+            out: None,
+            unsent: Vec::new(),
+            handlers: HashMap::new(),
+            waiting: VecDeque::new(),
+            asked: HashMap::new(),
+            next: 0,
+            lost: None,
+        };
+        let thread = std::thread::Builder::new().name("gradwire-posts".into()).spawn(|| hub.run())?;
+        Ok(Self(Arc::new(Inner { work, thread: Mutex::new(Some(thread)) })))
+    }
+
+    fn tell(&self, work: Work) {
+        // The thread outlives every clone.
+        let _ = self.0.work.send(work);
+    }
+
+    /// The way to the scheduler is there: `out` hands over without waiting.
+    pub fn attach(&self, out: impl Fn(ToScheduler) -> bool + Send + 'static) {
+        self.tell(Work::Attach(Box::new(out)));
+    }
+
+    /// As [`Posts::attach`] over a link, by a task of the current tokio runtime.
+    pub fn attach_link(&self, link: LinkSender) {
+        // Unbounded, but the scheduler bounds what is not answered.
+        let (out, mut queue) = tokio::sync::mpsc::unbounded_channel::<ToScheduler>();
+        tokio::spawn(async move {
+            while let Some(message) = queue.recv().await {
+                if let Err(error) = link.send(&message).await {
+                    tracing::debug!(%error, "a message for others was not sent");
+                }
+            }
+        });
+        self.attach(move |message| out.send(message).is_ok());
+    }
+
+    /// Takes what the scheduler said of messages; gives back what is of something else.
+    pub fn heard(&self, message: FromScheduler) -> Option<FromScheduler> {
+        match message {
+            FromScheduler::Posted { .. } | FromScheduler::PostAnswered { .. } => {
+                self.tell(Work::Heard(message));
+                None
+            }
+            other => Some(other),
+        }
+    }
+
+    /// The way to the scheduler has ended: what is asked is answered with an error.
+    pub fn lose(&self, why: &str) {
+        self.tell(Work::Lost(why.to_owned()));
+    }
+
+    /// Lets a handler take messages to this number; those that came before wait for it. It runs on the thread of all
+    /// handlers of this process, so it must not wait for an answer. False where there is one already.
+    pub fn register(&self, app: u32, handler: impl FnMut(Post) + Send + 'static) -> bool {
+        self.ask(|done| Work::Register(app, Box::new(handler), done))
+    }
+
+    /// Ends a handler, when it is done with the message that it has. False where there is none.
+    pub fn unregister(&self, app: u32) -> bool {
+        self.ask(|done| Work::Unregister(app, done))
+    }
+
+    fn ask(&self, work: impl FnOnce(SyncSender<bool>) -> Work) -> bool {
+        let (done, answer) = sync_channel(1);
+        self.tell(work(done));
+        // A handler that asks would wait for itself: its wish is granted after it.
+        if self.is_own_thread() { true } else { answer.recv().unwrap_or(false) }
+    }
+
+    fn is_own_thread(&self) -> bool {
+        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id())
+    }
+
+    /// Sends a message. `on_answer` is called for each receiver's answer, or once with why there is none, on the thread of
+    /// all handlers; all of them have come a little after `within`.
+    pub fn post(
+        &self,
+        to: PostTo,
+        message: PostMessage,
+        within: Duration,
+        on_answer: impl FnMut(PostAnswer) + Send + 'static,
+    ) {
+        self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer) });
+    }
+
+    /// As [`Posts::post`], and waits for all answers. Not to be called by a handler.
+    pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
+        let (tell, answers) = channel();
+        self.post(to, message, within, move |answer| drop(tell.send(answer)));
+        // The sender goes with the last answer, which comes within its deadline.
+        answers.iter().collect()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _ = self.work.send(Work::End);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of messages panicked");
+        }
+    }
+}
+
+struct Asked {
+    on_answer: OnAnswer,
+    to: PostTo,
+    /// Answers that are still to come, once one has said how many there are.
+    left: Option<u32>,
+    within: Duration,
+    deadline: Instant,
+}
+
+/// The thread's side.
+struct Hub {
+    queue: Receiver<Work>,
+    work: Sender<Work>,
+    out: Option<Out>,
+    /// What was sent before there was a way.
+    unsent: Vec<ToScheduler>,
+    handlers: HashMap<u32, Handler>,
+    /// Messages without a handler, and until when somebody waits for their answer.
+    waiting: VecDeque<(Instant, Post)>,
+    asked: HashMap<u64, Asked>,
+    next: u64,
+    lost: Option<String>,
+}
+
+impl Hub {
+    fn run(mut self) {
+        loop {
+            let due =
+                self.asked.values().map(|asked| asked.deadline).chain(self.waiting.iter().map(|(at, _)| *at));
+            let left = due.min().map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
+            match self.queue.recv_timeout(left) {
+                Ok(Work::End) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(work) => self.take(work),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.expire(Instant::now());
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        match work {
+            Work::Attach(out) => {
+                self.out = Some(out);
+                std::mem::take(&mut self.unsent).into_iter().for_each(|message| self.say(message));
+            }
+            Work::Register(app, handler, done) => {
+                let is_free = !self.handlers.contains_key(&app);
+                if is_free {
+                    self.handlers.insert(app, handler);
+                    let (mine, others) = self.waiting.drain(..).partition(|(_, post)| post.app == app);
+                    self.waiting = others;
+                    let mine: VecDeque<(Instant, Post)> = mine;
+                    mine.into_iter().for_each(|(_, post)| self.deliver(post));
+                }
+                let _ = done.try_send(is_free);
+            }
+            Work::Unregister(app, done) => {
+                let _ = done.try_send(self.handlers.remove(&app).is_some());
+            }
+            Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
+            Work::Heard(FromScheduler::Posted { ticket, from, message, timeout_ms }) => {
+                let PostMessage { app, head, body } = message;
+                let reply = Answering { ticket, work: Some(self.work.clone()) };
+                let post = Post { from, app, head, body, reply };
+                if self.handlers.contains_key(&app) {
+                    self.deliver(post);
+                } else if self.waiting.len() < WAITING_MAX {
+                    self.waiting.push_back((Instant::now() + Duration::from_millis(timeout_ms), post));
+                }
+            }
+            Work::Heard(FromScheduler::PostAnswered { request, from, of, result }) => {
+                self.answered(request, PostAnswer { from, of, result });
+            }
+            Work::Heard(_) | Work::End => {}
+            Work::Say(message) => self.say(message),
+            Work::Lost(why) => {
+                self.lost = Some(why);
+                let requests: Vec<u64> = self.asked.keys().copied().collect();
+                requests.into_iter().for_each(|request| self.refuse(request));
+            }
+        }
+    }
+
+    fn say(&mut self, message: ToScheduler) {
+        match &self.out {
+            Some(out) => drop(out(message)),
+            None => self.unsent.push(message),
+        }
+    }
+
+    fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {
+        self.next += 1;
+        let (request, timeout_ms) = (self.next, within.as_millis() as u64);
+        let deadline = Instant::now() + within + GRACE;
+        self.asked.insert(request, Asked { on_answer, to, left: None, within, deadline });
+        if self.lost.is_some() {
+            return self.refuse(request);
+        }
+        self.say(ToScheduler::Post { request, to, message, timeout_ms });
+    }
+
+    /// A request is answered here, because nobody else will.
+    fn refuse(&mut self, request: u64) {
+        let Some(Asked { mut on_answer, to, left, within, .. }) = self.asked.remove(&request) else { return };
+        let scheduler =
+            MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
+        let member = if let PostTo::One(one) = to { one } else { scheduler };
+        let error = match &self.lost {
+            Some(why) => PostError::NotNow(why.clone()),
+            None => PostError::Deadline { member, waited_ms: (within + GRACE).as_millis() as u64 },
+        };
+        for _ in 0..left.unwrap_or(1) {
+            let answer = PostAnswer { from: member, of: left.unwrap_or(1), result: Err(error.clone()) };
+            guarded(|| on_answer(answer));
+        }
+    }
+
+    fn answered(&mut self, request: u64, answer: PostAnswer) {
+        let Some(asked) = self.asked.get_mut(&request) else { return };
+        let left = asked.left.unwrap_or(answer.of).saturating_sub(1);
+        asked.left = Some(left);
+        guarded(|| (asked.on_answer)(answer));
+        if left == 0 {
+            self.asked.remove(&request);
+        }
+    }
+
+    fn deliver(&mut self, post: Post) {
+        let app = post.app;
+        let Some(handler) = self.handlers.get_mut(&app) else { return };
+        if !guarded(|| handler(post)) {
+            tracing::error!(app, "a handler of messages panicked and is gone");
+            self.handlers.remove(&app);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.waiting.retain(|(deadline, _)| *deadline > now);
+        let late: Vec<u64> = self
+            .asked
+            .iter()
+            .filter(|(_, asked)| asked.deadline <= now)
+            .map(|(request, _)| *request)
+            .collect();
+        late.into_iter().for_each(|request| self.refuse(request));
+    }
+}
+
+/// False where it panicked: one program's mistake does not end the others' messages.
+fn guarded(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_ok()
+}

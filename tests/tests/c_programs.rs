@@ -51,7 +51,8 @@ fn the_library_shows_its_own_functions_only_under_their_version() {
     let program = native.compile("c/calls.c");
     let library = program.with_file_name("libgradwire.so");
     let run = |tool: &str, arguments: &[&str]| {
-        let output = std::process::Command::new(tool).args(arguments).arg(&library).output().expect("binutils");
+        let output =
+            std::process::Command::new(tool).args(arguments).arg(&library).output().expect("binutils");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let symbols = run("nm", &["-D", "--defined-only", "--with-symbol-versions"]);

@@ -20,6 +20,11 @@
 #define GRADWIRE_UNTIL_DEADLINE UINT64_MAX
 
 /**
+ * In place of a rank: every member of the group.
+ */
+#define GRADWIRE_EVERYONE UINT32_MAX
+
+/**
  * What every function that can fail returns. The numbers never change; new ones may be added.
  */
 enum GradwireCode
@@ -330,6 +335,18 @@ typedef struct GradwireClient GradwireClient;
 typedef struct GradwireHandle GradwireHandle;
 
 /**
+ * A message that came. Freed with `gradwire_message_free`; head and body are valid until then. One that is freed without an
+ * answer is `GRADWIRE_CODE_NO_REPLY` at its sender.
+ */
+typedef struct GradwireMessage GradwireMessage;
+
+/**
+ * The messages of one client, server or scheduler. Outlives it; what is sent then fails. Freed with
+ * `gradwire_messages_free`.
+ */
+typedef struct GradwireMessages GradwireMessages;
+
+/**
  * What a handler answered. Freed with `gradwire_reply_free`; head and body are valid until then.
  */
 typedef struct GradwireReply GradwireReply;
@@ -498,6 +515,52 @@ typedef struct {
  * call no function of the library but `gradwire_last_error`: wake a thread that does.
  */
 typedef void (*GradwireOnEnd)(void *context, GradwireCode code, uint64_t version);
+
+/**
+ * One receiver's answer.
+ */
+typedef struct {
+    /**
+     * `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` has the words during the call.
+     */
+    GradwireCode code;
+    /**
+     * Whose it is: one `GradwireGroup` constant.
+     */
+    uint32_t from_group;
+    /**
+     * Whose it is: the rank there.
+     */
+    uint32_t from_rank;
+    /**
+     * How many receivers there are.
+     */
+    uint32_t of;
+    /**
+     * The answer's number.
+     */
+    int32_t head;
+    /**
+     * The answer's bytes.
+     */
+    const void *body;
+    /**
+     * How many.
+     */
+    uint64_t body_bytes;
+} GradwireAnswer;
+
+/**
+ * Takes one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for each
+ * receiver, or once with an error and `of` 1 where the message reached nobody.
+ */
+typedef void (*GradwireOnAnswer)(void *context, const GradwireAnswer *answer);
+
+/**
+ * Takes a message, which is the callee's to answer and free, then or later and on any thread. All handlers and callbacks of
+ * messages of one member run on one thread, one after the other: be brief, and wait for no message there.
+ */
+typedef void (*GradwireOnMessage)(void *context, GradwireMessage *message);
 
 /**
  * An update rule with its constants. Fill it with `gradwire_optimizer_default` and change what is to differ: constants
@@ -750,6 +813,11 @@ GradwireCode gradwire_client_stats(const GradwireClient *client, GradwireStats *
 GradwireCode gradwire_client_check(const GradwireClient *client);
 
 /**
+ * Its messages and barriers with a time of their own.
+ */
+GradwireCode gradwire_client_messages(const GradwireClient *client, GradwireMessages **messages);
+
+/**
  * Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and
  * nothing is written.
  */
@@ -808,6 +876,81 @@ GradwireCode gradwire_on_end(const GradwireHandle *handle,
 void gradwire_handle_free(GradwireHandle *handle);
 
 /**
+ * Sends `body_bytes` bytes, at most 1 MiB, with a number before them, to the member of this rank in the group, or with
+ * `GRADWIRE_EVERYONE` to all of a group (constants added up). They are copied during the call. Receivers have `timeout_ms`
+ * milliseconds; all answers have come a little after that. The scheduler can be reached where a program runs it.
+ */
+GradwireCode gradwire_messages_send(const GradwireMessages *messages,
+                                    uint32_t group,
+                                    uint32_t rank,
+                                    uint32_t app,
+                                    int32_t head,
+                                    const void *body,
+                                    uint64_t body_bytes,
+                                    uint64_t timeout_ms,
+                                    GradwireOnAnswer on_answer,
+                                    void *context);
+
+/**
+ * Lets a handler take messages to this number. Those that came before waited for it. The context has to live until the
+ * handler is unregistered.
+ */
+GradwireCode gradwire_messages_register(const GradwireMessages *messages,
+                                        uint32_t app,
+                                        GradwireOnMessage handler,
+                                        void *context);
+
+/**
+ * Ends a handler when it is done with the message that it has, and waits for that, unless it is a handler or callback of
+ * messages that calls.
+ */
+GradwireCode gradwire_messages_unregister(const GradwireMessages *messages,
+                                          uint32_t app);
+
+/**
+ * Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this one is in it)
+ * has come, at most `timeout_ms` milliseconds, of which a day is the most. The message names the missing. The scheduler is
+ * waited for where a program runs it.
+ */
+GradwireCode gradwire_messages_barrier(const GradwireMessages *messages,
+                                       const char *name,
+                                       uint32_t group,
+                                       uint64_t timeout_ms);
+
+/**
+ * Frees what stands for the messages. Null is fine. Handlers stay.
+ */
+void gradwire_messages_free(GradwireMessages *messages);
+
+/**
+ * Who sent the message: one `GradwireGroup` constant, and the rank there.
+ */
+GradwireCode gradwire_message_from(const GradwireMessage *message, uint32_t *group, uint32_t *rank);
+
+/**
+ * The message's number. 0 for null.
+ */
+int32_t gradwire_message_head(const GradwireMessage *message);
+
+/**
+ * The message's bytes, and how many in `bytes`, which may be null.
+ */
+const void *gradwire_message_body(const GradwireMessage *message, uint64_t *bytes);
+
+/**
+ * Answers a message, once, from any thread, with a number and at most 1 MiB, copied during the call.
+ */
+GradwireCode gradwire_message_reply(const GradwireMessage *message,
+                                    int32_t head,
+                                    const void *body,
+                                    uint64_t body_bytes);
+
+/**
+ * Frees a message. Null is fine.
+ */
+void gradwire_message_free(GradwireMessage *message);
+
+/**
  * Fills an update rule (a `GradwireRule`) with its usual constants: the mean of contributions with learning rate 0.01,
  * but plain sums for the rules sum and assign.
  */
@@ -821,13 +964,18 @@ GradwireCode gradwire_scheduler_start(const GradwireSettings *settings,
                                       GradwireScheduler **scheduler);
 
 /**
+ * Its messages and barriers.
+ */
+GradwireCode gradwire_scheduler_messages(const GradwireScheduler *scheduler, GradwireMessages **messages);
+
+/**
  * Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
  * own, because the job has none. Of several calls one waits.
  */
 GradwireCode gradwire_scheduler_wait(const GradwireScheduler *scheduler);
 
 /**
- * Ends the job in good order, unless it has ended, and frees the scheduler. Null is fine.
+ * Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is fine.
  */
 void gradwire_scheduler_free(GradwireScheduler *scheduler);
 
@@ -840,6 +988,11 @@ GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireSer
  * Its rank among servers. `UINT32_MAX` for null.
  */
 uint32_t gradwire_server_rank(const GradwireServer *server);
+
+/**
+ * Its messages and barriers.
+ */
+GradwireCode gradwire_server_messages(const GradwireServer *server, GradwireMessages **messages);
 
 /**
  * Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the

@@ -2,6 +2,7 @@
 
 use crate::border::{object, put, text};
 use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::message::GradwireMessages;
 use crate::settings::{GradwireSettings, load};
 use gradwire_worker::{Client, OpError};
 use proto_common::ids::Role;
@@ -43,10 +44,11 @@ pub(crate) fn group(number: u32) -> Result<NodeGroup, Failure> {
     if number == 0 || number > 7 {
         return Err(Failure::argument(format!("group {number} is none; add up GRADWIRE_GROUP_ constants")));
     }
-    if has(GradwireGroup::Scheduler) {
-        return Err(Failure::argument("the scheduler cannot come to a barrier of clients; leave it out"));
-    }
-    Ok(NodeGroup { servers: has(GradwireGroup::Servers), workers: has(GradwireGroup::Workers) })
+    Ok(NodeGroup {
+        scheduler: has(GradwireGroup::Scheduler),
+        servers: has(GradwireGroup::Servers),
+        workers: has(GradwireGroup::Workers),
+    })
 }
 
 /// What a client has done so far. Counts never fall.
@@ -175,6 +177,18 @@ pub extern "C" fn gradwire_client_stats(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_client_check(client: Option<&GradwireClient>) -> GradwireCode {
     guard(|| object(client, "client")?.client.dead().map_or(Ok(()), |error| Err(error.into())))
+}
+
+/// Its messages and barriers with a time of their own.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_client_messages(
+    client: Option<&GradwireClient>,
+    messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let posts = object(client, "client")?.client.posts().clone();
+        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+    })
 }
 
 /// Which member's death ended the job: 1, with its group (one `GradwireGroup` constant) and rank, where one did; else 0, and

@@ -11,6 +11,7 @@ pub mod call;
 pub mod client;
 pub mod error;
 pub mod handle;
+pub mod message;
 pub mod optimizer;
 pub mod piece;
 pub mod scheduler;

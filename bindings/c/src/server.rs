@@ -1,10 +1,12 @@
 //! A server in the program's process, and its handlers for workers' calls.
 
-use crate::border::{bytes, object, slice};
+use crate::border::{bytes, object, put, slice};
 use crate::call::shown;
 use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::message::GradwireMessages;
 use crate::piece::{GradwirePiece, Lent};
 use crate::settings::{GradwireSettings, load};
+use daemon::post::Posts;
 use gradwire_server::runtime::StartError;
 use gradwire_server::{Apps, Call, Reply, ReplyBody, ReplyError, Server};
 use proto_common::ids::Role;
@@ -17,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct GradwireServer {
     rank: u32,
     apps: Apps,
+    posts: Posts,
     server: Mutex<Option<Server>>,
 }
 
@@ -70,8 +73,8 @@ pub extern "C" fn gradwire_server_start(
     guard(|| {
         let place = server.ok_or_else(|| Failure::null("server"))?;
         let started = Server::start(load(settings, Role::Server)?.settings)?;
-        let (rank, apps) = (started.rank(), started.apps().clone());
-        place.write(Some(Box::new(GradwireServer { rank, apps, server: Mutex::new(Some(started)) })));
+        let (rank, apps, posts) = (started.rank(), started.apps().clone(), started.posts().clone());
+        place.write(Some(Box::new(GradwireServer { rank, apps, posts, server: Mutex::new(Some(started)) })));
         Ok(())
     })
 }
@@ -80,6 +83,18 @@ pub extern "C" fn gradwire_server_start(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_rank(server: Option<&GradwireServer>) -> u32 {
     server.map_or(u32::MAX, |server| server.rank)
+}
+
+/// Its messages and barriers.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_messages(
+    server: Option<&GradwireServer>,
+    messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let posts = object(server, "server")?.posts.clone();
+        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+    })
 }
 
 /// Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the

@@ -63,7 +63,7 @@ fn a_deadline_names_the_missing_and_only_them() {
 #[test]
 fn nonsense_is_refused() {
     let mut rig = Rig::running(1, 2);
-    let none = NodeGroup { servers: false, workers: false };
+    let none = NodeGroup { scheduler: false, servers: false, workers: false };
     let outside = error(&rig.say(worker(0), barrier(1, "a", none, 50)));
     assert!(outside.to_string().contains("not part of the group"), "{outside}");
     assert!(matches!(

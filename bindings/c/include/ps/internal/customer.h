@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,12 +25,23 @@ class Tasks {
  public:
   using Task = std::function<void()>;
 
-  /// Dropped where the customer is gone.
-  void Add(Task task) {
+  /// Dropped where the customer is gone, which false tells.
+  bool Add(Task task) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) return;
+    if (closed_) return false;
     tasks_.push_back(std::move(task));
     came_.notify_one();
+    return true;
+  }
+
+  /// Waits until everything that was there before is done, or dropped.
+  void Drain() {
+    auto done = std::make_shared<std::promise<void>>();
+    auto ended = done->get_future();
+    if (!Add([done] { done->set_value(); })) return;
+    done.reset();
+    // Broken where the task was dropped.
+    ended.wait();
   }
 
   void Close() {
@@ -122,6 +134,8 @@ class Customer {
   void Accept(const Message &message) {
     tasks_->Add([this, message] { handle_(message); });
   }
+
+  bool IsOwnThread() const { return thread_.get_id() == std::this_thread::get_id(); }
 
   /// Runs something on the customer's thread.
   const std::shared_ptr<detail::Tasks> &tasks() const { return tasks_; }

@@ -22,6 +22,8 @@ struct Free {
   void operator()(GradwireClient *it) const { gradwire_client_free(it); }
   void operator()(GradwireServer *it) const { gradwire_server_free(it); }
   void operator()(GradwireScheduler *it) const { gradwire_scheduler_free(it); }
+  void operator()(GradwireMessages *it) const { gradwire_messages_free(it); }
+  void operator()(GradwireMessage *it) const { gradwire_message_free(it); }
   void operator()(GradwireReply *it) const { gradwire_reply_free(it); }
   void operator()(GradwireRequest *it) const { gradwire_request_free(it); }
 };

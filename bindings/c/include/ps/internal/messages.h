@@ -1,9 +1,8 @@
-// Messages between any two nodes: sent through the library, sorted to the customers they are for.
+// Messages between any two nodes, sorted to the customers they are for.
 #ifndef PS_INTERNAL_MESSAGES_H_
 #define PS_INTERNAL_MESSAGES_H_
 
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <limits>
 #include <map>
@@ -13,27 +12,41 @@
 #include <utility>
 
 #include "ps/internal/customer.h"
+#include "ps/internal/postoffice.h"
 
 namespace ps {
 namespace detail {
 
-/// What goes before a message's body. All of it is little-endian, as every node is.
+/// What goes before a request's body.
 struct Envelope {
-  int32_t app_id;
   int32_t customer_id;
   int32_t timestamp;
-  int32_t head;
-  int32_t request;
 };
-static_assert(sizeof(Envelope) == 20, "an envelope has no padding");
+static_assert(sizeof(Envelope) == 8, "an envelope has no padding");
 
-/// Sends through this process's member; a worker with several through that of the customer. Throws where it cannot.
-inline void Post(int, int, const Envelope &, const std::string &) { throw dmlc::Error("no messages yet"); }
+/// How long a request's receivers have to answer it, in milliseconds.
+static const uint64_t kRequestMs = 600 * 1000;
 
-/// Customers that take messages. What comes for one that is not there yet waits for it, within a bound.
+/// A node's id from the library's words for it.
+inline int NodeOf(uint32_t group, uint32_t rank) {
+  const int number = static_cast<int>(rank);
+  return group == GRADWIRE_GROUP_SCHEDULER ? kScheduler
+         : group == GRADWIRE_GROUP_SERVERS ? Postoffice::ServerRankToID(number)
+                                           : Postoffice::WorkerRankToID(number);
+}
+
+/// The library's words for a node or group.
+inline std::pair<uint32_t, uint32_t> WordsOf(int node) {
+  if (node < 8) return std::make_pair(static_cast<uint32_t>(node), GRADWIRE_EVERYONE);
+  const uint32_t group = node % 2 ? GRADWIRE_GROUP_WORKERS : GRADWIRE_GROUP_SERVERS;
+  return std::make_pair(group, static_cast<uint32_t>(Postoffice::IDtoRank(node)));
+}
+
+/// Customers that take requests, by app and by the member of the cluster that they belong to. Requests for an app that is not
+/// there yet wait in the library.
 class Mailroom {
  public:
-  using Taker = std::function<void(const Envelope &envelope, int sender, const std::string &body)>;
+  using Taker = std::function<void(const std::shared_ptr<GradwireMessage> &message)>;
 
   static Mailroom *Get() {
     static Mailroom mailroom;
@@ -41,66 +54,82 @@ class Mailroom {
   }
 
   void Add(Customer *customer, Taker taker) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Desk &desk = desks_[std::make_pair(customer->app_id(), customer->customer_id())];
-    desk.taker = std::make_shared<Taker>(std::move(taker));
-    desk.tasks = customer->tasks();
-    std::deque<Mail> waiting;
-    waiting.swap(waiting_);
-    for (Mail &mail : waiting) Sort(std::move(mail));
+    const auto messages = Postoffice::Get()->messages(customer->customer_id());
+    const Place place(messages.get(), customer->app_id());
+    bool is_first = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      Route &route = routes_[place];
+      route.messages = messages;
+      is_first = route.desks.empty();
+      Desk &desk = route.desks[customer->customer_id()];
+      desk.taker = std::make_shared<Taker>(std::move(taker));
+      desk.tasks = customer->tasks();
+    }
+    if (!is_first) return;
+    const auto app = static_cast<uint32_t>(place.second);
+    Must(gradwire_messages_register(messages.get(), app, &Mailroom::OnMessage, Context(place)), "taking messages");
   }
 
   void Remove(Customer *customer) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    desks_.erase(std::make_pair(customer->app_id(), customer->customer_id()));
-  }
-
-  /// A message came, on a thread of the library.
-  void Deliver(int sender, const void *bytes, uint64_t count) {
-    Mail mail;
-    if (count < sizeof(Envelope)) return;
-    std::memcpy(&mail.envelope, bytes, sizeof(Envelope));
-    mail.sender = sender;
-    mail.body.assign(static_cast<const char *>(bytes) + sizeof(Envelope), count - sizeof(Envelope));
-    std::lock_guard<std::mutex> lock(mutex_);
-    Sort(std::move(mail));
+    std::shared_ptr<GradwireMessages> last;
+    int app = customer->app_id();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (auto route = routes_.begin(); route != routes_.end(); ++route) {
+        if (route->first.second != app || !route->second.desks.erase(customer->customer_id())) continue;
+        if (!route->second.desks.empty()) return;
+        last = route->second.messages;
+        routes_.erase(route);
+        break;
+      }
+    }
+    // Without the lock: it waits for a handler that may want it.
+    if (last) gradwire_messages_unregister(last.get(), static_cast<uint32_t>(app));
   }
 
  private:
-  static const size_t kWaitingMax = 4096;
+  using Place = std::pair<const GradwireMessages *, int>;
   struct Desk {
     std::shared_ptr<Taker> taker;
     std::shared_ptr<Tasks> tasks;
   };
-  struct Mail {
-    Envelope envelope;
-    int sender = 0;
-    std::string body;
+  struct Route {
+    std::shared_ptr<GradwireMessages> messages;
+    std::map<int, Desk> desks;
   };
 
-  /// To the customer named, else for a request to any of the app.
-  void Sort(Mail mail) {
-    const int app = mail.envelope.app_id;
-    auto found = desks_.find(std::make_pair(app, static_cast<int>(mail.envelope.customer_id)));
-    if (found == desks_.end() && mail.envelope.request) {
-      found = desks_.lower_bound(std::make_pair(app, std::numeric_limits<int>::min()));
-      if (found != desks_.end() && found->first.first != app) found = desks_.end();
-    }
-    if (found != desks_.end()) {
-      const auto taker = found->second.taker;
-      found->second.tasks->Add([taker, mail] { (*taker)(mail.envelope, mail.sender, mail.body); });
-    } else if (!mail.envelope.request) {
-      // Who asked is gone.
-    } else if (waiting_.size() < kWaitingMax) {
-      waiting_.push_back(std::move(mail));
-    } else {
-      LOG(WARNING) << "a message for app " << app << " was dropped: " << kWaitingMax << " wait for customers already";
-    }
+  /// What the library calls back with; kept for as long as the process, once for each place.
+  void *Context(const Place &place) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return const_cast<Place *>(&contexts_.emplace(place, place).first->second);
+  }
+
+  /// On a thread of the library.
+  static void OnMessage(void *context, GradwireMessage *message) {
+    const std::shared_ptr<GradwireMessage> owned(message, Free());
+    Get()->Sort(*static_cast<const Place *>(context), owned);
+  }
+
+  void Sort(const Place &place, const std::shared_ptr<GradwireMessage> &message) {
+    uint64_t bytes = 0;
+    const void *body = gradwire_message_body(message.get(), &bytes);
+    Envelope envelope;
+    if (bytes < sizeof(envelope)) return;
+    std::memcpy(&envelope, body, sizeof(envelope));
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto route = routes_.find(place);
+    if (route == routes_.end() || route->second.desks.empty()) return;
+    auto &desks = route->second.desks;
+    auto desk = desks.find(envelope.customer_id);
+    if (desk == desks.end()) desk = desks.begin();
+    const auto taker = desk->second.taker;
+    desk->second.tasks->Add([taker, message] { (*taker)(message); });
   }
 
   std::mutex mutex_;
-  std::map<std::pair<int, int>, Desk> desks_;
-  std::deque<Mail> waiting_;
+  std::map<Place, Route> routes_;
+  std::map<Place, Place> contexts_;
 };
 
 }  // namespace detail

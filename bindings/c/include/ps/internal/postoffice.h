@@ -100,22 +100,28 @@ class Postoffice {
     return clients_.begin()->second;
   }
 
+  /// The library's messages of the member that a customer belongs to.
+  std::shared_ptr<GradwireMessages> messages(int customer_id) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto own = messages_.find(customer_id);
+    if (own != messages_.end()) return own->second;
+    CHECK(!messages_.empty()) << "this process is not started: call Start first";
+    return messages_.begin()->second;
+  }
+
   /// The library's server, null after Finalize.
   std::shared_ptr<GradwireServer> server() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return server_;
   }
 
-  /// The library's scheduler, null after Finalize.
-  std::shared_ptr<GradwireScheduler> scheduler() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return scheduler_;
-  }
-
  private:
   Postoffice() = default;
   void Prepare(const char *argv0);
   void Register(int customer_id);
+  GradwireCode Meet(int customer_id, int group);
+  /// Handlers that run return, and what came for customers is taken.
+  void Finish();
   void Leave(int customer_id);
   std::unique_ptr<GradwireSettings, detail::Free> Settings() const;
 
@@ -131,6 +137,7 @@ class Postoffice {
   std::map<int, std::vector<int>> groups_;
   std::vector<Range> ranges_;
   std::map<int, std::shared_ptr<GradwireClient>> clients_;
+  std::map<int, std::shared_ptr<GradwireMessages>> messages_;
   std::shared_ptr<GradwireServer> server_;
   std::shared_ptr<GradwireScheduler> scheduler_;
   std::map<std::pair<int, int>, Customer *> customers_;

@@ -17,8 +17,8 @@ std::shared_ptr<T> Share(T *made) {
   return std::shared_ptr<T>(made, Free());
 }
 
-/// The end of a job is waited for as long as the job lasts: deaths and the scheduler's loss end it.
-static const uint64_t kWholeJobMs = 365ull * 24 * 3600 * 1000;
+/// The longest that one wait at a barrier may be, in milliseconds.
+static const uint64_t kBarrierMs = 24ull * 3600 * 1000;
 
 }  // namespace detail
 
@@ -28,72 +28,105 @@ inline void Postoffice::Register(int customer_id) {
     if (clients_.count(customer_id) || server_ || scheduler_) return;
   }
   const auto settings = Settings();
+  GradwireMessages *messages = nullptr;
   // Joining waits for the others, who may be threads of this process: without the lock.
   if (role_ == Node::WORKER) {
     GradwireClient *made = nullptr;
     detail::Must(gradwire_client_connect(settings.get(), &made), "starting a worker");
+    const auto client = detail::Share(made);
+    detail::Must(gradwire_client_messages(made, &messages), "starting a worker");
     std::lock_guard<std::mutex> lock(mutex_);
     if (clients_.empty()) van_.node_.id = WorkerRankToID(static_cast<int>(gradwire_client_rank(made)));
-    clients_[customer_id] = detail::Share(made);
+    clients_[customer_id] = client;
+    messages_[customer_id] = detail::Share(messages);
   } else if (role_ == Node::SERVER) {
     GradwireServer *made = nullptr;
     detail::Must(gradwire_server_start(settings.get(), &made), "starting a server");
+    const auto server = detail::Share(made);
+    detail::Must(gradwire_server_messages(made, &messages), "starting a server");
     std::lock_guard<std::mutex> lock(mutex_);
     van_.node_.id = ServerRankToID(static_cast<int>(gradwire_server_rank(made)));
-    server_ = detail::Share(made);
+    server_ = server;
+    messages_[0] = detail::Share(messages);
   } else {
     GradwireScheduler *made = nullptr;
     detail::Must(gradwire_scheduler_start(settings.get(), &made), "starting the scheduler");
+    const auto scheduler = detail::Share(made);
+    detail::Must(gradwire_scheduler_messages(made, &messages), "starting the scheduler");
     std::lock_guard<std::mutex> lock(mutex_);
     van_.node_.id = kScheduler;
-    scheduler_ = detail::Share(made);
+    scheduler_ = scheduler;
+    messages_[0] = detail::Share(messages);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   van_.ready_ = true;
   if (role_ != Node::SCHEDULER) setenv("DMLC_RANK", std::to_string(my_rank()).c_str(), 1);
 }
 
-inline void Postoffice::Barrier(int customer_id, int group, bool) {
+inline GradwireCode Postoffice::Meet(int customer_id, int group) {
   const int own = is_worker() ? kWorkerGroup : is_server() ? kServerGroup : kScheduler;
   CHECK(group & own) << "a barrier of group " << group << " leaves this process out";
-  if (GetNodeIDs(group).size() <= 1) return;
   const std::string name = "ps/" + std::to_string(group);
-  if (!is_worker()) return;
-  const auto client = this->client(customer_id);
-  detail::Must(gradwire_barrier(client.get(), name.c_str(), GRADWIRE_GROUP_WORKERS), "barrier");
+  const auto messages = this->messages(customer_id);
+  GradwireCode code;
+  do {
+    code = gradwire_messages_barrier(messages.get(), name.c_str(), static_cast<uint32_t>(group), detail::kBarrierMs);
+    // Somebody is at work for longer than a day: those who died would have ended the job.
+  } while (code == GRADWIRE_CODE_DEADLINE);
+  return code;
+}
+
+inline void Postoffice::Barrier(int customer_id, int group, bool) {
+  if (GetNodeIDs(group).size() > 1) detail::Must(Meet(customer_id, group), "barrier");
 }
 
 inline void Postoffice::Finalize(int customer_id, bool do_barrier) {
-  if (do_barrier) Barrier(customer_id, kScheduler + kServerGroup + kWorkerGroup);
+  if (do_barrier) {
+    const GradwireCode code = Meet(customer_id, kScheduler + kServerGroup + kWorkerGroup);
+    // Where others have left without it, or the job has ended, there is nothing to wait for. How it ended is told below.
+    if (code != GRADWIRE_CODE_OK) LOG(WARNING) << "leaving without the others: " << gradwire_last_error();
+  }
+  Finish();
   Leave(customer_id);
   if (customer_id == 0 && exit_callback_) exit_callback_();
 }
 
+inline void Postoffice::Finish() {
+  std::vector<std::shared_ptr<detail::Tasks>> all;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto &customer : customers_) {
+      if (!customer.second->IsOwnThread()) all.push_back(customer.second->tasks());
+    }
+  }
+  for (const auto &tasks : all) tasks->Drain();
+}
+
 inline void Postoffice::Leave(int customer_id) {
-  // Leaving takes time: without the lock.
-  std::map<int, std::shared_ptr<GradwireClient>> clients;
+  std::shared_ptr<GradwireClient> client;
   std::shared_ptr<GradwireServer> server;
   std::shared_ptr<GradwireScheduler> scheduler;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    const auto own = clients_.find(customer_id);
+    if (own != clients_.end()) {
+      client = own->second;
+      clients_.erase(own);
+    }
     if (customer_id == 0) {
-      clients.swap(clients_);
       server = server_;
       scheduler = scheduler_;
       prepared_ = false;
       van_.ready_ = false;
-    } else {
-      const auto own = clients_.find(customer_id);
-      if (own != clients_.end()) clients.insert(*own);
-      if (own != clients_.end()) clients_.erase(own);
     }
   }
-  for (const auto &client : clients) detail::Must(gradwire_client_close(client.second.get()), "leaving");
-  // The scheduler ends them when all workers have left.
+  // Leaving takes time: without the lock. The scheduler ends itself and the servers when all workers have left.
+  if (client) detail::Must(gradwire_client_close(client.get()), "leaving");
   if (server) detail::Must(gradwire_server_wait(server.get()), "the server's end");
   if (scheduler) detail::Must(gradwire_scheduler_wait(scheduler.get()), "the scheduler's end");
-  if (customer_id != 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
+  messages_.erase(customer_id);
+  if (customer_id != 0) return;
   server_.reset();
   scheduler_.reset();
 }

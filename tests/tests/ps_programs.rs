@@ -9,10 +9,13 @@ use gradwire_tests::rigs::process::Process;
 const SHM: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "require");
 const TCP: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "off");
 
-fn cluster(source: &str, nodes: (u32, u32, u32), settings: &[(&str, &str)]) {
+/// Runs a program as every node of a cluster, with each of these settings.
+fn cluster(source: &str, nodes: (u32, u32, u32), settings: &[&[(&str, &str)]]) {
     let native = Native::new();
     let program = native.compile(source);
-    expect_all(&mut native.cluster(&program, nodes, settings), PATIENCE);
+    for settings in settings {
+        expect_all(&mut native.cluster(&program, nodes, settings), PATIENCE);
+    }
 }
 
 #[test]
@@ -23,16 +26,16 @@ fn arrays_share_and_checks_throw() {
 }
 
 #[test]
-fn pairs_move_over_shared_memory() {
-    cluster("ps/pairs.cc", (2, 2, 2), &[SHM]);
-}
-
-#[test]
-fn pairs_move_over_tcp() {
-    cluster("ps/pairs.cc", (2, 2, 2), &[TCP]);
+fn pairs_move_over_shared_memory_and_tcp() {
+    cluster("ps/pairs.cc", (2, 2, 2), &[&[SHM], &[TCP]]);
 }
 
 #[test]
 fn customers_of_one_process_are_workers_of_their_own() {
-    cluster("ps/customers.cc", (2, 2, 1), &[]);
+    cluster("ps/customers.cc", (2, 2, 1), &[&[]]);
+}
+
+#[test]
+fn messages_reach_everyone_over_the_scheduler() {
+    cluster("ps/simple.cc", (2, 2, 2), &[&[]]);
 }

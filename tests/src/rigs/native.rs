@@ -37,7 +37,7 @@ impl Native {
         };
         let program = self.directory.path().join(source.file_stem().expect("a file's name"));
         let mut command = Command::new(compiler);
-        command.args([standard, "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-pthread"]);
+        command.args([standard, "-Wall", "-Wextra", "-Werror", "-pthread"]);
         command.arg("-I").arg(here.join("include")).arg(&source).arg("-o").arg(&program);
         command.arg("-L").arg(self.directory.path()).arg("-lgradwire");
         let output = command.output().unwrap_or_else(|error| {

@@ -409,6 +409,11 @@ impl Rig {
                     let spec = specs()[*chunk as usize];
                     assert!(spec.dynamic && *bytes <= spec.bytes && bytes.is_multiple_of(4));
                 }
+                Command::CallTake { .. }
+                | Command::CallDeliver { .. }
+                | Command::CallCancel { .. }
+                | Command::CallLand { .. }
+                | Command::CallDrop { .. } => unreachable!("nobody calls here"),
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
             }

@@ -309,6 +309,7 @@ impl Rig {
                     assert!(!std::mem::replace(failed, true), "fails once");
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
+                Command::Replied { .. } | Command::Room { .. } => unreachable!("nobody calls here"),
                 Command::Landed { op, .. } => assert!(self.ops.contains_key(op), "told before its end"),
                 Command::Close { server, .. } => closed.push(*server),
             }

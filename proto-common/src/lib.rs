@@ -20,5 +20,6 @@ pub mod message;
 pub mod optimizer;
 pub mod plan;
 pub mod shard_map;
+pub mod table;
 pub mod tensor;
 pub mod transport;

@@ -47,6 +47,7 @@ over_each!(
     a_handler_that_lets_go_or_panics_is_told,
     a_slow_handler_costs_its_own_calls_only,
     a_body_that_is_too_long_is_told,
+    a_reply_without_room_is_told,
     more_than_is_kept_goes_through_in_turns,
     a_server_that_ends_ends_its_calls,
     callbacks_run_and_bad_requests_are_refused,
@@ -203,6 +204,17 @@ fn a_body_that_is_too_long_is_told(driver: Driver) {
     assert_eq!(fault(error), CallFault::TooLong { bytes: (1 << 20) + 1 });
     let whole = client.call(ECHO, 0, request(b"", vec![9; 500_000])).unwrap().wait().unwrap();
     assert_eq!(whole.body.len(), 500_000);
+    bed.end();
+}
+
+fn a_reply_without_room_is_told(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| settings.memory.pool_bytes = 1 << 20);
+    bed.servers[0].register(5, |call: Call| call.reply.send(b"", vec![1; 2 << 20]).unwrap()).unwrap();
+    let client = &bed.clients[0];
+    let error = client.call(5, 0, request(b"", vec![])).unwrap().wait().unwrap_err();
+    assert!(error.to_string().contains("memory.pool_bytes"), "{error}");
+    assert_eq!(fault(error), CallFault::NoRoom { bytes: 2 << 20 });
+    assert_eq!(client.call(ECHO, 0, request(b"still", vec![])).unwrap().wait().unwrap().head, b"still");
     bed.end();
 }
 

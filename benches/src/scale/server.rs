@@ -172,6 +172,11 @@ impl Server {
             | Command::Norms { .. } => {
                 return Err(ModelError::NotModelled { what: "payloads outside of slots, and norms" });
             }
+            Command::CallTake { .. }
+            | Command::CallDeliver { .. }
+            | Command::CallCancel { .. }
+            | Command::CallLand { .. }
+            | Command::CallDrop { .. } => return Err(ModelError::NotModelled { what: "calls" }),
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}
         }

@@ -209,6 +209,9 @@ impl Worker {
                 Command::Close { server, reason } => {
                     outcome = Err(ModelError::Closed { worker: self.rank, server, reason });
                 }
+                Command::Replied { .. } | Command::Room { .. } => {
+                    outcome = Err(ModelError::NotModelled { what: "calls" });
+                }
                 Command::Place { .. } | Command::Landed { .. } | Command::Shown { .. } => {
                     outcome = Err(ModelError::NotModelled { what: "a payload outside of slots" });
                 }

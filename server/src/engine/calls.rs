@@ -9,6 +9,8 @@ use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
 use proto_common::call::{CALL_APPS_MAX, CALLS_IN_FLIGHT_MAX, REPLY_INLINE_BYTES_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Operation, Rank};
+use proto_common::table::table_of;
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Bytes of requests and replies that a lane keeps unless it is told otherwise.
@@ -187,14 +189,14 @@ impl Calls {
     fn line(&mut self, rank: Rank, app: u32) -> Option<&mut Line> {
         let Self { lines, lives, .. } = self;
         let (_, count) = lives.entry(rank).or_default();
-        if !lines.contains_key(&(rank, app)) {
-            if *count >= CALL_APPS_MAX {
-                return None;
+        match lines.entry((rank, app)) {
+            Slot::Occupied(line) => Some(line.into_mut()),
+            Slot::Vacant(_) if *count >= CALL_APPS_MAX => None,
+            Slot::Vacant(place) => {
+                *count += 1;
+                Some(place.insert(Line { next: 1, acked: 1, entries: VecDeque::new() }))
             }
-            *count += 1;
-            lines.insert((rank, app), Line { next: 1, acked: 1, entries: VecDeque::new() });
         }
-        lines.get_mut(&(rank, app))
     }
 
     /// The next calls of a line whose bodies are whole go to their handler.
@@ -223,6 +225,12 @@ impl LaneEngine {
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls.by_id.len()
+    }
+
+    /// Bytes of calls that are kept.
+    #[must_use]
+    pub fn call_bytes(&self) -> u64 {
+        self.calls.bytes
     }
 
     /// A handler came or went: calls whose deadline passes are told so.
@@ -424,19 +432,19 @@ impl LaneEngine {
         let late = lines
             .filter(|(_, entry)| entry.deadline_ms <= now_ms && !matches!(entry.stage, Stage::Answered(_)));
         let late: Vec<_> = late.map(|(app, entry)| (app, entry.id, entry.stage)).collect();
+        let mut ended = Vec::new();
         for (app, id, stage) in late {
             self.stats.deadlines += 1;
-            let has_handler = self.calls.handlers.contains(&app);
+            let has_handler = self.calls.handlers.contains(&app) || table_of(app).is_some();
             let status = if has_handler { Status::DeadlineWaiting } else { Status::NoHandler };
             if stage == Stage::Delivered {
                 out.push(Command::CallCancel { call: id });
             }
             self.end_call(id, CallAnswer::failed(status), out);
-            if let Some((rank, app, _)) = self.calls.entry(id) {
-                // It may be what others waited for.
-                self.calls.deliver(rank, app, out);
-            }
+            ended.extend(self.calls.by_id.get(&id).map(|(rank, app, _)| (*rank, *app)));
         }
+        // They may be what others waited for, whose deadline is not over.
+        ended.into_iter().for_each(|(rank, app)| self.calls.deliver(rank, app, out));
     }
 
     /// A worker's channel is closed: calls that no handler has will come again.

@@ -7,7 +7,6 @@ use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, Trigger};
 use proto_common::config::Settings;
 use proto_common::ids::Rank;
-use std::future::Future;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -156,17 +155,15 @@ impl Drop for Server {
     }
 }
 
-fn serve(
+async fn serve(
     settings: Settings,
     (apps, posts): (Apps, Posts),
     shutdown: Shutdown,
     tell_rank: impl FnOnce(Rank),
-) -> impl Future<Output = anyhow::Result<()>> {
-    async move {
-        let http = daemon::http::bind(&settings.node.http).await?;
-        let listener = listen(&settings).await?;
-        run_with(listener, http, settings, shutdown, (apps, posts, tell_rank)).await
-    }
+) -> anyhow::Result<()> {
+    let http = daemon::http::bind(&settings.node.http).await?;
+    let listener = listen(&settings).await?;
+    run_with(listener, http, settings, shutdown, (apps, posts, tell_rank)).await
 }
 
 /// Binds the address that workers connect to.

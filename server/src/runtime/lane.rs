@@ -3,13 +3,15 @@
 
 use super::calls::{CallEvent, CallMemory, Taken};
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
+use super::posting::start;
 use crate::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
 };
 use crate::storage::{Cells, Round, Storage, StorageError, Views};
+use crate::tables::Tables;
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
-    OutOfBounds, PostError, Read, RemoteKey, RemoteSpan, Span, View, Write,
+    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span, View,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -94,6 +96,7 @@ pub struct DataLane<Q> {
     pub(super) engine: LaneEngine,
     pub(super) storage: Storage,
     pub(super) calls: CallMemory,
+    pub(super) tables: Tables,
     pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
@@ -125,6 +128,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             engine,
             storage: Storage::new(inbox.clone(), spill)?,
             calls: CallMemory::new(CALL_BYTES_DEFAULT)?,
+            tables: Tables::default(),
             inbox,
             links: (0..config.engine.workers).map(|_| None).collect(),
             ranks: HashMap::new(),
@@ -297,6 +301,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// One turn: everything that has happened is decided and executed. True when something had happened.
     pub fn step(&mut self, now_ms: u64) -> Result<bool, LaneError> {
+        let busy = self.take(now_ms)?;
+        self.send()?;
+        Ok(busy)
+    }
+
+    /// The part of a turn that takes what has happened.
+    pub(super) fn take(&mut self, now_ms: u64) -> Result<bool, LaneError> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
         let busy = !completions.is_empty() || self.queue.moved();
@@ -310,11 +321,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
+        Ok(busy)
+    }
+
+    /// The part of a turn that says what follows.
+    pub(super) fn send(&mut self) -> Result<(), LaneError> {
         self.retry_backlogs()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
         self.execute()?;
         self.queue.flush();
-        Ok(busy)
+        Ok(())
     }
 
     fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {
@@ -496,7 +512,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
                 self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
             }
-            Command::CallDeliver { call } => self.calls.deliver(call),
+            Command::CallDeliver { call } => self.deliver_call(call)?,
             Command::CallCancel { call } => self.calls.cancel(call),
             Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
             Command::CallDrop { call } => self.calls.drop_call(call),
@@ -572,54 +588,4 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         Ok(())
     }
-}
-
-/// Posts one thing, and notes what its completion will be of. The outer error is ours, the inner one the channel's.
-fn start<Q: CompletionQueue>(
-    queue: &mut Q,
-    link: &mut Link,
-    (storage, blocks, calls): (&Storage, &Blocks, &CallMemory),
-    post: Post,
-) -> Result<Result<(), PostError>, LaneError> {
-    let (gather, gather_reply);
-    let (spans, remote, immediate, posted) = match post {
-        Post::Land { chunk, buffer, bytes, landing } => {
-            gather = [storage.weights(chunk, buffer)?.slice(0, bytes)?];
-            let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
-            (&gather[..], remote, None, Some(Posted::Land { chunk, buffer }))
-        }
-        Post::Results { slot, block, bytes } => {
-            gather = [blocks.span(block, bytes)?];
-            (&gather[..], link.slot(slot), Some(Notice::Batch(slot).to_wire()), Some(Posted::Block(block)))
-        }
-        Post::Notice(immediate) => (&[][..], link.nowhere(), Some(immediate), None),
-        Post::Fetch { chunk, block, bytes, from } => {
-            let local = storage.spill_span(block, bytes)?;
-            let read = Read { id: u64::from(block), local: &local, remote: from };
-            let result = queue.post_read(link.channel, &read);
-            if result.is_ok() {
-                link.fetches.push_back(Fetch::Chunk { chunk, block });
-            }
-            return Ok(result);
-        }
-        Post::CallRead { call, at, bytes, from } => {
-            let Some(local) = calls.body_span(call, at, bytes) else { return Ok(Ok(())) };
-            let result = queue.post_read(link.channel, &Read { id: call, local: &local?, remote: from });
-            if result.is_ok() {
-                link.fetches.push_back(Fetch::Call(call));
-            }
-            return Ok(result);
-        }
-        Post::CallLand { call, landing } => {
-            gather_reply = calls.reply_span(call);
-            let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
-            (gather_reply.as_slice(), remote, None, Some(Posted::Reply(call)))
-        }
-    };
-    let (id, signaled) = (posted.map_or(0, Posted::to_id), posted.is_some());
-    let result = queue.post_write(link.channel, &Write { id, gather: spans, remote, immediate, signaled });
-    if result.is_ok() {
-        link.posted.extend(posted);
-    }
-    Ok(result)
 }

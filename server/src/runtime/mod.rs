@@ -7,9 +7,11 @@ mod change;
 mod embed;
 mod lane;
 mod link;
+mod posting;
 mod results;
 mod run;
 mod status;
+mod tables;
 mod thread;
 
 pub(crate) use calls::{AnswerBody, Answers, HandlerNews};

@@ -1,6 +1,7 @@
 //! What a server tells: `/status`, `/metrics`, and the report in its heartbeats.
 
 use super::thread::{LaneMessage, LaneReport};
+use crate::tables::TableStats;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -34,6 +35,10 @@ pub(super) struct ServerStatus {
     pub(super) deadlines: u64,
     pub(super) bad_rounds: u64,
     pub(super) corrupt_batches: u64,
+    pub(super) calls: u64,
+    pub(super) calls_kept: u64,
+    pub(super) call_bytes: u64,
+    pub(super) tables: TableStats,
     pub(super) expelled: u64,
     pub(super) credits_free: usize,
     pub(super) credits_total: usize,
@@ -67,6 +72,10 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.deadlines += stats.deadlines;
         status.bad_rounds += stats.bad_rounds;
         status.corrupt_batches += stats.corrupt_batches;
+        status.calls += stats.calls;
+        status.calls_kept += report.calls.0;
+        status.call_bytes += report.calls.1;
+        status.tables = status.tables.plus(&report.tables);
         status.expelled += report.expelled;
         status.credits_free += report.credits.0;
         status.credits_total += report.credits.1;
@@ -95,7 +104,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
 pub(super) fn report(status: &ServerStatus) -> MemberReport {
     MemberReport {
         round: status.rounds,
-        in_flight: status.contributions.saturating_sub(status.answers),
+        in_flight: (status.contributions + status.calls).saturating_sub(status.answers),
         oldest: status.oldest.clone().map(|text| (text, status.oldest_ms)),
         links: Vec::new(),
     }
@@ -103,7 +112,12 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 18] = [
+const COUNTERS: [(&str, &str, Read); 23] = [
+    ("gradwire_server_rows_pulled_total", "Rows of sparse tables pulled.", |s| s.tables.pulled),
+    ("gradwire_server_rows_pushed_total", "Rows of sparse tables pushed to.", |s| s.tables.pushed),
+    ("gradwire_server_rows_left_out_total", "Pushes to rows that were not admitted.", |s| s.tables.left_out),
+    ("gradwire_server_rows_evicted_total", "Rows given up for others.", |s| s.tables.evicted),
+    ("gradwire_server_calls_total", "Calls taken for handlers.", |s| s.calls),
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
@@ -132,7 +146,10 @@ const COUNTERS: [(&str, &str, Read); 18] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 7] = [
+const GAUGES: [(&str, &str, Read); 10] = [
+    ("gradwire_server_rows", "Rows of sparse tables that are kept.", |s| s.tables.rows),
+    ("gradwire_server_calls_kept", "Calls in progress, or answered and not acknowledged.", |s| s.calls_kept),
+    ("gradwire_server_call_bytes", "Bytes of calls that are kept.", |s| s.call_bytes),
     ("gradwire_server_credits_free", "Inbox slots granted to nobody.", |s| s.credits_free as u64),
     ("gradwire_server_credits", "Inbox slots.", |s| s.credits_total as u64),
     ("gradwire_server_spill_blocks_used", "Spill blocks in use.", |s| s.spill_blocks_used as u64),

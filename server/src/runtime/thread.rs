@@ -5,6 +5,7 @@ use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
 use crate::app::{Apps, Call, Queue, Reply};
 use crate::engine::{ChunkSpec, LaneStats, Waiting};
+use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox, Pool};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
@@ -63,6 +64,9 @@ pub(super) struct LaneReport {
     pub(super) key_buffers: u32,
     pub(super) stored_bytes: u64,
     pub(super) expelled: u64,
+    /// Calls in progress or kept, and the bytes of their bodies.
+    pub(super) calls: (u64, u64),
+    pub(super) tables: TableStats,
 }
 
 /// Starts a lane's thread. `failed` is called once if it cannot go on.
@@ -149,10 +153,12 @@ impl Loop {
                 }
             }
             let now_ms = self.now_ms();
-            busy |= self.lane.step(now_ms)?;
+            busy |= self.lane.take(now_ms)?;
+            // Before workers hear of it: a call that is told to be over is not begun any more.
             while let Some(event) = self.lane.next_call_event() {
                 self.callers.tell(event, self.lane.call_memory());
             }
+            self.lane.send()?;
             if busy {
                 idle_since = None;
                 continue;
@@ -206,6 +212,8 @@ impl Loop {
             key_buffers: engine.key_buffers(),
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
+            calls: (engine.calls() as u64, engine.call_bytes()),
+            tables: self.lane.table_stats(),
         }
     }
 }

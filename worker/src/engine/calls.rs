@@ -3,9 +3,9 @@
 use super::command::{Command, Commands};
 use super::lane::{ChunkQueue, LaneEngine};
 use super::part::{Coded, Op, Part, Slab};
-use crate::error::OpError;
+use crate::error::{CallFault, OpError};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
-use proto_common::call::CALLS_IN_FLIGHT_MAX;
+use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::ids::Rank;
 
 /// The operation number of a part that is a call.
@@ -71,11 +71,14 @@ impl LaneEngine {
         }
     }
 
-    /// There is no room for a call's reply: it ends with this error, whatever the server still says.
-    pub fn give_up(&mut self, op: u64, error: OpError, out: &mut Commands) {
+    /// There is no room of so many bytes for a call's reply: it ends, whatever the server still says.
+    pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
         let part = self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.id == op));
         let Some((index, spec)) = part.map(|(index, part)| (index, part.spec)) else { return };
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
+            if chunk.waiting.front() == Some(&index) {
+                chunk.queued = false;
+            }
             chunk.waiting.retain(|waiting| *waiting != index);
             // It had left the count when it was to be sent again.
             chunk.sent += 1;
@@ -83,6 +86,10 @@ impl LaneEngine {
         if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
             link.sent_parts += 1;
         }
+        let (app, server) = called(spec.id).unwrap_or((0, spec.server));
+        let waited_ms =
+            self.ops.iter().find(|(_, of)| of.id == op).map_or(0, |(_, op)| self.now_ms - op.since_ms);
+        let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
         self.end_part(index, spec, 0, Some(error), out);
     }
 }

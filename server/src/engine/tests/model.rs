@@ -102,6 +102,11 @@ impl Observer {
                 assert!(all().all(|view| view.folded.len() as u32 == self.workers));
             }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
+            Command::CallTake { .. }
+            | Command::CallDeliver { .. }
+            | Command::CallCancel { .. }
+            | Command::CallLand { .. }
+            | Command::CallDrop { .. } => panic!("nobody calls: {command:?}"),
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }
     }

@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands. The rig plays the servers.
 
 mod batches;
+mod calls;
 mod credits;
 mod ends;
 mod hostile;

@@ -89,12 +89,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 live.target = Some(room.span());
                 live.state.make_room(room);
             }
-            None => {
-                let error = OpError::Unregistered(format!(
-                    "a reply of {bytes} bytes finds no room in this client's pool; drop buffers, or raise memory.pool_bytes"
-                ));
-                self.engine.give_up(op, error, &mut self.commands);
-            }
+            None => self.engine.give_up(op, bytes, &mut self.commands),
         }
     }
 

@@ -3,13 +3,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo test test-all check fix bench bench-rdma bench-scale fuzz clean help
+.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz clean help
 
 # make demo
 TRANSPORT ?= shm
 SERVERS ?= 2
 WORKERS ?= 2
 TRAIN ?=
+# make install-c
+PREFIX ?= /usr/local
 # make bench
 JSON ?=
 PEER ?=
@@ -49,6 +51,12 @@ endif
 	@echo "loss curve: $(BUILT)/demo/loss.svg"
 	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\( codec=.*\)\{0,1\}\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
+
+## install-c C and C++ headers, libraries and the pkg-config file [PREFIX=/usr/local DESTDIR=]
+install-c:
+	cargo build --release --locked -p gradwire-c
+	bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) \
+	    $$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"gradwire-c","version":"\([^"]*\)".*/\1/')
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
 test:

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bars;
+mod calls;
 mod child;
 mod cluster;
 mod copy;
@@ -86,6 +87,8 @@ enum Command {
     ScaleWorker(scale::WorkerArgs),
     /// Measures the fused reduction beside separate passes, and two data threads beside one, without any peer.
     Kernels(kernels::KernelArgs),
+    /// Measures calls to handlers beside pushes, and rows of sparse tables beside a gather of the same rows.
+    Calls(calls::CallsArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Some(Command::Scale(args)) => scale::run(&args),
         Some(Command::ScaleWorker(args)) => scale::worker(&args),
         Some(Command::Kernels(args)) => kernels::run(&args),
+        Some(Command::Calls(args)) => calls::run(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

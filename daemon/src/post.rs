@@ -3,7 +3,9 @@
 
 use crate::control::LinkSender;
 use proto_common::ids::MemberId;
-use proto_common::message::{FromScheduler, PostError, PostMessage, PostReply, PostTo, ToScheduler};
+use proto_common::message::{
+    FromScheduler, NodeGroup, PostError, PostMessage, PostReply, PostTo, ToScheduler, WaitError,
+};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -17,6 +19,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const WAITING_MAX: usize = proto_common::message::POSTS_OWED_MAX;
 /// How long the thread sleeps where nothing has a deadline.
 const IDLE: Duration = Duration::from_secs(3600);
+/// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
+const OURS: u64 = 1 << 63;
 
 /// Sends to the scheduler; false when it cannot any more.
 type Out = Box<dyn Fn(ToScheduler) -> bool + Send>;
@@ -86,6 +90,12 @@ enum Work {
         within: Duration,
         on_answer: OnAnswer,
     },
+    Barrier {
+        name: String,
+        group: NodeGroup,
+        within: Duration,
+        done: SyncSender<Result<(), WaitError>>,
+    },
     Heard(FromScheduler),
     Say(ToScheduler),
     /// The way to the scheduler has ended.
@@ -120,6 +130,7 @@ impl Posts {
             handlers: HashMap::new(),
             waiting: VecDeque::new(),
             asked: HashMap::new(),
+            barriers: HashMap::new(),
             next: 0,
             lost: None,
         };
@@ -154,7 +165,10 @@ impl Posts {
     /// Takes what the scheduler said of messages; gives back what is of something else.
     pub fn heard(&self, message: FromScheduler) -> Option<FromScheduler> {
         match message {
-            FromScheduler::Posted { .. } | FromScheduler::PostAnswered { .. } => {
+            FromScheduler::Released { request, .. } if request & OURS == 0 => Some(message),
+            FromScheduler::Posted { .. }
+            | FromScheduler::PostAnswered { .. }
+            | FromScheduler::Released { .. } => {
                 self.tell(Work::Heard(message));
                 None
             }
@@ -202,6 +216,23 @@ impl Posts {
         self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer) });
     }
 
+    /// Waits at the barrier of this name until every member of the group has come, at most so long; the error names the
+    /// missing. Not to be called by a handler.
+    pub fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), WaitError> {
+        let (done, answer) = sync_channel(1);
+        self.tell(Work::Barrier { name: name.to_owned(), group, within, done });
+        let refused = |reason: &str| WaitError::Refused { name: name.to_owned(), reason: reason.into() };
+        match answer.recv_timeout(within.saturating_add(GRACE)) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(refused("the scheduler did not answer in time; it is stuck or overloaded"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(refused("this member has left the job, or the job has ended"))
+            }
+        }
+    }
+
     /// As [`Posts::post`], and waits for all answers. Not to be called by a handler.
     pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
         let (tell, answers) = channel();
@@ -244,6 +275,7 @@ struct Hub {
     /// Messages without a handler, and until when somebody waits for their answer.
     waiting: VecDeque<(Instant, Post)>,
     asked: HashMap<u64, Asked>,
+    barriers: HashMap<u64, SyncSender<Result<(), WaitError>>>,
     next: u64,
     lost: Option<String>,
 }
@@ -294,6 +326,12 @@ impl Hub {
                     self.waiting.push_back((Instant::now() + Duration::from_millis(timeout_ms), post));
                 }
             }
+            Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
+            Work::Heard(FromScheduler::Released { request, result }) => {
+                if let Some(done) = self.barriers.remove(&request) {
+                    let _ = done.try_send(result);
+                }
+            }
             Work::Heard(FromScheduler::PostAnswered { request, from, of, result }) => {
                 self.answered(request, PostAnswer { from, of, result });
             }
@@ -301,6 +339,8 @@ impl Hub {
             Work::Say(message) => self.say(message),
             Work::Lost(why) => {
                 self.lost = Some(why);
+                // Whoever waits sees that nobody answers.
+                self.barriers.clear();
                 let requests: Vec<u64> = self.asked.keys().copied().collect();
                 requests.into_iter().for_each(|request| self.refuse(request));
             }
@@ -323,6 +363,23 @@ impl Hub {
             return self.refuse(request);
         }
         self.say(ToScheduler::Post { request, to, message, timeout_ms });
+    }
+
+    fn come(
+        &mut self,
+        name: String,
+        group: NodeGroup,
+        within: Duration,
+        done: SyncSender<Result<(), WaitError>>,
+    ) {
+        if let Some(why) = &self.lost {
+            let _ = done.try_send(Err(WaitError::Refused { name, reason: why.clone() }));
+            return;
+        }
+        self.next += 1;
+        let (request, timeout_ms) = (self.next | OURS, within.as_millis() as u64);
+        self.barriers.insert(request, done);
+        self.say(ToScheduler::Barrier { request, name, group, timeout_ms });
     }
 
     /// A request is answered here, because nobody else will.

@@ -2,6 +2,27 @@
 //! and safe; the compiler vectorises them once per unit. Results are the same to the last bit, as nothing is fused
 //! or reordered; only which of two NaNs an operation hands on is the compiler's choice.
 
+/// Asks for the cache line of a place that will be read soon. A hint: nothing is read by it.
+#[inline(always)]
+pub fn prefetch<T>(at: &T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults, whatever the address, and this one is a reference's. Needed because there is
+        // no safe way to say it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// As [`prefetch`], for all lines of a row of numbers.
+#[inline(always)]
+pub fn prefetch_row(row: &[f32]) {
+    const LINE: usize = 64 / size_of::<f32>();
+    row.iter().step_by(LINE).for_each(prefetch);
+}
+
 /// A loop over elements.
 pub trait Pass {
     /// Runs it. Mark it, and what its loops call, `#[inline(always)]`: it becomes part of a function that is compiled

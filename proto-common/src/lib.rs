@@ -21,5 +21,6 @@ pub mod mode;
 pub mod optimizer;
 pub mod plan;
 pub mod shard_map;
+pub mod table;
 pub mod tensor;
 pub mod transport;

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod kernel;
 pub mod runtime;
 pub mod storage;
+pub mod tables;
 
 pub use app::{App, Apps, Call, Reply, ReplyBody, ReplyError};
 pub use runtime::Server;

@@ -290,6 +290,14 @@ pub enum ClientError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// A table that cannot be used so.
+    #[error("table {key}: {reason}")]
+    Table {
+        /// The table.
+        key: u32,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// No registered memory.
     #[error(transparent)]
     Memory(#[from] fabric::PoolError),
@@ -320,6 +328,7 @@ impl ClientError {
             | Self::Dynamic { .. }
             | Self::NotFinite { .. }
             | Self::BadCall { .. }
+            | Self::Table { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,

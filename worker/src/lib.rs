@@ -13,5 +13,6 @@ pub mod train;
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer, Weights};
+pub use client::{RowsHandle, Table};
 pub use error::{CallFault, ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};

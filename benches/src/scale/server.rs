@@ -166,14 +166,14 @@ impl Server {
             Command::Fetch { .. }
             | Command::Size { .. }
             | Command::Prepare { .. }
-            | Command::Norms { .. }
-            | Command::CallTake { .. }
+            | Command::Norms { .. } => {
+                return Err(ModelError::NotModelled { what: "payloads outside of slots, and norms" });
+            }
+            Command::CallTake { .. }
             | Command::CallDeliver { .. }
             | Command::CallCancel { .. }
             | Command::CallLand { .. }
-            | Command::CallDrop { .. } => {
-                return Err(ModelError::NotModelled { what: "payloads outside of slots, norms, and calls" });
-            }
+            | Command::CallDrop { .. } => return Err(ModelError::NotModelled { what: "calls" }),
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}
         }

@@ -34,6 +34,8 @@ pub struct Register {
 /// Whom a barrier waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeGroup {
+    /// Count the scheduler, where a program runs it; nobody waits for a scheduler of its own.
+    pub scheduler: bool,
     /// Count the servers.
     pub servers: bool,
     /// Count the workers.
@@ -42,11 +44,11 @@ pub struct NodeGroup {
 
 impl NodeGroup {
     /// All workers.
-    pub const WORKERS: Self = Self { servers: false, workers: true };
+    pub const WORKERS: Self = Self { scheduler: false, servers: false, workers: true };
     /// All servers.
-    pub const SERVERS: Self = Self { servers: true, workers: false };
+    pub const SERVERS: Self = Self { scheduler: false, servers: true, workers: false };
     /// Everyone but the scheduler.
-    pub const ALL: Self = Self { servers: true, workers: true };
+    pub const ALL: Self = Self { scheduler: false, servers: true, workers: true };
 }
 
 /// One data-plane link as its worker sees it.

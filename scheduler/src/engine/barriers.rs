@@ -2,7 +2,7 @@
 //! deadline. A barrier is its name and its group; after release the same one can be entered again.
 
 use super::member::places;
-use super::{ConnectionId, deadline_ms};
+use super::{ConnectionId, SCHEDULER, deadline_ms};
 use daemon::status::BarrierStatus;
 use proto_common::ids::{MemberId, Role};
 use proto_common::limits::NAME_BYTES_MAX;
@@ -54,6 +54,7 @@ impl Arrival {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct BarrierKey {
     name: String,
+    scheduler: bool,
     servers: bool,
     workers: bool,
 }
@@ -63,7 +64,7 @@ impl BarrierKey {
         match id.role {
             Role::Server => self.servers,
             Role::Worker => self.workers,
-            Role::Scheduler => false,
+            Role::Scheduler => self.scheduler,
         }
     }
 }
@@ -72,18 +73,21 @@ impl BarrierKey {
 #[derive(Debug)]
 pub(super) struct Barriers {
     shape: ClusterShape,
+    /// A program runs the scheduler, and may come to barriers.
+    has_program: bool,
     left: BTreeSet<MemberId>,
     waiting: BTreeMap<BarrierKey, BTreeMap<MemberId, Arrival>>,
 }
 
 impl Barriers {
     pub(super) fn new(shape: &ClusterShape) -> Self {
-        Self { shape: *shape, left: BTreeSet::new(), waiting: BTreeMap::new() }
+        Self { shape: *shape, has_program: false, left: BTreeSet::new(), waiting: BTreeMap::new() }
     }
 
     /// Someone arrives; the last one opens the barrier for all.
     pub(super) fn enter(&mut self, who: Arrival, name: String, group: NodeGroup) -> Vec<Answer> {
-        let key = BarrierKey { name, servers: group.servers, workers: group.workers };
+        let NodeGroup { scheduler, servers, workers } = group;
+        let key = BarrierKey { name, scheduler, servers, workers };
         if let Some(reason) = self.obstacle(&key, who.member) {
             return vec![who.refused(key.name, &reason)];
         }
@@ -127,7 +131,7 @@ impl Barriers {
                 continue;
             }
             let missing: Vec<MemberId> =
-                places(&self.shape).filter(|id| key.holds(*id) && !arrived.contains_key(id)).collect();
+                comers(&self.shape, self.has_program, key).filter(|id| !arrived.contains_key(id)).collect();
             arrived.retain(|_, arrival| {
                 let due = arrival.deadline_ms <= now_ms;
                 if due {
@@ -180,6 +184,20 @@ impl Barriers {
     }
 
     fn expected<'a>(&self, key: &'a BarrierKey) -> impl Iterator<Item = MemberId> + use<'a> {
-        places(&self.shape).filter(|id| key.holds(*id))
+        comers(&self.shape, self.has_program, key)
     }
+
+    /// A program that runs the scheduler is waited for, too.
+    pub(super) fn count_program(&mut self) {
+        self.has_program = true;
+    }
+}
+
+/// Whom a barrier waits for.
+fn comers<'a>(
+    shape: &ClusterShape,
+    has_program: bool,
+    key: &'a BarrierKey,
+) -> impl Iterator<Item = MemberId> + use<'a> {
+    places(shape).chain(has_program.then_some(SCHEDULER)).filter(|id| key.holds(*id))
 }

@@ -15,13 +15,14 @@ use barriers::{Answer, Barriers};
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
-use posts::Posts;
+use posts::{Posts, SCHEDULER};
 use proto_common::config::Settings;
 use proto_common::error::Death;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Role};
 use proto_common::limits::NAME_BYTES_MAX;
 use proto_common::message::{
-    ClusterShape, DeclareError, FromScheduler, LinkReport, MemberReport, RefusalReason, ToScheduler,
+    ClusterShape, DeclareError, FromScheduler, LinkReport, MemberReport, NodeGroup, RefusalReason,
+    ToScheduler,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -278,11 +279,7 @@ impl Engine {
             }
             ToScheduler::Barrier { request, name, group, timeout_ms } => {
                 let who = barriers::Arrival::new(id, from, request, now_ms, timeout_ms);
-                let answers = match self.phase {
-                    Phase::Assembling | Phase::Running => self.barriers.enter(who, name, group),
-                    _ => vec![who.refused(name, "the job is ending")],
-                };
-                release(answers, out);
+                self.arrive(who, name, group, out);
             }
             ToScheduler::Post { request, to, message, timeout_ms } => {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
@@ -291,6 +288,21 @@ impl Engine {
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
+    }
+
+    fn arrive(&mut self, who: barriers::Arrival, name: String, group: NodeGroup, out: &mut Vec<Command>) {
+        let answers = match self.phase {
+            Phase::Assembling | Phase::Running => self.barriers.enter(who, name, group),
+            _ => vec![who.refused(name, "the job is ending")],
+        };
+        release(answers, out);
+    }
+
+    /// This scheduler is run by a program, which comes to barriers of groups that hold it.
+    #[must_use]
+    pub fn with_program(mut self) -> Self {
+        self.barriers.count_program();
+        self
     }
 
     fn may_declare(&self, id: MemberId) -> Result<(), DeclareError> {

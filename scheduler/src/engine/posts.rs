@@ -1,6 +1,7 @@
 //! Messages between members' programs: who is to answer what, until when. Each member has bounds of what it has asked and of
 //! what it owes; what is beyond them is refused to its sender at once.
 
+use super::barriers::Arrival;
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::message::{
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 
 /// The scheduler's own program, as if it were connected.
 pub const LOCAL: ConnectionId = ConnectionId(u64::MAX);
-const SCHEDULER: MemberId = MemberId { role: Role::Scheduler, rank: Rank(0) };
+pub(super) const SCHEDULER: MemberId = MemberId { role: Role::Scheduler, rank: Rank(0) };
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -122,6 +123,10 @@ impl Engine {
                 self.post(now_ms, (LOCAL, SCHEDULER, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(LOCAL, ticket, result, out),
+            ToScheduler::Barrier { request, name, group, timeout_ms } => {
+                let who = Arrival::new(SCHEDULER, LOCAL, request, now_ms, timeout_ms);
+                self.arrive(who, name, group, out);
+            }
             _ => {}
         }
     }

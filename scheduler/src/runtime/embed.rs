@@ -31,7 +31,7 @@ impl Scheduler {
             let body = async move {
                 let listeners = bind(&settings).await?;
                 let _ = tell_bound.try_send(listeners.control.local_addr()?);
-                run_with(listeners, &settings, shutdown, for_core).await
+                run_with(listeners, &settings, shutdown, Some(for_core)).await
             };
             let result = daemon::process::run_to_end(body);
             // Nobody listens any more where it was dropped.

@@ -72,18 +72,23 @@ pub async fn run(
     settings: &Settings,
     shutdown: Shutdown,
 ) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, Posts::start()?).await
+    run_with(listeners, settings, shutdown, None).await
 }
 
-/// As [`run`], with the messages of this process's program.
+/// As [`run`], with the messages of this process's program, where there is one.
 async fn run_with(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
-    posts: Posts,
+    program: Option<Posts>,
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let core = Core::new(settings, EngineConfig::new(settings, incarnation), posts)?;
+    let engine = Engine::new(EngineConfig::new(settings, incarnation), 0);
+    let (engine, posts) = match program {
+        Some(posts) => (engine.with_program(), posts),
+        None => (engine, Posts::start()?),
+    };
+    let core = Core::new(settings, engine, posts)?;
     if let Some(listener) = listeners.http {
         let (ready, status) = (core.view(), core.view());
         let state = HttpState::new(
@@ -178,12 +183,12 @@ impl OncePerSecond {
 }
 
 impl Core {
-    fn new(settings: &Settings, config: EngineConfig, posts: Posts) -> Result<Self, anyhow::Error> {
+    fn new(settings: &Settings, engine: Engine, posts: Posts) -> Result<Self, anyhow::Error> {
         // Unbounded, but the engine bounds what is not answered.
         let (out, said) = mpsc::unbounded_channel();
         posts.attach(move |message| out.send(message).is_ok());
         let members = (settings.cluster.workers + settings.cluster.servers) as usize;
-        let engine = Arc::new(Mutex::new(Engine::new(config, 0)));
+        let engine = Arc::new(Mutex::new(engine));
         let view = View { engine, start: Instant::now() };
         let (events, received) = mpsc::channel(EVENTS_MAX);
         Ok(Self {

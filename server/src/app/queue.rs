@@ -3,6 +3,7 @@
 
 use super::{App, Call};
 use crate::runtime::HandlerNews;
+use proto_common::table::TABLE_APPS;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +15,9 @@ use thiserror::Error;
 /// A handler that cannot be registered.
 #[derive(Debug, Error)]
 pub enum RegisterError {
+    /// The number is a table's.
+    #[error("handler {0} has a number that tables have; use one below {TABLE_APPS}")]
+    OfTables(u32),
     /// There is one already.
     #[error("handler {0} is registered already; unregister it first")]
     Taken(u32),
@@ -73,6 +77,9 @@ impl Apps {
 
     /// Starts a handler. Calls that waited for it come first.
     pub fn register(&self, app: u32, handler: impl App + 'static) -> Result<(), RegisterError> {
+        if app >= TABLE_APPS {
+            return Err(RegisterError::OfTables(app));
+        }
         let mut state = self.lock();
         if state.threads.get(&app).is_some_and(|thread| !thread.is_finished()) {
             return Err(RegisterError::Taken(app));

@@ -48,6 +48,14 @@ impl Body {
         Self(Held::Pool(buffer))
     }
 
+    /// To be worked on in place.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Held::Plain { bytes, from } => bytes.get_mut(*from..).unwrap_or_default(),
+            Held::Pool(buffer) => buffer,
+        }
+    }
+
     /// What it was read into, until it is whole.
     pub(crate) fn buffer(&self) -> Option<&Buffer> {
         match &self.0 {
@@ -73,6 +81,10 @@ impl Deref for Body {
 pub struct CallBuffer(Buffer);
 
 impl CallBuffer {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        Self(buffer)
+    }
+
     pub(crate) fn into_inner(self) -> Buffer {
         self.0
     }

@@ -9,6 +9,7 @@ use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
 use proto_common::call::{CALL_APPS_MAX, CALLS_IN_FLIGHT_MAX, REPLY_INLINE_BYTES_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Incarnation, Operation, Rank};
+use proto_common::table::table_of;
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -434,7 +435,7 @@ impl LaneEngine {
         let mut ended = Vec::new();
         for (app, id, stage) in late {
             self.stats.deadlines += 1;
-            let has_handler = self.calls.handlers.contains(&app);
+            let has_handler = self.calls.handlers.contains(&app) || table_of(app).is_some();
             let status = if has_handler { Status::DeadlineWaiting } else { Status::NoHandler };
             if stage == Stage::Delivered {
                 out.push(Command::CallCancel { call: id });

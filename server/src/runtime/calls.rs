@@ -142,7 +142,7 @@ impl CallMemory {
     }
 
     /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
-    fn allocate(&self, bytes: u64) -> Result<Buffer, FabricError> {
+    pub(super) fn allocate(&self, bytes: u64) -> Result<Buffer, FabricError> {
         let own = || {
             let pool = Pool::new(bytes, "gradwire-call")?;
             pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
@@ -213,6 +213,17 @@ impl CallMemory {
         self.events.push_back(CallEvent::Deliver { call, app: held.app, from: held.peer, head, body });
     }
 
+    /// The handler of a call.
+    pub(super) fn app_of(&self, call: u64) -> Option<u32> {
+        self.held.get(&call).map(|held| held.app)
+    }
+
+    /// Head and body of a call that is answered here.
+    pub(super) fn take_request(&mut self, call: u64) -> Option<(Vec<u8>, Body)> {
+        let held = self.held.get_mut(&call)?;
+        Some((std::mem::take(&mut held.head), held.body.take()?))
+    }
+
     /// What handlers are to hear, in order.
     pub(super) fn next_event(&mut self) -> Option<CallEvent> {
         self.events.pop_front()
@@ -250,12 +261,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// A handler has answered a call, or let go of it.
     pub(super) fn answer_call(&mut self, call: u64, answer: Option<AnswerBody>) -> Result<(), LaneError> {
+        self.note_answer(call, answer);
+        self.execute()
+    }
+
+    /// As [`DataLane::answer_call`], and what follows is executed by the caller.
+    pub(super) fn note_answer(&mut self, call: u64, answer: Option<AnswerBody>) {
         let told = answer.as_ref().map(AnswerBody::answer);
         let none = CallAnswer { status: Status::NoReply, head_bytes: 0, body_bytes: 0 };
-        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return Ok(()) };
+        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return };
         held.reply = answer;
         self.engine.call_answered(call, told.unwrap_or(none), &mut self.commands);
-        self.execute()
     }
 
     /// Copies a call's frame out of its slot, and starts reading what is not in it.

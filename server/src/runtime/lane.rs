@@ -8,6 +8,7 @@ use crate::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
 };
 use crate::storage::{Cells, Round, Storage, StorageError, Views};
+use crate::tables::Tables;
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
     OutOfBounds, PostError, RemoteKey, RemoteSpan, Span, View,
@@ -95,6 +96,7 @@ pub struct DataLane<Q> {
     pub(super) engine: LaneEngine,
     pub(super) storage: Storage,
     pub(super) calls: CallMemory,
+    pub(super) tables: Tables,
     pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
     ranks: HashMap<ChannelId, Rank>,
@@ -126,6 +128,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             engine,
             storage: Storage::new(inbox.clone(), spill)?,
             calls: CallMemory::new(CALL_BYTES_DEFAULT)?,
+            tables: Tables::default(),
             inbox,
             links: (0..config.engine.workers).map(|_| None).collect(),
             ranks: HashMap::new(),
@@ -509,7 +512,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
                 self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
             }
-            Command::CallDeliver { call } => self.calls.deliver(call),
+            Command::CallDeliver { call } => self.deliver_call(call)?,
             Command::CallCancel { call } => self.calls.cancel(call),
             Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
             Command::CallDrop { call } => self.calls.drop_call(call),

@@ -11,6 +11,7 @@ mod posting;
 mod results;
 mod run;
 mod status;
+mod tables;
 mod thread;
 
 pub(crate) use calls::{AnswerBody, Answers, HandlerNews};

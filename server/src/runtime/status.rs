@@ -1,6 +1,7 @@
 //! What a server tells: `/status`, `/metrics`, and the report in its heartbeats.
 
 use super::thread::{LaneMessage, LaneReport};
+use crate::tables::TableStats;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
@@ -38,6 +39,7 @@ pub(super) struct ServerStatus {
     pub(super) calls: u64,
     pub(super) calls_kept: u64,
     pub(super) call_bytes: u64,
+    pub(super) tables: TableStats,
     pub(super) expelled: u64,
     pub(super) credits_free: usize,
     pub(super) credits_total: usize,
@@ -75,6 +77,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.calls += stats.calls;
         status.calls_kept += report.calls.0;
         status.call_bytes += report.calls.1;
+        status.tables = status.tables.plus(&report.tables);
         status.expelled += report.expelled;
         status.credits_free += report.credits.0;
         status.credits_total += report.credits.1;
@@ -111,7 +114,11 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 20] = [
+const COUNTERS: [(&str, &str, Read); 24] = [
+    ("gradwire_server_rows_pulled_total", "Rows of sparse tables pulled.", |s| s.tables.pulled),
+    ("gradwire_server_rows_pushed_total", "Rows of sparse tables pushed to.", |s| s.tables.pushed),
+    ("gradwire_server_rows_left_out_total", "Pushes to rows that were not admitted.", |s| s.tables.left_out),
+    ("gradwire_server_rows_evicted_total", "Rows given up for others.", |s| s.tables.evicted),
     ("gradwire_server_calls_total", "Calls taken for handlers.", |s| s.calls),
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
@@ -144,7 +151,8 @@ const COUNTERS: [(&str, &str, Read); 20] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 9] = [
+const GAUGES: [(&str, &str, Read); 10] = [
+    ("gradwire_server_rows", "Rows of sparse tables that are kept.", |s| s.tables.rows),
     ("gradwire_server_calls_kept", "Calls in progress, or answered and not acknowledged.", |s| s.calls_kept),
     ("gradwire_server_call_bytes", "Bytes of calls that are kept.", |s| s.call_bytes),
     ("gradwire_server_credits_free", "Inbox slots granted to nobody.", |s| s.credits_free as u64),

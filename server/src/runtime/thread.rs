@@ -5,6 +5,7 @@ use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
 use crate::app::{Apps, Call, Queue, Reply};
 use crate::engine::{ChunkSpec, LaneStats, Waiting};
+use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox, Pool};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
@@ -65,6 +66,7 @@ pub(super) struct LaneReport {
     pub(super) expelled: u64,
     /// Calls in progress or kept, and the bytes of their bodies.
     pub(super) calls: (u64, u64),
+    pub(super) tables: TableStats,
 }
 
 /// Starts a lane's thread. `failed` is called once if it cannot go on.
@@ -211,6 +213,7 @@ impl Loop {
             stored_bytes: self.lane.stored_bytes(),
             expelled: self.lane.expelled(),
             calls: (engine.calls() as u64, engine.call_bytes()),
+            tables: self.lane.table_stats(),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod gauge;
 pub mod hostile;
 pub mod job;
 pub mod log;
+pub mod native;
 pub mod netns;
 pub mod process;
 pub mod programs;

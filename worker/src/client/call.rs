@@ -16,6 +16,7 @@ use proto_common::call::{
 use proto_common::element::Dtype;
 use proto_common::ids::{Key, Operation, Rank, Version};
 use proto_common::plan::Placement;
+use proto_common::table::{TABLE_APPS, table_of};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -176,6 +177,21 @@ impl Client {
     /// made, each of them once, whatever becomes of the channel. The handle ends with the reply, or with an error that names
     /// handler and server: at the call's deadline at the latest.
     pub fn call(&self, app: u32, server: u32, request: CallRequest) -> Result<CallHandle, ClientError> {
+        if app >= TABLE_APPS {
+            let reason =
+                format!("numbers from {TABLE_APPS} on are tables'; register the handler with another one");
+            return Err(ClientError::BadCall { app, server: Rank(server), reason });
+        }
+        self.call_any(app, server, request)
+    }
+
+    /// As [`Client::call`], also to a table.
+    pub(super) fn call_any(
+        &self,
+        app: u32,
+        server: u32,
+        request: CallRequest,
+    ) -> Result<CallHandle, ClientError> {
         let server = Rank(server);
         self.check_call(app, server, &request)?;
         if let Some(error) = self.dead() {
@@ -242,7 +258,12 @@ impl Client {
     /// Calls of one worker to one handler stay on one lane, which keeps their order; handlers are spread over lanes.
     fn call_lane(&self, app: u32) -> &LaneHandle {
         let lanes = &self.0.lanes;
-        &lanes[(app as usize).wrapping_add(self.0.rank.0 as usize) % lanes.len().max(1)]
+        let lane = match table_of(app) {
+            // Its rows are there.
+            Some((_, lane)) => usize::from(lane.0),
+            None => (app as usize).wrapping_add(self.0.rank.0 as usize),
+        };
+        &lanes[lane % lanes.len().max(1)]
     }
 
     fn check_call(&self, app: u32, server: Rank, request: &CallRequest) -> Result<(), ClientError> {

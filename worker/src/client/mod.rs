@@ -11,6 +11,7 @@ mod placing;
 mod registrations;
 mod source;
 mod status;
+mod tables;
 mod tensor;
 mod together;
 mod transfer;
@@ -22,6 +23,7 @@ pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
 pub use source::Source;
+pub use tables::{RowsHandle, Table};
 pub use tensor::Tensor;
 pub use weights::Weights;
 

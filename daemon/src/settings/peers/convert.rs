@@ -78,6 +78,10 @@ pub(super) fn all_addresses(text: &str) -> Converted {
     if is_on(text)? { one("scheduler.bind", "0.0.0.0") } else { Ok(Vec::new()) }
 }
 
+pub(super) fn asynchronous(text: &str) -> Converted {
+    if is_on(text)? { one("cluster.mode", "async") } else { Ok(Vec::new()) }
+}
+
 fn require(transport: Transport) -> Pairs {
     let name = |setting: &str| match setting {
         "transport.shm" => "transport.shm",
@@ -126,6 +130,7 @@ mod tests {
         is(verbose("3"), "log.filter", "trace");
         is(log_level("Fatal"), "log.filter", "error");
         is(all_addresses("1"), "scheduler.bind", "0.0.0.0");
+        is(asynchronous("1"), "cluster.mode", "async");
         for nothing in [heartbeat("0"), verbose("0"), rdma("0"), van("zmq"), all_addresses("0")] {
             assert_eq!(nothing.unwrap(), []);
         }

@@ -126,7 +126,7 @@ pub const VARIABLES: &[Variable] = &[
     row(BytePs, "BYTEPS_BUILT_IN_HASH_COEF", Nothing(HASHES)),
     row(BytePs, "BYTEPS_CPU_BLACKLIST", Nothing(CORES)),
     row(BytePs, "BYTEPS_DEBUG_SAMPLE_TENSOR", Nothing("values are not logged; pull the tensor and print it")),
-    row(BytePs, "BYTEPS_ENABLE_ASYNC", Nothing("say so where tensors are declared")),
+    row(BytePs, "BYTEPS_ENABLE_ASYNC", Becomes("`cluster.mode` = async for 1", convert::asynchronous)),
     row(BytePs, "BYTEPS_ENABLE_GDB", Nothing("start gdb --args PROGRAM through `gradwire launch`")),
     row(BytePs, "BYTEPS_ENABLE_MIXED_MODE", Nothing(MIXED)),
     row(BytePs, "BYTEPS_FORCE_DISTRIBUTED", Nothing("a job of one worker has servers, too")),

@@ -63,7 +63,7 @@ fn a_deadline_names_the_missing_and_only_them() {
 #[test]
 fn nonsense_is_refused() {
     let mut rig = Rig::running(1, 2);
-    let none = NodeGroup { servers: false, workers: false };
+    let none = NodeGroup { scheduler: false, servers: false, workers: false };
     let outside = error(&rig.say(worker(0), barrier(1, "a", none, 50)));
     assert!(outside.to_string().contains("not part of the group"), "{outside}");
     assert!(matches!(
@@ -93,4 +93,21 @@ fn a_job_that_ends_opens_nothing() {
     rig.handle(Input::Stop { reason: "SIGTERM".into() });
     let refused = error(&rig.say(worker(0), barrier(1, "a", NodeGroup::WORKERS, 50)));
     assert!(refused.to_string().contains("ending"), "{refused}");
+}
+
+#[test]
+fn a_program_that_runs_the_scheduler_comes_to_barriers_of_its_group() {
+    let all = NodeGroup { scheduler: true, ..NodeGroup::ALL };
+    let own = |request| Input::Message { from: LOCAL, message: barrier(request, "a", all, 50) };
+    let mut rig = Rig::running(1, 1);
+    // A scheduler of its own has no program that could come: nobody waits for it.
+    assert!(rig.say(worker(0), barrier(1, "a", all, 50)).is_empty());
+    assert_eq!(rig.say(server(0), barrier(2, "a", all, 50)).len(), 2);
+    rig.engine = rig.engine.with_program();
+    assert!(rig.say(worker(0), barrier(3, "a", all, 50)).is_empty());
+    assert!(rig.say(server(0), barrier(4, "a", all, 50)).is_empty());
+    assert_eq!(rig.engine.status(7).barriers[0].missing, [SCHEDULER]);
+    let opened = rig.engine.handle(8, own(5));
+    assert_eq!(opened.len(), 3);
+    assert!(opened.contains(&Command::Send { to: vec![LOCAL], message: Box::new(released(5)) }));
 }

@@ -1,0 +1,163 @@
+// The server's side of key-value pairs.
+#ifndef PS_INTERNAL_KV_SERVER_H_
+#define PS_INTERNAL_KV_SERVER_H_
+
+#include "ps/kv_app.h"
+
+namespace ps {
+
+/// Gives workers' requests to a handler, one at a time, those of one worker in the order in which it made them. The handler
+/// answers each with Response, at once or later and from any thread; one that it never answers is an error at the worker.
+template <typename Val>
+class KVServer : public SimpleApp {
+ public:
+  using ReqHandle = std::function<void(const KVMeta &meta, const KVPairs<Val> &data, KVServer *server)>;
+
+  explicit KVServer(int app_id, bool = false, int = 0) : SimpleApp() { this->Open(app_id, app_id); }
+
+  virtual ~KVServer() {
+    const auto server = Postoffice::Get()->server();
+    if (server && serves_) gradwire_server_unregister(server.get(), App());
+    this->Close();
+  }
+
+  /// Requests come from now on; those made before it was there waited.
+  void set_request_handle(const ReqHandle &handle) {
+    CHECK(handle) << "an empty request handle";
+    {
+      std::lock_guard<std::recursive_mutex> lock(this->obj_->handling());
+      handle_ = handle;
+    }
+    if (serves_) return;
+    const auto server = Postoffice::Get()->server();
+    CHECK(server) << "this process is no started server: call Start first, with DMLC_ROLE=server";
+    detail::Must(gradwire_server_register(server.get(), App(), &KVServer::OnRequest, this), "serving requests");
+    serves_ = true;
+  }
+
+  /// Answers a request, once. Values that are the only thing to be sent are sent from where they lie and must not change
+  /// until they have been: use an array of their own for each answer, or one whose values stay.
+  void Response(const KVMeta &meta, const KVPairs<Val> &answer = KVPairs<Val>()) {
+    Pending pending;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = pending_.find(IdOf(meta));
+      CHECK(found != pending_.end()) << "request " << meta.timestamp << " of node " << meta.sender
+                                     << " is none that waits for an answer: each has one";
+      pending = found->second;
+      pending_.erase(found);
+    }
+    detail::KVReplyHead head;
+    const bool same = answer.keys.size() == pending.keys.size() &&
+                      (answer.keys.data() == pending.keys.data() ||
+                       std::equal(answer.keys.begin(), answer.keys.end(), pending.keys.begin()));
+    const bool sends = !answer.keys.empty();
+    head.same_keys = same ? 1 : 0;
+    head.key_bytes = sends && !same ? answer.keys.size() * sizeof(Key) : 0;
+    head.val_bytes = sends ? answer.vals.size() * sizeof(Val) : 0;
+    head.len_bytes = sends ? answer.lens.size() * sizeof(int) : 0;
+    GradwirePiece pieces[3];
+    uint64_t count = 0;
+    if (head.key_bytes) pieces[count++] = detail::Lend(answer.keys, answer.keys.data(), head.key_bytes);
+    if (head.val_bytes) pieces[count++] = detail::Lend(answer.vals, answer.vals.data(), head.val_bytes);
+    if (head.len_bytes) pieces[count++] = detail::Lend(answer.lens, answer.lens.data(), head.len_bytes);
+    detail::Must(gradwire_request_reply(pending.request.get(), &head, sizeof(head), pieces, count), "answering");
+  }
+
+ private:
+  /// What is kept of a request until it is answered.
+  struct Pending {
+    std::shared_ptr<GradwireRequest> request;
+    SArray<Key> keys;
+  };
+  using Id = std::tuple<int, int, int>;
+
+  static Id IdOf(const KVMeta &meta) { return Id(meta.sender, meta.customer_id, meta.timestamp); }
+  uint32_t App() const { return static_cast<uint32_t>(this->obj_->app_id()); }
+
+  /// On the library's thread for this handler. Nothing may be thrown through it.
+  static void OnRequest(void *context, GradwireRequest *request) {
+    const std::shared_ptr<GradwireRequest> owned(request, detail::Free());
+    try {
+      static_cast<KVServer *>(context)->Serve(owned);
+    } catch (const std::exception &error) {
+      LOG(ERROR) << "a request was not answered: " << error.what();
+    } catch (...) {
+      LOG(ERROR) << "a request was not answered: its handler threw something that is no exception";
+    }
+  }
+
+  void Serve(const std::shared_ptr<GradwireRequest> &request) {
+    uint64_t head_bytes = 0, body_bytes = 0;
+    const void *head_start = gradwire_request_head(request.get(), &head_bytes);
+    const char *body = static_cast<const char *>(gradwire_request_body(request.get(), &body_bytes));
+    detail::KVRequestHead head;
+    CHECK(detail::ReadHead(head_start, head_bytes, &head)) << "it is no request for keys and values";
+    CHECK(head.val_type == GetDataType<Val>() && head.val_size == detail::SizeOf<Val>())
+        << "its values are of another type; worker and server have to use the same";
+    // Added up piece by piece, so that no sum of lengths can go beyond what there is.
+    CHECK(head.key_bytes <= body_bytes && head.val_bytes <= body_bytes - head.key_bytes &&
+          head.len_bytes == body_bytes - head.key_bytes - head.val_bytes && head.key_bytes % sizeof(Key) == 0 &&
+          head.val_bytes % sizeof(Val) == 0 && head.len_bytes % sizeof(int) == 0)
+        << "its lengths do not fit";
+    KVPairs<Val> data;
+    data.keys = detail::PartOf<Key>(request, body, head.key_bytes);
+    data.vals = detail::PartOf<Val>(request, body + head.key_bytes, head.val_bytes);
+    data.lens = detail::PartOf<int>(request, body + head.key_bytes + head.val_bytes, head.len_bytes);
+    CHECK(data.lens.empty() || data.lens.size() == data.keys.size()) << "it has another number of lengths than of keys";
+    KVMeta meta;
+    meta.cmd = head.cmd;
+    meta.push = (head.flags & detail::kPush) != 0;
+    meta.pull = (head.flags & detail::kPull) != 0;
+    meta.sender = Postoffice::WorkerRankToID(static_cast<int>(gradwire_request_from(request.get())));
+    meta.timestamp = head.timestamp;
+    meta.customer_id = head.customer_id;
+    Pending pending;
+    pending.request = request;
+    pending.keys = data.keys;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      pending_[IdOf(meta)] = pending;
+    }
+    std::lock_guard<std::recursive_mutex> lock(this->obj_->handling());
+    try {
+      handle_(meta, data, this);
+    } catch (...) {
+      // What the handler failed at is not answered: the worker is told.
+      std::lock_guard<std::mutex> lock(mutex_);
+      pending_.erase(IdOf(meta));
+      throw;
+    }
+  }
+
+  ReqHandle handle_;
+  bool serves_ = false;
+  std::mutex mutex_;
+  std::map<Id, Pending> pending_;
+};
+
+/// Keeps one value for each key: pushes are added, pulls of keys that nobody pushed bring 0.
+template <typename Val>
+struct KVServerDefaultHandle {
+  void operator()(const KVMeta &meta, const KVPairs<Val> &data, KVServer<Val> *server) {
+    const size_t count = data.keys.size();
+    if (meta.push) {
+      CHECK_EQ(data.vals.size(), count) << "this handle keeps one value for each key";
+    }
+    KVPairs<Val> answer;
+    if (meta.pull) {
+      answer.keys = data.keys;
+      answer.vals.resize(count);
+    }
+    for (size_t at = 0; at < count; ++at) {
+      Val &value = store[data.keys.data()[at]];
+      if (meta.push) value += data.vals.data()[at];
+      if (meta.pull) answer.vals.data()[at] = value;
+    }
+    server->Response(meta, answer);
+  }
+  std::unordered_map<Key, Val> store;
+};
+
+}  // namespace ps
+#endif  // PS_INTERNAL_KV_SERVER_H_

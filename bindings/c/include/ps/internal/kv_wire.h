@@ -1,0 +1,76 @@
+// What goes before the keys and values of a request and its reply. Lengths are in bytes. The body is keys, values and
+// lengths, one after the other.
+#ifndef PS_INTERNAL_KV_WIRE_H_
+#define PS_INTERNAL_KV_WIRE_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "ps/internal/library.h"
+#include "ps/internal/message.h"
+#include "ps/sarray.h"
+
+namespace ps {
+namespace detail {
+
+struct KVRequestHead {
+  int32_t cmd;
+  int32_t customer_id;
+  int32_t timestamp;
+  uint16_t flags;
+  /// Their type, by number and size, so that a server of another type refuses them.
+  uint8_t val_type;
+  uint8_t val_size;
+  uint64_t key_bytes;
+  uint64_t val_bytes;
+  uint64_t len_bytes;
+};
+static_assert(sizeof(KVRequestHead) == 40, "a head has no padding");
+
+struct KVReplyHead {
+  uint64_t key_bytes;
+  uint64_t val_bytes;
+  uint64_t len_bytes;
+  /// The keys are the request's, and were not sent again.
+  uint64_t same_keys;
+};
+static_assert(sizeof(KVReplyHead) == 32, "a head has no padding");
+
+const uint16_t kPush = 1;
+const uint16_t kPull = 2;
+
+/// As a head says it.
+template <typename Val>
+uint8_t SizeOf() {
+  static_assert(sizeof(Val) < 256, "values of a KVWorker or KVServer are plain numbers");
+  return static_cast<uint8_t>(sizeof(Val));
+}
+
+/// Reads a head; false where it is none.
+template <typename Head>
+bool ReadHead(const void *bytes, uint64_t count, Head *head) {
+  if (count != sizeof(Head)) return false;
+  std::memcpy(head, bytes, sizeof(Head));
+  return true;
+}
+
+/// Part of a body as an array that keeps the body's owner. Parts that do not lie at a multiple of their elements' size are
+/// copied.
+template <typename V>
+SArray<V> PartOf(const std::shared_ptr<void> &owner, const char *start, uint64_t bytes) {
+  SArray<V> part;
+  const size_t count = static_cast<size_t>(bytes / sizeof(V));
+  if (reinterpret_cast<uintptr_t>(start) % alignof(V)) {
+    part.CopyFrom(SArray<V>());
+    part.resize(count);
+    std::memcpy(static_cast<void *>(part.data()), start, count * sizeof(V));
+    return part;
+  }
+  V *first = const_cast<V *>(reinterpret_cast<const V *>(start));
+  part.reset(first, count, [owner](V *) {});
+  return part;
+}
+
+}  // namespace detail
+}  // namespace ps
+#endif  // PS_INTERNAL_KV_WIRE_H_

@@ -1,0 +1,334 @@
+// The worker's side of key-value pairs.
+#ifndef PS_INTERNAL_KV_WORKER_H_
+#define PS_INTERNAL_KV_WORKER_H_
+
+#include "ps/internal/kv_slice.h"
+#include "ps/kv_app.h"
+
+namespace ps {
+
+/// Pushes and pulls key-value pairs, each key at the server whose range has it. All calls return at once; Wait or a callback
+/// tells when they are done. Thread-safe. Calls to one server are served in the order in which they were made.
+template <typename Val>
+class KVWorker : public SimpleApp {
+ public:
+  /// Called on the customer's thread when a request is done; not where it failed, which Wait tells.
+  using Callback = std::function<void()>;
+  using SlicedKVs = std::vector<std::pair<bool, KVPairs<Val>>>;
+  /// Cuts pairs by the servers' ranges: the i-th entry is the i-th server's, and says whether there is anything for it.
+  using Slicer =
+      std::function<void(const KVPairs<Val> &send, const std::vector<Range> &ranges, SlicedKVs *sliced)>;
+
+  explicit KVWorker(int app_id, int customer_id, int = 0) : SimpleApp() {
+    slicer_ = detail::SliceByRange<Val>;
+    this->Open(app_id, customer_id);
+  }
+  explicit KVWorker(int app_id) : KVWorker(app_id, app_id) {}
+
+  virtual ~KVWorker() { this->Close(); }
+
+  /// The vectors are the caller's again when it returns.
+  int Push(const std::vector<Key> &keys, const std::vector<Val> &vals, const std::vector<int> &lens = {}, int cmd = 0,
+           const Callback &callback = nullptr, int priority = 0) {
+    KVPairs<Val> pairs;
+    pairs.keys = detail::Look(keys);
+    pairs.vals = detail::Look(vals);
+    pairs.lens = detail::Look(lens);
+    pairs.priority = priority;
+    detail::CheckKeys(pairs.keys);
+    const auto operation = NewOperation(detail::kPush, cmd, callback);
+    operation->borrowed = true;
+    return Send(operation, pairs);
+  }
+
+  /// `vals` and `lens` are filled when it is done. Empty ones get their size then; others have to have it.
+  int Pull(const std::vector<Key> &keys, std::vector<Val> *vals, std::vector<int> *lens = nullptr, int cmd = 0,
+           const Callback &callback = nullptr, int priority = 0) {
+    return StartPull(SArray<Key>(keys), vals, lens, cmd, callback, priority);
+  }
+
+  /// As Push and Pull in one: `outs` gets what the servers have after the push.
+  int PushPull(const std::vector<Key> &keys, const std::vector<Val> &vals, std::vector<Val> *outs,
+               std::vector<int> *lens = nullptr, int cmd = 0, const Callback &callback = nullptr, int priority = 0) {
+    CHECK_NOTNULL(outs);
+    CHECK(outs->empty() || outs->size() == vals.size())
+        << outs->size() << " values are to hold what " << vals.size() << " become";
+    const SArray<int> sent = lens ? SArray<int>(*lens) : SArray<int>();
+    return StartPushPull(SArray<Key>(keys), SArray<Val>(vals), sent, outs, lens, cmd, callback, priority);
+  }
+
+  /// Waits until a request is done. Throws where it failed, with the reason.
+  void Wait(int timestamp) override { this->obj_->WaitRequest(timestamp); }
+
+  /// As Push, with arrays that must not change until it is done.
+  int ZPush(const SArray<Key> &keys, const SArray<Val> &vals, const SArray<int> &lens = {}, int cmd = 0,
+            const Callback &callback = nullptr, int priority = 0) {
+    KVPairs<Val> pairs;
+    pairs.keys = keys;
+    pairs.vals = vals;
+    pairs.lens = lens;
+    pairs.priority = priority;
+    detail::CheckKeys(keys);
+    const auto operation = NewOperation(detail::kPush, cmd, callback);
+    return Send(operation, pairs);
+  }
+
+  int ZPull(const SArray<Key> &keys, SArray<Val> *vals, SArray<int> *lens = nullptr, int cmd = 0,
+            const Callback &callback = nullptr, int priority = 0) {
+    return StartPull(keys, vals, lens, cmd, callback, priority);
+  }
+
+  int ZPushPull(const SArray<Key> &keys, const SArray<Val> &vals, SArray<Val> *outs, SArray<int> *lens = nullptr,
+                int cmd = 0, const Callback &callback = nullptr, int priority = 0) {
+    const SArray<int> sent = lens ? *lens : SArray<int>();
+    return StartPushPull(keys, vals, sent, outs, lens, cmd, callback, priority);
+  }
+
+  void set_slicer(const Slicer &slicer) {
+    CHECK(slicer) << "an empty slicer";
+    slicer_ = slicer;
+  }
+
+ private:
+  /// One server's answer.
+  struct Answer {
+    std::shared_ptr<GradwireReply> reply;
+    SArray<Key> keys;
+    SArray<Val> vals;
+    SArray<int> lens;
+  };
+
+  /// A request until it is done. The customer's thread alone changes it once it is sent.
+  struct Operation {
+    int timestamp = 0;
+    uint16_t flags = 0;
+    int cmd = 0;
+    size_t servers = 0;
+    SArray<Key> keys;
+    std::vector<Answer> answers;
+    size_t answered = 0;
+    bool failed = false;
+    /// Keys and values are the caller's again when the request has been made.
+    bool borrowed = false;
+    std::function<void(Operation *)> fill;
+    Callback callback;
+  };
+
+  /// How a call ended.
+  struct Landing {
+    std::shared_ptr<GradwireReply> reply;
+    std::string error;
+  };
+
+  /// A call until then.
+  struct Flight {
+    std::shared_ptr<detail::Tasks> tasks;
+    std::function<void(const Landing &landing)> land;
+  };
+
+  std::shared_ptr<Operation> NewOperation(int flags, int cmd, const Callback &callback) {
+    auto operation = std::make_shared<Operation>();
+    operation->flags = static_cast<uint16_t>(flags);
+    operation->cmd = cmd;
+    operation->callback = callback;
+    return operation;
+  }
+
+  template <typename Vals, typename Lens>
+  int StartPull(const SArray<Key> &keys, Vals *vals, Lens *lens, int cmd, const Callback &callback, int priority) {
+    CHECK_NOTNULL(vals);
+    detail::CheckKeys(keys);
+    KVPairs<Val> pairs;
+    pairs.keys = keys;
+    pairs.priority = priority;
+    const auto operation = NewOperation(detail::kPull, cmd, callback);
+    operation->fill = [vals, lens](Operation *done) { Fill(done, vals, lens); };
+    return Send(operation, pairs);
+  }
+
+  template <typename Vals, typename Lens>
+  int StartPushPull(const SArray<Key> &keys, const SArray<Val> &vals, const SArray<int> &sent, Vals *outs, Lens *lens,
+                    int cmd, const Callback &callback, int priority) {
+    CHECK_NOTNULL(outs);
+    detail::CheckKeys(keys);
+    KVPairs<Val> pairs;
+    pairs.keys = keys;
+    pairs.vals = vals;
+    pairs.lens = sent;
+    pairs.priority = priority;
+    const auto operation = NewOperation(detail::kPush | detail::kPull, cmd, callback);
+    operation->fill = [outs, lens](Operation *done) { Fill(done, outs, lens); };
+    return Send(operation, pairs);
+  }
+
+  int Send(const std::shared_ptr<Operation> &operation, const KVPairs<Val> &pairs) {
+    SlicedKVs sliced;
+    slicer_(pairs, Postoffice::Get()->GetServerKeyRanges(), &sliced);
+    // A push needs no keys later, and borrowed ones are not there any more.
+    if (!operation->borrowed) operation->keys = pairs.keys;
+    operation->timestamp = this->obj_->NewRequest(kServerGroup);
+    operation->servers = sliced.size();
+    operation->answers.resize(sliced.size());
+    size_t skipped = 0;
+    for (const auto &slice : sliced) skipped += slice.first ? 0 : 1;
+    operation->answered = skipped;
+    if (skipped == sliced.size()) {
+      this->obj_->tasks()->Add([this, operation] { Finish(operation); });
+      return operation->timestamp;
+    }
+    for (size_t server = 0; server < sliced.size(); ++server) {
+      if (sliced[server].first) Call(operation, server, sliced[server].second, pairs.priority);
+    }
+    return operation->timestamp;
+  }
+
+  /// Memory of a request: kept until the library does not need it, or copied now.
+  template <typename V>
+  static GradwirePiece Piece(const Operation &operation, const SArray<V> &array) {
+    const uint64_t bytes = array.size() * sizeof(V);
+    if (!operation.borrowed) return detail::Lend(array, array.data(), bytes);
+    GradwirePiece piece = GradwirePiece();
+    piece.data = array.data();
+    piece.bytes = bytes;
+    return piece;
+  }
+
+  void Call(const std::shared_ptr<Operation> &operation, size_t server, const KVPairs<Val> &slice, int priority) {
+    detail::KVRequestHead head;
+    head.cmd = operation->cmd;
+    head.customer_id = this->obj_->customer_id();
+    head.timestamp = operation->timestamp;
+    head.flags = operation->flags;
+    head.val_type = static_cast<uint8_t>(GetDataType<Val>());
+    head.val_size = detail::SizeOf<Val>();
+    head.key_bytes = slice.keys.size() * sizeof(Key);
+    head.val_bytes = slice.vals.size() * sizeof(Val);
+    head.len_bytes = slice.lens.size() * sizeof(int);
+    GradwirePiece pieces[3];
+    uint64_t count = 0;
+    if (head.key_bytes) pieces[count++] = Piece(*operation, slice.keys);
+    if (head.val_bytes) pieces[count++] = Piece(*operation, slice.vals);
+    if (head.len_bytes) pieces[count++] = Piece(*operation, slice.lens);
+    GradwireCall call = GradwireCall();
+    call.app = static_cast<uint32_t>(this->obj_->app_id());
+    call.server = static_cast<uint32_t>(server);
+    call.head = &head;
+    call.head_bytes = sizeof(head);
+    call.pieces = pieces;
+    call.piece_count = count;
+    call.priority = priority;
+    if (operation->flags == (detail::kPush | detail::kPull)) call.reply_bytes = head.val_bytes;
+    if (!operation->borrowed) operation->answers[server].keys = slice.keys;
+    auto flight = std::unique_ptr<Flight>(new Flight());
+    flight->tasks = this->obj_->tasks();
+    flight->land = [this, operation, server](const Landing &landing) { Landed(operation, server, landing); };
+    const auto client = Postoffice::Get()->client(this->obj_->customer_id());
+    if (gradwire_call_then(client.get(), &call, &KVWorker::OnReply, flight.get()) != GRADWIRE_CODE_OK) {
+      const std::string reason = gradwire_last_error();
+      this->obj_->tasks()->Add([this, operation, reason] { Failed(operation, reason); });
+      return;
+    }
+    // The callback owns it.
+    flight.release();
+  }
+
+  /// On a thread of the library: the reply is passed on, and nothing else is done there.
+  static void OnReply(void *context, GradwireCode code, GradwireReply *reply) {
+    const std::unique_ptr<Flight> flight(static_cast<Flight *>(context));
+    Landing landing;
+    landing.reply = std::shared_ptr<GradwireReply>(reply, detail::Free());
+    if (code != GRADWIRE_CODE_OK) landing.error = gradwire_last_error();
+    const auto land = std::move(flight->land);
+    flight->tasks->Add([land, landing] { land(landing); });
+  }
+
+  /// A server's answer is here, or its error.
+  void Landed(const std::shared_ptr<Operation> &operation, size_t server, const Landing &landing) {
+    if (!landing.error.empty()) return Failed(operation, landing.error);
+    const std::shared_ptr<GradwireReply> &reply = landing.reply;
+    uint64_t head_bytes = 0, body_bytes = 0;
+    const void *head_start = gradwire_reply_head(reply.get(), &head_bytes);
+    const char *body = static_cast<const char *>(gradwire_reply_body(reply.get(), &body_bytes));
+    detail::KVReplyHead head;
+    if (!detail::ReadHead(head_start, head_bytes, &head) || head.key_bytes > body_bytes ||
+        head.val_bytes > body_bytes - head.key_bytes ||
+        head.len_bytes != body_bytes - head.key_bytes - head.val_bytes) {
+      return Failed(operation, "server " + std::to_string(server) + " answered something that is no keys and values");
+    }
+    Answer &answer = operation->answers[server];
+    answer.reply = reply;
+    if (!head.same_keys) answer.keys = detail::PartOf<Key>(reply, body, head.key_bytes);
+    answer.vals = detail::PartOf<Val>(reply, body + head.key_bytes, head.val_bytes);
+    answer.lens = detail::PartOf<int>(reply, body + head.key_bytes + head.val_bytes, head.len_bytes);
+    if (++operation->answered == operation->servers) {
+      Finish(operation);
+    } else {
+      this->obj_->AddResponse(operation->timestamp);
+    }
+  }
+
+  void Failed(const std::shared_ptr<Operation> &operation, const std::string &reason) {
+    operation->failed = true;
+    this->obj_->Fail(operation->timestamp, reason);
+  }
+
+  /// All answers are here.
+  void Finish(const std::shared_ptr<Operation> &operation) {
+    if (operation->failed) return;
+    try {
+      if (operation->fill) operation->fill(operation.get());
+    } catch (const std::exception &error) {
+      return Failed(operation, error.what());
+    }
+    const Callback callback = std::move(operation->callback);
+    // The memory of the answers is free from here on, whoever still holds the callback.
+    operation->answers.clear();
+    try {
+      if (callback) callback();
+    } catch (const std::exception &error) {
+      return Failed(operation, error.what());
+    }
+    this->obj_->AddResponse(operation->timestamp, static_cast<int>(operation->servers));
+  }
+
+  /// Puts what the servers answered where the caller wants it, in the order of the keys.
+  template <typename Vals, typename Lens>
+  static void Fill(Operation *operation, Vals *vals, Lens *lens) {
+    std::vector<const Answer *> answers;
+    size_t keys = 0, values = 0;
+    for (const Answer &answer : operation->answers) {
+      if (!answer.reply) continue;
+      if (!answer.keys.empty()) {
+        const Range asked = FindRange(operation->keys, answer.keys.front(), static_cast<Key>(answer.keys.back() + 1));
+        CHECK_EQ(asked.size(), answer.keys.size()) << "a server answered other keys than those asked for";
+      }
+      CHECK(!lens || answer.lens.size() == answer.keys.size()) << "a server answered without the values' lengths";
+      keys += answer.keys.size();
+      values += answer.vals.size();
+      answers.push_back(&answer);
+    }
+    CHECK_EQ(keys, operation->keys.size()) << "servers answered for another number of keys than those asked for";
+    std::sort(answers.begin(), answers.end(), [](const Answer *a, const Answer *b) {
+      return !a->keys.empty() && !b->keys.empty() && a->keys.front() < b->keys.front();
+    });
+    if (vals->empty()) vals->resize(values);
+    CHECK_EQ(vals->size(), values) << "the values pulled do not fit what is to hold them";
+    if (lens && lens->empty()) lens->resize(keys);
+    CHECK(!lens || lens->size() == keys) << "the lengths pulled do not fit what is to hold them";
+    Val *to = vals->data();
+    int *to_length = lens ? lens->data() : nullptr;
+    for (const Answer *answer : answers) {
+      if (!answer->vals.empty()) std::memcpy(static_cast<void *>(to), answer->vals.data(), answer->vals.size() * sizeof(Val));
+      to += answer->vals.size();
+      if (to_length && !answer->lens.empty()) {
+        std::memcpy(to_length, answer->lens.data(), answer->lens.size() * sizeof(int));
+        to_length += answer->lens.size();
+      }
+    }
+  }
+
+  Slicer slicer_;
+};
+
+}  // namespace ps
+#endif  // PS_INTERNAL_KV_WORKER_H_

@@ -1,0 +1,184 @@
+// How the postoffice joins and leaves, and its customers.
+#ifndef PS_INTERNAL_POSTOFFICE_INL_H_
+#define PS_INTERNAL_POSTOFFICE_INL_H_
+
+#include <string>
+#include <vector>
+
+#include "ps/internal/postoffice.h"
+
+namespace ps {
+
+namespace detail {
+
+/// Frees a library object with the last who has it.
+template <typename T>
+std::shared_ptr<T> Share(T *made) {
+  return std::shared_ptr<T>(made, Free());
+}
+
+/// The longest that one wait at a barrier may be, in milliseconds.
+static const uint64_t kBarrierMs = 24ull * 3600 * 1000;
+
+}  // namespace detail
+
+inline void Postoffice::Register(int customer_id) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (clients_.count(customer_id) || server_ || scheduler_) return;
+  }
+  const auto settings = Settings();
+  GradwireMessages *messages = nullptr;
+  // Joining waits for the others, who may be threads of this process: without the lock.
+  if (role_ == Node::WORKER) {
+    GradwireClient *made = nullptr;
+    detail::Must(gradwire_client_connect(settings.get(), &made), "starting a worker");
+    const auto client = detail::Share(made);
+    detail::Must(gradwire_client_messages(made, &messages), "starting a worker");
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (clients_.empty()) van_.node_.id = WorkerRankToID(static_cast<int>(gradwire_client_rank(made)));
+    clients_[customer_id] = client;
+    messages_[customer_id] = detail::Share(messages);
+  } else if (role_ == Node::SERVER) {
+    GradwireServer *made = nullptr;
+    detail::Must(gradwire_server_start(settings.get(), &made), "starting a server");
+    const auto server = detail::Share(made);
+    detail::Must(gradwire_server_messages(made, &messages), "starting a server");
+    std::lock_guard<std::mutex> lock(mutex_);
+    van_.node_.id = ServerRankToID(static_cast<int>(gradwire_server_rank(made)));
+    server_ = server;
+    messages_[0] = detail::Share(messages);
+  } else {
+    GradwireScheduler *made = nullptr;
+    detail::Must(gradwire_scheduler_start(settings.get(), &made), "starting the scheduler");
+    const auto scheduler = detail::Share(made);
+    detail::Must(gradwire_scheduler_messages(made, &messages), "starting the scheduler");
+    std::lock_guard<std::mutex> lock(mutex_);
+    van_.node_.id = kScheduler;
+    scheduler_ = scheduler;
+    messages_[0] = detail::Share(messages);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  van_.ready_ = true;
+  if (role_ != Node::SCHEDULER) setenv("DMLC_RANK", std::to_string(my_rank()).c_str(), 1);
+}
+
+inline GradwireCode Postoffice::Meet(int customer_id, int group) {
+  const int own = is_worker() ? kWorkerGroup : is_server() ? kServerGroup : kScheduler;
+  CHECK(group & own) << "a barrier of group " << group << " leaves this process out";
+  const std::string name = "ps/" + std::to_string(group);
+  const auto messages = this->messages(customer_id);
+  GradwireCode code;
+  do {
+    code = gradwire_messages_barrier(messages.get(), name.c_str(), static_cast<uint32_t>(group), detail::kBarrierMs);
+    // Somebody is at work for longer than a day: those who died would have ended the job.
+  } while (code == GRADWIRE_CODE_DEADLINE);
+  return code;
+}
+
+inline void Postoffice::Barrier(int customer_id, int group, bool) {
+  if (GetNodeIDs(group).size() > 1) detail::Must(Meet(customer_id, group), "barrier");
+}
+
+inline void Postoffice::Finalize(int customer_id, bool do_barrier) {
+  if (do_barrier) {
+    const GradwireCode code = Meet(customer_id, kScheduler + kServerGroup + kWorkerGroup);
+    // Where others have left without it, or the job has ended, there is nothing to wait for. How it ended is told below.
+    if (code != GRADWIRE_CODE_OK) LOG(WARNING) << "leaving without the others: " << gradwire_last_error();
+  }
+  Finish();
+  Leave(customer_id);
+  if (customer_id == 0 && exit_callback_) exit_callback_();
+}
+
+inline void Postoffice::Finish() {
+  std::vector<std::shared_ptr<detail::Tasks>> all;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto &customer : customers_) {
+      if (!customer.second->IsOwnThread()) all.push_back(customer.second->tasks());
+    }
+  }
+  for (const auto &tasks : all) tasks->Drain();
+}
+
+inline void Postoffice::Leave(int customer_id) {
+  std::shared_ptr<GradwireClient> client;
+  std::shared_ptr<GradwireServer> server;
+  std::shared_ptr<GradwireScheduler> scheduler;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto own = clients_.find(customer_id);
+    if (own != clients_.end()) {
+      client = own->second;
+      clients_.erase(own);
+    }
+    if (customer_id == 0) {
+      server = server_;
+      scheduler = scheduler_;
+      prepared_ = false;
+      van_.ready_ = false;
+    }
+  }
+  // Leaving takes time: without the lock. The scheduler ends itself and the servers when all workers have left.
+  if (client) detail::Must(gradwire_client_close(client.get()), "leaving");
+  if (server) detail::Must(gradwire_server_wait(server.get()), "the server's end");
+  if (scheduler) detail::Must(gradwire_scheduler_wait(scheduler.get()), "the scheduler's end");
+  std::lock_guard<std::mutex> lock(mutex_);
+  messages_.erase(customer_id);
+  if (customer_id != 0) return;
+  server_.reset();
+  scheduler_.reset();
+}
+
+inline std::vector<int> Postoffice::GetDeadNodes(int) {
+  std::vector<int> dead;
+  if (!is_worker() || !van_.ready_) return dead;
+  uint32_t group = 0, rank = 0;
+  if (gradwire_client_dead_member(client(0).get(), &group, &rank)) {
+    const int number = static_cast<int>(rank);
+    dead.push_back(group == GRADWIRE_GROUP_SCHEDULER ? kScheduler
+                   : group == GRADWIRE_GROUP_SERVERS ? ServerRankToID(number)
+                                                     : WorkerRankToID(number));
+  }
+  return dead;
+}
+
+inline void Postoffice::AddCustomer(Customer *customer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto id = std::make_pair(customer->app_id(), customer->customer_id());
+  CHECK(customers_.emplace(id, customer).second)
+      << "app " << id.first << " has a customer " << id.second << " in this process already";
+}
+
+inline void Postoffice::RemoveCustomer(Customer *customer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  customers_.erase(std::make_pair(customer->app_id(), customer->customer_id()));
+}
+
+inline Customer::Customer(int app_id, int customer_id, const RecvHandle &handle)
+    : app_id_(app_id), customer_id_(customer_id), handle_(handle) {
+  Postoffice::Get()->AddCustomer(this);
+  thread_ = std::thread(&Customer::Run, this);
+}
+
+inline Customer::~Customer() {
+  Postoffice::Get()->RemoveCustomer(this);
+  tasks_->Close();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+inline int Customer::NewRequest(int receiver) {
+  const int wanted = static_cast<int>(Postoffice::Get()->GetNodeIDs(receiver).size());
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int timestamp = next_++;
+  if (wanted) open_[timestamp] = Open{wanted, 0};
+  return timestamp;
+}
+
+}  // namespace ps
+#endif  // PS_INTERNAL_POSTOFFICE_INL_H_

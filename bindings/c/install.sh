@@ -1,0 +1,13 @@
+#!/bin/sh
+# Installs headers, libraries and the pkg-config file below a prefix.
+# usage: install.sh LIBGRADWIRE_A PREFIX VERSION; DESTDIR is put before the prefix.
+set -eu
+archive=$1 prefix=$2 version=$3
+here=$(dirname "$0")
+to=${DESTDIR:-}$prefix
+mkdir -p "$to/lib/pkgconfig" "$to/include"
+install -m 644 "$archive" "$to/lib/libgradwire.a"
+"$here/shared.sh" "$archive" "$to/lib/libgradwire.so.1"
+ln -sf libgradwire.so.1 "$to/lib/libgradwire.so"
+cp -R "$here/include/." "$to/include/"
+sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$here/gradwire.pc.in" > "$to/lib/pkgconfig/gradwire.pc"

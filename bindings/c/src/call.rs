@@ -1,0 +1,205 @@
+//! Calls of a worker to the handlers that servers' programs registered, and their replies.
+
+use crate::border::{bytes, object, put, slice};
+use crate::client::GradwireClient;
+use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
+use crate::piece::{GradwirePiece, Lent};
+use gradwire_worker::{CallHandle, CallReply, CallRequest, Client, OpError, Piece};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A request to a handler of a server. Set all of it to zeros before filling it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GradwireCall {
+    /// The handler's number.
+    pub app: u32,
+    /// The server's rank.
+    pub server: u32,
+    /// A few bytes for the handler, at most 512; read during the call.
+    pub head: *const c_void,
+    /// Bytes of the head.
+    pub head_bytes: u64,
+    /// The body, in at most 16 pieces that the handler sees as one.
+    pub pieces: *const GradwirePiece,
+    /// How many pieces there are.
+    pub piece_count: u64,
+    /// Higher goes first; calls to one handler of one server are never reordered.
+    pub priority: i32,
+    /// Bytes that the reply's body is expected to have, so that it needs no second round trip. 0: as many as the last one.
+    pub reply_bytes: u64,
+    /// Milliseconds it has; 0: `deadlines.operation_ms`.
+    pub timeout_ms: u64,
+}
+
+/// A call in flight. It ends by itself, with a reply or an error, by its deadline. Freed with `gradwire_call_free`.
+#[derive(Debug)]
+pub struct GradwireCallHandle(Mutex<Option<CallHandle>>);
+
+/// What a handler answered. Freed with `gradwire_reply_free`; head and body are valid until then.
+#[derive(Debug)]
+pub struct GradwireReply(CallReply);
+
+/// Called once when a call has ended. With `GRADWIRE_CODE_OK` the reply is the callee's, to be freed; else it is null, and
+/// `gradwire_last_error` says why. It is called on a thread of the library, or on the caller's before `gradwire_call_then`
+/// returns. Be brief: take the reply, wake a thread of your own.
+pub type GradwireOnReply =
+    Option<extern "C" fn(context: *mut c_void, code: GradwireCode, reply: Option<Box<GradwireReply>>)>;
+
+impl GradwireCallHandle {
+    fn lock(&self) -> MutexGuard<'_, Option<CallHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the pieces first: whatever fails later, their owners are let go of.
+fn start(client: Option<&GradwireClient>, call: Option<&GradwireCall>) -> Result<CallHandle, Failure> {
+    let call = object(call, "call")?;
+    let lent = Lent::take(slice(call.pieces, call.piece_count, "pieces")?)?;
+    let client = object(client, "client")?.client();
+    let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
+    let body = lent.into_iter().map(|piece| body_of(client, piece)).collect::<Result<_, _>>()?;
+    let timeout = (call.timeout_ms > 0).then(|| Duration::from_millis(call.timeout_ms));
+    let (priority, reply_bytes) = (call.priority, call.reply_bytes);
+    let request = CallRequest { head, body, priority, reply_bytes, reply_into: None, timeout };
+    Ok(client.call(call.app, call.server, request)?)
+}
+
+/// A piece with an owner stays where it is; another one is copied now, because its memory is the caller's again.
+fn body_of(client: &Client, piece: Lent<'_>) -> Result<Piece, Failure> {
+    /// From so many bytes on, a copy is made in registered memory, where servers read it.
+    const LONG_BYTES: usize = 4 << 10;
+    match piece {
+        Lent::Kept(region) => Ok(Piece::Adopted(region)),
+        Lent::Borrowed(data) if data.len() < LONG_BYTES => Ok(Piece::Bytes(data.to_vec())),
+        Lent::Borrowed(data) => {
+            let mut buffer = client.allocate(data.len() as u64)?;
+            buffer.copy_from_slice(data);
+            Ok(Piece::Buffer(buffer))
+        }
+    }
+}
+
+/// Calls a handler of a server's program. Calls to one handler of one server are taken in the order in which they are made,
+/// each of them once.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_call(
+    client: Option<&GradwireClient>,
+    call: Option<&GradwireCall>,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireCallHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let place = handle.ok_or_else(|| Failure::null("handle"))?;
+        place.write(Some(Box::new(GradwireCallHandle(Mutex::new(Some(start(client, call)?))))));
+        Ok(())
+    })
+}
+
+/// As `gradwire_call`, with a callback in place of a handle. It is not called where this returns an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_call_then(
+    client: Option<&GradwireClient>,
+    call: Option<&GradwireCall>,
+    callback: GradwireOnReply,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let call_back = callback.ok_or_else(|| Failure::null("callback"))?;
+        let context = Context(context);
+        start(client, call)?.on_end(move |result| context.tell(call_back, result));
+        Ok(())
+    })
+}
+
+/// The program's, for its callback.
+struct Context(*mut c_void);
+
+// SAFETY: the program is told that its callback comes on a thread of the library, with this pointer, which nothing here
+// looks behind. Needed to carry it there.
+unsafe impl Send for Context {}
+
+impl Context {
+    fn tell(
+        &self,
+        callback: extern "C" fn(*mut c_void, GradwireCode, Option<Box<GradwireReply>>),
+        result: Result<CallReply, OpError>,
+    ) {
+        match result {
+            Ok(reply) => callback(self.0, GradwireCode::Ok, Some(Box::new(GradwireReply(reply)))),
+            Err(error) => {
+                let failure = Failure::from(error);
+                remember(&failure);
+                callback(self.0, failure.code, None);
+            }
+        }
+    }
+}
+
+/// Waits for the reply, which comes by the call's deadline or never. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_call_wait(
+    handle: Option<&GradwireCallHandle>,
+    reply: Option<&mut MaybeUninit<Option<Box<GradwireReply>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let place = reply.ok_or_else(|| Failure::null("reply"))?;
+        let waited =
+            || Failure::new(GradwireCode::AlreadyWaited, "the call was waited for already; wait once");
+        let call = object(handle, "handle")?.lock().take().ok_or_else(waited)?;
+        put(Some(place), "reply", Some(Box::new(GradwireReply(call.wait()?))))
+    })
+}
+
+/// 1 where the call has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_call_is_done(handle: Option<&GradwireCallHandle>) -> i32 {
+    let done =
+        guard_or(true, || Ok(object(handle, "handle")?.lock().as_ref().is_none_or(CallHandle::is_done)));
+    i32::from(done)
+}
+
+/// Frees a call's handle. Null is fine. The call goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_call_free(handle: Option<Box<GradwireCallHandle>>) {
+    guard(|| {
+        drop(handle);
+        Ok(())
+    });
+}
+
+/// Writes a length and returns where that many bytes begin.
+pub(crate) fn shown(data: &[u8], bytes: Option<&mut MaybeUninit<u64>>) -> *const c_void {
+    if let Some(bytes) = bytes {
+        bytes.write(data.len() as u64);
+    }
+    data.as_ptr().cast()
+}
+
+/// The reply's head, and its length in `bytes`, which may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_reply_head(
+    reply: Option<&GradwireReply>,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(shown(reply.map_or(&[], |reply| &reply.0.head), bytes)))
+}
+
+/// The reply's body, and its length in `bytes`, which may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_reply_body(
+    reply: Option<&GradwireReply>,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(shown(reply.map_or(&[], |reply| &reply.0.body), bytes)))
+}
+
+/// Frees a reply. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_reply_free(reply: Option<Box<GradwireReply>>) {
+    guard(|| {
+        drop(reply);
+        Ok(())
+    });
+}

@@ -1,0 +1,283 @@
+//! Handles of operations in flight: wait once, ask, be called back.
+
+use crate::border::{object, slice_mut};
+use crate::buffer::Cell;
+use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
+use gradwire_worker::{Ended, Handle, OpError, Weights};
+use half::{bf16, f16};
+use proto_common::element::Dtype;
+use proto_common::ids::Version;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A time for waits: as long as the operation's own deadline (`deadlines.operation_ms`) lets it.
+pub const GRADWIRE_UNTIL_DEADLINE: u64 = u64::MAX;
+
+/// An operation in flight. It ends by itself, well or not, also where nobody waits. Freed with `gradwire_handle_free`.
+#[derive(Debug)]
+pub struct GradwireHandle {
+    state: Mutex<Option<Running>>,
+    notice: Arc<Notice>,
+}
+
+/// How an operation ended well.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GradwireEnded {
+    /// The version that was published, or landed.
+    pub version: u64,
+    /// Bytes that landed; of a dynamic tensor fewer than it may have.
+    pub landed_bytes: u64,
+}
+
+/// Called once when an operation has ended, with the context it was registered with: `code` says how, and
+/// `gradwire_last_error` why. It is called on a thread of the library, or at once if the operation has ended. Be brief, and
+/// call no function of the library but `gradwire_last_error`: wake a thread that does.
+pub type GradwireOnEnd = Option<extern "C" fn(context: *mut c_void, code: GradwireCode, version: u64)>;
+
+/// Where weights go when they are there.
+#[derive(Debug)]
+pub(crate) enum Landing {
+    Nowhere,
+    Buffer(Arc<Cell>),
+    Plain(Plain),
+}
+
+/// Memory of the program's, to be written by the wait.
+#[derive(Debug)]
+pub(crate) struct Plain {
+    pub(crate) start: *mut u8,
+    pub(crate) dtype: Dtype,
+}
+
+// SAFETY: the memory is written by one wait only, on the thread that calls it, and the caller keeps it for that (see
+// gradwire_pull). Needed because a handle may be waited for on another thread than the one that got it.
+unsafe impl Send for Plain {}
+
+#[derive(Debug)]
+struct Running {
+    handle: Handle,
+    source: Option<Arc<Cell>>,
+    landing: Landing,
+}
+
+/// Says that the operation has ended, to waits with a time of their own and to callbacks.
+#[derive(Debug, Default)]
+struct Notice {
+    told: Mutex<Told>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    /// The operation tells this notice.
+    expected: bool,
+    ended: Option<Result<Version, OpError>>,
+    callbacks: Vec<Callback>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Callback {
+    call: extern "C" fn(*mut c_void, GradwireCode, u64),
+    context: *mut c_void,
+}
+
+// SAFETY: the context is the program's, which is told that a thread of the library calls back with it. Needed to keep it
+// until then.
+unsafe impl Send for Callback {}
+
+impl Callback {
+    fn call(self, result: &Result<Version, OpError>) {
+        let (code, version) = match result {
+            Ok(version) => (GradwireCode::Ok, version.0),
+            Err(error) => {
+                let failure = Failure::from(error.clone());
+                remember(&failure);
+                (failure.code, 0)
+            }
+        };
+        (self.call)(self.context, code, version);
+    }
+}
+
+impl Notice {
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, result: Result<Version, OpError>) {
+        let callbacks = {
+            let mut told = self.lock();
+            told.ended = Some(result.clone());
+            std::mem::take(&mut told.callbacks)
+        };
+        self.changed.notify_all();
+        callbacks.into_iter().for_each(|callback| callback.call(&result));
+    }
+
+    /// False where the time is over before.
+    fn wait(&self, within: Duration) -> bool {
+        let deadline = Instant::now().checked_add(within);
+        let mut told = self.lock();
+        while told.ended.is_none() {
+            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return false;
+            }
+            let (guard, _) = self.changed.wait_timeout(told, left).unwrap_or_else(PoisonError::into_inner);
+            told = guard;
+        }
+        true
+    }
+}
+
+impl GradwireHandle {
+    pub(crate) fn new(handle: Handle, source: Option<Arc<Cell>>, landing: Landing) -> Self {
+        let running = Running { handle, source, landing };
+        Self { state: Mutex::new(Some(running)), notice: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the operation tell its notice, once.
+    fn expect(&self, running: &Running) {
+        if !std::mem::replace(&mut self.notice.lock().expected, true) {
+            let notice = self.notice.clone();
+            running.handle.on_end(move |result| notice.end(result));
+        }
+    }
+
+    fn wait(&self, timeout_ms: u64) -> Result<GradwireEnded, Failure> {
+        if timeout_ms != GRADWIRE_UNTIL_DEADLINE {
+            let done = match &*self.lock() {
+                Some(running) if running.handle.is_done() => true,
+                Some(running) => {
+                    self.expect(running);
+                    false
+                }
+                None => return Err(waited()),
+            };
+            if !done && !self.notice.wait(Duration::from_millis(timeout_ms)) {
+                let text =
+                    format!("the operation has not ended within {timeout_ms} ms; it goes on, wait again");
+                return Err(Failure::new(GradwireCode::NotDone, text));
+            }
+        }
+        let Running { handle, source, landing } = self.lock().take().ok_or_else(waited)?;
+        land(handle.wait()?, source, landing)
+    }
+}
+
+fn waited() -> Failure {
+    let text =
+        "the handle was waited for already, or another thread waits for it; wait once for each operation";
+    Failure::new(GradwireCode::AlreadyWaited, text)
+}
+
+/// Buffers go back to their owners, and weights to where they are wanted.
+fn land(ended: Ended, source: Option<Arc<Cell>>, landing: Landing) -> Result<GradwireEnded, Failure> {
+    if let Some(source) = source {
+        source.give_back(ended.source);
+    }
+    let landed_bytes = match landing {
+        Landing::Nowhere => 0,
+        Landing::Buffer(cell) => {
+            cell.give_back(ended.target);
+            ended.landed_bytes
+        }
+        Landing::Plain(plain) => ended.weights.as_ref().map_or(Ok(0), |weights| copy(weights, &plain))?,
+    };
+    Ok(GradwireEnded { version: ended.version.0, landed_bytes })
+}
+
+fn copy(weights: &Weights, plain: &Plain) -> Result<u64, Failure> {
+    let (start, bytes) = (plain.start, weights.bytes());
+    let elements = bytes / plain.dtype.bytes() as u64;
+    let name = "the memory of a pull";
+    match plain.dtype {
+        Dtype::F32 => weights.copy_to(slice_mut::<f32>(start.cast(), elements, name)?)?,
+        Dtype::F64 => weights.copy_to(slice_mut::<f64>(start.cast(), elements, name)?)?,
+        Dtype::F16 => weights.copy_to(slice_mut::<f16>(start.cast(), elements, name)?)?,
+        Dtype::Bf16 => weights.copy_to(slice_mut::<bf16>(start.cast(), elements, name)?)?,
+        Dtype::I8 => weights.copy_to(slice_mut::<i8>(start.cast(), elements, name)?)?,
+        Dtype::U8 => weights.copy_to(slice_mut::<u8>(start, elements, name)?)?,
+        Dtype::I32 => weights.copy_to(slice_mut::<i32>(start.cast(), elements, name)?)?,
+        Dtype::I64 => weights.copy_to(slice_mut::<i64>(start.cast(), elements, name)?)?,
+    }
+    Ok(bytes)
+}
+
+/// Waits until the operation has ended, at most `timeout_ms` milliseconds (`GRADWIRE_UNTIL_DEADLINE`: until its own
+/// deadline, which is quickest, because the waiting thread then does the library's work). `ended` may be null.
+///
+/// With `GRADWIRE_CODE_NOT_DONE` the operation goes on, and may be waited for again. Everything else is its end: buffers
+/// are the program's again where it ended well, and a second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_wait(
+    handle: Option<&GradwireHandle>,
+    timeout_ms: u64,
+    ended: Option<&mut MaybeUninit<GradwireEnded>>,
+) -> GradwireCode {
+    guard(|| {
+        let result = object(handle, "handle")?.wait(timeout_ms)?;
+        if let Some(ended) = ended {
+            ended.write(result);
+        }
+        Ok(())
+    })
+}
+
+/// 1 where the operation has ended, well or not, so that waiting takes no time; else 0. 1 for null and after a wait.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_is_done(handle: Option<&GradwireHandle>) -> i32 {
+    let done = guard_or(true, || {
+        Ok(object(handle, "handle")?.lock().as_ref().is_none_or(|running| running.handle.is_done()))
+    });
+    i32::from(done)
+}
+
+/// Calls back when the operation has ended: see `GradwireOnEnd`. Several callbacks of one operation are called in the order
+/// of registration. The handle may be freed before; the context has to live until the call. After a wait it is an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_on_end(
+    handle: Option<&GradwireHandle>,
+    callback: GradwireOnEnd,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let handle = object(handle, "handle")?;
+        let call = callback.ok_or_else(|| Failure::null("callback"))?;
+        let state = handle.lock();
+        let running = state.as_ref().ok_or_else(waited)?;
+        let callback = Callback { call, context };
+        let ended = {
+            let mut told = handle.notice.lock();
+            if told.ended.is_none() {
+                told.callbacks.push(callback);
+            }
+            told.ended.clone()
+        };
+        match ended {
+            Some(result) => {
+                drop(state);
+                callback.call(&result);
+            }
+            None => handle.expect(running),
+        }
+        Ok(())
+    })
+}
+
+/// Frees a handle. Null is fine. The operation goes on, and its buffers stay with it: memory that a pull was to write is
+/// not written any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_handle_free(handle: Option<Box<GradwireHandle>>) {
+    guard(|| {
+        drop(handle);
+        Ok(())
+    });
+}

@@ -1,0 +1,299 @@
+//! Small messages between programs of a cluster, whatever their roles, and barriers of groups.
+
+use crate::border::{bytes, object, put, text};
+use crate::call::shown;
+use crate::client::{GradwireGroup, group as group_of};
+use crate::error::{Failure, GradwireCode, guard, guard_or, remember};
+use daemon::post::{Answering, Post, PostAnswer, Posts};
+use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::message::{NodeGroup, PostError, PostMessage, PostTo, WaitError};
+use std::ffi::{c_char, c_void};
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// In place of a rank: every member of the group.
+pub const GRADWIRE_EVERYONE: u32 = u32::MAX;
+
+/// The messages of one client, server or scheduler. Outlives it; what is sent then fails. Freed with
+/// `gradwire_messages_free`.
+#[derive(Debug)]
+pub struct GradwireMessages(pub(crate) Posts);
+
+/// A message that came. Freed with `gradwire_message_free`; head and body are valid until then. One that is freed without an
+/// answer is `GRADWIRE_CODE_NO_REPLY` at its sender.
+#[derive(Debug)]
+pub struct GradwireMessage {
+    from: MemberId,
+    head: i32,
+    body: Vec<u8>,
+    reply: Mutex<Option<Answering>>,
+}
+
+/// Takes a message, which is the callee's to answer and free, then or later and on any thread. All handlers and callbacks of
+/// messages of one member run on one thread, one after the other: be brief, and wait for no message there.
+pub type GradwireOnMessage =
+    Option<extern "C" fn(context: *mut c_void, message: Option<Box<GradwireMessage>>)>;
+
+/// Takes one receiver's answer; the body is valid during the call. It is called `of` times for a message, once for each
+/// receiver, or once with an error and `of` 1 where the message reached nobody.
+pub type GradwireOnAnswer = Option<extern "C" fn(context: *mut c_void, answer: &GradwireAnswer)>;
+
+/// One receiver's answer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GradwireAnswer {
+    /// `GRADWIRE_CODE_OK`, or why there is no answer; then `gradwire_last_error` has the words during the call.
+    pub code: GradwireCode,
+    /// Whose it is: one `GradwireGroup` constant.
+    pub from_group: u32,
+    /// Whose it is: the rank there.
+    pub from_rank: u32,
+    /// How many receivers there are.
+    pub of: u32,
+    /// The answer's number.
+    pub head: i32,
+    /// The answer's bytes.
+    pub body: *const c_void,
+    /// How many.
+    pub body_bytes: u64,
+}
+
+fn number_of(role: Role) -> u32 {
+    let group = match role {
+        Role::Scheduler => GradwireGroup::Scheduler,
+        Role::Server => GradwireGroup::Servers,
+        Role::Worker => GradwireGroup::Workers,
+    };
+    group as u32
+}
+
+/// Whom a group and a rank name.
+fn receivers(group: u32, rank: u32) -> Result<PostTo, Failure> {
+    let NodeGroup { scheduler, servers, workers } = group_of(group)?;
+    if rank == GRADWIRE_EVERYONE {
+        return Ok(PostTo::Group { scheduler, servers, workers });
+    }
+    let role = match (scheduler, servers, workers) {
+        (true, false, false) => Role::Scheduler,
+        (false, true, false) => Role::Server,
+        (false, false, true) => Role::Worker,
+        _ => return Err(Failure::argument("a rank needs one group; or pass GRADWIRE_EVERYONE")),
+    };
+    Ok(PostTo::One(MemberId { role, rank: Rank(rank) }))
+}
+
+impl From<PostError> for Failure {
+    fn from(error: PostError) -> Self {
+        let code = match &error {
+            PostError::Deadline { .. } => GradwireCode::Deadline,
+            PostError::NoReply => GradwireCode::NoReply,
+            PostError::Gone { .. } | PostError::NotNow(_) => GradwireCode::Closed,
+            PostError::Nobody | PostError::TooLong { .. } => GradwireCode::BadArgument,
+            PostError::Busy => GradwireCode::Refused,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+/// How a barrier ended, as C is told.
+pub(crate) fn released(result: Result<(), WaitError>) -> Result<(), Failure> {
+    result.map_err(|error| {
+        let code = match error {
+            WaitError::Deadline { .. } => GradwireCode::Deadline,
+            WaitError::Refused { .. } => GradwireCode::Refused,
+        };
+        Failure::new(code, error.to_string())
+    })
+}
+
+/// Sends `body_bytes` bytes, at most 1 MiB, with a number before them, to the member of this rank in the group, or with
+/// `GRADWIRE_EVERYONE` to all of a group (constants added up). They are copied during the call. Receivers have `timeout_ms`
+/// milliseconds; all answers have come a little after that. The scheduler can be reached where a program runs it.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_send(
+    messages: Option<&GradwireMessages>,
+    group: u32,
+    rank: u32,
+    app: u32,
+    head: i32,
+    body: *const c_void,
+    body_bytes: u64,
+    timeout_ms: u64,
+    on_answer: GradwireOnAnswer,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let posts = &object(messages, "messages")?.0;
+        let call = on_answer.ok_or_else(|| Failure::null("on_answer"))?;
+        let to = receivers(group, rank)?;
+        let body = bytes(body.cast(), body_bytes, "body")?.to_vec();
+        let answers = Answers { call, context };
+        let message = PostMessage { app, head, body };
+        posts.post(to, message, Duration::from_millis(timeout_ms), move |answer| answers.tell(answer));
+        Ok(())
+    })
+}
+
+struct Answers {
+    call: extern "C" fn(*mut c_void, &GradwireAnswer),
+    context: *mut c_void,
+}
+
+// SAFETY: the program is told that its callback comes on a thread of the library, with this pointer, which nothing here
+// looks behind. Needed to carry it there.
+unsafe impl Send for Answers {}
+
+impl Answers {
+    fn tell(&self, answer: PostAnswer) {
+        let PostAnswer { from, of, result } = answer;
+        let (code, head, body) = match result {
+            Ok(reply) => (GradwireCode::Ok, reply.head, reply.body),
+            Err(error) => {
+                let failure = Failure::from(error);
+                remember(&failure);
+                (failure.code, 0, Vec::new())
+            }
+        };
+        let answer = GradwireAnswer {
+            code,
+            from_group: number_of(from.role),
+            from_rank: from.rank.0,
+            of,
+            head,
+            body: body.as_ptr().cast(),
+            body_bytes: body.len() as u64,
+        };
+        (self.call)(self.context, &answer);
+    }
+}
+
+/// Lets a handler take messages to this number. Those that came before waited for it. The context has to live until the
+/// handler is unregistered.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_register(
+    messages: Option<&GradwireMessages>,
+    app: u32,
+    handler: GradwireOnMessage,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let posts = &object(messages, "messages")?.0;
+        let handler = Handler { call: handler.ok_or_else(|| Failure::null("handler"))?, context };
+        match posts.register(app, move |post| handler.take(post)) {
+            true => Ok(()),
+            false => Err(Failure::argument(format!("a handler of messages to {app} is registered already"))),
+        }
+    })
+}
+
+struct Handler {
+    call: extern "C" fn(*mut c_void, Option<Box<GradwireMessage>>),
+    context: *mut c_void,
+}
+
+// SAFETY: as for `Answers`.
+unsafe impl Send for Handler {}
+
+impl Handler {
+    fn take(&self, post: Post) {
+        let Post { from, app: _, head, body, reply } = post;
+        let message = GradwireMessage { from, head, body, reply: Mutex::new(Some(reply)) };
+        (self.call)(self.context, Some(Box::new(message)));
+    }
+}
+
+/// Ends a handler when it is done with the message that it has, and waits for that, unless it is a handler or callback of
+/// messages that calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_unregister(
+    messages: Option<&GradwireMessages>,
+    app: u32,
+) -> GradwireCode {
+    guard(|| {
+        object(messages, "messages")?.0.unregister(app);
+        Ok(())
+    })
+}
+
+/// Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this one is in it)
+/// has come, at most `timeout_ms` milliseconds, of which a day is the most. The message names the missing. The scheduler is
+/// waited for where a program runs it.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_barrier(
+    messages: Option<&GradwireMessages>,
+    name: *const c_char,
+    group: u32,
+    timeout_ms: u64,
+) -> GradwireCode {
+    guard(|| {
+        let (posts, name) = (&object(messages, "messages")?.0, text(name, "name")?);
+        released(posts.barrier(name, group_of(group)?, Duration::from_millis(timeout_ms)))
+    })
+}
+
+/// Frees what stands for the messages. Null is fine. Handlers stay.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_messages_free(messages: Option<Box<GradwireMessages>>) {
+    guard(|| {
+        drop(messages);
+        Ok(())
+    });
+}
+
+/// Who sent the message: one `GradwireGroup` constant, and the rank there.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_message_from(
+    message: Option<&GradwireMessage>,
+    group: Option<&mut MaybeUninit<u32>>,
+    rank: Option<&mut MaybeUninit<u32>>,
+) -> GradwireCode {
+    guard(|| {
+        let from = object(message, "message")?.from;
+        put(group, "group", number_of(from.role))?;
+        put(rank, "rank", from.rank.0)
+    })
+}
+
+/// The message's number. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_message_head(message: Option<&GradwireMessage>) -> i32 {
+    message.map_or(0, |message| message.head)
+}
+
+/// The message's bytes, and how many in `bytes`, which may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_message_body(
+    message: Option<&GradwireMessage>,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(shown(message.map_or(&[], |message| &message.body), bytes)))
+}
+
+/// Answers a message, once, from any thread, with a number and at most 1 MiB, copied during the call.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_message_reply(
+    message: Option<&GradwireMessage>,
+    head: i32,
+    body: *const c_void,
+    body_bytes: u64,
+) -> GradwireCode {
+    guard(|| {
+        let body = bytes(body.cast(), body_bytes, "body")?.to_vec();
+        let message = object(message, "message")?;
+        let answered = || Failure::argument("the message was answered already; answer once");
+        let reply =
+            message.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
+        reply.send(head, body);
+        Ok(())
+    })
+}
+
+/// Frees a message. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_message_free(message: Option<Box<GradwireMessage>>) {
+    guard(|| {
+        drop(message);
+        Ok(())
+    });
+}

@@ -1,0 +1,125 @@
+//! Memory of the program's that goes into a request or a reply: copied during the call, or kept until it is let go of.
+
+use crate::border::bytes;
+use crate::error::Failure;
+use fabric::{Access, Region};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// A piece of a body. Without `release` it is copied during the call. With it the library may read the memory until it calls
+/// `release` with the context: exactly once, from any thread, also where the call fails; nobody may change the memory before.
+/// `release` has to be brief and must not call the library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GradwirePiece {
+    /// Where it starts.
+    pub data: *const c_void,
+    /// Its bytes; with 0 `data` may be null.
+    pub bytes: u64,
+    /// Called when the library does not need the memory any more; may be null.
+    pub release: Option<extern "C" fn(context: *mut c_void)>,
+    /// For `release`.
+    pub context: *mut c_void,
+}
+
+/// Lets go of the program's memory when it is dropped.
+#[derive(Debug)]
+struct Owner {
+    release: extern "C" fn(*mut c_void),
+    context: *mut c_void,
+}
+
+// SAFETY: the program is told that release is called from any thread, once, with the context, which nothing here looks
+// behind. Needed because whoever needs the memory last may be any thread.
+unsafe impl Send for Owner {}
+// SAFETY: a shared owner is not used for anything.
+unsafe impl Sync for Owner {}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        (self.release)(self.context);
+    }
+}
+
+/// A piece as it was taken over.
+#[derive(Debug)]
+pub(crate) enum Lent<'a> {
+    /// The caller's again when the call returns.
+    Borrowed(&'a [u8]),
+    /// Kept, with who lets go of it.
+    Kept(Region),
+}
+
+impl<'a> Lent<'a> {
+    /// Takes pieces over: from here on each owner is let go of, whatever fails.
+    pub(crate) fn take(pieces: &[GradwirePiece]) -> Result<Vec<Self>, Failure> {
+        let owners: Vec<_> = pieces
+            .iter()
+            .map(|piece| piece.release.map(|release| Owner { release, context: piece.context }))
+            .collect();
+        let taken = pieces.iter().zip(owners).map(|(piece, owner)| Self::one(piece, owner));
+        // All of them are looked at, so that none is left with its owner.
+        taken.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    fn one(piece: &GradwirePiece, owner: Option<Owner>) -> Result<Self, Failure> {
+        let data = bytes(piece.data.cast(), piece.bytes, "a piece's data")?;
+        let (start, count) = (NonNull::from(data).cast(), data.len());
+        let Some(owner) = owner.filter(|_| count > 0) else { return Ok(Self::Borrowed(data)) };
+        // SAFETY: by the header's contract the memory stays readable and unchanged until its owner is told, which is
+        // when the region is dropped. Needed because a region outlives every borrow.
+        Ok(Self::Kept(unsafe { Region::adopt(start, count, Access::Read, Box::new(owner)) }))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Borrowed(data) => data.len(),
+            Self::Kept(region) => region.len(),
+        }
+    }
+
+    /// Copies it; `to` is as long as it is.
+    pub(crate) fn copy_to(&self, to: &mut [u8]) {
+        match self {
+            Self::Borrowed(data) => to.copy_from_slice(data),
+            // As long as the region is, so that there is nothing to go wrong.
+            Self::Kept(region) => drop(region.read(0, to)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    extern "C" fn count(context: *mut c_void) {
+        // SAFETY: the tests pass a counter that outlives the pieces.
+        unsafe { &*context.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn piece(data: &[u8], released: &AtomicU32) -> GradwirePiece {
+        let context = std::ptr::from_ref(released).cast_mut().cast();
+        GradwirePiece { data: data.as_ptr().cast(), bytes: data.len() as u64, release: Some(count), context }
+    }
+
+    #[test]
+    fn each_owner_is_told_once_when_the_memory_is_not_needed() {
+        let released = AtomicU32::new(0);
+        let taken = Lent::take(&[piece(b"abc", &released), piece(b"", &released)]).expect("pieces");
+        assert_eq!(released.load(Ordering::Relaxed), 1, "the empty one is not needed");
+        let mut copy = [0; 3];
+        taken[0].copy_to(&mut copy);
+        assert_eq!((&copy, taken[0].len()), (b"abc", 3));
+        drop(taken);
+        assert_eq!(released.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn owners_are_told_where_a_piece_is_wrong() {
+        let released = AtomicU32::new(0);
+        let wrong = GradwirePiece { data: std::ptr::null(), ..piece(b"abc", &released) };
+        assert!(Lent::take(&[piece(b"abc", &released), wrong, piece(b"abc", &released)]).is_err());
+        assert_eq!(released.load(Ordering::Relaxed), 3);
+    }
+}

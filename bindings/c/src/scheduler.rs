@@ -1,0 +1,68 @@
+//! The scheduler in the program's process.
+
+use crate::border::{object, put};
+use crate::error::{Failure, GradwireCode, guard};
+use crate::message::GradwireMessages;
+use crate::server::ended;
+use crate::settings::{GradwireSettings, load};
+use daemon::post::Posts;
+use gradwire_scheduler::runtime::Scheduler;
+use proto_common::ids::Role;
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
+
+/// The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
+#[derive(Debug)]
+pub struct GradwireScheduler {
+    posts: Posts,
+    scheduler: Mutex<Option<Scheduler>>,
+}
+
+/// Starts the scheduler in this process, on a thread of its own, and returns when it listens where the settings say.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_start(
+    settings: Option<&GradwireSettings>,
+    scheduler: Option<&mut MaybeUninit<Option<Box<GradwireScheduler>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let place = scheduler.ok_or_else(|| Failure::null("scheduler"))?;
+        let started = Scheduler::start(load(settings, Role::Scheduler)?.settings);
+        let failed = |error| Failure::new(GradwireCode::Unreachable, format!("{error:#}"));
+        let started = started.map_err(failed)?;
+        let posts = started.posts().clone();
+        place.write(Some(Box::new(GradwireScheduler { posts, scheduler: Mutex::new(Some(started)) })));
+        Ok(())
+    })
+}
+
+/// Its messages and barriers.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_messages(
+    scheduler: Option<&GradwireScheduler>,
+    messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let posts = object(scheduler, "scheduler")?.posts.clone();
+        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+    })
+}
+
+/// Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
+/// own, because the job has none. Of several calls one waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_wait(scheduler: Option<&GradwireScheduler>) -> GradwireCode {
+    guard(|| {
+        let scheduler = object(scheduler, "scheduler")?;
+        let running = scheduler.scheduler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        running.map_or(Ok(()), |running| ended(running.join()))
+    })
+}
+
+/// Ends the job in good order, unless it has ended or another thread waits for that, and frees the scheduler. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_free(scheduler: Option<Box<GradwireScheduler>>) {
+    guard(|| {
+        drop(scheduler);
+        Ok(())
+    });
+}

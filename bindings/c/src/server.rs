@@ -1,0 +1,245 @@
+//! A server in the program's process, and its handlers for workers' calls.
+
+use crate::border::{bytes, object, put, slice};
+use crate::call::shown;
+use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::message::GradwireMessages;
+use crate::piece::{GradwirePiece, Lent};
+use crate::settings::{GradwireSettings, load};
+use daemon::post::Posts;
+use gradwire_server::runtime::StartError;
+use gradwire_server::{Apps, Call, Reply, ReplyBody, ReplyError, Server};
+use proto_common::ids::Role;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A server of a cluster. Its functions may be called from any thread. Freed with `gradwire_server_free`.
+#[derive(Debug)]
+pub struct GradwireServer {
+    rank: u32,
+    apps: Apps,
+    posts: Posts,
+    server: Mutex<Option<Server>>,
+}
+
+/// A worker's call on its way through the program. Freed with `gradwire_request_free`; head and body are valid until then,
+/// also after the reply. One that is freed without a reply is `GRADWIRE_CODE_NO_REPLY` at the worker.
+#[derive(Debug)]
+pub struct GradwireRequest {
+    from: u32,
+    head: Vec<u8>,
+    body: gradwire_server::app::Body,
+    reply: Mutex<Option<Reply>>,
+}
+
+/// Takes a call, which is the callee's to answer and free, then or later and on any thread. Handlers run on a thread of
+/// their own, one call at a time, and each worker's calls in the order in which it made them. No exception may leave it.
+pub type GradwireHandler = Option<extern "C" fn(context: *mut c_void, request: Option<Box<GradwireRequest>>)>;
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        Self::new(GradwireCode::Unreachable, error.to_string())
+    }
+}
+
+impl From<ReplyError> for Failure {
+    fn from(error: ReplyError) -> Self {
+        let code = match error {
+            ReplyError::Ended => GradwireCode::Closed,
+            ReplyError::LongHead(_) | ReplyError::LongBody { .. } => GradwireCode::BadArgument,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl GradwireServer {
+    fn lock(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a role's end is told.
+pub(crate) fn ended(result: Result<(), impl std::fmt::Display>) -> Result<(), Failure> {
+    result.map_err(|error| Failure::new(GradwireCode::Closed, format!("{error:#}")))
+}
+
+/// Starts a server in this process, on threads of its own, and returns when the scheduler has given it a rank.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_start(
+    settings: Option<&GradwireSettings>,
+    server: Option<&mut MaybeUninit<Option<Box<GradwireServer>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let place = server.ok_or_else(|| Failure::null("server"))?;
+        let started = Server::start(load(settings, Role::Server)?.settings)?;
+        let (rank, apps, posts) = (started.rank(), started.apps().clone(), started.posts().clone());
+        place.write(Some(Box::new(GradwireServer { rank, apps, posts, server: Mutex::new(Some(started)) })));
+        Ok(())
+    })
+}
+
+/// Its rank among servers. `UINT32_MAX` for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_rank(server: Option<&GradwireServer>) -> u32 {
+    server.map_or(u32::MAX, |server| server.rank)
+}
+
+/// Its messages and barriers.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_messages(
+    server: Option<&GradwireServer>,
+    messages: Option<&mut MaybeUninit<Option<Box<GradwireMessages>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let posts = object(server, "server")?.posts.clone();
+        put(messages, "messages", Some(Box::new(GradwireMessages(posts))))
+    })
+}
+
+/// Lets a handler take calls to this number. Calls that came before waited for it. The context has to live until the
+/// handler is unregistered or the server freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_register(
+    server: Option<&GradwireServer>,
+    app: u32,
+    handler: GradwireHandler,
+    context: *mut c_void,
+) -> GradwireCode {
+    guard(|| {
+        let server = object(server, "server")?;
+        let handler = Handler { call: handler.ok_or_else(|| Failure::null("handler"))?, context };
+        let registered = server.apps.register(app, move |call| handler.take(call));
+        registered.map_err(|error| Failure::argument(error.to_string()))
+    })
+}
+
+#[derive(Clone, Copy)]
+struct Handler {
+    call: extern "C" fn(*mut c_void, Option<Box<GradwireRequest>>),
+    context: *mut c_void,
+}
+
+// SAFETY: the program is told that its handler runs on a thread of the library, with this pointer, which nothing here
+// looks behind. Needed to carry it there.
+unsafe impl Send for Handler {}
+
+impl Handler {
+    fn take(&self, call: Call) {
+        let Call { from, app: _, head, body, reply } = call;
+        let request = GradwireRequest { from: from.0, head, body, reply: Mutex::new(Some(reply)) };
+        (self.call)(self.context, Some(Box::new(request)));
+    }
+}
+
+/// Ends a handler when it is done with the call that it has, and waits for that, unless it is the handler itself that
+/// calls. Nothing happens where there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, app: u32) -> GradwireCode {
+    guard(|| {
+        object(server, "server")?.apps.unregister(app);
+        Ok(())
+    })
+}
+
+/// Waits until the job has ended: in good order when all workers have left, else with the reason. It has no deadline of its
+/// own, because the job has none; deaths and the loss of the scheduler end it. Of several calls one waits.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_wait(server: Option<&GradwireServer>) -> GradwireCode {
+    guard(|| {
+        let running = object(server, "server")?.lock().take();
+        running.map_or(Ok(()), |running| ended(running.join()))
+    })
+}
+
+/// Leaves the cluster in good order, unless another thread waits for the end, and frees the server. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_free(server: Option<Box<GradwireServer>>) {
+    guard(|| {
+        drop(server);
+        Ok(())
+    });
+}
+
+/// The rank of the worker that asks. `UINT32_MAX` for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_from(request: Option<&GradwireRequest>) -> u32 {
+    request.map_or(u32::MAX, |request| request.from)
+}
+
+/// The request's head, and its length in `bytes`, which may be null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_head(
+    request: Option<&GradwireRequest>,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.head), bytes)))
+}
+
+/// The request's body, whole, and its length in `bytes`, which may be null. A large one lies at a multiple of 64 bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_body(
+    request: Option<&GradwireRequest>,
+    bytes: Option<&mut MaybeUninit<u64>>,
+) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(shown(request.map_or(&[], |request| &request.body), bytes)))
+}
+
+/// Answers a request, once, from any thread, with a head of at most 512 bytes and a body of pieces. A body of one long piece
+/// with a `release` is sent from where it lies; everything else is copied during the call.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_reply(
+    request: Option<&GradwireRequest>,
+    head: *const c_void,
+    head_bytes: u64,
+    pieces: *const GradwirePiece,
+    piece_count: u64,
+) -> GradwireCode {
+    guard(|| {
+        let lent = Lent::take(slice(pieces, piece_count, "pieces")?)?;
+        let head = bytes(head.cast(), head_bytes, "head")?;
+        let request = object(request, "request")?;
+        let answered = || Failure::argument("the request was answered already; answer once");
+        let reply =
+            request.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
+        let body = body_of(&reply, lent)?;
+        Ok(reply.send(head, body)?)
+    })
+}
+
+/// What is long and has an owner stays where it is.
+fn body_of(reply: &Reply, mut lent: Vec<Lent<'_>>) -> Result<ReplyBody, Failure> {
+    /// Shorter bodies travel with the result, into which they are copied anyway.
+    const LONG_BYTES: usize = 8 << 10;
+    let total: usize = lent.iter().map(Lent::len).sum();
+    if let ([Lent::Kept(_)], true) = (&lent[..], total > LONG_BYTES)
+        && let Some(Lent::Kept(region)) = lent.pop()
+    {
+        return Ok(ReplyBody::Adopted(region));
+    }
+    let copy = |mut to: &mut [u8]| {
+        for piece in &lent {
+            let (part, rest) = to.split_at_mut(piece.len());
+            piece.copy_to(part);
+            to = rest;
+        }
+    };
+    if total <= LONG_BYTES {
+        let mut body = vec![0; total];
+        copy(&mut body);
+        return Ok(body.into());
+    }
+    let no_memory = |error| Failure::new(GradwireCode::Memory, format!("the reply's body: {error}"));
+    let mut body = reply.allocate(total as u64).map_err(no_memory)?;
+    copy(&mut body);
+    Ok(body.into())
+}
+
+/// Frees a request. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_request_free(request: Option<Box<GradwireRequest>>) {
+    guard(|| {
+        drop(request);
+        Ok(())
+    });
+}

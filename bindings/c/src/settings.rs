@@ -1,0 +1,134 @@
+//! Settings as C programs give them: names and values over the environment over a file. It must not know which settings
+//! there are.
+
+use crate::border::{object, put, text};
+use crate::error::{Failure, GradwireCode, guard};
+use daemon::settings::{Loaded, Override, load_settings};
+use proto_common::ids::Role;
+use std::ffi::c_char;
+use std::mem::MaybeUninit;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What a client, server or scheduler is started with. Weakest first: defaults, settings file, `DMLC_*` and `GRADWIRE_*`
+/// variables of the environment, what was set here. Freed with `gradwire_settings_free`; may be used for several
+/// starts, and by several threads.
+#[derive(Debug)]
+pub struct GradwireSettings(Mutex<Given>);
+
+#[derive(Debug, Default)]
+struct Given {
+    file: Option<PathBuf>,
+    variables: Vec<(String, String)>,
+    without_environment: bool,
+    overrides: Vec<Override>,
+    logs: bool,
+}
+
+impl GradwireSettings {
+    fn lock(&self) -> MutexGuard<'_, Given> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads everything and validates it for the role. Logging starts here, where it was asked for.
+    pub(crate) fn load(&self, role: Role) -> Result<Loaded, Failure> {
+        let given = self.lock();
+        // What was given by name comes first: the first of two wins.
+        let mut environment = given.variables.clone();
+        if !given.without_environment {
+            environment.extend(daemon::process::environment());
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        environment.retain(|(name, _)| seen.insert(name.clone()));
+        let loaded = load_settings(role, &environment, given.file.as_deref(), &given.overrides)?;
+        if given.logs {
+            daemon::logging::init(role, &loaded.settings.log)?;
+            loaded.log();
+        }
+        Ok(loaded)
+    }
+}
+
+/// The settings that C passed, or none of its own.
+pub(crate) fn load(settings: Option<&GradwireSettings>, role: Role) -> Result<Loaded, Failure> {
+    match settings {
+        Some(settings) => settings.load(role),
+        None => GradwireSettings(Mutex::default()).load(role),
+    }
+}
+
+/// New settings: the environment's and a settings file's, where there is one.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_new(
+    settings: Option<&mut MaybeUninit<Option<Box<GradwireSettings>>>>,
+) -> GradwireCode {
+    guard(|| put(settings, "settings", Some(Box::new(GradwireSettings(Mutex::default())))))
+}
+
+/// Sets one setting by its dotted name, such as `scheduler.port`, to a value as it stands in a settings file, without
+/// quotes. `gradwire config` lists them all. Wrong names and values are told when something is started with them.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_set(
+    settings: Option<&GradwireSettings>,
+    name: *const c_char,
+    value: *const c_char,
+) -> GradwireCode {
+    guard(|| {
+        let (name, value) = (text(name, "name")?, text(value, "value")?);
+        let mut given = object(settings, "settings")?.lock();
+        given.overrides.push(Override::new(format!("the program's setting {name}"), name, value));
+        Ok(())
+    })
+}
+
+/// Names the settings file. It has to exist; without this call the usual places are looked at.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_file(
+    settings: Option<&GradwireSettings>,
+    path: *const c_char,
+) -> GradwireCode {
+    guard(|| {
+        let path = text(path, "path")?.into();
+        object(settings, "settings")?.lock().file = Some(path);
+        Ok(())
+    })
+}
+
+/// Adds a variable as if it stood in the environment, such as `DMLC_PS_ROOT_URI`. It hides the environment's own.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_variable(
+    settings: Option<&GradwireSettings>,
+    name: *const c_char,
+    value: *const c_char,
+) -> GradwireCode {
+    guard(|| {
+        let pair = (text(name, "name")?.to_owned(), text(value, "value")?.to_owned());
+        object(settings, "settings")?.lock().variables.insert(0, pair);
+        Ok(())
+    })
+}
+
+/// Leaves the process's environment alone: only the file, and what is set here, counts.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_without_environment(settings: Option<&GradwireSettings>) -> GradwireCode {
+    guard(|| {
+        object(settings, "settings")?.lock().without_environment = true;
+        Ok(())
+    })
+}
+
+/// Lets the library log to stderr, as `log.filter` and `log.json` say, from the first start with these settings on. It
+/// logs nothing otherwise. Logging is the process's: the first one to ask decides.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_log(settings: Option<&GradwireSettings>) -> GradwireCode {
+    guard(|| {
+        object(settings, "settings")?.lock().logs = true;
+        Ok(())
+    })
+}
+
+/// Frees settings. Null is fine. What was started with them goes on.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_settings_free(settings: Option<Box<GradwireSettings>>) {
+    drop(settings);
+}

@@ -1,0 +1,189 @@
+//! Declared tensors, and their update rules.
+
+use crate::border::{object, put, slice, slice_mut, text};
+use crate::client::GradwireClient;
+use crate::error::{Failure, GradwireCode, guard, guard_or};
+use crate::optimizer::GradwireOptimizer;
+use gradwire_worker::Tensor;
+use proto_common::codec::{Codec, Compression};
+use proto_common::element::Dtype;
+use proto_common::ids::Key;
+use proto_common::tensor::{Mode, TensorSpec};
+use std::ffi::c_char;
+use std::mem::MaybeUninit;
+
+/// A declared tensor. Its functions may be called from any thread. Freed with `gradwire_tensor_free`, which leaves the
+/// tensor itself where it is: declaring it again, or `gradwire_tensor_of`, finds it.
+#[derive(Debug)]
+pub struct GradwireTensor(pub(crate) Tensor);
+
+/// Types of elements.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradwireDtype {
+    /// `float`.
+    F32 = 1,
+    /// `double`.
+    F64 = 2,
+    /// IEEE 754 binary16, 2 bytes; summed and kept in f32.
+    F16 = 3,
+    /// bfloat16, 2 bytes; summed and kept in f32.
+    Bf16 = 4,
+    /// `int8_t`; integers are summed in 64 bits, and a value that does not fit is an error.
+    I8 = 5,
+    /// `uint8_t`.
+    U8 = 6,
+    /// `int32_t`.
+    I32 = 7,
+    /// `int64_t`.
+    I64 = 8,
+}
+
+/// How contributions of several workers become versions.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradwireMode {
+    /// What the cluster's settings say (`cluster.mode`).
+    Cluster = 0,
+    /// One version a round, from the contributions of all workers.
+    Sync = 1,
+    /// Every contribution makes a version, and workers may be at most `staleness` contributions apart.
+    Bounded = 2,
+    /// Every contribution makes a version.
+    Async = 3,
+}
+
+/// What a tensor is. Every worker declares the same. Set all of it to zeros before filling it: zeros are the defaults of
+/// what is not filled.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GradwireTensorSpec {
+    /// Its key, any number.
+    pub key: u64,
+    /// Its elements; the most it may have in a round, where it is dynamic.
+    pub elements: u64,
+    /// A name for people; may be null.
+    pub name: *const c_char,
+    /// A `GradwireDtype`.
+    pub dtype: i32,
+    /// A `GradwireMode`.
+    pub mode: i32,
+    /// Of bounded mode: contributions that workers may be apart.
+    pub staleness: u32,
+    /// Workers whose contribution a round does not wait for (sync mode); the cluster's where 0.
+    pub backup_workers: u32,
+    /// Operations carry a length of their own, where not 0.
+    pub dynamic: i32,
+    /// How contributions are encoded: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
+    /// "randomk:SHARE", "dither:BITS". Only of f32 tensors that are not dynamic.
+    pub codec: *const c_char,
+    /// What servers do with contributions.
+    pub optimizer: GradwireOptimizer,
+}
+
+impl GradwireTensorSpec {
+    fn typed(&self) -> Result<TensorSpec, Failure> {
+        let dtype = u8::try_from(self.dtype).ok().and_then(Dtype::from_wire);
+        let no_dtype =
+            || Failure::argument(format!("dtype {} is none; use a GRADWIRE_DTYPE_ constant", self.dtype));
+        let optional = |given: *const c_char, name| if given.is_null() { Ok("") } else { text(given, name) };
+        let codec = match optional(self.codec, "codec")? {
+            "" => Codec::default(),
+            name => name.parse().map_err(|error| Failure::argument(format!("{error}")))?,
+        };
+        let mode = match self.mode {
+            0 => None,
+            1 => Some(Mode::Sync),
+            2 => Some(Mode::Bounded(self.staleness)),
+            3 => Some(Mode::Async),
+            mode => {
+                let text = format!("mode {mode} is none; use a GRADWIRE_MODE_ constant");
+                return Err(Failure::argument(text));
+            }
+        };
+        Ok(TensorSpec {
+            key: Key(self.key),
+            name: optional(self.name, "name")?.to_owned(),
+            dtype: dtype.ok_or_else(no_dtype)?,
+            elements: self.elements,
+            dynamic: self.dynamic != 0,
+            compression: Compression { codec, ..Compression::default() },
+            optimizer: self.optimizer.typed()?,
+            mode,
+            backup_workers: (self.backup_workers > 0).then_some(self.backup_workers),
+        })
+    }
+}
+
+/// Declares `count` tensors and writes them to `tensors`, in the order given: room for `count` pointers. Every worker
+/// declares the same ones, in any number of calls; repeating a declaration is harmless. A new tensor is all zeros. Waits
+/// for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_declare(
+    client: Option<&GradwireClient>,
+    specs: *const GradwireTensorSpec,
+    count: u64,
+    tensors: *mut Option<Box<GradwireTensor>>,
+) -> GradwireCode {
+    guard(|| {
+        let client = object(client, "client")?.client();
+        let specs = slice(specs, count, "specs")?;
+        let places = slice_mut(tensors.cast::<std::mem::MaybeUninit<_>>(), count, "tensors")?;
+        let specs: Vec<_> = specs.iter().map(GradwireTensorSpec::typed).collect::<Result<_, _>>()?;
+        let declared = client.declare(&specs)?;
+        for (place, tensor) in places.iter_mut().zip(declared) {
+            place.write(Some(Box::new(GradwireTensor(tensor))));
+        }
+        Ok(())
+    })
+}
+
+/// A tensor that this client has declared, by its key.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_of(
+    client: Option<&GradwireClient>,
+    key: u64,
+    tensor: Option<&mut MaybeUninit<Option<Box<GradwireTensor>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let found = object(client, "client")?.client().tensor(key)?;
+        put(tensor, "tensor", Some(Box::new(GradwireTensor(found))))
+    })
+}
+
+/// Gives a tensor another update rule, from this worker's next contribution on; one worker's call is enough. `round`
+/// may be null; it gets the first round of the new rule.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_change_rule(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    optimizer: Option<&GradwireOptimizer>,
+    round: Option<&mut MaybeUninit<u64>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = (object(client, "client")?.client(), object(tensor, "tensor")?);
+        let from = client.change_rule(&tensor.0, object(optimizer, "optimizer")?.typed()?)?;
+        if let Some(round) = round {
+            round.write(from);
+        }
+        Ok(())
+    })
+}
+
+/// Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_bytes(tensor: Option<&GradwireTensor>) -> u64 {
+    guard_or(0, || Ok(object(tensor, "tensor")?.0.bytes()))
+}
+
+/// Its key. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_key(tensor: Option<&GradwireTensor>) -> u64 {
+    guard_or(0, || Ok(object(tensor, "tensor")?.0.key().0))
+}
+
+/// Frees what stands for the tensor. Null is fine.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_free(tensor: Option<Box<GradwireTensor>>) {
+    drop(tensor);
+}

@@ -1,0 +1,220 @@
+//! Moving tensors: push, pull, push_pull and initial values, from plain or registered memory.
+
+use crate::border::{Out, bytes, object, slice_mut};
+use crate::buffer::GradwireBuffer;
+use crate::client::GradwireClient;
+use crate::error::{Failure, GradwireCode, guard};
+use crate::handle::{GradwireHandle, Landing, Plain};
+use crate::tensor::GradwireTensor;
+use gradwire_worker::{Client, Tensor, TensorBuffer};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+type HandleOut<'a> = Out<'a, Option<Box<GradwireHandle>>>;
+
+/// The objects of a call.
+fn objects<'a>(
+    client: Option<&'a GradwireClient>,
+    tensor: Option<&'a GradwireTensor>,
+) -> Result<(&'a Client, &'a Tensor), Failure> {
+    Ok((object(client, "client")?.client(), &object(tensor, "tensor")?.0))
+}
+
+/// Has the memory the tensor's length? A dynamic tensor's contribution may be shorter.
+fn fits(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), Failure> {
+    let (want, key) = (tensor.bytes(), tensor.key());
+    if have == want || (shorter && have < want && have.is_multiple_of(tensor.spec().dtype.bytes() as u64)) {
+        return Ok(());
+    }
+    Err(Failure::argument(format!(
+        "tensor {key} has {want} bytes of {}, the memory has {have}; pass exactly as many bytes",
+        tensor.spec().dtype
+    )))
+}
+
+/// A copy of plain memory in registered memory.
+fn copied(client: &Client, data: &[u8]) -> Result<TensorBuffer, Failure> {
+    let mut buffer = client.allocate(data.len() as u64)?;
+    buffer.copy_from_slice(data);
+    Ok(buffer)
+}
+
+/// Memory of the program's that the wait writes: looked at now, so that what is wrong with it is told now.
+fn plain(tensor: &Tensor, into: *mut u8, into_bytes: u64) -> Result<Landing, Failure> {
+    fits(tensor, into_bytes, false)?;
+    let dtype = tensor.spec().dtype;
+    let (start, width) = (into, dtype.bytes());
+    slice_mut(start, into_bytes, "into")?;
+    if !(start as usize).is_multiple_of(width) {
+        return Err(Failure::argument(format!("into does not lie at a multiple of {width} bytes")));
+    }
+    Ok(Landing::Plain(Plain { start, dtype }))
+}
+
+/// Where the handle goes is known before anything is started.
+fn started<'a>(
+    handle: HandleOut<'a>,
+    start: impl FnOnce() -> Result<GradwireHandle, Failure>,
+) -> Result<(), Failure> {
+    let place = handle.ok_or_else(|| Failure::null("handle"))?;
+    place.write(Some(Box::new(start()?)));
+    Ok(())
+}
+
+/// Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call and is the
+/// program's afterwards. The operation ends when the round is published: in sync mode when all workers have contributed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_push(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    data: *const c_void,
+    data_bytes: u64,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        fits(tensor, data_bytes, tensor.spec().dynamic)?;
+        let data = bytes(data.cast(), data_bytes, "data")?;
+        started(handle, || {
+            let source = copied(client, data)?;
+            Ok(GradwireHandle::new(client.push(tensor, source)?, None, Landing::Nowhere))
+        })
+    })
+}
+
+/// As `gradwire_push` from registered memory, which is sent from where it lies and belongs to the operation until the wait
+/// ends it well.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_push_buffer(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    gradient: Option<&GradwireBuffer>,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        let gradient = object(gradient, "gradient")?;
+        fits(tensor, super::buffer::gradwire_buffer_bytes(Some(gradient)), tensor.spec().dynamic)?;
+        started(handle, || {
+            let source = gradient.take("gradient")?;
+            Ok(GradwireHandle::new(client.push(tensor, source)?, Some(gradient.cell()), Landing::Nowhere))
+        })
+    })
+}
+
+/// Brings the weights of the last round this worker contributed to, or later, into `into`: as many bytes as the tensor has,
+/// at a multiple of an element's size. They are written by the wait and at no other time, so the memory has to live until
+/// then. A handle that is freed without a wait writes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_pull(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    into: *mut c_void,
+    into_bytes: u64,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        let landing = plain(tensor, into.cast(), into_bytes)?;
+        started(handle, || Ok(GradwireHandle::new(client.pull_view(tensor)?, None, landing)))
+    })
+}
+
+/// As `gradwire_pull` into registered memory: the servers write it where it lies. It belongs to the operation until the
+/// wait ends it well.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_pull_buffer(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    weights: Option<&GradwireBuffer>,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        let weights = object(weights, "weights")?;
+        fits(tensor, super::buffer::gradwire_buffer_bytes(Some(weights)), false)?;
+        started(handle, || {
+            let target = weights.take("weights")?;
+            Ok(GradwireHandle::new(client.pull(tensor, target)?, None, Landing::Buffer(weights.cell())))
+        })
+    })
+}
+
+/// Contributes a gradient and brings the weights of that round: `gradwire_push` and `gradwire_pull` in one, with their
+/// rules for memory. `data` and `into` may be the same. Higher `priority` goes first; operations of one tensor are never
+/// reordered. Not of a dynamic tensor.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_push_pull(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    data: *const c_void,
+    data_bytes: u64,
+    into: *mut c_void,
+    into_bytes: u64,
+    priority: i32,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        let landing = plain(tensor, into.cast(), into_bytes)?;
+        fits(tensor, data_bytes, false)?;
+        let data = bytes(data.cast(), data_bytes, "data")?;
+        started(handle, || {
+            let source = copied(client, data)?;
+            let handle = client.push_pull_view(tensor, source, priority)?;
+            Ok(GradwireHandle::new(handle, None, landing))
+        })
+    })
+}
+
+/// As `gradwire_push_pull` with registered memory, of two different buffers.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_push_pull_buffers(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    gradient: Option<&GradwireBuffer>,
+    weights: Option<&GradwireBuffer>,
+    priority: i32,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        let (gradient, weights) = (object(gradient, "gradient")?, object(weights, "weights")?);
+        for buffer in [gradient, weights] {
+            fits(tensor, super::buffer::gradwire_buffer_bytes(Some(buffer)), false)?;
+        }
+        started(handle, || {
+            let source = gradient.take("gradient")?;
+            let target = match weights.take("weights") {
+                Ok(target) => target,
+                Err(failure) => {
+                    gradient.cell().give_back(Some(source));
+                    return Err(failure);
+                }
+            };
+            let handle = client.push_pull(tensor, source, target, priority)?;
+            Ok(GradwireHandle::new(handle, Some(gradient.cell()), Landing::Buffer(weights.cell())))
+        })
+    })
+}
+
+/// Sets the tensor's initial value, before its first round: rank 0's counts, and every rank's operation ends when it is
+/// set. The memory is copied during the call.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_init(
+    client: Option<&GradwireClient>,
+    tensor: Option<&GradwireTensor>,
+    data: *const c_void,
+    data_bytes: u64,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let (client, tensor) = objects(client, tensor)?;
+        fits(tensor, data_bytes, false)?;
+        let data = bytes(data.cast(), data_bytes, "data")?;
+        started(handle, || {
+            let source = copied(client, data)?;
+            Ok(GradwireHandle::new(client.init_from(tensor, source)?, None, Landing::Nowhere))
+        })
+    })
+}

@@ -1,0 +1,173 @@
+/* A whole cluster in one process, all of it through the C library: scheduler, server with handlers, worker. Calls of many
+ * sizes are answered with what was asked; owners of lent memory are told once; what has no handler, or is dropped, is an
+ * error at the worker. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "check.h"
+
+enum { ECHO = 7, DROPS = 8, NOBODY = 9, LATE = 10, BIG = 3 << 20 };
+
+static atomic_int released;
+static _Atomic(GradwireRequest *) kept;
+
+static void release(void *context) {
+    atomic_fetch_add(&released, 1);
+    free(context);
+}
+
+/* Answers with the head it got and a lent copy of the body, byte by byte one higher. */
+static void echo(void *context, GradwireRequest *request) {
+    uint64_t head_bytes = 0, body_bytes = 0;
+    const void *head = gradwire_request_head(request, &head_bytes);
+    const unsigned char *body = gradwire_request_body(request, &body_bytes);
+    unsigned char *copy = malloc(body_bytes + 1);
+    GradwirePiece piece = {copy, body_bytes, release, copy};
+    REQUIRE(context == &released && gradwire_request_from(request) == 0);
+    for (uint64_t i = 0; i < body_bytes; i++) copy[i] = (unsigned char)(body[i] + 1);
+    WORKS(gradwire_request_reply(request, head, head_bytes, &piece, 1));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "answered already", gradwire_request_reply(request, NULL, 0, NULL, 0));
+    gradwire_request_free(request);
+}
+
+static void drops(void *context, GradwireRequest *request) {
+    (void)context;
+    gradwire_request_free(request);
+}
+
+static void keeps(void *context, GradwireRequest *request) {
+    (void)context;
+    atomic_store(&kept, request);
+}
+
+static void round_trip(const GradwireClient *client, uint64_t bytes) {
+    unsigned char *data = malloc(bytes + 1), small[3] = {1, 2, 3};
+    GradwirePiece pieces[2] = {{data, bytes, release, data}, {small, sizeof(small), NULL, NULL}};
+    GradwireCall call;
+    GradwireCallHandle *handle = NULL;
+    GradwireReply *reply = NULL;
+    uint64_t count = 0;
+    const int before = atomic_load(&released);
+    memset(&call, 0, sizeof(call));
+    for (uint64_t i = 0; i < bytes; i++) data[i] = (unsigned char)(i * 7);
+    call.app = ECHO;
+    call.head = "head";
+    call.head_bytes = 4;
+    call.pieces = pieces;
+    call.piece_count = 2;
+    WORKS(gradwire_call(client, &call, &handle));
+    /* What was not lent is ours again. */
+    memset(small, 0, sizeof(small));
+    WORKS(gradwire_call_wait(handle, &reply));
+    FAILS(GRADWIRE_CODE_ALREADY_WAITED, "once", gradwire_call_wait(handle, &reply));
+    REQUIRE(gradwire_call_is_done(handle) == 1);
+    gradwire_call_free(handle);
+    REQUIRE(memcmp(gradwire_reply_head(reply, &count), "head", 4) == 0 && count == 4);
+    const unsigned char *body = gradwire_reply_body(reply, &count);
+    REQUIRE(count == bytes + 3);
+    for (uint64_t i = 0; i < bytes; i++) REQUIRE(body[i] == (unsigned char)(i * 7 + 1));
+    REQUIRE(body[bytes] == 2 && body[bytes + 2] == 4);
+    gradwire_reply_free(reply);
+    /* The request's owner at the latest now; the reply's when the server has heard that it arrived. */
+    REQUIRE(atomic_load(&released) > before);
+}
+
+struct told {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    int count;
+    GradwireReply *reply;
+};
+
+static void on_reply(void *context, GradwireCode code, GradwireReply *reply) {
+    struct told *told = context;
+    REQUIRE(code == GRADWIRE_CODE_OK);
+    pthread_mutex_lock(&told->mutex);
+    told->count++;
+    told->reply = reply;
+    pthread_cond_signal(&told->changed);
+    pthread_mutex_unlock(&told->mutex);
+}
+
+static void errors(const GradwireClient *client) {
+    GradwireCall call;
+    GradwireCallHandle *handle = NULL;
+    GradwireReply *reply = NULL;
+    char head[600] = "";
+    memset(&call, 0, sizeof(call));
+    call.app = DROPS;
+    WORKS(gradwire_call(client, &call, &handle));
+    FAILS(GRADWIRE_CODE_NO_REPLY, "handler 8 at server 0", gradwire_call_wait(handle, &reply));
+    gradwire_call_free(handle);
+    call.app = NOBODY;
+    call.timeout_ms = 300;
+    WORKS(gradwire_call(client, &call, &handle));
+    FAILS(GRADWIRE_CODE_NO_REPLY, "no such handler", gradwire_call_wait(handle, &reply));
+    gradwire_call_free(handle);
+    call.server = 5;
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "there are 1 servers", gradwire_call(client, &call, &handle));
+    call.server = 0;
+    call.head = head;
+    call.head_bytes = sizeof(head);
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "at most 512", gradwire_call(client, &call, &handle));
+    call.head = NULL;
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "head is null", gradwire_call(client, &call, &handle));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "call is null", gradwire_call(client, NULL, &handle));
+}
+
+static GradwireSettings *settings_of(const char *port) {
+    GradwireSettings *settings = NULL;
+    WORKS(gradwire_settings_new(&settings));
+    WORKS(gradwire_settings_without_environment(settings));
+    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_URI", "127.0.0.1"));
+    WORKS(gradwire_settings_variable(settings, "DMLC_PS_ROOT_PORT", port));
+    WORKS(gradwire_settings_set(settings, "cluster.workers", "1"));
+    WORKS(gradwire_settings_set(settings, "cluster.servers", "1"));
+    return settings;
+}
+
+int main(int count, char **arguments) {
+    GradwireScheduler *scheduler = NULL, *second = NULL;
+    GradwireServer *server = NULL;
+    GradwireClient *client = NULL;
+    GradwireCall call;
+    struct told told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, NULL};
+    REQUIRE(count == 2);
+    GradwireSettings *settings = settings_of(arguments[1]);
+    WORKS(gradwire_scheduler_start(settings, &scheduler));
+    FAILS(GRADWIRE_CODE_UNREACHABLE, "cannot bind", gradwire_scheduler_start(settings, &second));
+    WORKS(gradwire_server_start(settings, &server));
+    REQUIRE(gradwire_server_rank(server) == 0);
+    WORKS(gradwire_client_connect(settings, &client));
+    gradwire_settings_free(settings);
+    WORKS(gradwire_server_register(server, ECHO, echo, &released));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "registered already", gradwire_server_register(server, ECHO, echo, NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handler", gradwire_server_register(server, DROPS, NULL, NULL));
+    WORKS(gradwire_server_register(server, DROPS, drops, NULL));
+    WORKS(gradwire_server_register(server, LATE, keeps, NULL));
+    const uint64_t sizes[] = {0, 1, 4000, 5000, 40000, BIG};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) round_trip(client, sizes[i]);
+    errors(client);
+    /* Answered later, from another thread than the handler's. */
+    memset(&call, 0, sizeof(call));
+    call.app = LATE;
+    WORKS(gradwire_call_then(client, &call, on_reply, &told));
+    while (atomic_load(&kept) == NULL) {
+    }
+    WORKS(gradwire_request_reply(atomic_load(&kept), "late", 4, NULL, 0));
+    gradwire_request_free(atomic_load(&kept));
+    pthread_mutex_lock(&told.mutex);
+    while (told.count == 0) pthread_cond_wait(&told.changed, &told.mutex);
+    pthread_mutex_unlock(&told.mutex);
+    REQUIRE(memcmp(gradwire_reply_head(told.reply, NULL), "late", 4) == 0);
+    gradwire_reply_free(told.reply);
+    WORKS(gradwire_server_unregister(server, LATE));
+    WORKS(gradwire_client_close(client));
+    WORKS(gradwire_server_wait(server));
+    WORKS(gradwire_scheduler_wait(scheduler));
+    gradwire_client_free(client);
+    gradwire_server_free(server);
+    gradwire_scheduler_free(scheduler);
+    puts("everything holds");
+    return 0;
+}

@@ -1,0 +1,306 @@
+//! Sparse tables: rows of one width under u64 ids, made at first touch. What a table is, which lane of which server has a
+//! row, and what requests about rows look like. They travel as calls to numbers of their own.
+
+use crate::ids::{Lane, Rank};
+use crate::limits::LANES_MAX;
+use crate::optimizer::{Optimizer, OptimizerError, Rule};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Numbers of handlers from here on are tables'; programs have those below.
+pub const TABLE_APPS: u32 = 1 << 31;
+/// Tables have keys below this.
+pub const TABLES_MAX: u32 = 1 << 16;
+/// Elements of a row.
+pub const ROW_WIDTH_MAX: u32 = 1 << 16;
+/// Rows of one request.
+pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+
+const _: () = assert!((LANES_MAX as u32) < 1 << 8 && TABLES_MAX << 8 <= TABLE_APPS);
+
+/// What a row holds before anybody has pushed to it. A function of the seed, the row's id and the element's place only: a
+/// row that was evicted, or is on another server, begins with the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Initial {
+    /// All elements the same.
+    Constant(f32),
+    /// Evenly spread from `low` to below `high`.
+    Uniform {
+        /// The least.
+        low: f32,
+        /// What they stay below.
+        high: f32,
+        /// Another seed makes other numbers.
+        seed: u64,
+    },
+}
+
+impl Initial {
+    /// Fills a row.
+    pub fn fill(&self, id: u64, row: &mut [f32]) {
+        match *self {
+            Self::Constant(value) => row.fill(value),
+            Self::Uniform { low, high, seed } => {
+                let start = mix(seed ^ mix(id));
+                for (at, element) in row.iter_mut().enumerate() {
+                    // 24 bits: as many as an f32 below 1 has.
+                    let bits = mix(start.wrapping_add(at as u64)) >> 40;
+                    *element = low + (high - low) * (bits as f32 / (1 << 24) as f32);
+                }
+            }
+        }
+    }
+}
+
+/// A table: every worker declares the same.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableSpec {
+    /// Its key, below [`TABLES_MAX`]; tensors' keys are others.
+    pub key: u32,
+    /// f32 elements of a row.
+    pub width: u32,
+    /// Applied to each row by itself, at once, with what one push has for it. Schedules count the row's pushes.
+    pub optimizer: Optimizer,
+    /// What rows begin with.
+    pub initial: Initial,
+    /// Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to
+    /// it are left out. 0 and 1: at its first touch. Counted in so few bytes that ids may share a count: a row may be
+    /// admitted too early, never too late.
+    pub admit_after: u32,
+    /// Rows that are kept, spread evenly over servers and lanes, which keep at least one each: beyond that the least recently
+    /// touched ones go. 0: no limit.
+    pub rows_max: u64,
+}
+
+/// Why a table cannot be declared.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum TableError {
+    /// A number is out of range.
+    #[error("table {key}: {name} = {value} is out of range; use {range}")]
+    OutOfRange {
+        /// The table.
+        key: u32,
+        /// Which number.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        range: String,
+    },
+    /// The update rule cannot be used.
+    #[error("table {key}: {source}")]
+    Optimizer {
+        /// The table.
+        key: u32,
+        /// Why not.
+        source: OptimizerError,
+    },
+    /// A rule that no row can have by itself.
+    #[error("table {0}: lamb needs the norms of a whole tensor; use another rule")]
+    Norms(u32),
+}
+
+impl TableSpec {
+    /// A table whose rows are made at first touch, and stay.
+    #[must_use]
+    pub const fn new(key: u32, width: u32, optimizer: Optimizer, initial: Initial) -> Self {
+        Self { key, width, optimizer, initial, admit_after: 1, rows_max: 0 }
+    }
+
+    /// Refuses what cannot be served.
+    pub fn validate(&self) -> Result<(), TableError> {
+        let key = self.key;
+        let wrong =
+            |name, value: String, range: String| Err(TableError::OutOfRange { key, name, value, range });
+        if key >= TABLES_MAX {
+            return wrong("key", key.to_string(), format!("0 to {}", TABLES_MAX - 1));
+        }
+        if self.width == 0 || self.width > ROW_WIDTH_MAX {
+            return wrong("width", self.width.to_string(), format!("1 to {ROW_WIDTH_MAX}"));
+        }
+        let is_finite = match self.initial {
+            Initial::Constant(value) => value.is_finite(),
+            Initial::Uniform { low, high, .. } => low < high && (high - low).is_finite(),
+        };
+        if !is_finite {
+            let range = "finite numbers, low below high".into();
+            return wrong("initial", format!("{:?}", self.initial), range);
+        }
+        if matches!(self.optimizer.rule, Rule::Lamb(_)) {
+            return Err(TableError::Norms(key));
+        }
+        self.optimizer.validate().map_err(|source| TableError::Optimizer { key, source })
+    }
+
+    /// Bytes of a row's elements.
+    #[must_use]
+    pub const fn row_bytes(&self) -> usize {
+        self.width as usize * size_of::<f32>()
+    }
+}
+
+/// Spreads bits: SplitMix64's last step.
+#[must_use]
+pub const fn mix(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// How rows are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// Servers of the cluster.
+    pub servers: u32,
+    /// Lanes of each.
+    pub lanes: u16,
+}
+
+impl Spread {
+    /// Parts of a table.
+    #[must_use]
+    pub const fn parts(&self) -> usize {
+        self.servers as usize * self.lanes as usize
+    }
+
+    /// The part that has a row.
+    #[must_use]
+    pub fn part_of(&self, id: u64) -> usize {
+        // High bits, scaled: low ones find the row within its part.
+        let (high, parts) = (mix(id) >> 32, self.parts() as u64);
+        ((high * parts) >> 32) as usize
+    }
+
+    /// Server and lane of a part.
+    #[must_use]
+    pub const fn place(&self, part: usize) -> (Rank, Lane) {
+        let lanes = self.lanes as usize;
+        (Rank((part / lanes) as u32), Lane((part % lanes) as u16))
+    }
+}
+
+/// The number that calls about a table's rows on a lane go to.
+#[must_use]
+pub const fn table_app(key: u32, lane: Lane) -> u32 {
+    TABLE_APPS | key << 8 | lane.0 as u32
+}
+
+/// Table and lane of such a number; `None` of a program's.
+#[must_use]
+pub fn table_of(app: u32) -> Option<(u32, Lane)> {
+    let rest = app.checked_sub(TABLE_APPS)?;
+    (rest >> 8 < TABLES_MAX).then_some((rest >> 8, Lane((rest & 0xff) as u16)))
+}
+
+/// What a request about rows asks. Its wire id, the first byte of the head, never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RowOp {
+    /// The body is the table's [`TableSpec`].
+    Declare = 0,
+    /// The body is ids, then rows of numbers: the rule is applied to each row.
+    Push = 1,
+    /// The body is ids; the reply's is their rows.
+    Pull = 2,
+}
+
+impl RowOp {
+    /// The operation with this wire id.
+    #[must_use]
+    pub const fn from_wire(id: u8) -> Option<Self> {
+        Some(match id {
+            0 => Self::Declare,
+            1 => Self::Push,
+            2 => Self::Pull,
+            _ => return None,
+        })
+    }
+}
+
+/// How a request about rows ended: the first byte of the reply's head, which never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RowStatus {
+    /// Done.
+    Done = 0,
+    /// Nobody has declared the table here.
+    Undeclared = 1,
+    /// Declared otherwise before; the body says how, for people.
+    Conflict = 2,
+    /// The request is not what the table's rows are like.
+    Malformed = 3,
+}
+
+impl RowStatus {
+    /// The status with this wire id.
+    #[must_use]
+    pub const fn from_wire(id: u8) -> Option<Self> {
+        Some(match id {
+            0 => Self::Done,
+            1 => Self::Undeclared,
+            2 => Self::Conflict,
+            3 => Self::Malformed,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> TableSpec {
+        TableSpec::new(3, 64, Optimizer::sum(), Initial::Constant(0.0))
+    }
+
+    #[test]
+    fn rows_are_spread_evenly_and_numbers_of_tables_are_their_own() {
+        let spread = Spread { servers: 3, lanes: 2 };
+        let mut counts = [0u32; 6];
+        (0..60_000u64).for_each(|id| counts[spread.part_of(id)] += 1);
+        assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
+        assert_eq!((spread.place(0), spread.place(5)), ((Rank(0), Lane(0)), (Rank(2), Lane(1))));
+        for (key, lane) in [(0, 0), (7, 3), (TABLES_MAX - 1, LANES_MAX - 1)] {
+            assert_eq!(table_of(table_app(key, Lane(lane))), Some((key, Lane(lane))));
+        }
+        assert_eq!((table_of(0), table_of(TABLE_APPS - 1), table_of(u32::MAX)), (None, None, None));
+    }
+
+    #[test]
+    fn initial_rows_depend_on_seed_and_id_and_stay_in_range() {
+        let fill = |seed, id| {
+            let mut row = [0f32; 1000];
+            Initial::Uniform { low: -0.5, high: 0.5, seed }.fill(id, &mut row);
+            row
+        };
+        assert_eq!(fill(1, 2), fill(1, 2));
+        assert!(fill(1, 2) != fill(1, 3) && fill(1, 2) != fill(2, 2));
+        let row = fill(1, 2);
+        assert!(row.iter().all(|element| (-0.5..0.5).contains(element)));
+        let mean: f32 = row.iter().sum::<f32>() / 1000.0;
+        assert!(mean.abs() < 0.05, "{mean}");
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_by_name() {
+        assert_eq!(spec().validate(), Ok(()));
+        let refused = |spec: TableSpec, why: &str| {
+            let text = spec.validate().unwrap_err().to_string();
+            assert!(text.contains(why), "{text}");
+        };
+        refused(TableSpec { key: TABLES_MAX, ..spec() }, "key = 65536");
+        refused(TableSpec { width: 0, ..spec() }, "width = 0");
+        refused(TableSpec { width: ROW_WIDTH_MAX + 1, ..spec() }, "1 to 65536");
+        refused(TableSpec { initial: Initial::Constant(f32::NAN), ..spec() }, "finite");
+        refused(
+            TableSpec { initial: Initial::Uniform { low: 1.0, high: 1.0, seed: 0 }, ..spec() },
+            "low below high",
+        );
+        refused(TableSpec { optimizer: Optimizer::sgd(-1.0, 0.0, 0.0), ..spec() }, "learning_rate");
+        let lamb = Optimizer::mean(Rule::Lamb(crate::optimizer::Moments::default()), 0.1);
+        refused(TableSpec { optimizer: lamb, ..spec() }, "lamb");
+    }
+}

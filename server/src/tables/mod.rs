@@ -1,0 +1,120 @@
+//! The sparse tables of one lane: requests about rows, executed where the rows are, on the lane's data thread. How requests
+//! come, and that each is executed once, is the business of calls.
+
+mod rows;
+
+pub use rows::{Rows, TableStats};
+
+use fabric::{Buffer, FabricError};
+use proto_common::message;
+use proto_common::table::{ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
+use std::collections::HashMap;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Tables of one server.
+const TABLES_MAX: usize = 1024;
+/// Bytes of a request's head: operation, three of nothing, and how many rows (of a declaration: how many parts).
+const HEAD_BYTES: usize = 8;
+const ID_BYTES: usize = 8;
+
+/// What a request is answered.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// Only how it ended, and words for people.
+    Status(RowStatus, String),
+    /// Rows.
+    Rows(Buffer),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    tables: HashMap<u32, Rows>,
+    /// Used again by each push.
+    found: Vec<u32>,
+    /// Values that do not lie where numbers may.
+    aligned: Vec<f32>,
+}
+
+fn malformed() -> Told {
+    Told::Status(RowStatus::Malformed, String::new())
+}
+
+impl Tables {
+    /// Counts of all tables.
+    pub(crate) fn stats(&self) -> TableStats {
+        self.tables.values().map(Rows::stats).fold(TableStats::default(), |sum, table| sum.plus(&table))
+    }
+
+    /// Executes a request. `allocate` gives memory for rows that are to be sent.
+    pub(crate) fn request(
+        &mut self,
+        key: u32,
+        head: &[u8],
+        body: &mut [u8],
+        allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
+    ) -> Result<Told, FabricError> {
+        let Some([op, _, _, _, count @ ..]) = head.first_chunk::<HEAD_BYTES>() else {
+            return Ok(malformed());
+        };
+        let count = u32::from_le_bytes(*count) as usize;
+        let op = RowOp::from_wire(*op);
+        if op == Some(RowOp::Declare) {
+            return Ok(self.declare(key, count, body));
+        }
+        let Self { tables, found, aligned } = self;
+        let Some(rows) = tables.get_mut(&key) else {
+            return Ok(Told::Status(RowStatus::Undeclared, String::new()));
+        };
+        let row_bytes = rows.spec().row_bytes();
+        let Some((ids, values)) = body.split_at_mut_checked(count.saturating_mul(ID_BYTES)) else {
+            return Ok(malformed());
+        };
+        let (ids, _) = ids.as_chunks::<ID_BYTES>();
+        let ids = ids.iter().map(|id| u64::from_le_bytes(*id));
+        match op {
+            _ if count == 0 || count > ROWS_PER_REQUEST_MAX => Ok(malformed()),
+            Some(RowOp::Push) if values.len() == count * row_bytes => {
+                match <[f32]>::mut_from_bytes(values) {
+                    Ok(values) => rows.push(ids, values, found),
+                    Err(_) => {
+                        aligned.resize(count * row_bytes / size_of::<f32>(), 0.0);
+                        aligned.as_mut_bytes().copy_from_slice(values);
+                        rows.push(ids, aligned, found);
+                    }
+                }
+                Ok(Told::Status(RowStatus::Done, String::new()))
+            }
+            Some(RowOp::Pull) if values.is_empty() => {
+                let mut buffer = allocate((count * row_bytes) as u64)?;
+                // Buffers lie where numbers may.
+                if let Ok(out) = <[f32]>::mut_from_bytes(&mut buffer) {
+                    rows.pull(ids, out, found);
+                }
+                Ok(Told::Rows(buffer))
+            }
+            _ => Ok(malformed()),
+        }
+    }
+
+    /// Every worker declares a table; the first one makes it.
+    fn declare(&mut self, key: u32, parts: usize, body: &[u8]) -> Told {
+        let spec = match message::decode::<TableSpec>(body) {
+            Ok(spec) if spec.key == key => spec,
+            _ => return malformed(),
+        };
+        let conflict = |why: String| Told::Status(RowStatus::Conflict, why);
+        if let Err(error) = spec.validate() {
+            return conflict(error.to_string());
+        }
+        match self.tables.get(&key).map(Rows::spec) {
+            Some(before) if *before == spec => {}
+            Some(before) => return conflict(format!("it was declared before as {before:?}")),
+            None if self.tables.len() >= TABLES_MAX => {
+                return conflict(format!("a server has at most {TABLES_MAX} tables"));
+            }
+            None => drop(self.tables.insert(key, Rows::new(spec, parts))),
+        }
+        Told::Status(RowStatus::Done, String::new())
+    }
+}

@@ -1,0 +1,504 @@
+//! The rows of one table on one lane: found by id, made when they are admitted, and the least recently touched ones given
+//! up beyond a limit. It must not know of requests.
+
+use crate::kernel::{self, Weights};
+use fabric::simd::{prefetch, prefetch_row};
+use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::table::{TableSpec, mix};
+
+/// Rows of one stretch of memory.
+const SEGMENT_ROWS: usize = 1 << 10;
+/// Counts of touches of rows that are not admitted yet.
+const COUNTS: usize = 1 << 20;
+/// Rows that are asked for ahead of the one that is worked on.
+const AHEAD: usize = 12;
+/// No row.
+const NONE: u32 = u32::MAX;
+
+/// Who is where, by open addressing: at most half of the places are taken.
+#[derive(Debug)]
+struct Index {
+    /// Id, and row plus one: 0 is an empty place.
+    places: Vec<(u64, u32)>,
+    taken: usize,
+}
+
+impl Index {
+    fn new() -> Self {
+        Self { places: vec![(0, 0); 1 << 10], taken: 0 }
+    }
+
+    fn start(&self, id: u64) -> usize {
+        mix(id) as usize & (self.places.len() - 1)
+    }
+
+    /// The place of an id, or the empty one where it would be.
+    fn place(&self, id: u64) -> usize {
+        let mask = self.places.len() - 1;
+        let mut at = self.start(id);
+        while self.places[at].1 != 0 && self.places[at].0 != id {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    fn get(&self, id: u64) -> Option<u32> {
+        self.places[self.place(id)].1.checked_sub(1)
+    }
+
+    fn insert(&mut self, id: u64, row: u32) {
+        if 2 * (self.taken + 1) > self.places.len() {
+            let twice = vec![(0, 0); 2 * self.places.len()];
+            let before = std::mem::replace(&mut self.places, twice);
+            for (id, row) in before.into_iter().filter(|(_, row)| *row != 0) {
+                let at = self.place(id);
+                self.places[at] = (id, row);
+            }
+        }
+        let at = self.place(id);
+        self.places[at] = (id, row + 1);
+        self.taken += 1;
+    }
+
+    /// What follows moves up, so that no search ends too early.
+    fn remove(&mut self, id: u64) {
+        let mask = self.places.len() - 1;
+        let mut hole = self.place(id);
+        if self.places[hole].1 == 0 {
+            return;
+        }
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let (other, row) = self.places[at];
+            if row == 0 {
+                break;
+            }
+            // May it move to the hole? Not before the place where its search begins.
+            let start = self.start(other);
+            if (at.wrapping_sub(start) & mask) >= (at.wrapping_sub(hole) & mask) {
+                self.places[hole] = (other, row);
+                hole = at;
+            }
+        }
+        self.places[hole] = (0, 0);
+        self.taken -= 1;
+    }
+}
+
+/// What is kept of a row beside its numbers.
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    id: u64,
+    /// Pushes that it had.
+    pushes: u64,
+    /// The request that last pushed to it, and at which place of it.
+    stamp: u64,
+    place: u32,
+    /// Neighbours by time of touch, where that counts.
+    older: u32,
+    newer: u32,
+}
+
+/// Counts for reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TableStats {
+    /// Rows that are kept.
+    pub rows: u64,
+    /// Rows pulled.
+    pub pulled: u64,
+    /// Rows pushed to.
+    pub pushed: u64,
+    /// Pushes left out, because their row was not admitted yet.
+    pub left_out: u64,
+    /// Rows given up.
+    pub evicted: u64,
+}
+
+impl TableStats {
+    /// Both together.
+    #[must_use]
+    pub const fn plus(&self, other: &Self) -> Self {
+        Self {
+            rows: self.rows + other.rows,
+            pulled: self.pulled + other.pulled,
+            pushed: self.pushed + other.pushed,
+            left_out: self.left_out + other.left_out,
+            evicted: self.evicted + other.evicted,
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Rows {
+    width: usize,
+    optimizer: Optimizer,
+    spec: TableSpec,
+    /// Rows that are kept at most; 0 for no limit.
+    rows_max: usize,
+    index: Index,
+    /// Weights, then what the rule keeps, row by row.
+    segments: Vec<Box<[f32]>>,
+    meta: Vec<Meta>,
+    /// The ends of the list by time of touch.
+    oldest: u32,
+    newest: u32,
+    /// Touches of rows that are not admitted, by hash.
+    counts: Vec<u8>,
+    request: u64,
+    stats: TableStats,
+}
+
+impl Rows {
+    /// No rows yet; `parts` of the table are elsewhere and here.
+    #[must_use]
+    pub fn new(spec: TableSpec, parts: usize) -> Self {
+        let rows_max = spec.rows_max.div_ceil(parts.max(1) as u64);
+        Self {
+            width: spec.width as usize,
+            optimizer: spec.optimizer,
+            rows_max: usize::try_from(rows_max).unwrap_or(usize::MAX).min(NONE as usize - 1),
+            index: Index::new(),
+            segments: Vec::new(),
+            meta: Vec::new(),
+            oldest: NONE,
+            newest: NONE,
+            counts: if spec.admit_after > 1 { vec![0; COUNTS] } else { Vec::new() },
+            request: 0,
+            stats: TableStats::default(),
+            spec,
+        }
+    }
+
+    /// What was declared.
+    #[must_use]
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn stats(&self) -> TableStats {
+        TableStats { rows: self.index.taken as u64, ..self.stats }
+    }
+
+    fn row_elements(&self) -> usize {
+        self.width * (1 + self.optimizer.state_arrays())
+    }
+
+    fn row(&self, row: u32) -> &[f32] {
+        let (at, elements) = (row as usize, self.row_elements());
+        &self.segments[at / SEGMENT_ROWS][at % SEGMENT_ROWS * elements..][..elements]
+    }
+
+    fn row_mut(&mut self, row: u32) -> &mut [f32] {
+        let (at, elements) = (row as usize, self.row_elements());
+        &mut self.segments[at / SEGMENT_ROWS][at % SEGMENT_ROWS * elements..][..elements]
+    }
+
+    /// Counts a touch of a row that is not there; true when it is admitted with it.
+    fn admits(&mut self, id: u64) -> bool {
+        let needed = u8::try_from(self.spec.admit_after).unwrap_or(u8::MAX);
+        let place = (mix(id) >> 20) as usize % COUNTS;
+        let Some(count) = self.counts.get_mut(place) else { return true };
+        *count = count.saturating_add(1);
+        *count >= needed
+    }
+
+    /// The row of an id, touched; `None` where it is not admitted, or the request itself has all rows that are kept.
+    fn touch(&mut self, id: u64) -> Option<u32> {
+        if let Some(row) = self.index.get(id) {
+            self.renew(row);
+            return Some(row);
+        }
+        if !self.admits(id) {
+            return None;
+        }
+        let row = self.vacate()?;
+        let meta = Meta { id, pushes: 0, stamp: 0, place: 0, older: NONE, newer: NONE };
+        if row as usize == self.meta.len() {
+            self.meta.push(meta);
+        } else {
+            self.meta[row as usize] = meta;
+        }
+        let (initial, width) = (self.spec.initial, self.width);
+        let numbers = self.row_mut(row);
+        numbers[width..].fill(0.0);
+        initial.fill(id, &mut numbers[..width]);
+        self.index.insert(id, row);
+        self.link(row);
+        Some(row)
+    }
+
+    /// Memory for one more row: new, or the least recently touched one's.
+    fn vacate(&mut self) -> Option<u32> {
+        let rows = self.meta.len();
+        if self.rows_max == 0 || rows < self.rows_max {
+            if rows == self.segments.len() * SEGMENT_ROWS {
+                self.segments.push(vec![0.0; SEGMENT_ROWS * self.row_elements()].into());
+            }
+            return u32::try_from(rows).ok().filter(|row| *row < NONE - 1);
+        }
+        let row = self.oldest;
+        let meta = *self.meta.get(row as usize)?;
+        if meta.stamp == self.request && self.request > 0 {
+            return None;
+        }
+        self.unlink(row);
+        self.index.remove(meta.id);
+        self.stats.evicted += 1;
+        Some(row)
+    }
+
+    fn renew(&mut self, row: u32) {
+        if self.rows_max > 0 && self.newest != row {
+            self.unlink(row);
+            self.link(row);
+        }
+    }
+
+    fn link(&mut self, row: u32) {
+        if self.rows_max == 0 {
+            return;
+        }
+        let before = std::mem::replace(&mut self.newest, row);
+        (self.meta[row as usize].older, self.meta[row as usize].newer) = (before, NONE);
+        match self.meta.get_mut(before as usize) {
+            Some(before) => before.newer = row,
+            None => self.oldest = row,
+        }
+    }
+
+    fn unlink(&mut self, row: u32) {
+        let Meta { older, newer, .. } = self.meta[row as usize];
+        match self.meta.get_mut(older as usize) {
+            Some(older) => older.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.meta.get_mut(newer as usize) {
+            Some(newer) => newer.older = older,
+            None => self.newest = older,
+        }
+    }
+
+    /// Copies the rows of these ids out. Rows that are not admitted bring what they would begin with. `found` is used again
+    /// by each request.
+    pub fn pull(&mut self, ids: impl Iterator<Item = u64> + Clone, out: &mut [f32], found: &mut Vec<u32>) {
+        let width = self.width;
+        self.request += 1;
+        if self.rows_max > 0 {
+            // A row may be given up for a later one of the same request: it is copied before.
+            for (id, to) in ids.zip(out.chunks_exact_mut(width)) {
+                let row = self.touch(id);
+                self.read(id, row, to);
+            }
+            return;
+        }
+        self.find(ids.clone(), found);
+        for (at, (id, to)) in ids.zip(out.chunks_exact_mut(width)).enumerate() {
+            self.ask_ahead(found, at);
+            self.read(id, Some(found[at]).filter(|row| *row != NONE), to);
+        }
+    }
+
+    fn read(&mut self, id: u64, row: Option<u32>, to: &mut [f32]) {
+        self.stats.pulled += 1;
+        match row {
+            Some(row) => to.copy_from_slice(&self.row(row)[..self.width]),
+            None => self.spec.initial.fill(id, to),
+        }
+    }
+
+    /// Touches the rows of these ids; [`NONE`] where there is none.
+    fn find(&mut self, ids: impl Iterator<Item = u64> + Clone, found: &mut Vec<u32>) {
+        found.clear();
+        let mut ahead = ids.clone().skip(AHEAD);
+        for id in ids {
+            if let Some(id) = ahead.next() {
+                prefetch(&self.index.places[self.index.start(id)]);
+            }
+            found.push(self.touch(id).unwrap_or(NONE));
+        }
+    }
+
+    /// The row that is worked on a little later is on its way by then.
+    fn ask_ahead(&self, found: &[u32], at: usize) {
+        if let Some(row) = found.get(at + AHEAD).filter(|row| **row != NONE) {
+            prefetch_row(self.row(*row));
+        }
+    }
+
+    /// Applies the rule to the rows of these ids, each once: values of an id that stands there several times are summed
+    /// first, in `values`.
+    pub fn push(&mut self, ids: impl Iterator<Item = u64> + Clone, values: &mut [f32], found: &mut Vec<u32>) {
+        self.request += 1;
+        found.clear();
+        let width = self.width;
+        let mut ahead = ids.clone().skip(AHEAD);
+        for (at, id) in ids.enumerate() {
+            if let Some(id) = ahead.next() {
+                prefetch(&self.index.places[self.index.start(id)]);
+            }
+            let Some(row) = self.touch(id) else {
+                self.stats.left_out += 1;
+                found.push(NONE);
+                continue;
+            };
+            let meta = &mut self.meta[row as usize];
+            if meta.stamp == self.request {
+                let (sums, more) = values.split_at_mut(at * width);
+                let sum = &mut sums[meta.place as usize * width..][..width];
+                sum.iter_mut().zip(&more[..width]).for_each(|(sum, value)| *sum += value);
+                found.push(NONE);
+            } else {
+                (meta.stamp, meta.place) = (self.request, at as u32);
+                found.push(row);
+            }
+        }
+        for (at, values) in values.chunks_exact(width).enumerate() {
+            self.ask_ahead(found, at);
+            if found[at] != NONE {
+                self.update(found[at], values);
+            }
+        }
+    }
+
+    fn update(&mut self, row: u32, values: &[f32]) {
+        self.stats.pushed += 1;
+        let meta = &mut self.meta[row as usize];
+        meta.pushes += 1;
+        let (pushes, optimizer, width) = (meta.pushes, self.optimizer, self.width);
+        let numbers = self.row_mut(row);
+        if optimizer.rule == Rule::Sum {
+            // By far the most frequent, and nothing to work out.
+            numbers.iter_mut().zip(values).for_each(|(number, value)| *number += value);
+            return;
+        }
+        let step = optimizer.step(pushes, 1);
+        let (weights, state) = numbers.split_at_mut(width);
+        let (first, second) = state.split_at_mut(width.min(state.len()));
+        kernel::update::<f32>(&step, values, Weights::InPlace(weights), [first, second]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proto_common::optimizer::Moments;
+    use proto_common::table::Initial;
+    use std::collections::HashMap;
+
+    const UNIFORM: Initial = Initial::Uniform { low: -1.0, high: 1.0, seed: 5 };
+
+    fn table(optimizer: Optimizer) -> TableSpec {
+        TableSpec::new(1, 4, optimizer, UNIFORM)
+    }
+
+    fn initial(id: u64) -> Vec<f32> {
+        let mut row = vec![0.0; 4];
+        UNIFORM.fill(id, &mut row);
+        row
+    }
+
+    fn pull(rows: &mut Rows, ids: &[u64]) -> Vec<Vec<f32>> {
+        let mut out = vec![0.0; ids.len() * 4];
+        rows.pull(ids.iter().copied(), &mut out, &mut Vec::new());
+        out.chunks(4).map(<[f32]>::to_vec).collect()
+    }
+
+    fn push(rows: &mut Rows, ids: &[u64], values: &[f32]) {
+        let mut values: Vec<f32> = values.iter().flat_map(|value| [*value; 4]).collect();
+        rows.push(ids.iter().copied(), &mut values, &mut Vec::new());
+    }
+
+    fn plus(row: &[f32], value: f32) -> Vec<f32> {
+        row.iter().map(|number| number + value).collect()
+    }
+
+    #[test]
+    fn rows_begin_with_their_initial_numbers_and_duplicates_are_summed_once() {
+        let mut rows = Rows::new(table(Optimizer::assign()), 1);
+        assert_eq!(pull(&mut rows, &[7, 0, 7]), [initial(7), initial(0), initial(7)]);
+        push(&mut rows, &[7, 9, 7, 7], &[1.0, 2.0, 10.0, 100.0]);
+        assert_eq!(pull(&mut rows, &[7, 9]), [vec![111.0; 4], vec![2.0; 4]]);
+        assert_eq!(rows.stats(), TableStats { rows: 3, pulled: 5, pushed: 2, left_out: 0, evicted: 0 });
+    }
+
+    #[test]
+    fn each_row_has_the_state_of_its_own_pushes() {
+        let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
+        let mut rows = Rows::new(table(adam), 1);
+        push(&mut rows, &[1], &[1.0]);
+        push(&mut rows, &[1, 2], &[1.0, 1.0]);
+        // The first step of Adam is the rate, whatever the gradient: also for the row that came later.
+        let near = |row: &[f32], want: &[f32]| row.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5);
+        let found = pull(&mut rows, &[1, 2]);
+        assert!(near(&found[1], &plus(&initial(2), -0.1)), "{found:?}");
+        assert!(near(&found[0], &plus(&initial(1), -0.2)), "{found:?}");
+    }
+
+    #[test]
+    fn rows_get_memory_after_so_many_touches() {
+        let mut rows = Rows::new(TableSpec { admit_after: 3, ..table(Optimizer::sum()) }, 1);
+        push(&mut rows, &[5], &[1.0]);
+        assert_eq!(pull(&mut rows, &[5]), [initial(5)], "its second touch");
+        assert_eq!((rows.stats().rows, rows.stats().left_out), (0, 1));
+        push(&mut rows, &[5], &[1.0]);
+        assert_eq!(pull(&mut rows, &[5]), [plus(&initial(5), 1.0)]);
+        assert_eq!(rows.stats().rows, 1);
+    }
+
+    #[test]
+    fn the_least_recently_touched_row_goes() {
+        let mut rows = Rows::new(TableSpec { rows_max: 4, ..table(Optimizer::sum()) }, 2);
+        push(&mut rows, &[1, 2], &[1.0, 2.0]);
+        pull(&mut rows, &[1]);
+        push(&mut rows, &[3], &[3.0]);
+        assert_eq!((rows.stats().rows, rows.stats().evicted), (2, 1));
+        assert_eq!(pull(&mut rows, &[1, 3]), [plus(&initial(1), 1.0), plus(&initial(3), 3.0)]);
+        assert_eq!(pull(&mut rows, &[2]), [initial(2)], "it begins anew");
+        // More than are kept in one push: those that are in it stay, the others are left out.
+        push(&mut rows, &[10, 11, 12], &[1.0, 1.0, 1.0]);
+        assert_eq!((rows.stats().rows, rows.stats().left_out), (2, 1));
+        assert_eq!(pull(&mut rows, &[10, 11]), [plus(&initial(10), 1.0), plus(&initial(11), 1.0)]);
+    }
+
+    proptest! {
+        #[test]
+        fn as_a_map_would(steps in prop::collection::vec((any::<bool>(), prop::collection::vec(0u64..40, 1..12)), 1..60),
+                          rows_max in prop_oneof![Just(0u64), 20u64..40]) {
+            let mut rows = Rows::new(TableSpec { rows_max, ..table(Optimizer::sum()) }, 1);
+            let mut model: HashMap<u64, (f32, usize)> = HashMap::new();
+            let mut clock = 0;
+            for (pushes, ids) in steps {
+                for id in &ids {
+                    clock += 1;
+                    if !model.contains_key(id) && rows_max > 0 && model.len() as u64 == rows_max {
+                        let oldest = *model.iter().min_by_key(|(_, (_, at))| *at).unwrap().0;
+                        model.remove(&oldest);
+                    }
+                    let row = model.entry(*id).or_insert((0.0, 0));
+                    row.0 += if pushes { 1.0 } else { 0.0 };
+                    row.1 = clock;
+                }
+                if pushes {
+                    push(&mut rows, &ids, &vec![1.0; ids.len()]);
+                } else {
+                    let found = pull(&mut rows, &ids);
+                    for (id, row) in ids.iter().zip(found) {
+                        // Within one pull a row may come and go: its last word is the model's.
+                        if let Some((value, _)) = model.get(id).filter(|_| ids.len() as u64 <= 12) {
+                            let mut want = initial(*id);
+                            (0..*value as u32).for_each(|_| want.iter_mut().for_each(|number| *number += 1.0));
+                            let near = row.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4);
+                            prop_assert!(near, "{id}: {row:?} {want:?}");
+                        }
+                    }
+                }
+                prop_assert_eq!(rows.stats().rows, model.len() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Sparse tables through real servers, over shm and over tcp: rows as every worker sees them, whatever the spread over
+//! servers and lanes; duplicates; declarations that differ; requests that no table has.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::bed::Bed;
+use proto_common::optimizer::{Optimizer, Rule};
+use proto_common::table::{Initial, TABLE_APPS, TableSpec};
+use proto_common::transport::Driver;
+use std::collections::BTreeMap;
+
+const WIDTH: usize = 64;
+const UNIFORM: Initial = Initial::Uniform { low: -0.1, high: 0.1, seed: 11 };
+
+macro_rules! over_each {
+    ($($test:ident),* $(,)?) => {
+        mod over_shm {
+            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
+        }
+        mod over_tcp {
+            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
+        }
+    };
+}
+
+over_each!(rows_are_what_was_pushed_to_them, rules_schedules_and_limits_hold, what_cannot_be_is_told);
+
+fn spec(key: u32, optimizer: Optimizer) -> TableSpec {
+    TableSpec::new(key, WIDTH as u32, optimizer, UNIFORM)
+}
+
+fn initial(id: u64) -> Vec<f32> {
+    let mut row = vec![0.0; WIDTH];
+    UNIFORM.fill(id, &mut row);
+    row
+}
+
+/// Several parts, and several requests for each of them.
+fn rows_are_what_was_pushed_to_them(driver: Driver) {
+    const ROWS: usize = 30_000;
+    for (servers, lanes) in [(1, 1), (2, 2)] {
+        let bed = Bed::new(driver, (servers, 2), |settings| settings.cluster.lanes = lanes);
+        let tables: Vec<_> = bed
+            .clients
+            .iter()
+            .map(|client| client.declare_table(&spec(3, Optimizer::sum())).unwrap())
+            .collect();
+        let id = |at: usize| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let ids: Vec<u64> = (0..ROWS).map(id).collect();
+        let mut out = vec![0.0; ROWS * WIDTH];
+        bed.clients[0].pull_rows(&tables[0], &ids, &mut out).unwrap();
+        for (id, row) in ids.iter().zip(out.chunks(WIDTH)) {
+            assert_eq!(row, initial(*id));
+        }
+        // Each worker pushes what nobody else does; some ids stand there twice.
+        std::thread::scope(|scope| {
+            for (client, table) in bed.clients.iter().zip(&tables) {
+                scope.spawn(|| {
+                    let ids: Vec<u64> = (0..ROWS).map(|at| id(at % (ROWS - 1000))).collect();
+                    let value = client.rank() as f32 + 1.0;
+                    let values: Vec<f32> = vec![value; ROWS * WIDTH];
+                    client.push_rows(table, &ids, &values).unwrap().wait().unwrap();
+                });
+            }
+        });
+        bed.clients[1].pull_rows(&tables[1], &ids, &mut out).unwrap();
+        for (at, row) in out.chunks(WIDTH).enumerate() {
+            let times = f32::from(u8::from(at < ROWS - 1000) + u8::from(at < 1000));
+            let want = initial(id(at)).into_iter().map(|number| number + 3.0 * times);
+            assert!(row.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-5), "row {at}");
+        }
+        bed.clients[0].pull_rows(&tables[0], &[], &mut []).unwrap();
+        bed.clients[0].push_rows(&tables[0], &[], &[]).unwrap().wait().unwrap();
+        bed.end();
+    }
+}
+
+fn rules_schedules_and_limits_hold(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| settings.cluster.lanes = 2);
+    let client = &bed.clients[0];
+    let pull = |table: &gradwire_worker::Table, ids: &[u64]| {
+        let mut out = vec![0.0; ids.len() * WIDTH];
+        client.pull_rows(table, ids, &mut out).unwrap();
+        out.chunks(WIDTH).map(|row| row[0]).collect::<Vec<f32>>()
+    };
+    let push = |table: &gradwire_worker::Table, ids: &[u64], value: f32| {
+        client.push_rows(table, ids, &vec![value; ids.len() * WIDTH]).unwrap().wait().unwrap();
+    };
+    let zero = Initial::Constant(0.0);
+    let ada_grad = Optimizer::mean(Rule::AdaGrad { epsilon: 1e-10 }, 1.0);
+    let table = client.declare_table(&TableSpec { initial: zero, ..spec(1, ada_grad) }).unwrap();
+    push(&table, &[5, 6, 5], 2.0);
+    push(&table, &[5], 4.0);
+    // 4 by its own root, then 4 by the root of 32: the duplicate was summed first.
+    let found = pull(&table, &[5, 6]);
+    assert!((found[0] + 1.0 + 4.0 / 32f32.sqrt()).abs() < 1e-5 && (found[1] + 1.0).abs() < 1e-5, "{found:?}");
+    let late = TableSpec { initial: zero, admit_after: 3, ..spec(2, Optimizer::sum()) };
+    let table = client.declare_table(&late).unwrap();
+    (0..4).for_each(|_| push(&table, &[9], 1.0));
+    assert_eq!(pull(&table, &[9]), [2.0], "its first two pushes were left out");
+    let few = TableSpec { initial: zero, rows_max: 100, ..spec(3, Optimizer::sum()) };
+    let table = client.declare_table(&few).unwrap();
+    for id in 0..1000 {
+        push(&table, &[id], 1.0);
+    }
+    let kept: BTreeMap<u64, f32> = (0..1000).map(|id| (id, pull(&table, &[id])[0])).collect();
+    let kept = kept.values().filter(|value| **value == 1.0).count();
+    // Pulls make rows, too: the oldest went first, and then those that were pulled late.
+    assert!(kept <= 100, "{kept}");
+    bed.end();
+}
+
+fn what_cannot_be_is_told(driver: Driver) {
+    let bed = Bed::new(driver, (1, 2), |_| {});
+    let (client, other) = (&bed.clients[0], &bed.clients[1]);
+    let table = client.declare_table(&spec(1, Optimizer::sum())).unwrap();
+    other.declare_table(&spec(1, Optimizer::sum())).unwrap();
+    let told = |error: gradwire_worker::ClientError, why: &str| {
+        let text = error.to_string();
+        assert!(text.contains("table 1") && text.contains(why), "{text}");
+    };
+    told(other.declare_table(&spec(1, Optimizer::assign())).unwrap_err(), "declared before");
+    told(client.declare_table(&TableSpec { width: 0, ..spec(1, Optimizer::sum()) }).unwrap_err(), "width");
+    told(client.push_rows(&table, &[1, 2], &[0.0; WIDTH]).unwrap_err(), "2 rows of 64 are not 64");
+    told(client.pull_rows(&table, &[1], &mut [0.0; 3]).unwrap_err(), "pass as many");
+    told(other.pull_rows(&table, &[1], &mut [0.0; WIDTH]).unwrap_err(), "another client");
+    let call = client.call(TABLE_APPS, 0, gradwire_worker::CallRequest::default()).unwrap_err();
+    assert!(call.to_string().contains("tables"), "{call}");
+    let taken = bed.servers[0].register(TABLE_APPS, |_: gradwire_server::Call| {}).unwrap_err();
+    assert!(taken.to_string().contains("tables"), "{taken}");
+    bed.end();
+}

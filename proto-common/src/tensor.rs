@@ -246,9 +246,9 @@ mod tests {
     fn both_sides_of_each_bound() {
         let spec = |elements| TensorSpec::f32(1, elements, Optimizer::sum());
         assert_eq!(spec(0).validate(4096), Err(TensorError::Empty { key: Key(1) }));
-        assert!(spec(u64::from(u32::MAX) * 1024).validate(4096).is_ok());
+        assert!(spec(CHUNKS_PER_TENSOR_MAX * 1024).validate(4096).is_ok());
         assert!(matches!(
-            spec(u64::from(u32::MAX) * 1024 + 1).validate(4096),
+            spec(CHUNKS_PER_TENSOR_MAX * 1024 + 1).validate(4096),
             Err(TensorError::TooLarge { .. })
         ));
         assert!(matches!(spec(u64::MAX).validate(4096), Err(TensorError::TooLarge { .. })));

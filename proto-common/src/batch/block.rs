@@ -92,12 +92,12 @@ pub enum Status {
     /// The payload is not what the tensor's codec makes: nothing of it was taken, and the operation's number is used up.
     Malformed = 12,
     /// To a call whose deadline is over: the server's program has no handler for it.
-    NoHandler = 13,
+    NoHandler = 15,
     /// To a call: its handler let it go without an answer, or the answer came before a channel broke and is not kept any
     /// more.
-    NoReply = 14,
+    NoReply = 16,
     /// To a call: the reply has `round` bytes, for which the request had no room; ask again, with room.
-    ReplyRoom = 15,
+    ReplyRoom = 17,
 }
 
 impl Status {
@@ -118,9 +118,9 @@ impl Status {
             10 => Self::Corrupt,
             11 => Self::Granted,
             12 => Self::Malformed,
-            13 => Self::NoHandler,
-            14 => Self::NoReply,
-            15 => Self::ReplyRoom,
+            15 => Self::NoHandler,
+            16 => Self::NoReply,
+            17 => Self::ReplyRoom,
             _ => return None,
         })
     }

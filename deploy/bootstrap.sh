@@ -136,6 +136,7 @@ case $purpose in
         ;;
     test)
         want_c
+        want_cxx
         want_program git git
         want_program ip iproute2
         want_program unshare util-linux

@@ -232,6 +232,9 @@ pub struct MemorySettings {
     /// Bytes of calls that a server keeps, per lane: bodies of requests until they are answered, and long replies until the
     /// worker has them. No body is larger. Taken as it is used.
     pub call_bytes: u64,
+    /// Bytes of rows of sparse tables that a server keeps, per lane; beyond that only tables with a limit of their own make
+    /// rows, and pushes to rows that are not there are errors. Taken as it is used.
+    pub table_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,
     /// Bytes that may be registered with an RDMA device: a hard budget for this process.
@@ -257,6 +260,7 @@ impl Default for MemorySettings {
             result_slots: 4,
             spill_bytes: 256 << 20,
             call_bytes: 1 << 30,
+            table_bytes: 1 << 36,
             pool_bytes: 8 << 30,
             registered_bytes: 1 << 40,
             operations: 65_536,
@@ -348,6 +352,7 @@ impl Settings {
         if memory.spill_bytes < cluster.chunk_bytes {
             return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
         }
+        within("memory.table_bytes", memory.table_bytes, 1 << 20, 1 << 50)?;
         within("memory.call_bytes", memory.call_bytes, 1 << 20, 1 << 40)?;
         self.deadlines.validate()?;
         self.verbs.validate()?;

@@ -232,6 +232,8 @@ pub enum RowStatus {
     Conflict = 2,
     /// The request is not what the table's rows are like.
     Malformed = 3,
+    /// There is no memory for more rows: pushes to those that are not there were left out.
+    Full = 4,
 }
 
 impl RowStatus {
@@ -243,6 +245,7 @@ impl RowStatus {
             1 => Self::Undeclared,
             2 => Self::Conflict,
             3 => Self::Malformed,
+            4 => Self::Full,
             _ => return None,
         })
     }

@@ -72,7 +72,7 @@ fn every_size_arrives_and_comes_back(driver: Driver) {
 }
 
 fn pieces_are_seen_as_one(driver: Driver) {
-    let bed = Bed::new(driver, (1, 1), |_| {});
+    let bed = Bed::new(driver, (1, 1), |settings| settings.transport.payload_checksum = true);
     let client = &bed.clients[0];
     for (small, large) in [(10, 100), (10, 200_000), (3000, 5_000_000)] {
         let mut buffer = client.allocate(large as u64).unwrap();

@@ -23,7 +23,12 @@ macro_rules! over_each {
     };
 }
 
-over_each!(rows_are_what_was_pushed_to_them, rules_schedules_and_limits_hold, what_cannot_be_is_told);
+over_each!(
+    rows_are_what_was_pushed_to_them,
+    a_server_without_room_says_so,
+    rules_schedules_and_limits_hold,
+    what_cannot_be_is_told
+);
 
 fn spec(key: u32, optimizer: Optimizer) -> TableSpec {
     TableSpec::new(key, WIDTH as u32, optimizer, UNIFORM)
@@ -128,5 +133,31 @@ fn what_cannot_be_is_told(driver: Driver) {
     assert!(call.to_string().contains("tables"), "{call}");
     let taken = bed.servers[0].register(TABLE_APPS, |_: gradwire_server::Call| {}).unwrap_err();
     assert!(taken.to_string().contains("tables"), "{taken}");
+    bed.end();
+}
+
+fn a_server_without_room_says_so(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| {
+        (settings.cluster.lanes, settings.memory.table_bytes) = (1, 4 << 20);
+    });
+    let client = &bed.clients[0];
+    let table = client.declare_table(&spec(1, Optimizer::sum())).unwrap();
+    let limited = TableSpec { rows_max: 1000, ..spec(2, Optimizer::sum()) };
+    let limited = client.declare_table(&limited).unwrap();
+    let mut out = vec![0.0; 1000 * WIDTH];
+    let pull = |table: &gradwire_worker::Table, from: u64, out: &mut [f32]| {
+        client.pull_rows(table, &(from..from + 1000).collect::<Vec<u64>>(), out)
+    };
+    for lap in 0..30 {
+        pull(&table, lap * 1000, &mut out).unwrap();
+    }
+    // 4 MiB hold no 30,000 rows: the last ones are not there.
+    assert_eq!(out[999 * WIDTH..], initial(29_999));
+    let push = |id| client.push_rows(&table, &[id], &[1.0; WIDTH]).unwrap().wait();
+    let full = push(29_999).unwrap_err();
+    assert!(full.to_string().contains("memory.table_bytes"), "{full}");
+    push(0).unwrap();
+    pull(&limited, 0, &mut out).unwrap();
+    pull(&limited, 5000, &mut out).unwrap();
     bed.end();
 }

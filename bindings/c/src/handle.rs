@@ -144,7 +144,7 @@ impl GradwireHandle {
     }
 
     /// Lets the operation tell its notice, once.
-    fn expect(&self, running: &Running) {
+    fn listen(&self, running: &Running) {
         if !std::mem::replace(&mut self.notice.lock().expected, true) {
             let notice = self.notice.clone();
             running.handle.on_end(move |result| notice.end(result));
@@ -156,7 +156,7 @@ impl GradwireHandle {
             let done = match &*self.lock() {
                 Some(running) if running.handle.is_done() => true,
                 Some(running) => {
-                    self.expect(running);
+                    self.listen(running);
                     false
                 }
                 None => return Err(waited()),
@@ -266,7 +266,7 @@ pub extern "C" fn gradwire_on_end(
                 drop(state);
                 callback.call(&result);
             }
-            None => handle.expect(running),
+            None => handle.listen(running),
         }
         Ok(())
     })

@@ -134,6 +134,24 @@ impl LaneEngine {
             _ => (Status::DeadlineWaiting, missing),
         }
     }
+
+    pub(super) fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
+        self.stats.refusals += 1;
+        self.stats.malformed += u64::from(status == Status::Malformed);
+        self.send_back(peer, block, status, Vec::new());
+    }
+
+    /// An operation cannot be taken before those of `awaited`, as far as that is known.
+    pub(super) fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
+        self.stats.retries += 1;
+        self.send_back(peer, block, Status::Retry, awaited);
+    }
+
+    pub(super) fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
+        let data = BlockData::Inline { offset: 0 };
+        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
+        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing, call: None });
+    }
 }
 
 pub(super) fn push_result(

@@ -296,7 +296,8 @@ impl LaneEngine {
     ) {
         let total = block.round;
         let refused = match block.status {
-            Status::Corrupt => Some(Status::Corrupt),
+            // Given up by its worker, whose number it uses up.
+            Status::Corrupt => Some(Status::Refused),
             _ if total > self.calls.most_bytes => Some(Status::WrongShape),
             _ => None,
         };

@@ -8,9 +8,7 @@ use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
-use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Kept, Landing, OpKind, Reading, SlotGrant, Status,
-};
+use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
@@ -492,24 +490,6 @@ impl LaneEngine {
             false
         });
         chunk.waiters = waiters;
-    }
-
-    fn refuse(&mut self, peer: Rank, block: &Block, status: Status) {
-        self.stats.refusals += 1;
-        self.stats.malformed += u64::from(status == Status::Malformed);
-        self.send_back(peer, block, status, Vec::new());
-    }
-
-    /// An operation cannot be taken before those of `awaited`, as far as that is known.
-    pub(super) fn retry(&mut self, peer: Rank, block: &Block, awaited: Vec<Rank>) {
-        self.stats.retries += 1;
-        self.send_back(peer, block, Status::Retry, awaited);
-    }
-
-    pub(super) fn send_back(&mut self, peer: Rank, block: &Block, status: Status, missing: Vec<Rank>) {
-        let data = BlockData::Inline { offset: 0 };
-        let block = Block { status, bytes: 0, data, landing: None, view: false, timeout_ms: 0, ..*block };
-        push_result(&mut self.peers, &mut self.dirty, peer, ResultBlock { block, missing, call: None });
     }
 
     /// A landing at this worker is done (or its channel is gone): the buffer has one reader less.

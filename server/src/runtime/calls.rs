@@ -177,6 +177,13 @@ impl CallMemory {
         self.held.retain(|_, held| !held.is_over || held.reads + held.landings > 0);
     }
 
+    /// A read that will not be: its channel has ended.
+    pub(super) fn unread(&mut self, call: u64) {
+        let Some(held) = self.held.get_mut(&call) else { return };
+        held.reads = held.reads.saturating_sub(1);
+        self.sweep(call);
+    }
+
     pub(super) fn landed(&mut self, call: u64) {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.landings = held.landings.saturating_sub(1);
@@ -252,6 +259,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Where bodies and replies lie.
     pub(super) fn call_memory(&self) -> &Pool {
         &self.calls.pool
+    }
+
+    /// Bytes of rows that this lane's tables keep at most.
+    pub fn limit_tables(&mut self, bytes: u64) {
+        self.tables.limit(bytes);
     }
 
     /// A handler came or went.

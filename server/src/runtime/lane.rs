@@ -282,7 +282,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Post::Land { chunk, buffer, .. } => self.completed(rank, Posted::Land { chunk, buffer }),
             Post::Results { block, .. } => self.completed(rank, Posted::Block(block)),
             Post::CallLand { call, .. } => self.completed(rank, Posted::Reply(call)),
-            Post::Notice(_) | Post::Fetch { .. } | Post::CallRead { .. } => {}
+            Post::CallRead { call, .. } => self.calls.unread(call),
+            Post::Notice(_) | Post::Fetch { .. } => {}
         }
     }
 

@@ -194,6 +194,7 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        lane.limit_tables(settings.memory.table_bytes);
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.

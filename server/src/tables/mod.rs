@@ -27,13 +27,28 @@ pub(crate) enum Told {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tables {
     tables: HashMap<u32, Rows>,
+    /// Bytes of all of them, and how many there may be before no more rows are made.
+    bytes: u64,
+    most_bytes: u64,
     /// Used again by each push.
     found: Vec<u32>,
     /// Values that do not lie where numbers may.
     aligned: Vec<f32>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self {
+            tables: HashMap::new(),
+            bytes: 0,
+            most_bytes: u64::MAX,
+            found: Vec::new(),
+            aligned: Vec::new(),
+        }
+    }
 }
 
 fn malformed() -> Told {
@@ -46,7 +61,13 @@ impl Tables {
         self.tables.values().map(Rows::stats).fold(TableStats::default(), |sum, table| sum.plus(&table))
     }
 
-    /// Executes a request. `allocate` gives memory for rows that are to be sent.
+    /// Bytes of rows that are kept at most, but for what one request adds.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        self.most_bytes = bytes;
+    }
+
+    /// Executes a request. Without memory for more rows pulls bring what rows would begin with, and pushes to rows that are
+    /// not there are left out and told. `allocate` gives memory for rows that are to be sent.
     pub(crate) fn request(
         &mut self,
         key: u32,
@@ -62,10 +83,23 @@ impl Tables {
         if op == Some(RowOp::Declare) {
             return Ok(self.declare(key, count, body));
         }
-        let Self { tables, found, aligned } = self;
-        let Some(rows) = tables.get_mut(&key) else {
+        let Some(rows) = self.tables.get_mut(&key) else {
             return Ok(Told::Status(RowStatus::Undeclared, String::new()));
         };
+        rows.set_full(self.bytes >= self.most_bytes);
+        let before = rows.bytes();
+        let told = Self::execute(rows, (op, count), body, (&mut self.found, &mut self.aligned), allocate);
+        self.bytes += rows.bytes() - before;
+        told
+    }
+
+    fn execute(
+        rows: &mut Rows,
+        (op, count): (Option<RowOp>, usize),
+        body: &mut [u8],
+        (found, aligned): (&mut Vec<u32>, &mut Vec<f32>),
+        allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
+    ) -> Result<Told, FabricError> {
         let row_bytes = rows.spec().row_bytes();
         let Some((ids, values)) = body.split_at_mut_checked(count.saturating_mul(ID_BYTES)) else {
             return Ok(malformed());
@@ -75,6 +109,7 @@ impl Tables {
         match op {
             _ if count == 0 || count > ROWS_PER_REQUEST_MAX => Ok(malformed()),
             Some(RowOp::Push) if values.len() == count * row_bytes => {
+                let left_out = rows.stats().left_out;
                 match <[f32]>::mut_from_bytes(values) {
                     Ok(values) => rows.push(ids, values, found),
                     Err(_) => {
@@ -83,7 +118,9 @@ impl Tables {
                         rows.push(ids, aligned, found);
                     }
                 }
-                Ok(Told::Status(RowStatus::Done, String::new()))
+                let is_short = rows.is_full() && rows.stats().left_out > left_out;
+                let status = if is_short { RowStatus::Full } else { RowStatus::Done };
+                Ok(Told::Status(status, String::new()))
             }
             Some(RowOp::Pull) if values.is_empty() => {
                 let mut buffer = allocate((count * row_bytes) as u64)?;

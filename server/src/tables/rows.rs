@@ -6,8 +6,8 @@ use fabric::simd::{prefetch, prefetch_row};
 use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::table::{TableSpec, mix};
 
-/// Rows of one stretch of memory.
-const SEGMENT_ROWS: usize = 1 << 10;
+/// Bytes of one stretch of memory, but for rows that are longer.
+const SEGMENT_BYTES: usize = 1 << 20;
 /// Counts of touches of rows that are not admitted yet.
 const COUNTS: usize = 1 << 20;
 /// Rows that are asked for ahead of the one that is worked on.
@@ -140,6 +140,8 @@ pub struct Rows {
     index: Index,
     /// Weights, then what the rule keeps, row by row.
     segments: Vec<Box<[f32]>>,
+    /// Rows of each: a power of two, as its exponent.
+    segment_shift: u32,
     meta: Vec<Meta>,
     /// The ends of the list by time of touch.
     oldest: u32,
@@ -147,6 +149,8 @@ pub struct Rows {
     /// Touches of rows that are not admitted, by hash.
     counts: Vec<u8>,
     request: u64,
+    /// No memory for more rows.
+    is_full: bool,
     stats: TableStats,
 }
 
@@ -161,11 +165,13 @@ impl Rows {
             rows_max: usize::try_from(rows_max).unwrap_or(usize::MAX).min(NONE as usize - 1),
             index: Index::new(),
             segments: Vec::new(),
+            segment_shift: (SEGMENT_BYTES / row_bytes(&spec)).max(1).ilog2(),
             meta: Vec::new(),
             oldest: NONE,
             newest: NONE,
             counts: if spec.admit_after > 1 { vec![0; COUNTS] } else { Vec::new() },
             request: 0,
+            is_full: false,
             stats: TableStats::default(),
             spec,
         }
@@ -183,18 +189,39 @@ impl Rows {
         TableStats { rows: self.index.taken as u64, ..self.stats }
     }
 
+    /// Bytes that its rows take, what is kept beside their numbers included.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let rows = (self.segments.len() << self.segment_shift) * row_bytes(&self.spec);
+        let beside = size_of_val::<[Meta]>(&self.meta) + size_of_val::<[(u64, u32)]>(&self.index.places);
+        (rows + beside + self.counts.len()) as u64
+    }
+
+    /// Whether rows may still be made; a table with a limit of its own goes on within that.
+    pub fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full && self.rows_max == 0;
+    }
+
+    /// May no more rows be made?
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.is_full
+    }
+
     fn row_elements(&self) -> usize {
         self.width * (1 + self.optimizer.state_arrays())
     }
 
     fn row(&self, row: u32) -> &[f32] {
         let (at, elements) = (row as usize, self.row_elements());
-        &self.segments[at / SEGMENT_ROWS][at % SEGMENT_ROWS * elements..][..elements]
+        let within = at & ((1 << self.segment_shift) - 1);
+        &self.segments[at >> self.segment_shift][within * elements..][..elements]
     }
 
     fn row_mut(&mut self, row: u32) -> &mut [f32] {
         let (at, elements) = (row as usize, self.row_elements());
-        &mut self.segments[at / SEGMENT_ROWS][at % SEGMENT_ROWS * elements..][..elements]
+        let within = at & ((1 << self.segment_shift) - 1);
+        &mut self.segments[at >> self.segment_shift][within * elements..][..elements]
     }
 
     /// Counts a touch of a row that is not there; true when it is admitted with it.
@@ -212,7 +239,7 @@ impl Rows {
             self.renew(row);
             return Some(row);
         }
-        if !self.admits(id) {
+        if self.is_full || !self.admits(id) {
             return None;
         }
         let row = self.vacate()?;
@@ -235,8 +262,8 @@ impl Rows {
     fn vacate(&mut self) -> Option<u32> {
         let rows = self.meta.len();
         if self.rows_max == 0 || rows < self.rows_max {
-            if rows == self.segments.len() * SEGMENT_ROWS {
-                self.segments.push(vec![0.0; SEGMENT_ROWS * self.row_elements()].into());
+            if rows == self.segments.len() << self.segment_shift {
+                self.segments.push(vec![0.0; self.row_elements() << self.segment_shift].into());
             }
             return u32::try_from(rows).ok().filter(|row| *row < NONE - 1);
         }
@@ -380,6 +407,11 @@ impl Rows {
         let (first, second) = state.split_at_mut(width.min(state.len()));
         kernel::update::<f32>(&step, values, Weights::InPlace(weights), [first, second]);
     }
+}
+
+/// Bytes of a row's numbers, with what the rule keeps.
+fn row_bytes(spec: &TableSpec) -> usize {
+    spec.row_bytes() * (1 + spec.optimizer.state_arrays())
 }
 
 #[cfg(test)]

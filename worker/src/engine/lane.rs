@@ -22,9 +22,9 @@ const SENT_PER_CHUNK_MAX: u32 = 4;
 const IDLE_MS: u64 = 200;
 /// Wait before a part that a server could not take is sent again; doubled each time until one is taken, so
 /// that what the server waits for gets through.
-const RETRY_MS: u64 = 2;
+pub(super) const RETRY_MS: u64 = 2;
 /// Doublings of it.
-const RETRY_DOUBLINGS_MAX: u32 = 4;
+pub(super) const RETRY_DOUBLINGS_MAX: u32 = 4;
 /// How often a part is sent again because its payload changed on the way: a path that does so every time is broken.
 pub(super) const CORRUPT_RETRIES_MAX: u8 = 3;
 /// Parts of at most this many bytes wait for each other, and this many of them go out at any rate: what a batch
@@ -79,7 +79,7 @@ pub(super) struct ChunkQueue {
     /// A part is announced: what follows waits for the answer.
     pub(super) asked: bool,
     /// How often in a row.
-    tries: u32,
+    pub(super) tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
     pub(super) reading: Reading,
     /// Of calls: those that have not ended, in order.
@@ -402,54 +402,6 @@ impl LaneEngine {
         let reason = "its answer does not say where the weights lie that it was asked for".into();
         out.list.push(Command::Close { server, reason });
         false
-    }
-
-    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
-    /// and takes what follows it on the chunk.
-    fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
-        self.stats.retries += 1;
-        self.put_back(index, part);
-        let Some(part) = self.parts.get_mut(index) else { return };
-        (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
-        let (chunk, status) = (part.spec.id, Status::Corrupt);
-        if part.is_given_up()
-            && let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed)
-        {
-            op.failed = true;
-            self.stats.failed += 1;
-            out.list.push(Command::Failed { op: op.id, error: OpError::Refused { chunk, server, status } });
-        }
-    }
-
-    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
-    /// in another order would only make them come back again. It is not in flight any more, or enough of
-    /// them would keep each other from going out.
-    fn put_back(&mut self, index: u32, part: Part) {
-        self.requeue(index, part);
-        let Self { chunks, retries, .. } = self;
-        let chunk = chunks.entry(part.spec.id).or_default();
-        if !chunk.held {
-            chunk.held = true;
-            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
-            chunk.tries = chunk.tries.saturating_add(1);
-            retries.insert((self.now_ms + wait_ms, part.spec.id));
-        }
-    }
-
-    /// A part that was sent waits again, in its place.
-    pub(super) fn requeue(&mut self, index: u32, part: Part) {
-        if let Some(part) = self.parts.get_mut(index) {
-            part.state = State::Queued;
-        }
-        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
-            link.sent_parts = link.sent_parts.saturating_sub(1);
-        }
-        let Self { chunks, parts, .. } = self;
-        let chunk = chunks.entry(part.spec.id).or_default();
-        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
-        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
-        chunk.waiting.insert(at, index);
-        chunk.sent = chunk.sent.saturating_sub(1);
     }
 
     /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.

@@ -2,6 +2,7 @@
 //! Payload bytes never enter here. Time is an argument.
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod again;
 mod calls;
 mod command;
 mod flow;

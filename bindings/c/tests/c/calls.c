@@ -115,6 +115,77 @@ static void errors(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "call is null", gradwire_call(client, NULL, &handle));
 }
 
+struct heard {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    uint32_t count;
+    uint32_t of;
+    GradwireCode code;
+};
+
+/* Answers with the number's negative and what came. */
+static void on_message(void *context, GradwireMessage *message) {
+    uint32_t group = 0, rank = 9;
+    uint64_t count = 0;
+    const void *body = gradwire_message_body(message, &count);
+    REQUIRE(context == NULL && count == 5 && memcmp(body, "hello", 5) == 0);
+    WORKS(gradwire_message_from(message, &group, &rank));
+    REQUIRE(group == GRADWIRE_GROUP_WORKERS && rank == 0);
+    WORKS(gradwire_message_reply(message, -gradwire_message_head(message), body, count));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "answered already", gradwire_message_reply(message, 0, NULL, 0));
+    gradwire_message_free(message);
+}
+
+static void on_answer(void *context, const GradwireAnswer *answer) {
+    struct heard *heard = context;
+    pthread_mutex_lock(&heard->mutex);
+    heard->code = answer->code;
+    heard->of = answer->of;
+    heard->count++;
+    if (answer->code == GRADWIRE_CODE_OK) {
+        REQUIRE(answer->head == -4 && answer->body_bytes == 5 && memcmp(answer->body, "hello", 5) == 0);
+    }
+    pthread_cond_signal(&heard->changed);
+    pthread_mutex_unlock(&heard->mutex);
+}
+
+static GradwireCode sent(const GradwireMessages *messages, uint32_t group, uint32_t rank, uint64_t bytes) {
+    static char body[(1 << 20) + 1] = "hello";
+    struct heard heard = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 1, GRADWIRE_CODE_INTERNAL};
+    WORKS(gradwire_messages_send(messages, group, rank, ECHO, 4, body, bytes, 60000, on_answer, &heard));
+    pthread_mutex_lock(&heard.mutex);
+    while (heard.count < heard.of) pthread_cond_wait(&heard.changed, &heard.mutex);
+    pthread_mutex_unlock(&heard.mutex);
+    return heard.code;
+}
+
+static void *meets(void *messages) {
+    WORKS(gradwire_messages_barrier(messages, "all", 7, 60000));
+    return NULL;
+}
+
+/* Messages to the scheduler and the servers, and a barrier of all three. */
+static void messages(const GradwireScheduler *scheduler, const GradwireServer *server, const GradwireClient *client) {
+    GradwireMessages *of[3] = {NULL, NULL, NULL};
+    pthread_t threads[3];
+    WORKS(gradwire_scheduler_messages(scheduler, &of[0]));
+    WORKS(gradwire_server_messages(server, &of[1]));
+    WORKS(gradwire_client_messages(client, &of[2]));
+    for (int i = 0; i < 2; i++) WORKS(gradwire_messages_register(of[i], ECHO, on_message, NULL));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "registered already", gradwire_messages_register(of[0], ECHO, on_message, NULL));
+    REQUIRE(sent(of[2], GRADWIRE_GROUP_SCHEDULER | GRADWIRE_GROUP_SERVERS, GRADWIRE_EVERYONE, 5) == GRADWIRE_CODE_OK);
+    REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 0, 5) == GRADWIRE_CODE_OK);
+    REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 3, 5) == GRADWIRE_CODE_BAD_ARGUMENT);
+    REQUIRE(sent(of[2], GRADWIRE_GROUP_SERVERS, 0, (1 << 20) + 1) == GRADWIRE_CODE_BAD_ARGUMENT);
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "a rank needs one group",
+          gradwire_messages_send(of[2], 3, 0, ECHO, 4, NULL, 0, 1, on_answer, NULL));
+    FAILS(GRADWIRE_CODE_DEADLINE, "missing: server 0, scheduler", gradwire_messages_barrier(of[2], "alone", 7, 50));
+    for (int i = 0; i < 3; i++) REQUIRE(pthread_create(&threads[i], NULL, meets, of[i]) == 0);
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    WORKS(gradwire_messages_unregister(of[0], ECHO));
+    for (int i = 0; i < 3; i++) gradwire_messages_free(of[i]);
+}
+
 static GradwireSettings *settings_of(const char *port) {
     GradwireSettings *settings = NULL;
     WORKS(gradwire_settings_new(&settings));
@@ -148,6 +219,7 @@ int main(int count, char **arguments) {
     const uint64_t sizes[] = {0, 1, 4000, 5000, 40000, BIG};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) round_trip(client, sizes[i]);
     errors(client);
+    messages(scheduler, server, client);
     /* Answered later, from another thread than the handler's. */
     memset(&call, 0, sizeof(call));
     call.app = LATE;

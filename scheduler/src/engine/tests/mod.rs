@@ -3,6 +3,7 @@
 mod barriers;
 mod declaring;
 mod ending;
+mod posts;
 mod properties;
 mod registering;
 

@@ -60,8 +60,8 @@ template <typename V>
 SArray<V> PartOf(const std::shared_ptr<void> &owner, const char *start, uint64_t bytes) {
   SArray<V> part;
   const size_t count = static_cast<size_t>(bytes / sizeof(V));
+  if (count == 0) return part;
   if (reinterpret_cast<uintptr_t>(start) % alignof(V)) {
-    part.CopyFrom(SArray<V>());
     part.resize(count);
     std::memcpy(static_cast<void *>(part.data()), start, count * sizeof(V));
     return part;

@@ -1,0 +1,59 @@
+//! Parts that are to be sent again: their payload changed on the way, or a server could not take them yet.
+
+use super::command::{Command, Commands};
+use super::lane::CORRUPT_RETRIES_MAX;
+use super::lane::{LaneEngine, RETRY_DOUBLINGS_MAX, RETRY_MS};
+use super::part::{Part, State};
+use crate::error::OpError;
+use proto_common::batch::Status;
+use proto_common::ids::Rank;
+
+impl LaneEngine {
+    /// A part is sent again, and once too often without its payload: then the server knows that its number is used up,
+    /// and takes what follows it on the chunk.
+    pub(super) fn changed_on_the_way(&mut self, index: u32, part: Part, server: Rank, out: &mut Commands) {
+        self.stats.retries += 1;
+        self.put_back(index, part);
+        let Some(part) = self.parts.get_mut(index) else { return };
+        (part.corrupt, part.told_ms) = ((part.corrupt + 1).min(CORRUPT_RETRIES_MAX + 1), None);
+        let (chunk, status) = (part.spec.id, Status::Corrupt);
+        if part.is_given_up()
+            && let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed)
+        {
+            op.failed = true;
+            self.stats.failed += 1;
+            out.list.push(Command::Failed { op: op.id, error: OpError::Refused { chunk, server, status } });
+        }
+    }
+
+    /// A server could not take a part. It waits in its place, with what follows it on the chunk: to send them
+    /// in another order would only make them come back again. It is not in flight any more, or enough of
+    /// them would keep each other from going out.
+    pub(super) fn put_back(&mut self, index: u32, part: Part) {
+        self.requeue(index, part);
+        let Self { chunks, retries, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        if !chunk.held {
+            chunk.held = true;
+            let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
+            chunk.tries = chunk.tries.saturating_add(1);
+            retries.insert((self.now_ms + wait_ms, part.spec.id));
+        }
+    }
+
+    /// A part that was sent waits again, in its place.
+    pub(super) fn requeue(&mut self, index: u32, part: Part) {
+        if let Some(part) = self.parts.get_mut(index) {
+            part.state = State::Queued;
+        }
+        if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
+            link.sent_parts = link.sent_parts.saturating_sub(1);
+        }
+        let Self { chunks, parts, .. } = self;
+        let chunk = chunks.entry(part.spec.id).or_default();
+        let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
+        let at = chunk.waiting.partition_point(|other| order(other) < part.order);
+        chunk.waiting.insert(at, index);
+        chunk.sent = chunk.sent.saturating_sub(1);
+    }
+}

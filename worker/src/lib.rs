@@ -11,6 +11,9 @@ pub mod error;
 pub mod runtime;
 pub mod train;
 
-pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer, Weights};
+pub use client::{
+    Client, Element, Ended, Handle, RegistrationStats, SharedBuffer, Source, Target, Tensor, TensorBuffer,
+    Weights,
+};
 pub use error::{ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};

@@ -12,8 +12,10 @@ use std::path::PathBuf;
 pub const PREFIX: &str = "GRADWIRE_";
 /// Names the settings file, as `--config` does.
 pub const CONFIG_VARIABLE: &str = "GRADWIRE_CONFIG";
+/// Names a directory where other languages look for our programs.
+const PROGRAMS_VARIABLE: &str = "GRADWIRE_PROGRAMS";
 /// Variables with our prefix that are no settings.
-const NOT_SETTINGS: [&str; 2] = [CONFIG_VARIABLE, DIE_WITH_PARENT];
+const NOT_SETTINGS: [&str; 3] = [CONFIG_VARIABLE, DIE_WITH_PARENT, PROGRAMS_VARIABLE];
 /// Variables with ps-lite's prefix that belong to someone else (procps).
 const NOT_PS_LITE: [&str; 4] = ["PS_FORMAT", "PS_PERSONALITY", "PS_SYSTEM_MAP", "PS_COLORS"];
 

@@ -15,11 +15,11 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::TensorBuffer;
+pub use buffer::{SharedBuffer, TensorBuffer};
 pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
-pub use source::Source;
+pub use source::{Source, Target};
 pub use tensor::Tensor;
 pub use weights::Weights;
 

@@ -154,6 +154,13 @@ fn parsed<'a, T: serde::Deserialize<'a>>(json: &'a str) -> Result<T, Failure> {
     serde_json::from_str(json).map_err(|error| Failure::input("declaration", format!("{error} in {json}")))
 }
 
+impl Client {
+    /// The library's own client, for parts of this module that move arrays of other libraries.
+    pub(crate) fn shared(&self) -> Result<gradwire_worker::Client, Failure> {
+        Ok(self.inner.get()?.client.clone())
+    }
+}
+
 #[pymethods]
 impl Client {
     /// Joins the cluster that settings name; `given` are pairs of dotted name and value over all others.

@@ -50,6 +50,12 @@ pub(crate) struct Failure {
     exit_code: u8,
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 impl Failure {
     pub(crate) fn new(kind: Kind, code: &'static str, text: String) -> Self {
         Self { kind, code, text, exit_code: ExitCode::Failure as u8 }

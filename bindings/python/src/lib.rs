@@ -14,6 +14,7 @@ mod handle;
 mod here;
 mod interrupt;
 mod memory;
+mod mxnet;
 mod settings;
 mod tensor;
 
@@ -28,6 +29,8 @@ mod _native {
     use crate::handle::Handle;
     #[pymodule_export]
     use crate::memory::Memory;
+    #[pymodule_export]
+    use crate::mxnet::{MxEngine, MxKey};
     #[pymodule_export]
     use crate::settings::{enable_logging, settings_reference};
     #[pymodule_export]

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 type Handle = *mut c_void;
 type Begin = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void);
@@ -85,9 +85,9 @@ pub(crate) enum On {
 
 /// What an operation of the engine does. It begins once, or never where an operation that it waits for failed; then
 /// it is dropped.
-pub(crate) trait Work: Send + Sync {
+pub(crate) trait Work: Send {
     /// Its turn has come: arrays it reads are written, and nobody else has those it writes. Ends `ending`, now or later.
-    fn begin(&self, ending: Ending);
+    fn begin(self, ending: Ending);
 }
 
 impl Library {
@@ -154,7 +154,8 @@ impl Library {
             // have the same function with other types.
             unsafe { std::mem::transmute::<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void), Begin>(plain) }
         };
-        let parcel = Box::into_raw(Box::new(Parcel { work, library: self.clone() }));
+        let parcel = Parcel { work: Mutex::new(Some(work)), library: self.clone() };
+        let parcel = Box::into_raw(Box::new(parcel));
         let property = if on == On::Pusher { AT_ONCE } else { BESIDE };
         let count = |list: &[usize]| c_int::try_from(list.len()).unwrap_or(c_int::MAX);
         let context: [i32; 2] = [1, 0];
@@ -181,19 +182,27 @@ impl Library {
     }
 }
 
+/// Work on its way through the engine, which drops it as soon as it is told of the end: even while it begins. So it
+/// is taken out first.
 struct Parcel<W> {
-    work: W,
+    work: Mutex<Option<W>>,
     library: Arc<Library>,
 }
 
 /// # Safety
 /// As the engine calls it: `parcel` is what was pushed, `on_complete` its callback.
 unsafe fn begin<W: Work>(on_complete: *mut c_void, parcel: *mut c_void) {
-    // SAFETY: the parcel lives until the engine has dropped the operation, which is after it began; nobody has it
+    // SAFETY: the parcel lives until the engine is told of the end, which is after it was taken out of here; nobody has it
     // exclusively. The callback is three words in all versions, and may be copied.
-    let (parcel, callback) =
-        unsafe { (&*parcel.cast::<Parcel<W>>(), on_complete.cast::<Callback>().read()) };
-    parcel.work.begin(Ending { callback: Some(callback), library: parcel.library.clone() });
+    let (work, library, callback) = unsafe {
+        let Parcel { work, library } = &*parcel.cast::<Parcel<W>>();
+        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        (work, library.clone(), on_complete.cast::<Callback>().read())
+    };
+    let ending = Ending { callback: Some(callback), library };
+    if let Some(work) = work {
+        work.begin(ending);
+    }
 }
 
 /// Version 1: the context, the end's callback, the parcel.

@@ -88,22 +88,22 @@ impl Key {
 pub(crate) struct Operation {
     key: Arc<Key>,
     gradient: Option<Array>,
-    weights: Mutex<Vec<Array>>,
+    weights: Vec<Array>,
     priority: i32,
 }
 
 impl Operation {
     pub(crate) fn new(key: Arc<Key>, gradient: Option<Array>, weights: Vec<Array>, priority: i32) -> Self {
-        Self { key, gradient, weights: Mutex::new(weights), priority }
+        Self { key, gradient, weights, priority }
     }
 
-    fn start(&self, pulls: bool) -> Result<Handle, Failure> {
+    fn start(&self) -> Result<Handle, Failure> {
         let Key { client, tensor, .. } = &*self.key;
         let gradient = self.gradient.as_ref().map(|gradient| self.key.copy_of(gradient)).transpose()?;
         // A worker that reads weights where servers have them keeps others from publishing, until its next operation on
         // them: in rounds they wait for that anyway, elsewhere they must not.
         let in_place = tensor.spec().mode == Mode::Sync;
-        let handle = match (gradient, pulls) {
+        let handle = match (gradient, !self.weights.is_empty()) {
             (None, _) if in_place => client.pull_view(tensor),
             (None, _) => client.pull(tensor, self.key.buffer()?),
             (Some(gradient), false) => client.push_at(tensor, gradient, self.priority),
@@ -115,10 +115,8 @@ impl Operation {
 }
 
 impl Work for Operation {
-    fn begin(&self, ending: Ending) {
-        let weights = std::mem::take(&mut *self.weights.lock().unwrap_or_else(PoisonError::into_inner));
-        let pulls = !weights.is_empty();
-        let handle = match self.start(pulls) {
+    fn begin(self, ending: Ending) {
+        let handle = match self.start() {
             Ok(handle) => handle,
             Err(failure) => {
                 ending.badly(&failure.to_string());
@@ -126,13 +124,16 @@ impl Work for Operation {
                 return if self.gradient.is_some() { self.key.fail(failure) };
             }
         };
-        // A gradient that was copied is its owner's again; whoever pulls waits for the weights.
-        let ending = if pulls { Some(ending) } else { drop_well(ending) };
-        self.key.finisher.when_ended(handle, End { key: self.key.clone(), weights, ending });
+        let Self { key, gradient, weights, .. } = self;
+        drop(gradient);
+        let ending = if weights.is_empty() {
+            // A gradient that was copied is its owner's again; whoever pulls waits for the weights.
+            ending.well();
+            None
+        } else {
+            Some(ending)
+        };
+        let finisher = key.finisher.clone();
+        finisher.when_ended(handle, End { key, weights, ending });
     }
-}
-
-fn drop_well(ending: Ending) -> Option<Ending> {
-    ending.well();
-    None
 }

@@ -39,7 +39,9 @@ class Key:
         self.rule = rule
 
     def push(self, arrays: list[Any], priority: int) -> None:
-        self._native.push(handle_of(self.way.gradient(arrays)), priority)
+        # Has a name, so that it lives until the native half has a reference of its own.
+        gradient = self.way.gradient(arrays)
+        self._native.push(handle_of(gradient), priority)
 
     def pull(self, arrays: list[Any], priority: int) -> None:
         direct, rest = self.way.weights(arrays)

@@ -171,8 +171,10 @@ class Store(KVStore):  # type: ignore[misc]
     @_as_mxnet
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Contributes gradients and brings weights, or the gradients' sum, to `out` or to where the gradients were."""
-        outs = dict(pairs(key, value if out is None else out))
-        for one, arrays in pairs(key, value):
+        values = pairs(key, value)
+        # Not converted twice: the engine must see one array where there is one.
+        outs = dict(values if out is None else pairs(key, out))
+        for one, arrays in values:
             found, targets = self._key(one), outs[one]
             whole = self._updater is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:

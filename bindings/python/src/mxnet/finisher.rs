@@ -91,12 +91,9 @@ fn finish(handle: Handle, end: End) {
     match (done, ending) {
         (Ok(()), Some(ending)) => ending.well(),
         (Ok(()), None) => {}
-        (Err(failure), ending) => {
-            if let Some(ending) = ending {
-                ending.badly(&failure.to_string());
-            }
-            key.fail(failure);
-        }
+        (Err(failure), Some(ending)) => ending.badly(&failure.to_string()),
+        // A push, for which nobody waits.
+        (Err(failure), None) => key.fail(failure),
     }
 }
 

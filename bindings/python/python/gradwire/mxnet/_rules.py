@@ -43,6 +43,9 @@ def _sgd(o: Any) -> Any:
 
 
 def _nag(o: Any) -> Any:
+    if o.momentum and o.wd:
+        # MXNet's own adds the decay of weights that it has updated already.
+        raise Unmapped("NAG with weight decay")
     return {"sgd": {"momentum": o.momentum, "nesterov": o.momentum != 0}}
 
 

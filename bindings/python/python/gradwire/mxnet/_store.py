@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from . import _arrays, _connection, _rules
 from ._arrays import flat_list, pairs
 from ._key import Key
 
+#: Set to "workers", servers sum only.
+UPDATE_VARIABLE = "GRADWIRE_MXNET_UPDATE"
 _log = logging.getLogger("gradwire.mxnet")
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -213,9 +216,11 @@ class Store(KVStore):  # type: ignore[misc]
     @_as_mxnet
     def set_optimizer(self, optimizer: Any) -> None:
         """Has weights updated by an optimizer: on servers where they have its rule, else on every worker alike. Servers
-        follow when its learning rate is changed."""
+        follow when its learning rate is changed. With GRADWIRE_MXNET_UPDATE=workers it is on workers always."""
         self._optimizer, self._updater = optimizer, None
         try:
+            if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
+                raise _rules.Unmapped(f"{UPDATE_VARIABLE} says so")
             for key in self._keys.values():
                 self._check_change(_rules.rule_of(optimizer, key.index), key)
             _rules.rule_of(optimizer, next(iter(self._keys), 0))
@@ -273,19 +278,26 @@ class Store(KVStore):  # type: ignore[misc]
     # The rest.
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Saves what the optimizer keeps."""
-        with open(fname, "wb") as file:
-            file.write(self._states().get_states(dump_optimizer))
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Loads what `save_optimizer_states` saved. The file is a pickle: load only what you trust."""
-        with open(fname, "rb") as file:
-            self._states().set_states(file.read())
-
-    def _states(self) -> Any:
+        """Saves what the optimizer keeps, which is the same on every worker."""
         if self._updater is None:
-            raise MXNetError("gradwire: no optimizer is set, so there are no states")
-        return self._updater
+            raise MXNetError(
+                "gradwire: servers update the weights, and do not hand out what optimizers keep; set "
+                f"{UPDATE_VARIABLE}=workers for a training whose states are to be saved"
+            )
+        with open(fname, "wb") as file:
+            file.write(self._updater.get_states(dump_optimizer))
+
+    @_as_mxnet
+    def load_optimizer_states(self, fname: str) -> None:
+        """Loads what `save_optimizer_states` saved, on every worker; weights are updated there from now on. The file is a
+        pickle: load only what you trust."""
+        if self._optimizer is None:
+            raise MXNetError("gradwire: no optimizer is set that could have states; call set_optimizer first")
+        if self._updater is None:
+            self._update_here(mx.optimizer.get_updater(self._optimizer), "its states were loaded")
+        with open(fname, "rb") as file:
+            self._updater.set_states(file.read())
+        self._optimizer = self._updater.optimizer
 
     @_as_mxnet
     def _barrier(self) -> None:

@@ -294,7 +294,7 @@ impl Client {
         Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
     }
 
-    /// Sets the initial value: rank 0's counts. Returns a handle.
+    /// Sets the initial value: rank 0's counts. Wait for it before a pull, which does not wait for another rank's value.
     fn init_start(&self, py: Python<'_>, tensor: &Tensor, array: &Bound<'_, PyAny>) -> PyResult<Handle> {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;

@@ -4,6 +4,7 @@
 use crate::array::Array;
 use gradwire_worker::UserBuffer;
 use proto_common::element::Dtype;
+use pyo3::intern;
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -21,6 +22,19 @@ struct Entry {
     seen: Py<PyAny>,
     /// So many references to `seen` are ours.
     ours: isize,
+}
+
+impl Entry {
+    /// Does anybody but us have the array?
+    fn is_with_others(&self, py: Python<'_>) -> bool {
+        if references(py, &self.seen) > self.ours {
+            return true;
+        }
+        // A gradient of torch's is its parameter's, of which Python's count says nothing; the object and our capsule are
+        // two of torch's own count.
+        let count = self.seen.bind(py).call_method0(intern!(py, "_use_count"));
+        count.and_then(|count| count.extract::<usize>()).is_ok_and(|count| count > 2)
+    }
 }
 
 /// See the module.
@@ -44,8 +58,6 @@ impl Adopted {
         }
         self.sweep(py);
         let start = NonNull::new(array.address as *mut f32)?;
-        // An owner that is the array, or a view of it, has a reference to it by itself; a capsule has none.
-        let ours = if is_capsule(py, &array.owner) { 1 } else { 2 };
         let owner = Box::new(array.owner.clone_ref(py));
         // SAFETY: the owner's array or capsule keeps these numbers where they are, valid for reading, until it is
         // dropped (numpy refuses to resize what others refer to; a capsule keeps its storage). The address is aligned.
@@ -54,7 +66,7 @@ impl Adopted {
         let buffer = unsafe { UserBuffer::adopt(start, array.elements(), owner) };
         let mut entries = self.lock();
         if entries.len() < ARRAYS_MAX {
-            let entry = Entry { buffer: buffer.clone(), seen: array.seen.clone_ref(py), ours };
+            let entry = Entry { buffer: buffer.clone(), seen: array.seen.clone_ref(py), ours: array.ours };
             entries.insert(name, entry);
         }
         Some(buffer)
@@ -63,8 +75,7 @@ impl Adopted {
     /// Lets go of arrays that nobody else has.
     pub(crate) fn sweep(&self, py: Python<'_>) {
         // Dropped without the lock: an array's end may do anything.
-        let gone: Vec<_> =
-            self.lock().extract_if(|_, entry| references(py, &entry.seen) <= entry.ours).collect();
+        let gone: Vec<_> = self.lock().extract_if(|_, entry| !entry.is_with_others(py)).collect();
         drop(gone);
     }
 
@@ -86,12 +97,8 @@ impl Adopted {
     }
 }
 
-fn is_capsule(py: Python<'_>, owner: &Py<PyAny>) -> bool {
-    owner.bind(py).is_instance_of::<pyo3::types::PyCapsule>()
-}
-
 /// How many have the object.
-fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
+pub(crate) fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
     // SAFETY: the object is alive, because a reference to it is held, and the interpreter's lock is held, so the count
     // does not change. Needed because there is no safe way to ask.
     unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) }

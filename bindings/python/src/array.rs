@@ -1,7 +1,8 @@
 //! Arrays that callers pass: where their elements lie, what they are, who owns them. numpy's array interface first, then
 //! DLPack, then whatever memoryview takes. Looks, copies nothing.
 
-use crate::dlpack::{self, DataType};
+use crate::adopted::references;
+use crate::dlpack::{self, DataType, Found};
 use crate::error::Failure;
 use crate::tensor::Tensor;
 use proto_common::element::Dtype;
@@ -20,6 +21,8 @@ pub(crate) struct Array {
     pub(crate) owner: Py<PyAny>,
     /// What the caller has of it: when nobody else has that any more, it will not come again.
     pub(crate) seen: Py<PyAny>,
+    /// So many references to `seen` are there once only a `seen` and the owner have it.
+    pub(crate) ours: isize,
 }
 
 impl Array {
@@ -41,8 +44,12 @@ impl Array {
         if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
             return from_interface(object, &interface.cast_into::<PyDict>()?);
         }
+        let seen = object.clone().unbind();
+        let before = references(py, &seen);
         if let Some(found) = dlpack::ask(object)? {
-            return from_dlpack(object, found);
+            // What a capsule has of its object is not always a reference.
+            let capsules = references(py, &seen) - before;
+            return from_dlpack(object, found, capsules.max(0));
         }
         let viewed = py
             .import("builtins")?
@@ -143,7 +150,8 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
     // A view made for one call is gone after it: what it is a view of is what comes again.
     let base = object.getattr(intern!(py, "base")).ok().filter(|base| !base.is_none());
     let seen = base.unwrap_or_else(|| object.clone()).unbind();
-    Ok(Array { address, dtype, shape, read_only, owner, seen })
+    // The owner is the array, or a view of it, and so has a reference to what is seen.
+    Ok(Array { address, dtype, shape, read_only, owner, seen, ours: 2 })
 }
 
 fn dtype_of(typestr: &str) -> Option<Dtype> {
@@ -173,7 +181,7 @@ fn named_dtype(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
     Err(Failure::input("wrong_dtype", text).into())
 }
 
-fn from_dlpack(object: &Bound<'_, PyAny>, found: dlpack::Found) -> PyResult<Array> {
+fn from_dlpack(object: &Bound<'_, PyAny>, found: Found, capsules: isize) -> PyResult<Array> {
     let DataType { code, bits, lanes } = found.dtype;
     let dtype = match (code, bits, lanes) {
         (2, 32, 1) => Dtype::F32,
@@ -200,5 +208,8 @@ fn from_dlpack(object: &Bound<'_, PyAny>, found: dlpack::Found) -> PyResult<Arra
     let read_only =
         !module.starts_with("torch") && found.read_only.unwrap_or(true) || module.starts_with("jax");
     let seen = object.clone().unbind();
-    Ok(Array { address: found.address, dtype, shape: found.shape, read_only, owner: found.owner, seen })
+    // torch's capsule has the tensor, which counts for its object once, whoever else has it.
+    let ours = if module.starts_with("torch") { 2 } else { 1 + capsules };
+    let Found { address, shape, owner, .. } = found;
+    Ok(Array { address, dtype, shape, read_only, owner, seen, ours })
 }

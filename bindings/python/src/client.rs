@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Server, driver, why.
 type Links = Vec<(u32, String, String)>;
@@ -78,8 +79,10 @@ fn source(py: Python<'_>, inner: &Inner, array: &Array) -> PyResult<Source> {
 enum Place {
     /// Memory of the library's.
     Lands(gradwire_worker::SharedBuffer, Py<PyAny>),
-    /// Memory of the caller's, which they are copied to.
-    Copied(Out, Py<PyAny>),
+    /// Memory of the caller's, which they are copied to from where servers have them.
+    Viewed(Out, Py<PyAny>),
+    /// The same, from where they land: another operation on the tensor is shown them.
+    Copied(gradwire_worker::TensorBuffer, Out, Py<PyAny>),
 }
 
 impl Inner {
@@ -99,9 +102,17 @@ impl Inner {
                 .into());
             }
             None => {
-                let (elements, dtype) = (array.elements(), array.dtype);
-                let place = Out { address: array.address, elements, dtype, _owner: array.owner };
-                Place::Copied(place, out.clone().unbind())
+                let (elements, dtype, bytes) = (array.elements(), array.dtype, tensor.inner.bytes());
+                let mut place =
+                    Out { address: array.address, elements, dtype, viewed: None, _owner: array.owner };
+                let out = out.clone().unbind();
+                if tensor.viewed.swap(true, Ordering::AcqRel) {
+                    let buffer = py.detach(|| self.client.allocate(bytes)).map_err(Failure::from)?;
+                    Place::Copied(buffer, place, out)
+                } else {
+                    place.viewed = Some(tensor.viewed.clone());
+                    Place::Viewed(place, out)
+                }
             }
         })
     }
@@ -290,7 +301,7 @@ impl Client {
         Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
     }
 
-    /// Sets the initial value: rank 0's counts. Returns a handle.
+    /// Sets the initial value: rank 0's counts. Wait for it before a pull, which does not wait for another rank's value.
     fn init_start(&self, py: Python<'_>, tensor: &Tensor, array: &Bound<'_, PyAny>) -> PyResult<Handle> {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;
@@ -325,8 +336,11 @@ impl Client {
             Place::Lands(shared, array) => {
                 (py.detach(|| inner.client.pull(&tensor.inner, shared)), array, None)
             }
-            Place::Copied(place, array) => {
+            Place::Viewed(place, array) => {
                 (py.detach(|| inner.client.pull_view(&tensor.inner)), array, Some(place))
+            }
+            Place::Copied(buffer, place, array) => {
+                (py.detach(|| inner.client.pull(&tensor.inner, buffer)), array, Some(place))
             }
         };
         Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
@@ -351,8 +365,11 @@ impl Client {
             Place::Lands(shared, array) => {
                 (py.detach(|| client.push_pull(of, source, shared, priority)), array, None)
             }
-            Place::Copied(place, array) => {
+            Place::Viewed(place, array) => {
                 (py.detach(|| client.push_pull_view(of, source, priority)), array, Some(place))
+            }
+            Place::Copied(buffer, place, array) => {
+                (py.detach(|| client.push_pull(of, source, buffer, priority)), array, Some(place))
             }
         };
         Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))

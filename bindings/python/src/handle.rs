@@ -11,6 +11,7 @@ use gradwire_worker::{Ended, Weights};
 use half::{bf16, f16};
 use proto_common::element::Dtype;
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ pub(crate) struct Out {
     pub(crate) address: usize,
     pub(crate) elements: usize,
     pub(crate) dtype: Dtype,
+    /// Of an operation that is shown weights where servers have them: set while the tensor has such a one.
+    pub(crate) viewed: Option<Arc<AtomicBool>>,
     /// Keeps the memory.
     pub(crate) _owner: Py<PyAny>,
 }
@@ -70,16 +73,22 @@ impl Core {
 
     /// Takes the result of a handle that has ended. Copies, so without the interpreter's lock.
     fn settle(&self, handle: gradwire_worker::Handle) -> Vec<Py<PyAny>> {
-        let result = handle.wait().map_err(Failure::from).and_then(|ended| self.take(&ended));
+        let result = handle.wait().map_err(Failure::from).and_then(|ended| self.take(ended));
         self.end(result)
     }
 
-    fn take(&self, ended: &Ended) -> Result<(u64, u64), Failure> {
-        let landed_bytes = match (&self.out, &ended.weights) {
-            (Some(out), Some(weights)) => copy_out(weights, out)?,
-            _ => ended.landed_bytes,
-        };
-        Ok((ended.version.0, landed_bytes))
+    fn take(&self, ended: Ended) -> Result<(u64, u64), Failure> {
+        let Some(out) = &self.out else { return Ok((ended.version.0, ended.landed_bytes)) };
+        match (&ended.weights, &ended.target) {
+            (Some(weights), _) => copy_out(weights, out)?,
+            (None, Some(buffer)) => copy_bytes(buffer, out),
+            (None, None) => return Err(Failure::internal("an operation brought no weights".into())),
+        }
+        let version = ended.version.0;
+        // The view goes before another one may be asked for.
+        drop(ended);
+        out.viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
+        Ok((version, 0))
     }
 
     /// One stretch of waiting. Returns what is to be called back, and whether it has ended.
@@ -150,7 +159,7 @@ fn call_back(py: Python<'_>, callbacks: Vec<Py<PyAny>>) {
     }
 }
 
-fn copy_out(weights: &Weights, out: &Out) -> Result<u64, Failure> {
+fn copy_out(weights: &Weights, out: &Out) -> Result<(), Failure> {
     match out.dtype {
         Dtype::F32 => copy::<f32>(weights, out),
         Dtype::F64 => copy::<f64>(weights, out),
@@ -163,14 +172,20 @@ fn copy_out(weights: &Weights, out: &Out) -> Result<u64, Failure> {
     }
 }
 
-fn copy<T: gradwire_worker::Element>(weights: &Weights, out: &Out) -> Result<u64, Failure> {
-    let elements = (weights.bytes() as usize / size_of::<T>()).min(out.elements);
+fn copy<T: gradwire_worker::Element>(weights: &Weights, out: &Out) -> Result<(), Failure> {
     // SAFETY: the owner keeps so many aligned, writable elements of this type at the address: it was looked at as the
     // operation began (`Array::writable`), and every bit pattern is a number of it. Callers are told to leave `out`
     // alone until the handle is done. Needed because Python's arrays are no Rust types.
-    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut T, elements) };
-    weights.copy_to(into)?;
-    Ok((elements * size_of::<T>()) as u64)
+    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut T, out.elements) };
+    Ok(weights.copy_to(into)?)
+}
+
+/// Weights that landed in memory of the library's.
+fn copy_bytes(buffer: &[u8], out: &Out) {
+    let bytes = buffer.len().min(out.elements * out.dtype.bytes());
+    // SAFETY: as in `copy`, as bytes.
+    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut u8, bytes) };
+    into.copy_from_slice(&buffer[..bytes]);
 }
 
 /// An operation in flight. Dropping it cancels nothing; a pull into an array of your own is then not copied there.
@@ -235,13 +250,12 @@ impl Handle {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let core = self.core.get()?;
-        let deadline = timeout
-            .map(|seconds| {
-                let left = Duration::try_from_secs_f64(seconds.max(0.0));
-                left.map_err(|_| Failure::input("timeout", "`timeout` is a number of seconds, or None"))
-            })
-            .transpose()?
-            .and_then(|left| Instant::now().checked_add(left));
+        if timeout.is_some_and(f64::is_nan) {
+            return Err(Failure::input("timeout", "`timeout` is a number of seconds, or None").into());
+        }
+        // What is longer than there are seconds is for ever.
+        let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        let deadline = left.and_then(|left| Instant::now().checked_add(left));
         if !self.wait_for(py, core, deadline)? {
             let text = format!(
                 "tensor {}: not ended within {} s, and still under way",

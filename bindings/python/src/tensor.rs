@@ -5,6 +5,8 @@ use proto_common::element::Dtype;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Keys of names have this bit, so that they never meet small numbers that somebody chose.
 const NAMED: u64 = 1 << 63;
@@ -18,6 +20,8 @@ pub(crate) struct Tensor {
     /// The numpy type of arrays that the library makes for it.
     pub(crate) numpy: Py<PyAny>,
     pub(crate) priority: i32,
+    /// An operation that is shown its weights is under way, or was dropped: servers have room for one such.
+    pub(crate) viewed: Arc<AtomicBool>,
 }
 
 impl Tensor {
@@ -29,7 +33,9 @@ impl Tensor {
     ) -> Result<Self, Failure> {
         let elements = shape.iter().try_fold(1u64, |all, one| all.checked_mul(*one as u64));
         match elements {
-            Some(elements) if elements == inner.spec().elements => Ok(Self { inner, shape, numpy, priority }),
+            Some(elements) if elements == inner.spec().elements => {
+                Ok(Self { inner, shape, numpy, priority, viewed: Arc::default() })
+            }
             _ => Err(Failure::input("wrong_shape", format!("{shape:?} is not the tensor's shape"))),
         }
     }

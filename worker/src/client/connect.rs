@@ -61,6 +61,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
                 control: Mutex::new(Some(control)),
+                declaring: Mutex::default(),
                 map: RwLock::new(map),
                 tensors: RwLock::new(BTreeMap::new()),
                 traced: AtomicBool::new(false),

@@ -4,6 +4,8 @@ from typing import Any, final
 
 import numpy as np
 
+__all__ = ["Client", "Handle", "Memory", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
+
 __version__: str
 
 def key_of_name(name: str) -> int:
@@ -104,7 +106,7 @@ class Client:
     def _change_rule(self, tensor: Tensor, rule: str) -> int: ...
     def _empty(self, shape: Sequence[int], dtype: str, numpy: Any) -> np.ndarray[Any, Any]: ...
     def init_start(self, tensor: Tensor, array: Any) -> Handle:
-        """As `init`, and does not wait."""
+        """As `init`, and does not wait. Wait for it before a pull, which does not wait for another rank's value."""
     def push(self, tensor: Tensor, array: Any, priority: int | None = None) -> Handle:
         """Contributes a gradient to the tensor's next round. Leave the array alone until the handle is done."""
     def pull(self, tensor: Tensor, out: Any = None) -> Handle:

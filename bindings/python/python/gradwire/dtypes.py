@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import InputError
+
 #: Gradwire's name of each of numpy's (and ml_dtypes') types.
 ELEMENTS: dict[str, str] = {
     "float32": "f32",
@@ -22,22 +24,24 @@ _NAMES = {element: name for name, element in ELEMENTS.items()}
 
 def element_of(dtype: Any) -> str:
     """Gradwire's name ("f32", "bf16", …) of a type: a name, numpy's, torch's or JAX's."""
-    if isinstance(dtype, str) and dtype in _NAMES:
-        return dtype
-    # torch.float32 says "torch.float32".
-    name = str(dtype).rpartition(".")[2] if str(dtype).startswith("torch.") else dtype
-    if name != "bfloat16":
-        name = getattr(dtype, "name", None) if not isinstance(name, str) else name
-        if name != "bfloat16":
-            try:
-                name = np.dtype(dtype if name is None else name).name
-            except TypeError:
-                name = str(dtype)
+    name = _name_of(dtype)
+    if name in _NAMES:
+        return name
     if name not in ELEMENTS:
-        from .errors import InputError
-
         raise InputError(f"arrays of {dtype} cannot be moved; use one of {', '.join(ELEMENTS)}", "wrong_dtype")
     return ELEMENTS[name]
+
+
+def _name_of(dtype: Any) -> str:
+    text = dtype if isinstance(dtype, str) else str(dtype)
+    # torch.float32 says "torch.float32".
+    text = text[len("torch.") :] if text.startswith("torch.") else text
+    if text in ELEMENTS or text in _NAMES:
+        return text
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:
+        return text
 
 
 def numpy_of(element: str) -> np.dtype[Any]:
@@ -48,4 +52,5 @@ def numpy_of(element: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         return np.dtype("uint16")
-    return np.dtype(ml_dtypes.bfloat16)
+    halves: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return halves

@@ -15,6 +15,7 @@ use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 
 /// Slots of each worker's inbox.
@@ -29,7 +30,10 @@ fuzz_target!(|data: &[u8]| {
     rig.finish();
 });
 
-fn specs() -> [ChunkSpec; 3] {
+/// Tensors there are.
+const TENSORS: usize = 5;
+
+fn specs() -> [ChunkSpec; TENSORS] {
     let spec = |key, bytes, dtype| ChunkSpec {
         id: ChunkId::new(key, 0),
         bytes,
@@ -37,9 +41,18 @@ fn specs() -> [ChunkSpec; 3] {
         dtype,
         codec: Codec::Plain,
         optimizer: Optimizer::sum(),
+        mode: Mode::Sync,
+        backup_workers: 0,
     };
     let dynamic = ChunkSpec { dynamic: true, ..spec(3, 32, Dtype::F32) };
-    [spec(1, 16, Dtype::F32), spec(2, 24, Dtype::I64), dynamic]
+    let in_mode = |mode, spec| ChunkSpec { mode, ..spec };
+    [
+        spec(1, 16, Dtype::F32),
+        spec(2, 24, Dtype::I64),
+        dynamic,
+        in_mode(Mode::Async, spec(4, 16, Dtype::F32)),
+        in_mode(Mode::Bounded(1), spec(5, 24, Dtype::I64)),
+    ]
 }
 
 /// A worker, as far as its side of the protocol goes.
@@ -52,10 +65,10 @@ struct Worker {
     guessed: Vec<SlotGrant>,
     /// Slots of its inbox: the grant in force, and whether results lie there.
     inbox: Vec<(SlotGrant, bool)>,
-    operations: [u64; 3],
-    rounds: [u64; 3],
+    operations: [u64; TENSORS],
+    rounds: [u64; TENSORS],
     /// Chunks whose contributions it may write into a buffer: it was told so, and has not done it since.
-    granted: [bool; 3],
+    granted: [bool; TENSORS],
     last: Option<(SlotGrant, BatchHeader, Vec<Block>)>,
 }
 
@@ -87,7 +100,7 @@ struct Rig {
     engine: LaneEngine,
     config: EngineConfig,
     workers: Vec<Worker>,
-    chunks: [Bytes; 3],
+    chunks: [Bytes; TENSORS],
     landings: Vec<(Rank, u32, u8)>,
     /// Spill blocks that hold something, key buffers apart.
     spills: Vec<bool>,
@@ -120,7 +133,7 @@ impl Rig {
             engine,
             config,
             workers,
-            chunks: [Bytes::default(); 3],
+            chunks: [Bytes::default(); TENSORS],
             landings: Vec::new(),
             spills,
             reads: Vec::new(),
@@ -185,7 +198,7 @@ impl Rig {
             *peer != rank
         });
         let worker = &mut self.workers[rank.0 as usize];
-        worker.granted = [false; 3];
+        worker.granted = [false; TENSORS];
         (worker.life, worker.last) = (None, None);
         worker.credits.clear();
         worker.guessed.clear();
@@ -199,7 +212,7 @@ impl Rig {
         let (Some(life), Some(slot)) = (worker.life, worker.credits.first().copied()) else { return };
         let mut blocks = Vec::new();
         for place in 0..u64::from(count) {
-            let at = program.below(3) as usize;
+            let at = program.below(TENSORS as u32) as usize;
             let op =
                 program.pick(&[OpKind::Push, OpKind::PushPull, OpKind::Pull, OpKind::Init, OpKind::Release]);
             if program.one_in(8) {
@@ -233,7 +246,7 @@ impl Rig {
         let slot = if program.one_in(4) { program.slot() } else { credit.unwrap_or_else(|| program.slot()) };
         let mut blocks: Vec<Block> = Vec::new();
         for _ in 0..program.below(4) {
-            let at = program.below(3) as usize;
+            let at = program.below(TENSORS as u32) as usize;
             let mut made = if program.byte() & 1 == 0 {
                 program.block(PAYLOAD_BYTES)
             } else {
@@ -439,7 +452,8 @@ impl Rig {
         assert_eq!(old, self.chunks[chunk as usize].buffer);
         self.written(chunk, into);
         let state = &mut self.chunks[chunk as usize];
-        assert_eq!((state.contributions, contributors), (self.config.workers, self.config.workers));
+        let needed = if specs()[chunk as usize].mode.has_rounds() { self.config.workers } else { 1 };
+        assert_eq!((state.contributions, contributors), (needed, needed));
         state.contributions = 0;
         if specs()[chunk as usize].dtype.is_integer() {
             state.buffer = old;

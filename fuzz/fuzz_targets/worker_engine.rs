@@ -165,6 +165,7 @@ impl Rig {
             round: number,
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,
+            by_chunk: program.one_in(4),
             parts: &parts,
         };
         self.call(|engine, now_ms, out| engine.submit(&submit, now_ms, out));
@@ -188,7 +189,7 @@ impl Rig {
         if !state.taken.is_empty() {
             let at = program.below(state.taken.len() as u32) as usize;
             let statuses =
-                [Status::Done, Status::Done, Status::Retry, Status::DeadlineWaiting, Status::Refused];
+                [Status::Done, Status::Late, Status::Retry, Status::DeadlineBehind, Status::Refused];
             let taken = state.taken.swap_remove(at);
             blocks.push(match taken.data {
                 BlockData::Announced { .. } | BlockData::ByReference { .. } if program.byte() & 1 == 1 => {
@@ -309,7 +310,9 @@ impl Rig {
                     assert!(!std::mem::replace(failed, true), "fails once");
                 }
                 Command::Done { op, .. } => assert!(self.ops.remove(op).is_some(), "ends once"),
-                Command::Landed { op, .. } => assert!(self.ops.contains_key(op), "told before its end"),
+                Command::Version { op, .. } | Command::Late { op, .. } | Command::Landed { op, .. } => {
+                    assert!(self.ops.contains_key(op), "told before its end")
+                }
                 Command::Close { server, .. } => closed.push(*server),
             }
         }
@@ -366,7 +369,7 @@ fn grant(block: &Block, program: &mut Program<'_>) -> Block {
 }
 
 fn reply(block: &Block, status: Status) -> Block {
-    let view = block.view && status == Status::Done;
+    let view = block.view && matches!(status, Status::Done | Status::Late);
     let landing = view.then_some(Landing { region: 1, offset: 0, bytes: CHUNK_BYTES });
     Block { status, bytes: 0, data: BlockData::Inline { offset: 0 }, landing, view, timeout_ms: 0, ..*block }
 }

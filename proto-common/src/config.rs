@@ -7,6 +7,7 @@ use crate::limits::{
     SERVERS_MAX, WORKERS_MAX,
 };
 use crate::message::ClusterShape;
+use crate::mode::{Mode, backup_fault};
 use crate::transport::{Driver, Policies, Policy};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -77,13 +78,28 @@ pub struct ClusterSettings {
     pub chunk_bytes: u64,
     /// Data threads per server; chunks are spread over them.
     pub lanes: u16,
-    /// Reduce in rank order, so that two runs give the same bits.
+    /// Reduce in rank order, so that two runs give the same bits. Counts in mode `sync`: in others contributions are applied
+    /// as they come.
     pub deterministic: bool,
+    /// The mode of tensors that do not say theirs: `sync`, `bounded:N` or `async`.
+    #[serde(with = "crate::mode::by_name")]
+    pub mode: Mode,
+    /// Rounds of sync tensors that do not say otherwise end without so many of the workers; what comes later to a round is
+    /// dropped.
+    pub backup_workers: u32,
 }
 
 impl Default for ClusterSettings {
     fn default() -> Self {
-        Self { workers: 1, servers: 1, chunk_bytes: CHUNK_BYTES_DEFAULT, lanes: 1, deterministic: true }
+        Self {
+            workers: 1,
+            servers: 1,
+            chunk_bytes: CHUNK_BYTES_DEFAULT,
+            lanes: 1,
+            deterministic: true,
+            mode: Mode::Sync,
+            backup_workers: 0,
+        }
     }
 }
 
@@ -312,6 +328,7 @@ impl Settings {
         if !cluster.chunk_bytes.is_multiple_of(4096) {
             return wrong("cluster.chunk_bytes", cluster.chunk_bytes, "use a multiple of 4096");
         }
+        cluster.validate_backup()?;
         let memory = &self.memory;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
         within("memory.result_slots", memory.result_slots, 1, 64)?;
@@ -374,8 +391,23 @@ impl Settings {
             chunk_bytes: self.cluster.chunk_bytes,
             lanes: self.cluster.lanes,
             deterministic: self.cluster.deterministic,
+            mode: self.cluster.mode,
+            backup_workers: self.cluster.backup_workers,
             heartbeat_ms: self.deadlines.heartbeat_ms,
             silence_ms: self.deadlines.silence_ms,
+        }
+    }
+}
+
+impl ClusterSettings {
+    fn validate_backup(&self) -> Result<(), SettingError> {
+        let backup = self.backup_workers;
+        if backup > 0 && !self.mode.has_rounds() {
+            return wrong("cluster.backup_workers", backup, "use it with cluster.mode = \"sync\" only");
+        }
+        match backup_fault(backup, self.workers, self.deterministic) {
+            Some(fault) => wrong("cluster.backup_workers", backup, fault),
+            None => Ok(()),
         }
     }
 }
@@ -455,6 +487,24 @@ mod tests {
         check(|s| s.verbs.timeout = 0, Some("verbs.timeout"));
         check(|s| s.verbs.mtu_bytes = Some(4096), None);
         check(|s| s.verbs.mtu_bytes = Some(1500), Some("verbs.mtu_bytes"));
+    }
+
+    #[test]
+    fn backup_workers_need_rounds_that_may_end_in_any_order() {
+        let check = |mode, backup, deterministic, wrong: Option<&str>| {
+            let mut settings = Settings::default();
+            settings.cluster.workers = 3;
+            settings.cluster.mode = mode;
+            (settings.cluster.backup_workers, settings.cluster.deterministic) = (backup, deterministic);
+            let fault = settings.validate().err().map(|error| error.to_string());
+            assert_eq!(fault.is_some(), wrong.is_some(), "{fault:?}");
+            assert!(fault.unwrap_or_default().contains(wrong.unwrap_or_default()));
+        };
+        check(Mode::Sync, 2, false, None);
+        check(Mode::Sync, 3, false, Some("at most 2"));
+        check(Mode::Sync, 1, true, Some("cluster.deterministic = false"));
+        check(Mode::Async, 1, false, Some("cluster.mode = \"sync\""));
+        check(Mode::Bounded(0), 0, true, None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod half;
 pub mod ids;
 pub mod limits;
 pub mod message;
+pub mod mode;
 pub mod optimizer;
 pub mod plan;
 pub mod shard_map;

@@ -9,17 +9,7 @@ use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How contributions of several workers become versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// One version a round, from the contributions of all workers (BSP).
-    Sync,
-    /// Workers may be at most this many rounds apart (SSP).
-    Bounded(u32),
-    /// Every contribution makes a version (ASP).
-    Async,
-}
+pub use crate::mode::Mode;
 
 /// A declared tensor: the unit users name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,17 +31,25 @@ pub struct TensorSpec {
     pub compression: Compression,
     /// The server-side update.
     pub optimizer: Optimizer,
-    /// How rounds work.
-    pub mode: Mode,
+    /// How contributions become versions; the cluster's mode where it is not said.
+    #[serde(default)]
+    pub mode: Option<Mode>,
+    /// Workers whose contribution a round does not wait for; the cluster's where it is not said. A contribution to a round
+    /// that is over is dropped.
+    #[serde(default)]
+    pub backup_workers: Option<u32>,
 }
 
 /// Another update rule for a declared tensor. What the rule before it kept (momentum, moments, …) stays where the new one
 /// keeps the same, and begins anew with zeros where it does not; the schedule counts the tensor's rounds.
+///
+/// Outside mode `sync`, and with backup workers, no worker knows which rounds are open: there each chunk has the new rule
+/// from the contribution, or round, on that comes next when its server is told. Once the change is answered all have it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuleChange {
     /// Which tensor.
     pub key: Key,
-    /// The first round of the new rule.
+    /// The first round of the new rule, in mode `sync` without backup workers.
     pub from_round: u64,
     /// The new rule.
     pub optimizer: Optimizer,
@@ -104,26 +102,27 @@ pub struct ChunkSpan {
 }
 
 impl TensorSpec {
-    /// A synchronous f32 tensor.
+    /// A f32 tensor in the cluster's mode.
     #[must_use]
     pub fn f32(key: u64, elements: u64, optimizer: Optimizer) -> Self {
         Self::of(Dtype::F32, key, elements, optimizer)
     }
 
-    /// A synchronous tensor of any type. Halves are summed in f32, and the server keeps their weights in f32: what is
+    /// A tensor of any type, in the cluster's mode. Halves are summed in f32, and the server keeps their weights in f32: what is
     /// pulled is rounded, nothing else. Integers are summed in i64; a round whose sum leaves i64, or whose value its type,
     /// ends with an error for all its contributors and leaves the weights as they were, chunk by chunk.
     #[must_use]
     pub fn of(dtype: Dtype, key: u64, elements: u64, optimizer: Optimizer) -> Self {
-        let (name, mode, compression) = (String::new(), Mode::Sync, Compression::default());
-        Self { key: Key(key), name, dtype, elements, dynamic: false, compression, optimizer, mode }
+        let (name, compression) = (String::new(), Compression::default());
+        let (key, dynamic, mode, backup_workers) = (Key(key), false, None, None);
+        Self { key, name, dtype, elements, dynamic, compression, optimizer, mode, backup_workers }
     }
 
-    /// A synchronous f32 tensor whose length may be another one in each round, at most `elements_max`: its value is
-    /// the sum of a round's contributions, which agree on the length.
+    /// A f32 tensor whose length may be another one in each round, at most `elements_max`: its value is
+    /// the sum of a round's contributions, which agree on the length. It is in mode sync, whatever the cluster's is.
     #[must_use]
     pub fn dynamic_f32(key: u64, elements_max: u64) -> Self {
-        Self { dynamic: true, ..Self::f32(key, elements_max, Optimizer::assign()) }
+        Self { dynamic: true, ..Self::f32(key, elements_max, Optimizer::assign()).in_mode(Mode::Sync) }
     }
 
     /// The same with contributions encoded. Only f32 tensors of one length can be; with the rule `assign` what is pulled is
@@ -197,8 +196,8 @@ impl TensorSpec {
                  cluster.chunk_bytes, cut the tensor into several, or use adam_w"
             ));
         }
-        if self.mode != Mode::Sync {
-            return unsupported(format!("mode {:?} is not served yet; use sync", self.mode));
+        if let Some(what) = self.mode_fault() {
+            return unsupported(what);
         }
         if self.dynamic && self.optimizer.rule != Rule::Assign {
             return unsupported("a dynamic tensor has nothing to update; use the rule assign".into());

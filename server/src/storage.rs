@@ -259,18 +259,13 @@ impl Storage {
         tensor.iter_mut().for_each(|stored| stored.trust = trust);
     }
 
-    /// Chunks of one tensor get another rule from a round on: all of them, or none on error.
-    pub fn change_rule(
-        &mut self,
-        chunks: &[u32],
-        from_round: u64,
-        to: Optimizer,
-    ) -> Result<(), StorageError> {
-        for &chunk in chunks {
+    /// Chunks of one tensor get another rule, each from a round on: all of them, or none on error.
+    pub fn change_rule(&mut self, chunks: &[(u32, u64)], to: Optimizer) -> Result<(), StorageError> {
+        for &(chunk, from_round) in chunks {
             let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.has_room(from_round)?;
         }
-        for &chunk in chunks {
+        for &(chunk, from_round) in chunks {
             let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.change(from_round, to)?;
         }

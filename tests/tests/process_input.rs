@@ -129,7 +129,7 @@ fn declarations_that_cannot_be_served() {
     let good = || TensorSpec::f32(20, 8, Optimizer::sgd(0.1, 0.0, 0.0));
     let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
     let one_bit = Compression::of(Codec::OneBit);
-    let wrong: [(TensorSpec, &str); 12] = [
+    let wrong: [(TensorSpec, &str); 13] = [
         (TensorSpec::of(Dtype::F16, 20, 8, Optimizer::sum()).compressed(one_bit), "encodes f32, not f16"),
         (TensorSpec::dynamic_f32(20, 8).compressed(one_bit), "needs a fixed length"),
         (good().compressed(Compression::of(Codec::TopK { share: 0.9 })), "at most 0.5"),
@@ -138,7 +138,8 @@ fn declarations_that_cannot_be_served() {
             "takes the rules sum and assign without average; use one of them",
         ),
         (TensorSpec { dtype: Dtype::I64, ..good() }, "dtype i64"),
-        (TensorSpec { mode: Mode::Async, ..good() }, "is not served yet; use sync"),
+        (TensorSpec::dynamic_f32(20, 4).in_mode(Mode::Async), "use mode sync"),
+        (good().with_backup(1), "cluster.deterministic = false"),
         (TensorSpec { elements: 0, ..good() }, "has no elements"),
         (TensorSpec { elements: u64::MAX, ..good() }, "too large"),
         (TensorSpec { name: "n".repeat(257), ..good() }, "at most 256"),

@@ -35,6 +35,18 @@ pub enum OpError {
         /// Workers whose landings are under way (the first few).
         readers: Vec<Rank>,
     },
+    /// A bounded tensor's slowest workers did not catch up in time.
+    #[error("tensor {}: this worker has made {made} contributions, and workers {} did not come within the tensor's bound of that in {waited_ms} ms; look at their logs and at `gradwire status` (stuck, slower than the others, or ended before them), raise the bound, or raise deadlines.operation_ms", chunk.key, ranks(behind))]
+    Behind {
+        /// A chunk of the tensor.
+        chunk: ChunkId,
+        /// This worker's contributions to the tensor when it asked.
+        made: u64,
+        /// How long the operation waited.
+        waited_ms: u64,
+        /// Workers that are too far behind (the first few).
+        behind: Vec<Rank>,
+    },
     /// Servers did not answer at all.
     #[error(
         "tensor {key}: no answer from server {} within {waited_ms} ms; it is alive for the scheduler but its data path is stuck or slow: look at its log, try the way to it with `gradwire doctor`, or raise deadlines.operation_ms",
@@ -261,9 +273,10 @@ impl ClientError {
             | Self::Wait(WaitError::Deadline { .. })
             | Self::Declare(DeclareError::Deadline { .. }) => ExitCode::Deadline,
             Self::Op(error) => match error {
-                OpError::Deadline { .. } | OpError::StillRead { .. } | OpError::NoAnswer { .. } => {
-                    ExitCode::Deadline
-                }
+                OpError::Deadline { .. }
+                | OpError::Behind { .. }
+                | OpError::StillRead { .. }
+                | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
@@ -297,6 +310,7 @@ mod tests {
         let ranks = vec![Rank(2), Rank(5)];
         let errors = [
             OpError::Deadline { chunk, round, waited_ms, missing: ranks.clone() },
+            OpError::Behind { chunk, made: round, waited_ms, behind: ranks.clone() },
             OpError::StillRead { chunk, round, waited_ms, readers: ranks.clone() },
             OpError::NoAnswer { key: chunk.key, servers: ranks, waited_ms },
         ];

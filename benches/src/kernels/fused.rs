@@ -7,6 +7,7 @@ use gradwire_server::engine::{Addend, ChunkSpec, Onto, Source};
 use gradwire_server::storage::{Cells, Round, Storage, Views};
 use proto_common::codec::Codec;
 use proto_common::ids::{ChunkId, Rank};
+use proto_common::mode::Mode;
 
 /// Where a server reads contributions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,8 @@ impl Fused {
                 dtype: subject.dtype,
                 codec: Codec::Plain,
                 optimizer: subject.optimizer,
+                mode: Mode::Sync,
+                backup_workers: 0,
             })
             .collect();
         let slots = chunks.len() as u32 * subject.contributions;

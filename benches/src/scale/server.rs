@@ -9,7 +9,6 @@ use gradwire_server::engine::{
     BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, LaneStats, ResultBlock,
 };
 use proto_common::batch::{BatchKind, BlockData, SlotGrant};
-use proto_common::codec::Codec;
 use proto_common::ids::{Incarnation, Lane, Rank};
 use proto_common::limits::{RESULT_SLOT_BYTES, RESULTS_PER_LANE};
 use proto_common::shard_map::ShardMap;
@@ -54,9 +53,7 @@ impl Server {
         let mut specs = Vec::new();
         for tensor in shape.tensors() {
             for (span, _) in map.placed_chunks(tensor.key).filter(|(_, holder)| *holder == Rank(rank)) {
-                let (dtype, optimizer) = (tensor.dtype, tensor.optimizer);
-                let (dynamic, codec) = (false, Codec::Plain);
-                specs.push(ChunkSpec { id: span.id, bytes: span.bytes, dynamic, dtype, codec, optimizer });
+                specs.push(ChunkSpec::of(&tensor, &span));
             }
         }
         engine.assign(EPOCH, &specs);

@@ -168,6 +168,7 @@ impl Worker {
                 round: if payload { self.round } else { 0 },
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,
+                by_chunk: false,
                 parts,
             };
             self.engine.submit(&submit, turn.now_ms(), &mut self.commands);
@@ -209,7 +210,11 @@ impl Worker {
                 Command::Close { server, reason } => {
                     outcome = Err(ModelError::Closed { worker: self.rank, server, reason });
                 }
-                Command::Place { .. } | Command::Landed { .. } | Command::Shown { .. } => {
+                Command::Place { .. }
+                | Command::Landed { .. }
+                | Command::Version { .. }
+                | Command::Late { .. }
+                | Command::Shown { .. } => {
                     outcome = Err(ModelError::NotModelled { what: "a payload outside of slots" });
                 }
             }

@@ -124,6 +124,7 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
     match error {
         OpError::Deadline { .. } => (Kind::Deadline, "round_deadline"),
         OpError::StillRead { .. } => (Kind::Deadline, "still_read"),
+        OpError::Behind { .. } => (Kind::Deadline, "behind"),
         OpError::NoAnswer { .. } => (Kind::Deadline, "no_answer"),
         OpError::Died(_) => (Kind::Died, "died"),
         OpError::Broken { .. } => (Kind::Died, "broken"),

@@ -203,3 +203,27 @@ def case_states_are_saved_and_loaded():
     kv = new()
     kv.set_optimizer(MAPPED["adam"]())
     raises("GRADWIRE_MXNET_UPDATE=workers", lambda: kv.save_optimizer_states("nowhere"))
+
+
+def case_asynchronous_updates():
+    kv = new("gradwire_async")
+    kv.init("early", mx.nd.zeros(SHAPE))
+    raises("needs an optimizer", lambda: kv.push("early", mx.nd.ones(SHAPE)))
+    kv.set_optimizer(O.SGD(learning_rate=0.5))
+    kv.init("w", mx.nd.ones(SHAPE) * 3)
+    out = mx.nd.zeros(SHAPE)
+    for turn in range(1, 6):
+        kv.push("w", mx.nd.ones(SHAPE))
+        kv.pull("w", out=out)
+        least, most = 3 - 0.5 * turn * kv.num_workers, 3 - 0.5 * turn
+        seen = out.asnumpy()
+        # This worker's own are in it; of the others' any number: those ahead, too.
+        assert (seen <= most).all() and (seen >= 3 - 0.5 * 5 * kv.num_workers).all(), (turn, seen[0, 0], least)
+    kv._barrier()
+    kv.pull("w", out=out)
+    assert (out.asnumpy() == 3 - 0.5 * 5 * kv.num_workers).all(), "none is lost, none is applied twice"
+    # A worker that pushes alone waits for nobody.
+    if kv.rank == 0:
+        kv.push("early", mx.nd.ones(SHAPE))
+        kv.pull("early", out=out)
+        assert (out.asnumpy() == -0.5).all()

@@ -10,7 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum OpKind {
-    /// Contribute to a round; acknowledged when the round is published.
+    /// Contribute to a round; acknowledged when the round is published. Outside mode sync a contribution is applied by
+    /// itself, and then acknowledged.
     Push = 1,
     /// Land the published weights of version `round` or later.
     Pull = 2,
@@ -85,6 +86,12 @@ pub enum Status {
     Granted = 11,
     /// The payload is not what the tensor's codec makes: nothing of it was taken, and the operation's number is used up.
     Malformed = 12,
+    /// The worker has made more contributions to a bounded tensor than the slowest one may be behind: the payload lists
+    /// the ranks (u32) that did not catch up in time.
+    DeadlineBehind = 13,
+    /// As [`Status::Done`], to a contribution to a round that had ended without it, as rounds of tensors with backup
+    /// workers do: it was dropped.
+    Late = 14,
 }
 
 impl Status {
@@ -105,6 +112,8 @@ impl Status {
             10 => Self::Corrupt,
             11 => Self::Granted,
             12 => Self::Malformed,
+            13 => Self::DeadlineBehind,
+            14 => Self::Late,
             _ => return None,
         })
     }
@@ -215,7 +224,8 @@ pub struct Block {
     pub status: Status,
     /// The worker's operation number on the key.
     pub operation: Operation,
-    /// Request: the round contributed to, or the least version wanted. Result: the version published.
+    /// Request: the round contributed to, or the least version wanted; outside mode sync the worker's contributions so
+    /// far, counting this one. Result: the version published, and that landed.
     pub round: u64,
     /// Payload bytes.
     pub bytes: u64,

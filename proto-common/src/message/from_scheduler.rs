@@ -3,6 +3,7 @@
 use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
+use crate::mode::Mode;
 use crate::shard_map::MapUpdate;
 use crate::tensor::{RuleChange, TensorError};
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,10 @@ pub struct ClusterShape {
     pub lanes: u16,
     /// Reduce in rank order.
     pub deterministic: bool,
+    /// The mode of tensors that do not say theirs.
+    pub mode: Mode,
+    /// Workers whose contribution a round does not wait for, of tensors that do not say it.
+    pub backup_workers: u32,
     /// Members send a heartbeat this often.
     pub heartbeat_ms: u64,
     /// A member silent for this long is dead.

@@ -18,7 +18,7 @@ pub(super) const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
 /// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
-pub(super) const TENSOR_BYTES: usize = 96;
+pub(super) const TENSOR_BYTES: usize = 104;
 const RANGE_BYTES: usize = 24;
 
 /// An answer that is due: to whom, to which request, what.
@@ -93,7 +93,7 @@ struct Waiter {
 /// All declared tensors.
 #[derive(Debug)]
 pub(super) struct Declarations {
-    chunk_bytes: u64,
+    shape: ClusterShape,
     tensors: BTreeMap<Key, Entry>,
     pending: BTreeMap<Epoch, Pending>,
     waiters: Vec<Waiter>,
@@ -104,7 +104,7 @@ pub(super) struct Declarations {
 impl Declarations {
     pub(super) fn new(shape: &ClusterShape) -> Self {
         Self {
-            chunk_bytes: shape.chunk_bytes,
+            shape: *shape,
             tensors: BTreeMap::new(),
             pending: BTreeMap::new(),
             waiters: Vec::new(),
@@ -168,7 +168,7 @@ impl Declarations {
             return Err(TensorError::Unsupported { key, what }.into());
         };
         match &entry.state {
-            State::Ready => Ok(entry.spec.validate_change(change, self.chunk_bytes)?),
+            State::Ready => Ok(entry.spec.validate_change(change, self.shape.chunk_bytes)?),
             State::Pending => {
                 let what =
                     "servers are still allocating it; change its rule once its declaration is answered";
@@ -273,12 +273,13 @@ impl Declarations {
         let mut seen = BTreeSet::new();
         let mut fresh = Vec::new();
         for spec in tensors {
+            let spec = spec.settled(&self.shape);
             if !seen.insert(spec.key) {
                 return Err(DeclareError::Duplicate { key: spec.key });
             }
             match self.tensors.get(&spec.key) {
                 None => {
-                    spec.validate(self.chunk_bytes)?;
+                    spec.validate_in(&self.shape)?;
                     fresh.push(spec);
                 }
                 Some(entry) if entry.spec == spec => {}
@@ -298,12 +299,12 @@ impl Declarations {
     fn place(&mut self, fresh: Vec<TensorSpec>, epoch: Epoch) -> Result<MapUpdate, DeclareError> {
         let mut chunks = 0u64;
         for spec in &fresh {
-            chunks = chunks.saturating_add(spec.chunk_count(self.chunk_bytes));
+            chunks = chunks.saturating_add(spec.chunk_count(self.shape.chunk_bytes));
             if chunks > CHUNKS_MAX {
                 return Err(TensorError::TooLarge { key: spec.key, elements: spec.elements }.into());
             }
         }
-        let ranges = assign(&fresh, &self.loads, self.chunk_bytes);
+        let ranges = assign(&fresh, &self.loads, self.shape.chunk_bytes);
         fits_a_message(fresh.iter(), ranges.len())?;
         let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
         for range in &ranges {
@@ -323,8 +324,8 @@ impl Declarations {
 
     fn add_load(&mut self, spec: &TensorSpec, ranges: &[KeyRange]) {
         for range in ranges {
-            let start = u64::from(range.first.chunk.0).saturating_mul(self.chunk_bytes);
-            let end = start.saturating_add(u64::from(range.chunks).saturating_mul(self.chunk_bytes));
+            let start = u64::from(range.first.chunk.0).saturating_mul(self.shape.chunk_bytes);
+            let end = start.saturating_add(u64::from(range.chunks).saturating_mul(self.shape.chunk_bytes));
             let bytes = end.min(spec.bytes()).saturating_sub(start);
             if let Some(load) = self.loads.get_mut(range.server.0 as usize) {
                 *load = load.saturating_add(bytes);
@@ -374,7 +375,10 @@ fn fits_a_message<'a>(
 }
 
 fn describe(spec: &TensorSpec) -> String {
-    let TensorSpec { name, dtype, elements, compression, optimizer, mode, .. } = spec;
+    let TensorSpec { name, dtype, elements, compression, optimizer, .. } = spec;
     let most = if spec.dynamic { "at most " } else { "" };
-    format!("{name:?} with {most}{elements} elements of {dtype:?}, {compression:?}, {optimizer:?}, {mode:?}")
+    let (mode, backup) = (spec.settled_mode(), spec.settled_backup());
+    format!(
+        "{name:?} with {most}{elements} elements of {dtype:?}, {compression:?}, {optimizer:?}, mode {mode} with {backup} backup workers"
+    )
 }

@@ -96,6 +96,9 @@ impl LaneEngine {
             return (Status::DeadlineWaiting, vec![Rank(0)]);
         }
         let chunk = &self.chunks[index as usize];
+        if let Some(late) = chunk.loose_late(waiter) {
+            return late;
+        }
         let (chunks, known) = match (chunk.stage, chunk.group) {
             // It is the others of its tensor that lack contributions.
             (Stage::Norms, Some(group)) => (self.groups[group as usize].chunks.clone(), &mut found.tensor),

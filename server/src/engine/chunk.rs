@@ -3,12 +3,15 @@
 
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
+use super::mode::Tally;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
+use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::cmp::Ordering;
 use std::ops::RangeInclusive;
 
@@ -27,9 +30,28 @@ pub struct ChunkSpec {
     pub codec: Codec,
     /// Its update rule.
     pub optimizer: Optimizer,
+    /// How contributions become versions.
+    pub mode: Mode,
+    /// Workers whose contribution a round does not wait for, in mode sync.
+    pub backup_workers: u32,
 }
 
 impl ChunkSpec {
+    /// A chunk of a declared tensor.
+    #[must_use]
+    pub fn of(tensor: &TensorSpec, span: &ChunkSpan) -> Self {
+        Self {
+            id: span.id,
+            bytes: span.bytes,
+            dynamic: tensor.dynamic,
+            dtype: tensor.dtype,
+            codec: tensor.compression.codec,
+            optimizer: tensor.optimizer,
+            mode: tensor.settled_mode(),
+            backup_workers: tensor.settled_backup(),
+        }
+    }
+
     /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.
     #[must_use]
     pub fn payload_bytes(&self, bytes: u64) -> u64 {
@@ -102,6 +124,8 @@ pub(super) enum Turn {
     Later,
     /// This rank contributed to this round already.
     Repeated,
+    /// The round has ended, or is complete, without this rank.
+    Late,
 }
 
 /// What the round being collected waits for.
@@ -131,6 +155,10 @@ pub(super) struct Chunk {
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
     versions: [RangeInclusive<u64>; 2],
     pub(super) initialised: bool,
+    /// Contributions that make a version.
+    pub(super) needed: u32,
+    /// Where versions are not rounds of everybody.
+    pub(super) tally: Option<Box<Tally>>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
     pub(super) contributed: RankSet,
     pub(super) stage: Stage,
@@ -164,6 +192,8 @@ impl Chunk {
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
             initialised: false,
+            needed: Self::needed(&spec, workers),
+            tally: Tally::of(&spec, workers),
             contributed: RankSet::new(workers),
             stage: Stage::default(),
             group: None,
@@ -252,6 +282,7 @@ impl Chunk {
         self.bad = self.bad << 1 | u64::from(weights.is_none());
         self.stage = Stage::Contributions;
         self.contributed.clear();
+        self.end_applying(weights.is_some());
     }
 
     /// Has everybody contributed to the round being collected?
@@ -325,8 +356,12 @@ impl Chunk {
     }
 
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
-    /// has to be tried again waits for these. None while it is readers that hold the round up.
+    /// has to be tried again waits for these. None while it is readers that hold the round up, and none where contributions
+    /// wait for no others.
     pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
+        if self.is_loose() {
+            return Vec::new();
+        }
         let round = self.round();
         let absent = |rank: &Rank| {
             self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
@@ -338,6 +373,9 @@ impl Chunk {
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
         if self.stage != Stage::Contributions || self.initialising() {
             return None;
+        }
+        if self.is_loose() {
+            return self.take_loose();
         }
         let round = self.round();
         if !deterministic {

@@ -11,7 +11,7 @@ use proto_common::ids::Rank;
 use std::cmp::Ordering;
 
 /// Rounds ahead of the one being collected that a worker's contributions are kept for.
-const ROUNDS_AHEAD_MAX: u64 = 4;
+pub(super) const ROUNDS_AHEAD_MAX: u64 = 4;
 
 /// What an operation waits for once it is taken.
 pub(super) enum Taken {
@@ -129,7 +129,7 @@ impl LaneEngine {
         let turn = self.turn(index, peer, block.round)?;
         let chunk = &mut self.chunks[index as usize];
         let bytes = chunk.spec.plain_bytes(block.bytes);
-        if turn != Turn::Repeated {
+        if matches!(turn, Turn::Now | Turn::Later) {
             if !chunk.agrees(block.round, bytes) {
                 return Err(Status::WrongShape);
             }
@@ -138,6 +138,11 @@ impl LaneEngine {
         match (turn, from) {
             (Turn::Repeated, _) => {
                 self.stats.duplicates += 1;
+                self.pass_over(index, peer, from);
+            }
+            (Turn::Late, _) => {
+                self.stats.late += 1;
+                chunk.mark_late(peer, block.round);
                 self.pass_over(index, peer, from);
             }
             (Turn::Now, Payload::Here(source)) => {
@@ -166,8 +171,12 @@ impl LaneEngine {
     /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
     fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
         let chunk = &self.chunks[index as usize];
+        if chunk.is_loose() {
+            return chunk.loose_turn(peer, round);
+        }
         Ok(match round.cmp(&chunk.round()) {
-            Ordering::Less => Turn::Repeated,
+            Ordering::Less => chunk.late_turn(),
+            Ordering::Equal if chunk.misses(peer) => Turn::Late,
             Ordering::Equal => chunk.turn(peer, self.config.deterministic),
             Ordering::Greater if round > chunk.round() + ROUNDS_AHEAD_MAX => return Err(Status::Retry),
             Ordering::Greater if chunk.holds(peer, round) => Turn::Repeated,
@@ -221,7 +230,8 @@ impl LaneEngine {
             None => Onto::Sum,
         };
         chunk.contributed.insert(rank);
-        let last = chunk.contributed.len() == self.config.workers;
+        chunk.begin_applying(held);
+        let last = chunk.contributed.len() == chunk.needed;
         if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
             chunk.first = Some(held);
             return;
@@ -294,6 +304,7 @@ impl LaneEngine {
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
+            self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {
                 Some(held) => self.reduce(index, held, out),

@@ -67,6 +67,27 @@ impl HeldSet {
         self.sorted.iter().skip(first).take_while(move |held| held.round == round)
     }
 
+    pub(super) fn of_rank(&self, rank: Rank) -> impl Iterator<Item = &Held> {
+        self.sorted.iter().filter(move |held| held.rank == rank)
+    }
+
+    /// Takes the first that has arrived and, of its rank, is the first of all and `is_next`.
+    pub(super) fn take_in_turn(&mut self, is_next: impl Fn(&Held) -> bool) -> Option<Held> {
+        let is_first =
+            |at: usize, held: &Held| self.sorted.iter().take(at).all(|other| other.rank != held.rank);
+        let mut all = self.sorted.iter().enumerate();
+        let found = all.find(|(at, held)| held.arrived && is_next(held) && is_first(*at, held));
+        let (at, _) = found?;
+        self.sorted.remove(at)
+    }
+
+    /// Takes one that has arrived and is for a round before this one.
+    pub(super) fn take_before(&mut self, round: u64) -> Option<Held> {
+        let mut before = self.sorted.iter().take_while(|held| held.round < round);
+        let at = before.position(|held| held.arrived)?;
+        self.sorted.remove(at)
+    }
+
     /// Takes a rank's contribution to a round, if it has arrived.
     pub(super) fn take(&mut self, round: u64, rank: Rank) -> Option<Held> {
         let at = self.find(round, rank).filter(|at| self.sorted[*at].arrived)?;

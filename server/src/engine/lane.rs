@@ -68,6 +68,8 @@ pub struct LaneStats {
     pub answers: u64,
     /// Duplicates recognised and not applied.
     pub duplicates: u64,
+    /// Contributions that came when their round was over, and were dropped.
+    pub late: u64,
     /// Contributions that came before their turn and were copied.
     pub spills: u64,
     /// Contributions read out of workers' memory.
@@ -189,6 +191,12 @@ impl LaneEngine {
     pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
         let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
         chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
+    }
+
+    /// Can a worker know which of a tensor's rounds are open? Only where none ends without it.
+    #[must_use]
+    pub fn has_common_rounds(&self, key: Key) -> bool {
+        self.chunks.iter().find(|chunk| chunk.spec.id.key == key).is_none_or(|chunk| chunk.tally.is_none())
     }
 
     /// The life of a connected worker; zero of one that is not.
@@ -380,6 +388,7 @@ impl LaneEngine {
             Err(status) => {
                 // What follows it on the key is no gap.
                 self.chunks[index as usize].mark_taken(peer, block.operation);
+                self.chunks[index as usize].count_refused(peer, block);
                 self.refuse(peer, block, status);
                 // It may be what others waited for.
                 self.settle(index, out);
@@ -420,7 +429,7 @@ impl LaneEngine {
                 state.unanswered -= replaced.min(state.unanswered);
             }
         }
-        chunk.least_awaited = chunk.least_awaited.min(version);
+        chunk.least_awaited = chunk.least_awaited.min(chunk.first_look(version));
         chunk.waiters.push(Waiter {
             rank: peer,
             op: block.op,
@@ -437,25 +446,26 @@ impl LaneEngine {
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let Self { chunks, peers, dirty, stats, .. } = self;
         let chunk = &mut chunks[index as usize];
-        if chunk.version < chunk.least_awaited || chunk.initialising() || chunk.is_judged() {
+        if chunk.reached() < chunk.least_awaited || chunk.initialising() || chunk.is_judged() {
             return;
         }
         let mut waiters = std::mem::take(&mut chunk.waiters);
         chunk.least_awaited = u64::MAX;
         waiters.retain(|waiter| {
             let initialised = waiter.op != OpKind::Init || chunk.initialised;
-            if chunk.version < waiter.version || !initialised {
-                chunk.least_awaited = chunk.least_awaited.min(waiter.version);
+            let awaits = chunk.awaits(waiter).or((!initialised).then_some(waiter.version));
+            if let Some(least) = awaits {
+                chunk.least_awaited = chunk.least_awaited.min(least);
                 return true;
             }
-            let bad = waiter.op.contributes() && chunk.is_bad(waiter.version);
+            let status = chunk.ending(waiter);
+            let bad = status == Status::BadValue;
             // Nothing to write where the version in force is empty.
             if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0 && !bad) {
                 chunk.size(index, chunk.live_bytes(), out);
                 chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
                 out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
             }
-            let status = if bad { Status::BadValue } else { Status::Done };
             let mut block = answer_block(&chunk.spec, waiter, status, chunk.version);
             if waiter.view && !bad {
                 chunk.show(waiter.rank, waiter.operation);

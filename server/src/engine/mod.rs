@@ -11,6 +11,7 @@ mod flow;
 mod held;
 mod lane;
 mod lengths;
+mod mode;
 mod norms;
 mod peer;
 mod placed;

@@ -1,4 +1,5 @@
-//! A tensor's rule changes: at one round on all of its chunks, or not at all on this lane.
+//! A tensor's rule changes: at one round on all of its chunks, or not at all on this lane. Where no worker knows which
+//! rounds are open, each chunk changes with its next one.
 
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
@@ -8,10 +9,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Gives a tensor another rule from a round on. Nothing changes where a chunk is past it.
     pub fn change_rule(&mut self, change: &RuleChange) -> Result<(), LaneError> {
         let RuleChange { key, from_round: round, optimizer } = *change;
-        if self.engine.rounds_of(key).any(|(_, open)| round < open) {
-            return Err(LaneError::RuleTooLate { key, round });
+        let mut chunks: Vec<(u32, u64)> = self.engine.rounds_of(key).collect();
+        if self.engine.has_common_rounds(key) {
+            if chunks.iter().any(|(_, open)| round < *open) {
+                return Err(LaneError::RuleTooLate { key, round });
+            }
+            chunks.iter_mut().for_each(|(_, from)| *from = round);
         }
-        let chunks: Vec<u32> = self.engine.rounds_of(key).map(|(chunk, _)| chunk).collect();
-        Ok(self.storage.change_rule(&chunks, round, optimizer)?)
+        Ok(self.storage.change_rule(&chunks, optimizer)?)
     }
 }

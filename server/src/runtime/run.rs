@@ -390,15 +390,7 @@ impl Serving<'_> {
         for spec in &update.tensors {
             let mine = map.placed_chunks(spec.key).filter(|(_, server)| *server == self.welcome.rank);
             for (span, _) in mine {
-                let chunk = ChunkSpec {
-                    id: span.id,
-                    bytes: span.bytes,
-                    dynamic: spec.dynamic,
-                    dtype: spec.dtype,
-                    codec: spec.compression.codec,
-                    optimizer: spec.optimizer,
-                };
-                lanes[usize::from(map.lane_of(span.id).0)].push(chunk);
+                lanes[usize::from(map.lane_of(span.id).0)].push(ChunkSpec::of(spec, &span));
             }
         }
         let epoch = update.epoch;

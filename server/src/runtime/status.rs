@@ -23,6 +23,7 @@ pub(super) struct ServerStatus {
     pub(super) rounds: u64,
     pub(super) answers: u64,
     pub(super) duplicates: u64,
+    pub(super) late: u64,
     pub(super) spills: u64,
     pub(super) fetches: u64,
     pub(super) in_place: u64,
@@ -56,6 +57,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         status.rounds += stats.rounds;
         status.answers += stats.answers;
         status.duplicates += stats.duplicates;
+        status.late += stats.late;
         status.spills += stats.spills;
         status.fetches += stats.fetches;
         status.in_place += stats.in_place;
@@ -103,13 +105,16 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 18] = [
+const COUNTERS: [(&str, &str, Read); 19] = [
     ("gradwire_server_batches_total", "Batches taken from workers.", |s| s.batches),
     ("gradwire_server_contributions_total", "Contributions reduced, one a chunk.", |s| s.contributions),
     ("gradwire_server_contribution_bytes_total", "Payload bytes of contributions.", |s| s.contribution_bytes),
     ("gradwire_server_rounds_total", "Rounds published, one a chunk.", |s| s.rounds),
     ("gradwire_server_answers_total", "Operations answered.", |s| s.answers),
     ("gradwire_server_duplicates_total", "Duplicates recognised and not applied.", |s| s.duplicates),
+    ("gradwire_server_late_total", "Contributions dropped because their round was over, one a chunk.", |s| {
+        s.late
+    }),
     ("gradwire_server_spills_total", "Contributions copied because they came before their turn.", |s| {
         s.spills
     }),

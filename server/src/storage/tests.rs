@@ -3,6 +3,7 @@
 use super::*;
 use proto_common::batch::{Block, BlockData, OpKind, Reading, Status};
 use proto_common::ids::{ChunkId, Operation};
+use proto_common::mode::Mode;
 
 const ELEMENTS: usize = 1000;
 const SLOT_BYTES: u64 = 8 << 10;
@@ -33,7 +34,18 @@ fn storage() -> Storage {
     for (index, codec) in [Codec::Plain].into_iter().chain(codecs()).enumerate() {
         let (id, dtype, optimizer) = (ChunkId::new(1, index as u32), Dtype::F32, Optimizer::assign());
         let bytes = 4 * ELEMENTS as u64;
-        storage.add(&ChunkSpec { id, bytes, dynamic: false, dtype, codec, optimizer }).unwrap();
+        storage
+            .add(&ChunkSpec {
+                id,
+                bytes,
+                dynamic: false,
+                dtype,
+                codec,
+                optimizer,
+                mode: Mode::Sync,
+                backup_workers: 0,
+            })
+            .unwrap();
     }
     storage
 }
@@ -81,7 +93,18 @@ fn of_contributions(dtype: Dtype, together: bool, third: bool) -> Vec<u8> {
     let rule = if dtype.is_integer() { Optimizer::sum() } else { Optimizer::sgd(0.5, 0.9, 0.0) };
     let id = ChunkId::new(1, 0);
     let codec = Codec::Plain;
-    storage.add(&ChunkSpec { id, bytes, dynamic: false, dtype, codec, optimizer: rule }).unwrap();
+    storage
+        .add(&ChunkSpec {
+            id,
+            bytes,
+            dynamic: false,
+            dtype,
+            codec,
+            optimizer: rule,
+            mode: Mode::Sync,
+            backup_workers: 0,
+        })
+        .unwrap();
     for slot in 0..3 {
         let values: Vec<u8> = (0..bytes).map(|at| ((at * 7 + slot * 5) % 37) as u8).collect();
         storage.inbox.region.write(slot * SLOT_BYTES, &values).unwrap();
@@ -170,10 +193,10 @@ fn what_no_codec_makes_is_marked_and_nothing_else() {
 fn a_change_that_one_chunk_has_no_room_for_changes_no_chunk() {
     let mut storage = storage();
     let mut taken = 0;
-    while storage.change_rule(&[1], 100 + taken, Optimizer::sum()).is_ok() {
+    while storage.change_rule(&[(1, 100 + taken)], Optimizer::sum()).is_ok() {
         taken += 1;
     }
-    let refused = storage.change_rule(&[0, 1], 1, Optimizer::sgd(1.0, 0.0, 0.0));
+    let refused = storage.change_rule(&[(0, 1), (1, 1)], Optimizer::sgd(1.0, 0.0, 0.0));
     assert!(matches!(refused, Err(StorageError::TooManyChanges(_))), "{refused:?}");
     let ones: Vec<u8> = [1f32; ELEMENTS].iter().flat_map(|one| one.to_ne_bytes()).collect();
     storage.inbox.region.write(0, &ones).unwrap();

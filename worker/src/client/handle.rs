@@ -11,8 +11,15 @@ use std::time::{Duration, Instant};
 /// An operation that ended well, with the buffers it had.
 #[derive(Debug)]
 pub struct Ended {
-    /// The version that was published, or landed.
+    /// The version that was published, or landed. Outside mode sync each chunk has one of its own, which counts the
+    /// contributions to it that are in force: this is the least of them.
     pub version: Version,
+    /// The version of each chunk, in order, where the tensor was [`Tensor::with_chunk_versions`].
+    pub chunk_versions: Option<Vec<Version>>,
+    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
+    /// with backup workers. Their weights are newer than the round's, and the next contribution is to the round behind
+    /// them.
+    pub late_chunks: u32,
     /// The gradient's buffer, where it was one of the client's registered memory and nobody else had it.
     pub source: Option<TensorBuffer>,
     /// The gradient's buffer, where it was one of the trainer's own.
@@ -122,8 +129,9 @@ impl Handle {
                 Err(ClientError::Torn { key, oldest: version, newest: self.state.newest() })
             }
             Some(Ok(version)) => {
-                let OpBuffers { source, user, target, shown, shared, .. } =
+                let OpBuffers { source, user, target, shown, shared, versions, .. } =
                     self.state.take_buffers().unwrap_or_default();
+                let (late_chunks, chunk_versions) = (self.state.late_chunks(), versions.map(in_order));
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
                 let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
                 let target = target.map(TensorBuffer::new);
@@ -140,7 +148,16 @@ impl Handle {
                     (None, target) => (target, None),
                 };
                 self.states.give_back(self.state);
-                Ok(Ended { version, source, user, target, weights, landed_bytes })
+                Ok(Ended {
+                    version,
+                    chunk_versions,
+                    late_chunks,
+                    source,
+                    user,
+                    target,
+                    weights,
+                    landed_bytes,
+                })
             }
             Some(Err(error)) => Err(error.into()),
             None => {
@@ -149,4 +166,10 @@ impl Handle {
             }
         }
     }
+}
+
+/// Chunks' versions by their place in the tensor.
+fn in_order(mut versions: Vec<(u64, Version)>) -> Vec<Version> {
+    versions.sort_unstable();
+    versions.into_iter().map(|(_, version)| version).collect()
 }

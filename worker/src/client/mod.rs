@@ -139,7 +139,7 @@ impl Client {
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         let (chunk_bytes, most) = (self.0.shape.chunk_bytes, together::in_flight_max(&self.0.settings));
         for spec in specs {
-            spec.validate(chunk_bytes).map_err(DeclareError::from)?;
+            spec.clone().settled(&self.0.shape).validate_in(&self.0.shape).map_err(DeclareError::from)?;
             together::fits_alone(spec, chunk_bytes, most).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
@@ -172,6 +172,9 @@ impl Client {
     /// from that round on, which is returned. One worker's call is enough. What the rule before kept stays where the new
     /// one keeps the same (see [`RuleChange`]). Meanwhile this worker's other operations on the tensor wait. An error that
     /// is not the caller's leaves open whether servers took it: call again.
+    ///
+    /// Outside mode sync, and with backup workers, each chunk has the new rule from the contribution, or the round, that
+    /// comes next there; what any worker sends after this has returned is under it, and the number returned says nothing.
     pub fn change_rule(&self, tensor: &Tensor, optimizer: Optimizer) -> Result<u64, ClientError> {
         let key = tensor.key();
         if !tensor.is_of(self.0.incarnation) {

@@ -7,16 +7,20 @@ use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{Shown, Viewing};
 use proto_common::batch::OpKind;
-use proto_common::ids::{Incarnation, Key, Operation, Rank};
+use proto_common::ids::{Incarnation, Key, Operation, Rank, Version};
 use proto_common::plan::Placement;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::TensorSpec;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A declared tensor. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Tensor(Arc<Declared>);
+pub struct Tensor {
+    declared: Arc<Declared>,
+    /// Operations tell the version of each chunk.
+    by_chunk: bool,
+}
 
 #[derive(Debug)]
 struct Declared {
@@ -27,6 +31,8 @@ struct Declared {
     coded: Option<CodedTensor>,
     numbers: Mutex<Numbers>,
     viewing: Viewing,
+    /// The newest version that an operation brought, where rounds go on without this worker.
+    seen: Option<Arc<AtomicU64>>,
     /// A place in [`Placement::ALL`].
     placement: AtomicU8,
 }
@@ -45,9 +51,11 @@ impl Numbers {
         self.rounds
     }
 
-    /// Number and round of the next operation. A pull wants what this worker contributed to last.
-    pub(super) fn next(&mut self, kind: OpKind) -> (Operation, u64) {
+    /// Number and round of the next operation. A pull wants what this worker contributed to last. Where rounds went on
+    /// without this worker up to one it has `seen`, it goes on behind that.
+    pub(super) fn next(&mut self, kind: OpKind, seen: u64) -> (Operation, u64) {
         self.operations += 1;
+        self.rounds = self.rounds.max(seen);
         self.rounds += u64::from(kind.contributes());
         let round = if kind == OpKind::Init { 0 } else { self.rounds };
         (Operation(self.operations), round)
@@ -72,71 +80,91 @@ impl Tensor {
         let coded = encoder.as_ref().map(|encoder| CodedTensor::new(encoder, &lanes));
         let numbers = Mutex::new(Numbers { encoder, ..Numbers::default() });
         let (spec, placement) = (spec.clone(), AtomicU8::default());
-        let viewing = Viewing::default();
-        Self(Arc::new(Declared { spec, owner, lanes, coded, numbers, viewing, placement }))
+        let goes_on = spec.settled_backup() > 0;
+        let seen = goes_on.then(Arc::default);
+        let common = spec.settled_mode().has_rounds() && !goes_on;
+        let viewing = if common { Viewing::default() } else { Viewing::by_operation() };
+        let declared = Declared { spec, owner, lanes, coded, numbers, viewing, seen, placement };
+        Self { declared: Arc::new(declared), by_chunk: false }
     }
 
     /// What was declared.
     #[must_use]
     pub fn spec(&self) -> &TensorSpec {
-        &self.0.spec
+        &self.declared.spec
     }
 
     /// Its key.
     #[must_use]
     pub fn key(&self) -> Key {
-        self.0.spec.key
+        self.declared.spec.key
     }
 
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.spec.bytes()
+        self.declared.spec.bytes()
     }
 
     /// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
-        self.0.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
+        self.declared.coded.as_ref().map_or(self.bytes(), CodedTensor::bytes)
+    }
+
+    /// The same tensor, whose operations tell the version of each chunk, too: [`super::Ended::chunk_versions`].
+    #[must_use]
+    pub fn with_chunk_versions(&self) -> Self {
+        Self { by_chunk: true, ..self.clone() }
+    }
+
+    /// Room for them, where they are asked for.
+    pub(super) fn chunk_versions(&self) -> Option<Vec<(u64, Version)>> {
+        self.by_chunk.then(|| Vec::with_capacity(self.lanes().iter().map(|parts| parts.len()).sum()))
+    }
+
+    /// The newest version that an operation brought, where rounds go on without this worker.
+    pub(super) fn seen(&self) -> Option<&Arc<AtomicU64>> {
+        self.declared.seen.as_ref()
     }
 
     /// What it needs for an operation that sends encoded bytes.
     pub(super) fn coded(&self, kind: OpKind) -> Option<&CodedTensor> {
-        self.0.coded.as_ref().filter(|_| kind.contributes())
+        self.declared.coded.as_ref().filter(|_| kind.contributes())
     }
 
     /// How contributions to it travel.
     #[must_use]
     pub fn placement(&self) -> Placement {
-        let number = usize::from(self.0.placement.load(Ordering::Relaxed));
+        let number = usize::from(self.declared.placement.load(Ordering::Relaxed));
         Placement::ALL.get(number).copied().unwrap_or_default()
     }
 
     pub(super) fn set_placement(&self, placement: Placement) {
-        self.0.placement.store(placement as u8, Ordering::Relaxed);
+        self.declared.placement.store(placement as u8, Ordering::Relaxed);
     }
 
     pub(super) fn is_of(&self, client: Incarnation) -> bool {
-        self.0.owner == client
+        self.declared.owner == client
     }
 
     pub(super) fn lanes(&self) -> &[Arc<[PartSpec]>] {
-        &self.0.lanes
+        &self.declared.lanes
     }
 
     /// What of its weights is read where it lies.
     pub(super) fn viewing(&self) -> &Viewing {
-        &self.0.viewing
+        &self.declared.viewing
     }
 
     /// An operation is about to ask for a view of it.
     pub(super) fn begin_view(&self, operation: Operation) -> Shown {
-        self.0.viewing.begin(operation, self.lanes().iter().map(|parts| parts.len()).sum())
+        self.declared.viewing.begin(operation, self.lanes().iter().map(|parts| parts.len()).sum())
     }
 
     /// May an operation on it be under way?
     pub(super) fn is_busy(&self) -> bool {
-        self.0.viewing.is_busy()
+        self.declared.viewing.is_busy()
     }
 
     /// Has a buffer of so many bytes the tensor's length, or is it `shorter` where it may be?
@@ -160,6 +188,6 @@ impl Tensor {
 
     /// Held from numbering an operation until all lanes have it, so that they all see one order.
     pub(super) fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.0.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.declared.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

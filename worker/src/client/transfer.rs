@@ -260,7 +260,9 @@ impl Client {
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
-        let (operation, round) = numbers.next(kind);
+        let seen = tensor.seen();
+        let (operation, round) = numbers.next(kind, seen.map_or(0, |seen| seen.load(Ordering::Acquire)));
+        (buffers.versions, buffers.seen) = (tensor.chunk_versions(), seen.cloned());
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
         let state = self.0.states.take(lanes, buffers);

@@ -66,6 +66,22 @@ pub enum Command {
         /// Newest version among its parts.
         newest: u64,
     },
+    /// A part has ended with this version; the operation's end follows.
+    Version {
+        /// The operation.
+        op: u64,
+        /// Bytes before the part in the tensor.
+        offset: u64,
+        /// The chunk's version.
+        version: u64,
+    },
+    /// So many of the operation's parts on this lane came too late for their round, and were dropped; its end follows.
+    Late {
+        /// The operation.
+        op: u64,
+        /// How many.
+        chunks: u32,
+    },
     /// All of the operation's parts on this lane have ended; its buffers are free as far as this lane goes.
     Done {
         /// The operation.

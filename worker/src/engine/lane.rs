@@ -229,6 +229,8 @@ impl LaneEngine {
             since_ms: now_ms,
             remaining: submit.parts.len() as u32,
             version: u64::MAX,
+            by_chunk: submit.by_chunk,
+            late: 0,
             landed: None,
             failed: false,
             told: None,
@@ -349,8 +351,13 @@ impl LaneEngine {
             return;
         }
         let failure = self.failure(server, &part, block, payload);
-        if block.status == Status::Done && !self.shown(server, &part, block, out) {
+        if matches!(block.status, Status::Done | Status::Late) && !self.shown(server, &part, block, out) {
             return;
+        }
+        if block.status == Status::Late
+            && let Some(op) = self.ops.get_mut(part.op)
+        {
+            op.late += 1;
         }
         let landing = block.landing.filter(|_| !block.view);
         if let (Some(landing), Some(op)) = (landing, self.ops.get_mut(part.op)) {
@@ -441,14 +448,18 @@ impl LaneEngine {
 
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
         match block.status {
-            Status::Done => None,
-            status @ (Status::DeadlineWaiting | Status::DeadlineReading) => {
+            Status::Done | Status::Late => None,
+            status @ (Status::DeadlineWaiting | Status::DeadlineReading | Status::DeadlineBehind) => {
                 let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
                 let ranks = listed(block, payload);
                 let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
                 let round = block.round.saturating_add(1);
                 Some(match status {
                     Status::DeadlineReading => OpError::StillRead { chunk, round, waited_ms, readers: ranks },
+                    Status::DeadlineBehind => {
+                        let made = self.ops.get(part.op).map_or(0, |op| op.round);
+                        OpError::Behind { chunk, made, waited_ms, behind: ranks }
+                    }
                     _ => OpError::Deadline { chunk, round, waited_ms, missing: ranks },
                 })
             }
@@ -481,6 +492,9 @@ impl LaneEngine {
         let Some(op) = self.ops.get_mut(part.op) else { return };
         op.remaining -= 1;
         op.version = op.version.min(version);
+        if op.by_chunk {
+            out.list.push(Command::Version { op: op.id, offset: spec.offset, version });
+        }
         if op.kind.lands() && failure.is_none() {
             self.stats.arrived(op.view, spec.bytes);
         }
@@ -497,6 +511,9 @@ impl LaneEngine {
             self.stats.done += u64::from(!op.failed);
             if let Some((bytes, newest)) = op.landed {
                 out.list.push(Command::Landed { op: op.id, bytes, newest });
+            }
+            if op.late > 0 {
+                out.list.push(Command::Late { op: op.id, chunks: op.late });
             }
             out.list.push(Command::Done { op: op.id, version: op.version });
         }

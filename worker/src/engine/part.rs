@@ -65,6 +65,8 @@ pub struct Submit<'a> {
     pub priority: i32,
     /// Time the operation has, from now.
     pub timeout_ms: u32,
+    /// The version of each chunk is to be told, and not of all the least only.
+    pub by_chunk: bool,
     /// Its chunks on this lane.
     pub parts: &'a [PartSpec],
 }
@@ -85,6 +87,10 @@ pub(super) struct Op {
     pub(super) since_ms: u64,
     pub(super) remaining: u32,
     pub(super) version: u64,
+    /// The version of each chunk is to be told.
+    pub(super) by_chunk: bool,
+    /// Parts that came too late for their round.
+    pub(super) late: u32,
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
     pub(super) landed: Option<(u64, u64)>,
     pub(super) failed: bool,

@@ -77,7 +77,7 @@ impl LaneEngine {
             BlockData::Placed => {
                 let Some(link) = self.links.get_mut(server.0 as usize) else { return };
                 let Some(KeyBuffer::Occupied { landing, keep }) = link.buffers.remove(&id) else { return };
-                if status == Status::Retry || (status == Status::Done && keep) {
+                if status == Status::Retry || (matches!(status, Status::Done | Status::Late) && keep) {
                     link.buffers.insert(id, KeyBuffer::Granted { landing, keep });
                 }
             }

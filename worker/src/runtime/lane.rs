@@ -12,7 +12,7 @@ use fabric::{
     Region, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, SlotGrant};
-use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
@@ -262,6 +262,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             round: submission.round,
             priority: submission.priority,
             timeout_ms: submission.timeout_ms,
+            by_chunk: submission.state.tells_chunks(),
             parts: &submission.parts,
         };
         let Submission { state, source, target, op, .. } = &submission;
@@ -373,6 +374,16 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     Command::Landed { op, bytes, newest } => {
                         if let Some(live) = self.live.get(&op) {
                             live.state.landed(bytes, newest);
+                        }
+                    }
+                    Command::Version { op, offset, version } => {
+                        if let Some(live) = self.live.get(&op) {
+                            live.state.chunk_version(offset, Version(version));
+                        }
+                    }
+                    Command::Late { op, chunks } => {
+                        if let Some(live) = self.live.get(&op) {
+                            live.state.late(chunks);
                         }
                     }
                     Command::Done { op, version } => {

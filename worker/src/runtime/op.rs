@@ -35,6 +35,10 @@ pub(crate) struct OpBuffers {
     pub(crate) busy: Option<Busy>,
     /// Of an operation that is shown weights where they lie.
     pub(crate) shown: Option<Shown>,
+    /// Where each chunk's version is asked for: the bytes before it, and its version.
+    pub(crate) versions: Option<Vec<(u64, Version)>>,
+    /// The newest version of the tensor that this worker was told of, where rounds go on without it.
+    pub(crate) seen: Option<Arc<AtomicU64>>,
 }
 
 #[derive(Default)]
@@ -67,6 +71,10 @@ pub struct OpState {
     landed_bytes: AtomicU64,
     /// The newest version among those.
     newest: AtomicU64,
+    /// Chunks whose contribution came too late for their round.
+    late_chunks: AtomicU32,
+    /// Each chunk's version is asked for.
+    tells_chunks: bool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -80,6 +88,7 @@ impl OpState {
 
     /// Its buffers are the operation's until it has ended.
     pub(super) fn fresh(lanes: u32, buffers: OpBuffers) -> Self {
+        let tells_chunks = buffers.versions.is_some();
         let progress = Progress { buffers, ..Progress::default() };
         let told = AtomicBool::new(lanes == 0);
         Self {
@@ -87,6 +96,8 @@ impl OpState {
             told,
             landed_bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
+            late_chunks: AtomicU32::new(0),
+            tells_chunks,
             progress: Mutex::new(progress),
             changed: Condvar::new(),
         }
@@ -129,6 +140,29 @@ impl OpState {
         }
     }
 
+    /// Is each chunk's version asked for?
+    pub(crate) fn tells_chunks(&self) -> bool {
+        self.tells_chunks
+    }
+
+    /// A lane tells a chunk's version, before it ends its part.
+    pub(crate) fn chunk_version(&self, offset: u64, version: Version) {
+        if let Some(versions) = &mut self.lock().buffers.versions {
+            versions.push((offset, version));
+        }
+    }
+
+    /// A lane tells how many chunks came too late for their round, before it ends its part.
+    pub(crate) fn late(&self, chunks: u32) {
+        self.late_chunks.fetch_add(chunks, Ordering::AcqRel);
+    }
+
+    /// Chunks that came too late for their round, on all lanes; to be asked once the operation has ended.
+    #[must_use]
+    pub fn late_chunks(&self) -> u32 {
+        self.late_chunks.load(Ordering::Acquire)
+    }
+
     /// A lane tells how much of a dynamic tensor landed, before it ends its part.
     pub(crate) fn landed(&self, bytes: u64, newest: u64) {
         self.newest.fetch_max(newest, Ordering::AcqRel);
@@ -154,6 +188,9 @@ impl OpState {
             return;
         }
         progress.ended = true;
+        if let (Some(seen), Ok(version)) = (&progress.buffers.seen, outcome(&progress)) {
+            seen.fetch_max(version.0, Ordering::AcqRel);
+        }
         let callback = progress.callback.take();
         let result = outcome(&progress);
         self.tell(progress);
@@ -281,6 +318,24 @@ mod tests {
             (state.landed_bytes(), state.newest(), state.poll()),
             (12, Version(4), Some(Ok(Version(3))))
         );
+    }
+
+    #[test]
+    fn what_chunks_tell_is_kept_until_the_end_and_what_is_seen_then() {
+        let seen = Arc::new(AtomicU64::new(4));
+        let buffers =
+            OpBuffers { versions: Some(Vec::new()), seen: Some(seen.clone()), ..OpBuffers::default() };
+        let state = OpState::fresh(2, buffers);
+        assert!(state.tells_chunks() && !OpState::new(1).tells_chunks());
+        for (offset, version) in [(8, 7), (0, 6)] {
+            state.chunk_version(offset, Version(version));
+            state.late(1);
+            assert_eq!(seen.load(Ordering::Acquire), 4, "not before all lanes have ended");
+            state.lane_done(version);
+        }
+        assert_eq!((seen.load(Ordering::Acquire), state.late_chunks()), (6, 2));
+        let versions = state.take_buffers().and_then(|buffers| buffers.versions);
+        assert_eq!(versions, Some(vec![(8, Version(7)), (0, Version(6))]));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub(crate) type Piece = (u64, View);
 
 #[derive(Debug, Default)]
 struct State {
+    by_operation: bool,
     /// Operations whose weights are, or will be, read, with the version they were shown. Bounded by the operations and
     /// views that the trainer holds.
     operations: Vec<(Operation, Option<Version>)>,
@@ -27,6 +28,12 @@ struct State {
 pub(crate) struct Viewing(Arc<Mutex<State>>);
 
 impl Viewing {
+    /// Of a tensor whose chunks may be of several versions at once: one version does not say what is read of them, the
+    /// first operation whose weights are read does.
+    pub(crate) fn by_operation() -> Self {
+        Self(Arc::new(Mutex::new(State { by_operation: true, ..State::default() })))
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that can panic runs while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,6 +42,10 @@ impl Viewing {
     /// What is read while this operation begins.
     pub(crate) fn reading(&self, next: Operation) -> Reading {
         let state = self.lock();
+        if state.by_operation {
+            let from = state.operations.iter().map(|(operation, _)| *operation).min().unwrap_or(next);
+            return Reading { from, kept: Kept::None };
+        }
         let unanswered = state.operations.iter().filter(|(_, version)| version.is_none());
         let from = unanswered.map(|(operation, _)| *operation).min().unwrap_or(next);
         let kept =
@@ -141,6 +152,25 @@ mod tests {
         reading(8, 8, Kept::Version(Version(8)));
         drop(third);
         reading(9, 9, Kept::None);
+    }
+
+    #[test]
+    fn where_chunks_have_versions_of_their_own_all_is_said_by_operation() {
+        let viewing = Viewing::by_operation();
+        let from = |next| {
+            let Reading { from, kept } = viewing.reading(Operation(next));
+            assert_eq!(kept, Kept::None);
+            from.0
+        };
+        assert_eq!(from(1), 1);
+        let (first, second) = (viewing.begin(Operation(3), 1), viewing.begin(Operation(5), 1));
+        first.is_of(Version(7));
+        assert_eq!(from(6), 3);
+        drop(first);
+        assert_eq!(from(7), 5);
+        second.is_of(Version(9));
+        drop(second);
+        assert_eq!(from(8), 8);
     }
 
     #[test]

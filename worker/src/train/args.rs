@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use clap::{Args, builder::RangedU64ValueParser};
 use proto_common::codec::{Codec, Compression};
+use proto_common::mode::Mode;
 
 use super::data::{Format, Shape, Source};
 use super::error::TrainError;
 use super::layers::Layers;
-use super::overlap::Mode;
+use super::overlap::Overlap;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
 
 /// Most rows of one worker in one step.
@@ -81,10 +82,10 @@ pub enum RuleName {
     Lamb,
 }
 
-/// Trains a multilayer perceptron (ReLU, softmax cross-entropy) in synchronous rounds.
+/// Trains a multilayer perceptron (ReLU, softmax cross-entropy), in synchronous rounds unless --mode says otherwise.
 ///
 /// Each worker computes the gradient of its own rows; the servers average the gradients in rank order and
-/// update the weights. The same flags give the same weights to the last bit, over every transport and on any
+/// update the weights. In synchronous rounds the same flags give the same weights to the last bit, over every transport and on any
 /// number of servers; `--reference` computes them in one process without a cluster, to compare. (On CPUs of
 /// another kind the matrix products, and so the weights, may differ in their last bits.)
 ///
@@ -145,12 +146,22 @@ pub struct TrainArgs {
     /// Momentum at the workers, before gradients are encoded; use it with --momentum 0
     #[arg(long, value_name = "X", default_value_t = 0.0, help_heading = "Training")]
     pub codec_momentum: f32,
+    /// How gradients become versions: sync, async, or bounded:N with workers at most N steps apart [default: cluster.mode]
+    ///
+    /// In async and bounded mode each gradient updates the weights by itself, in the order in which they come, so that two
+    /// runs differ, and there are as many updates as workers in each step.
+    #[arg(long, value_name = "MODE", help_heading = "Training")]
+    pub mode: Option<Mode>,
+    /// Steps do not wait for so many of the workers: the last gradients of each step are dropped
+    /// [default: cluster.backup_workers]
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub backup_workers: Option<u32>,
     /// Seed of the initial weights and of the row order
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Training")]
     pub seed: u64,
     /// Hide the exchange behind computing, or not, to see what that gains; the weights are the same
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Mode::On, help_heading = "Training")]
-    pub overlap: Mode,
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Overlap::On, help_heading = "Training")]
+    pub overlap: Overlap,
 
     /// Write the model here when training ends (safetensors; the file is replaced whole or not at all)
     #[arg(long, value_name = "FILE", help_heading = "Results")]
@@ -218,6 +229,12 @@ impl TrainArgs {
                 cause,
                 "choose a --codec, or use --momentum, which servers apply",
             );
+        }
+        let sync =
+            self.mode.is_none_or(Mode::has_rounds) && self.backup_workers.is_none_or(|backup| backup == 0);
+        if self.reference && !sync {
+            let cause = "the reference computes rounds of all workers only";
+            return wrong("--mode", cause, "leave it and --backup-workers out, or train in a cluster");
         }
         if self.codec.is_plain() && self.no_error_feedback {
             return wrong(

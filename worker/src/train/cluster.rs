@@ -3,18 +3,18 @@
 //! Must not know anything of the network being trained.
 
 use super::error::TrainError;
-use super::exchange::{Exchange, NamedTensor, Traffic};
+use super::exchange::{Exchange, How, NamedTensor, Traffic};
 use crate::client::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
-use proto_common::codec::Compression;
 use proto_common::config::Settings;
-use proto_common::optimizer::Optimizer;
+use proto_common::message::NodeGroup;
 use proto_common::tensor::TensorSpec;
 
 /// Joins the cluster that the settings name.
 pub fn connect(settings: Settings) -> Result<Box<dyn Exchange>, TrainError> {
     let client = Client::connect(settings).map_err(|error| TrainError::Exchange(error.into()))?;
-    Ok(Box::new(Cluster { client, tensors: Vec::new(), traffic: Traffic::default(), finished: false }))
+    let traffic = Traffic::default();
+    Ok(Box::new(Cluster { client, tensors: Vec::new(), rounds: 0, traffic, finished: false }))
 }
 
 /// One tensor with its two buffers, which are away while an operation owns them.
@@ -22,11 +22,32 @@ struct Place {
     tensor: Tensor,
     buffers: Option<(TensorBuffer, TensorBuffer)>,
     handle: Option<Handle>,
+    /// Of its weights.
+    version: u64,
+}
+
+impl Place {
+    /// Has it had its last round, without this worker perhaps? Other rounds than those of backup workers end with each
+    /// worker's own contribution only.
+    fn is_over(&self, rounds: u64) -> bool {
+        self.tensor.spec().settled_backup() > 0 && self.version >= rounds
+    }
+
+    /// Gets the weights in force.
+    fn pull(&mut self, client: &Client) -> anyhow::Result<()> {
+        let (gradient, weights) = self.buffers.take().context("a round of this tensor is under way still")?;
+        let ended = client.pull(&self.tensor, weights)?.wait()?;
+        self.version = ended.version.0;
+        self.buffers = ended.target.map(|weights| (gradient, weights));
+        Ok(())
+    }
 }
 
 struct Cluster {
     client: Client,
     tensors: Vec<Place>,
+    /// Rounds of the whole training.
+    rounds: u64,
     traffic: Traffic,
     finished: bool,
 }
@@ -46,16 +67,19 @@ impl Exchange for Cluster {
         self.client.workers()
     }
 
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()> {
+    fn is_over(&self) -> bool {
+        !self.tensors.is_empty() && self.tensors.iter().all(|place| place.is_over(self.rounds))
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+        let How { optimizer, compression, mode, backup_workers, rounds } = *how;
+        self.rounds = rounds;
         let spec = |(key, tensor): (usize, &NamedTensor)| TensorSpec {
             name: tensor.name.clone(),
             compression,
-            ..TensorSpec::f32(key as u64, tensor.values.len() as u64, *optimizer)
+            mode,
+            backup_workers,
+            ..TensorSpec::f32(key as u64, tensor.values.len() as u64, optimizer)
         };
         let specs: Vec<TensorSpec> = tensors.iter().enumerate().map(spec).collect();
         for (tensor, initial) in self.client.declare(&specs)?.into_iter().zip(tensors) {
@@ -64,7 +88,8 @@ impl Exchange for Cluster {
             let weights = self.client.allocate(tensor.bytes())?;
             let weights =
                 self.client.pull(&tensor, weights)?.wait()?.target.context("pull returned no buffer")?;
-            self.tensors.push(Place { tensor, buffers: Some((gradient, weights)), handle: None });
+            let buffers = Some((gradient, weights));
+            self.tensors.push(Place { tensor, buffers, handle: None, version: 0 });
         }
         Ok(())
     }
@@ -80,8 +105,11 @@ impl Exchange for Cluster {
     }
 
     fn start(&mut self, i: usize) -> anyhow::Result<()> {
-        let client = self.client.clone();
+        let (client, rounds) = (self.client.clone(), self.rounds);
         let place = self.place(i)?;
+        if place.is_over(rounds) {
+            return Ok(());
+        }
         let (gradient, weights) =
             place.buffers.take().context("a round of this tensor is under way already")?;
         // First layers are needed first in the next forward pass.
@@ -96,11 +124,17 @@ impl Exchange for Cluster {
         let place = self.place(i)?;
         let Some(handle) = place.handle.take() else { return Ok(()) };
         let ended = handle.wait()?;
+        place.version = ended.version.0;
         place.buffers = ended.source.zip(ended.target);
         Ok(())
     }
 
     fn finish_training(&mut self) -> anyhow::Result<()> {
+        if self.tensors.iter().any(|place| !place.tensor.spec().settled_mode().has_rounds()) {
+            // What this worker got last lacks what others contribute still.
+            self.client.barrier_of("trained", NodeGroup::WORKERS)?;
+            self.tensors.iter_mut().try_for_each(|place| place.pull(&self.client))?;
+        }
         self.finished = true;
         self.client.close();
         Ok(())

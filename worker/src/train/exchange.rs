@@ -3,6 +3,7 @@
 //! Owns the trait and its argument types; no implementation lives here.
 
 use proto_common::codec::Compression;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use std::ops::Range;
 
@@ -15,6 +16,29 @@ pub struct NamedTensor {
     pub shape: Vec<usize>,
     /// Initial values, row-major; as many as the product of `shape`.
     pub values: Vec<f32>,
+}
+
+/// How gradients become weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct How {
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// What is done to gradients before they are sent.
+    pub compression: Compression,
+    /// How gradients of several workers become versions; the cluster's mode where it is not said.
+    pub mode: Option<Mode>,
+    /// Workers whose gradients a round does not wait for; as many as the cluster says where it is not said.
+    pub backup_workers: Option<u32>,
+    /// Rounds of the whole training.
+    pub rounds: u64,
+}
+
+#[cfg(test)]
+impl How {
+    /// By this rule, and else as it is usual.
+    pub fn by(optimizer: Optimizer) -> Self {
+        Self { optimizer, compression: Compression::default(), mode: None, backup_workers: None, rounds: 1 }
+    }
 }
 
 /// Bytes of gradients, each counted once.
@@ -50,14 +74,14 @@ pub trait Exchange {
         self.rank()..self.rank() + 1
     }
 
-    /// Declares one f32 tensor per entry (key = index), whose gradients are compressed so; rank 0's values win. On return
-    /// `weights(i)` hold the initial values everywhere.
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()>;
+    /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the initial
+    /// values everywhere.
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()>;
+
+    /// Have all tensors had their last round, perhaps without this worker? Then there is nothing left to contribute to.
+    fn is_over(&self) -> bool {
+        false
+    }
 
     /// The current weights of tensor `i`.
     fn weights(&self, i: usize) -> &[f32];

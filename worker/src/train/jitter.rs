@@ -5,10 +5,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::exchange::{Exchange, NamedTensor, Traffic};
+use super::exchange::{Exchange, How, NamedTensor, Traffic};
 use super::rng::{Rng, STREAM_JITTER};
-use proto_common::codec::Compression;
-use proto_common::optimizer::Optimizer;
 
 /// Wraps an exchange; every call but `start` goes straight through.
 pub struct Jittered {
@@ -38,13 +36,12 @@ impl Exchange for Jittered {
         self.inner.local_ranks()
     }
 
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()> {
-        self.inner.init(tensors, optimizer, compression)
+    fn is_over(&self) -> bool {
+        self.inner.is_over()
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+        self.inner.init(tensors, how)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

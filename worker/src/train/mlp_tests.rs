@@ -3,9 +3,8 @@
 
 use super::*;
 use crate::train::data::{Shape, csv};
-use crate::train::exchange::{NamedTensor, Traffic};
+use crate::train::exchange::{How, NamedTensor, Traffic};
 use crate::train::reference::Reference;
-use proto_common::codec::Compression;
 use proto_common::optimizer::Optimizer;
 
 const SHAPE: Shape = Shape { features: 5, classes: 3 };
@@ -51,7 +50,7 @@ struct Still {
 impl Still {
     fn new(weights: &[NamedTensor]) -> Self {
         let mut inner = Reference::new(1);
-        inner.init(weights, &Optimizer::sgd(0.0, 0.0, 0.0), Compression::default()).unwrap();
+        inner.init(weights, &How::by(Optimizer::sgd(0.0, 0.0, 0.0))).unwrap();
         Self { inner, gradients: vec![Vec::new(); weights.len()], calls: Vec::new() }
     }
 }
@@ -63,7 +62,7 @@ impl Exchange for Still {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, _: &[NamedTensor], _: &Optimizer, _: Compression) -> anyhow::Result<()> {
+    fn init(&mut self, _: &[NamedTensor], _: &How) -> anyhow::Result<()> {
         Ok(())
     }
     fn traffic(&self) -> Traffic {

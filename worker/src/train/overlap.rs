@@ -7,13 +7,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, NamedTensor, Traffic};
-use proto_common::codec::Compression;
-use proto_common::optimizer::Optimizer;
+use super::exchange::{Exchange, How, NamedTensor, Traffic};
 
 /// Whether communication hides behind computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
+pub enum Overlap {
     /// Gradients go out layer by layer, while earlier layers' are computed.
     On,
     /// First all is computed, then all is exchanged.
@@ -34,7 +32,7 @@ pub struct Spent {
 /// See the module.
 pub struct Overlapped {
     inner: Box<dyn Exchange>,
-    mode: Mode,
+    mode: Overlap,
     overlaps: bool,
     tensors: usize,
     /// Tensors whose gradients are complete and held back.
@@ -44,8 +42,8 @@ pub struct Overlapped {
 
 impl Overlapped {
     /// Keeps time around `inner`, and holds back its gradients where `mode` says so.
-    pub fn new(inner: Box<dyn Exchange>, mode: Mode) -> Self {
-        let overlaps = mode != Mode::Off;
+    pub fn new(inner: Box<dyn Exchange>, mode: Overlap) -> Self {
+        let overlaps = mode != Overlap::Off;
         Self { inner, mode, overlaps, tensors: 0, held: Vec::new(), spent: Spent::default() }
     }
 
@@ -53,7 +51,7 @@ impl Overlapped {
     /// is to be another way, nothing of this one is left under way, so that each is charged with its own.
     pub fn end_epoch(&mut self) -> anyhow::Result<(bool, Spent)> {
         let overlapped = self.overlaps;
-        if self.mode == Mode::Alternate {
+        if self.mode == Overlap::Alternate {
             self.finish_all()?;
             self.overlaps = !self.overlaps;
         }
@@ -101,17 +99,16 @@ impl Exchange for Overlapped {
         self.inner.local_ranks()
     }
 
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()> {
+    fn is_over(&self) -> bool {
+        self.inner.is_over()
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
         self.tensors = tensors.len();
         self.held.reserve(tensors.len());
         // A weight and a bias per layer.
         self.spent.waiting = vec![Duration::ZERO; tensors.len().div_ceil(2)];
-        self.inner.init(tensors, optimizer, compression)
+        self.inner.init(tensors, how)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

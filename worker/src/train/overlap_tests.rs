@@ -8,6 +8,7 @@ use crate::train::data::{Dataset, Shape, csv};
 use crate::train::layers::Layers;
 use crate::train::mlp::Mlp;
 use crate::train::reference::Reference;
+use proto_common::optimizer::Optimizer;
 
 /// What the trainer asked for, in order: `compute` is the first touch of a gradient, `read` that of weights.
 type Calls = Rc<RefCell<Vec<String>>>;
@@ -40,13 +41,12 @@ impl Exchange for Recorder {
     fn traffic(&self) -> Traffic {
         self.inner.traffic()
     }
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()> {
-        self.inner.init(tensors, optimizer, compression)
+    fn is_over(&self) -> bool {
+        self.inner.is_over()
+    }
+
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+        self.inner.init(tensors, how)
     }
     fn weights(&self, i: usize) -> &[f32] {
         self.note("read", i);
@@ -83,7 +83,7 @@ struct Rig {
 
 impl Rig {
     /// Two layers of weights.
-    fn new(mode: Mode, delay: Duration) -> Self {
+    fn new(mode: Overlap, delay: Duration) -> Self {
         let layers: Layers = "2,3,2".parse().unwrap();
         let shape = Shape { features: 2, classes: 2 };
         let path = std::path::Path::new("t");
@@ -92,7 +92,7 @@ impl Rig {
         let recorder = Recorder { inner: Reference::new(1), calls: calls.clone(), delay };
         let mut exchange = Overlapped::new(Box::new(recorder), mode);
         let optimizer = Optimizer::sgd(0.1, 0.9, 0.0);
-        exchange.init(&layers.initial(1), &optimizer, Compression::default()).unwrap();
+        exchange.init(&layers.initial(1), &How::by(optimizer)).unwrap();
         Self { mlp: Mlp::new(&layers, 2), data, exchange, calls }
     }
 
@@ -110,7 +110,7 @@ const FORWARD: [&str; 8] =
 
 #[test]
 fn with_overlap_a_gradient_goes_out_before_the_next_one_is_computed() {
-    let mut rig = Rig::new(Mode::On, Duration::ZERO);
+    let mut rig = Rig::new(Overlap::On, Duration::ZERO);
     for _ in 0..2 {
         let calls = rig.step();
         assert_eq!(calls[..8], FORWARD);
@@ -126,7 +126,7 @@ fn with_overlap_a_gradient_goes_out_before_the_next_one_is_computed() {
 
 #[test]
 fn without_overlap_all_is_computed_then_all_is_exchanged() {
-    let mut rig = Rig::new(Mode::Off, Duration::ZERO);
+    let mut rig = Rig::new(Overlap::Off, Duration::ZERO);
     for _ in 0..2 {
         let calls = rig.step();
         assert_eq!(calls[..8], FORWARD);
@@ -138,7 +138,7 @@ fn without_overlap_all_is_computed_then_all_is_exchanged() {
 
 #[test]
 fn alternating_epochs_leave_nothing_under_way_for_the_next() {
-    let mut rig = Rig::new(Mode::Alternate, Duration::ZERO);
+    let mut rig = Rig::new(Overlap::Alternate, Duration::ZERO);
     let on = rig.step();
     assert_eq!(on[11..13], ["start 2", "start 3"]);
     rig.calls.borrow_mut().clear();
@@ -152,7 +152,7 @@ fn alternating_epochs_leave_nothing_under_way_for_the_next() {
 #[test]
 fn waiting_is_charged_to_its_layer_and_to_its_epoch() {
     let delay = Duration::from_millis(2);
-    let mut rig = Rig::new(Mode::On, delay);
+    let mut rig = Rig::new(Overlap::On, delay);
     rig.step();
     let (overlapped, spent) = rig.exchange.end_epoch().unwrap();
     assert!(overlapped);

@@ -6,9 +6,8 @@
 
 use std::ops::Range;
 
-use super::exchange::{Exchange, NamedTensor, Traffic};
+use super::exchange::{Exchange, How, NamedTensor, Traffic};
 use crate::encoder::{Encoder, not_finite};
-use proto_common::codec::Compression;
 use proto_common::ids::{ChunkIndex, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use proto_common::optimizer::{Optimizer, Rule};
@@ -118,12 +117,8 @@ impl Exchange for Reference {
         0..self.workers
     }
 
-    fn init(
-        &mut self,
-        tensors: &[NamedTensor],
-        optimizer: &Optimizer,
-        compression: Compression,
-    ) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+        let How { optimizer, compression, .. } = *how;
         let Rule::Sgd { momentum, nesterov: false } = optimizer.rule else {
             anyhow::bail!("the reference computes sgd only, not {:?}", optimizer.rule);
         };
@@ -193,7 +188,7 @@ mod tests {
         let mut reference = Reference::new(workers);
         let tensor = NamedTensor { name: "t".into(), shape: vec![1], values: vec![w] };
         let optimizer = Optimizer::sgd(sgd.lr, sgd.momentum, sgd.weight_decay);
-        reference.init(&[tensor], &optimizer, Compression::default()).unwrap();
+        reference.init(&[tensor], &How::by(optimizer)).unwrap();
         reference
     }
 

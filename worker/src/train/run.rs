@@ -10,7 +10,7 @@ use super::args::{EvalArgs, Rows, TrainArgs};
 use super::cluster;
 use super::data::{self, Dataset, Shape};
 use super::error::TrainError;
-use super::exchange::{Exchange, NamedTensor, Traffic};
+use super::exchange::{Exchange, How, NamedTensor, Traffic};
 use super::jitter::Jittered;
 use super::layers::Layers;
 use super::mlp::{Mlp, evaluate};
@@ -106,11 +106,22 @@ fn train_with(
         );
         return Err(TrainError::setting("--batch", cause, "lower --batch or give more rows"));
     }
-    exchange.init(tensors, &args.optimizer(), args.compression()).map_err(TrainError::Exchange)?;
+    let how = How {
+        optimizer: args.optimizer(),
+        compression: args.compression(),
+        mode: args.mode,
+        backup_workers: args.backup_workers,
+        rounds: steps as u64 * u64::from(args.epochs - done),
+    };
+    exchange.init(tensors, &how).map_err(TrainError::Exchange)?;
     let first = exchange.rank() == 0;
     let mut report = first.then(|| Report::new(done, args.epochs, steps));
     let mut mlp = Mlp::new(&args.layers, args.batch);
     for epoch in done..args.epochs {
+        if exchange.is_over() {
+            // Where rounds end without some of the workers, this one was slower than others all the time.
+            break;
+        }
         let plan = EpochPlan::new(&rows.train, args.seed, epoch, workers, args.batch);
         let loss = train_epoch(&mut mlp, &rows.train_data, &plan, epoch, exchange, report.as_ref())?;
         let (overlapped, spent) = exchange.end_epoch().map_err(TrainError::Exchange)?;
@@ -138,6 +149,9 @@ fn train_epoch(
 ) -> Result<f64, TrainError> {
     let (mut total, mut samples) = (0.0, 0usize);
     for step in 0..plan.steps() {
+        if exchange.is_over() {
+            break;
+        }
         for rank in exchange.local_ranks() {
             let loss = mlp.step(data, plan.rows(step, rank), exchange).map_err(TrainError::Exchange)?;
             if !loss.is_finite() {

@@ -102,7 +102,7 @@ impl Operation {
         let gradient = self.gradient.as_ref().map(|gradient| self.key.copy_of(gradient)).transpose()?;
         // A worker that reads weights where servers have them keeps others from publishing, until its next operation on
         // them: in rounds they wait for that anyway, elsewhere they must not.
-        let in_place = tensor.spec().mode == Mode::Sync;
+        let in_place = tensor.spec().mode == Some(Mode::Sync);
         let handle = match (gradient, !self.weights.is_empty()) {
             (None, _) if in_place => client.pull_view(tensor),
             (None, _) => client.pull(tensor, self.key.buffer()?),

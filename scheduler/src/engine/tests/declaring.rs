@@ -11,7 +11,8 @@ const ELEMENTS: u64 = 3 * 1024;
 const TIMEOUT_MS: u64 = 40;
 
 fn tensor(key: u64) -> TensorSpec {
-    TensorSpec::f32(key, ELEMENTS, Optimizer::sum())
+    // Settled, as it is told to everyone.
+    TensorSpec::f32(key, ELEMENTS, Optimizer::sum()).in_mode(Mode::Sync).with_backup(0)
 }
 
 fn declare(request: u64, tensors: Vec<TensorSpec>) -> ToScheduler {
@@ -68,13 +69,33 @@ fn the_same_again_is_answered_at_once_with_the_same_ranges() {
     assert_eq!(result, Ok(MapUpdate::default()), "nothing declared, nothing to wait for");
 }
 
+#[test]
+fn a_mode_that_is_not_said_is_the_cluster_s_and_the_same_as_the_one_said() {
+    let mut rig = Rig::running(1, 1);
+    let open = TensorSpec { mode: None, backup_workers: None, ..tensor(5) };
+    let update = assignment(&rig.say(worker(0), declare(1, vec![open.clone()])));
+    assert_eq!(update.tensors, [tensor(5)]);
+    rig.say(server(0), assigned(update.epoch));
+    for same in [open, tensor(5)] {
+        assert!(answer(&rig.say(worker(0), declare(2, vec![same]))).1.is_ok());
+    }
+    let (_, other) = answer(&rig.say(worker(0), declare(3, vec![tensor(5).in_mode(Mode::Async)])));
+    let Err(DeclareError::Conflict { before, now, .. }) = other else { panic!("{other:?}") };
+    assert!(
+        before.ends_with("mode sync with 0 backup workers") && now.contains("mode async"),
+        "{before}; {now}"
+    );
+    let (_, backed) = answer(&rig.say(worker(0), declare(4, vec![tensor(6).with_backup(1)])));
+    assert!(backed.is_err_and(|error| error.to_string().contains("cluster.deterministic = false")));
+}
+
 /// One with the longest rule, schedule and codec.
 #[test]
 fn a_tensor_is_counted_with_all_its_bytes() {
     let schedule = Schedule { warmup_rounds: 1, decay: Decay::Cosine { rounds: 2, last: 0.5 } };
     let optimizer = Optimizer { schedule, ..Optimizer::mean(Rule::Lamb(Moments::default()), 0.1) };
     let compression = Compression::of(Codec::TopK { share: 0.1 });
-    let spec = TensorSpec { optimizer, compression, ..tensor(1) };
+    let spec = TensorSpec { optimizer, compression, ..tensor(1).in_mode(Mode::Bounded(1)) };
     let bytes = proto_common::message::encode(&spec).unwrap().len() - spec.name.len();
     assert!((TENSOR_BYTES - 16..=TENSOR_BYTES).contains(&bytes), "{bytes}");
 }

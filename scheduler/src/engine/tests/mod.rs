@@ -10,6 +10,7 @@ use super::*;
 use proto_common::ids::{Key, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{Register, Welcome};
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::TensorSpec;
@@ -61,6 +62,8 @@ impl Rig {
             chunk_bytes: 4096,
             lanes: 1,
             deterministic: true,
+            mode: Mode::Sync,
+            backup_workers: 0,
             heartbeat_ms: 10,
             silence_ms: SILENCE_MS,
         };

@@ -8,6 +8,7 @@ mod dynamic;
 mod hostile;
 mod in_place;
 mod model;
+mod modes;
 mod norms;
 mod placed;
 mod properties;
@@ -24,6 +25,7 @@ use proto_common::codec::Codec;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use std::collections::VecDeque;
 
@@ -61,6 +63,8 @@ fn spec(key: u64) -> ChunkSpec {
         dtype: Dtype::F32,
         codec: Codec::Plain,
         optimizer: Optimizer::sum(),
+        mode: Mode::Sync,
+        backup_workers: 0,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What an observer of the commands knows: which contribution lies in which slot or spill block, what each
-//! chunk has folded, who reads which buffer. It checks every command against the promises of a round.
+//! chunk has folded, who reads which buffer. It checks every command against the promises of a round, or of the mode
+//! in which each contribution is an update of its own.
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +20,17 @@ pub(super) struct ChunkView {
     pins: [u32; 2],
     /// Ranks folded into the accumulator, in order.
     folded: Vec<u32>,
+    /// By rank: the last contribution that is in force.
+    pub(super) made: Vec<u64>,
+    /// What was folded last, in a chunk whose contributions are updates of their own.
+    applying: Option<Gift>,
+    /// Rounds, or contributions, that did not fit.
+    bad: BTreeSet<Gift>,
 }
 
 #[derive(Debug)]
 pub(super) struct Observer {
-    workers: u32,
-    deterministic: bool,
+    rules: Rules,
     pub(super) chunks: Vec<ChunkView>,
     /// What lies where in the slots of the batch that is being decided.
     pub(super) slots: BTreeMap<(u32, u64), Gift>,
@@ -36,16 +42,36 @@ pub(super) struct Observer {
     reading: Vec<Gift>,
     /// Landings under way: peer, chunk, buffer.
     pub(super) landings: Vec<(u32, u32, u8)>,
+    /// Chunks whose values storage is to judge, each with the buffer that they go to.
+    pub(super) judged: Vec<(u32, u8)>,
     /// Every contribution that went into some round: at most once each.
     applied: BTreeSet<Gift>,
 }
 
+/// What holds for all chunks of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) workers: u32,
+    pub(super) deterministic: bool,
+    pub(super) mode: Mode,
+    pub(super) backup_workers: u32,
+    pub(super) integers: bool,
+}
+
+impl Rules {
+    /// Contributions that make a version.
+    pub(super) fn needed(&self) -> u32 {
+        if self.mode.has_rounds() { self.workers - self.backup_workers } else { 1 }
+    }
+}
+
 impl Observer {
-    pub(super) fn new(workers: u32, deterministic: bool, chunks: usize) -> Self {
+    pub(super) fn new(rules: Rules, chunks: usize) -> Self {
+        let view = || ChunkView { made: vec![0; rules.workers as usize], ..ChunkView::default() };
         Self {
-            workers,
-            deterministic,
-            chunks: (0..chunks).map(|_| ChunkView::default()).collect(),
+            rules,
+            chunks: (0..chunks).map(|_| view()).collect(),
+            judged: Vec::new(),
             slots: BTreeMap::new(),
             spills: BTreeMap::new(),
             referenced: BTreeMap::new(),
@@ -67,15 +93,16 @@ impl Observer {
                 if let Some(last) = last {
                     self.fold(chunk, last);
                 }
-                assert_eq!(old, self.chunks[chunk as usize].buffer);
-                self.publish(chunk, into, contributors);
-                assert_eq!(round, self.chunks[chunk as usize].version, "rounds are counted from 1");
+                let view = &self.chunks[chunk as usize];
+                assert_eq!(old, view.buffer);
+                assert_eq!(round, view.version + 1, "rounds are counted from 1");
+                self.finish(chunk, into, contributors);
             }
             Command::Spill { chunk, from, to } => {
                 let gift = self.gift(from);
                 assert_eq!(gift.chunk, chunk);
                 let before = self.spills.insert(to, gift);
-                assert!(before.is_none(), "spill block {to} holds {before:?}");
+                assert!(before.is_none_or(|gift| self.is_over(gift)), "spill block {to} holds {before:?}");
             }
             Command::Fetch { peer, chunk, region, offset, to } => {
                 self.fetch(peer.0, chunk, (region, offset), to);
@@ -99,7 +126,7 @@ impl Observer {
                 let all = || chunks.clone().map(|chunk| &self.chunks[chunk as usize]);
                 let rounds: BTreeSet<u64> = all().map(|view| view.version).collect();
                 assert_eq!(rounds.len(), 1, "norms of one round");
-                assert!(all().all(|view| view.folded.len() as u32 == self.workers));
+                assert!(all().all(|view| view.folded.len() as u32 == self.rules.needed()));
             }
             Command::Results { .. } | Command::Notice { .. } | Command::Size { .. } => {}
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
@@ -117,6 +144,24 @@ impl Observer {
         }
     }
 
+    /// Has its round ended without it? Then it is dropped from wherever it lies.
+    fn is_over(&self, gift: Gift) -> bool {
+        let view = &self.chunks[gift.chunk as usize];
+        let is_complete = view.folded.len() as u32 == self.rules.needed();
+        self.rules.backup_workers > 0
+            && !self.applied.contains(&gift)
+            && gift.round <= view.version + u64::from(is_complete)
+    }
+
+    /// Did this contribution not fit, or the round that it is in?
+    pub(super) fn is_bad(&self, gift: Gift) -> bool {
+        self.chunks[gift.chunk as usize].bad.contains(&gift)
+    }
+
+    pub(super) fn has_applied(&self, gift: Gift) -> bool {
+        self.applied.contains(&gift)
+    }
+
     pub(super) fn is_reading(&self, gift: Gift) -> bool {
         self.reading.contains(&gift)
     }
@@ -125,7 +170,8 @@ impl Observer {
         let gift = self.referenced[&(rank, offset)];
         assert_eq!((gift.rank, gift.chunk, region), (rank, chunk, REGION));
         assert!(self.fetches.iter().all(|(.., block)| *block != to), "two reads into one block");
-        assert!(!self.spills.contains_key(&to), "spill block {to} is in use");
+        let held = self.spills.remove(&to);
+        assert!(held.is_none_or(|gift| self.is_over(gift)), "spill block {to} is in use");
         self.fetches.push((rank, chunk, to));
         self.reading.push(gift);
     }
@@ -146,7 +192,8 @@ impl Observer {
             return;
         }
         let before = self.spills.insert(block, gift);
-        assert!(before.is_none_or(|before| before == gift), "written over {before:?}, which was not folded");
+        let may = |before: Gift| before == gift || self.is_over(before);
+        assert!(before.is_none_or(may), "written over {before:?}, which was not folded");
     }
 
     /// What was written into a block is not taken: something else may be written there.
@@ -170,11 +217,18 @@ impl Observer {
         }
         let gift = self.gift(from);
         let view = &mut self.chunks[chunk as usize];
-        assert_eq!((gift.chunk, gift.round), (chunk, view.version + 1), "folded into its own round");
+        let made = view.made[gift.rank as usize];
+        let round = if self.rules.mode.has_rounds() { view.version } else { made } + 1;
+        assert_eq!(
+            (gift.chunk, gift.round),
+            (chunk, round),
+            "folded into its own round, or in its own order"
+        );
+        view.applying = Some(gift);
         assert_eq!(onto == Onto::Nothing, view.folded.is_empty());
         view.folded.push(gift.rank);
         assert!(self.applied.insert(gift), "{gift:?} is applied twice");
-        if self.deterministic {
+        if self.rules.deterministic && self.rules.mode.has_rounds() {
             let mut order = view.folded.clone();
             if order.len() > 1 {
                 order[..2].sort_unstable();
@@ -184,13 +238,33 @@ impl Observer {
         }
     }
 
-    fn publish(&mut self, chunk: u32, into: u8, contributors: u32) {
+    fn finish(&mut self, chunk: u32, into: u8, contributors: u32) {
+        let needed = self.rules.needed();
         let view = &mut self.chunks[chunk as usize];
-        assert_eq!((view.folded.len() as u32, contributors), (self.workers, self.workers));
+        assert_eq!((view.folded.len() as u32, contributors), (needed, needed));
         assert_eq!(view.pins[usize::from(into)], 0, "a buffer that is being read is not written");
-        view.folded.clear();
+        if self.rules.integers {
+            self.judged.push((chunk, into));
+        } else {
+            self.publish(chunk, into, true);
+        }
+    }
+
+    /// What was finished is in force, or did not fit.
+    pub(super) fn publish(&mut self, chunk: u32, into: u8, fits: bool) {
+        let view = &mut self.chunks[chunk as usize];
         view.version += 1;
-        view.buffer = into;
+        if let Some(gift) = view.applying.take() {
+            for rank in view.folded.drain(..) {
+                view.made[rank as usize] = gift.round;
+                if !fits {
+                    view.bad.insert(Gift { rank, ..gift });
+                }
+            }
+        }
+        if fits {
+            view.buffer = into;
+        }
     }
 
     /// A landing is done, or dropped with its channel.

@@ -1,9 +1,11 @@
 //! Random interleavings of several workers that keep the protocol, over channels that duplicate and break, with
 //! payloads that travel in every way:
-//! at most one contribution per (rank, round, chunk), rounds published exactly when all have contributed,
-//! versions that only grow, no credit lost, and in the end everything answered.
+//! at most one contribution per (rank, round, chunk), rounds published exactly when all have contributed (or all but the
+//! backup workers), versions that only grow, no credit lost, and in the end everything answered. Outside mode sync: each
+//! contribution in force once and in its worker's order, weights with their reader's own contributions in them, and none
+//! further ahead of the slowest worker than the bound.
 
-use super::model::{Gift, Observer};
+use super::model::{Gift, Observer, Rules};
 use super::*;
 use proptest::prelude::*;
 use proto_common::optimizer::{Moments, Rule};
@@ -72,6 +74,8 @@ struct Trainer {
     sent: BTreeMap<(u64, u32), Block>,
     operations: [u64; 2],
     rounds: [u64; 2],
+    /// The newest version it was told of.
+    told: [u64; 2],
     /// By order of the operation.
     ways: BTreeMap<u64, Way>,
     /// By chunk: an announcement that is not answered, so that nothing of the chunk is sent.
@@ -109,26 +113,27 @@ struct World {
     versions: [u64; 2],
     passes: u64,
     norms: bool,
+    rules: Rules,
+    /// Operations that were told that they came too late, one a chunk.
+    late: u64,
 }
 
 impl World {
-    fn new(
-        workers: u32,
-        deterministic: bool,
-        (norms, in_place): (bool, bool),
-        (slots, spills): (u32, u32),
-    ) -> Self {
+    fn new(rules: Rules, (norms, in_place): (bool, bool), (slots, spills): (u32, u32)) -> Self {
+        let Rules { workers, deterministic, mode, backup_workers, integers } = rules;
         let config =
             EngineConfig { deterministic, inbox_slots: slots, spill_blocks: spills, ..config(workers) };
         let mut rig = Rig::with(config, in_place);
         let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
         let optimizer = if norms { lamb } else { Optimizer::sum() };
+        let dtype = if integers { Dtype::I32 } else { Dtype::F32 };
+        let spec = ChunkSpec { optimizer, dtype, mode, backup_workers, ..spec(1) };
         rig.engine = LaneEngine::new(config);
-        rig.engine.assign(Epoch::default(), &ids(norms).map(|id| ChunkSpec { id, optimizer, ..spec(1) }));
+        rig.engine.assign(Epoch::default(), &ids(norms).map(|id| ChunkSpec { id, ..spec }));
         (0..workers).for_each(|rank| rig.connect(rank));
         let trainers = (0..workers).map(|_| Trainer::default()).collect();
-        let observer = Observer::new(workers, deterministic, 2);
-        Self { rig, observer, trainers, order: 0, versions: [0; 2], passes: 0, norms }
+        let observer = Observer::new(rules, 2);
+        Self { rig, observer, trainers, order: 0, versions: [0; 2], passes: 0, norms, rules, late: 0 }
     }
 
     fn submit(&mut self, rank: u32, chunk: u32, kind: u8, way: Way) {
@@ -151,7 +156,11 @@ impl World {
         self.order += 1;
         trainer.ways.insert(self.order, way);
         let id = ids(self.norms)[at];
-        let made = Block { id, token: self.order, ..block(op, trainer.operations[at], trainer.rounds[at]) };
+        let dtype = if self.rules.integers { Dtype::I32 } else { Dtype::F32 };
+        let made = block(op, trainer.operations[at], trainer.rounds[at]);
+        // Where it lands says whose operation it is.
+        let landing = made.landing.map(|landing| Landing { offset: self.order, ..landing });
+        let made = Block { id, dtype, landing, token: self.order, ..made };
         trainer.unsent.insert((self.order, chunk), made);
     }
 
@@ -222,7 +231,23 @@ impl World {
     }
 
     fn settle(&mut self, commands: &[Command]) {
-        commands.iter().for_each(|command| self.observer.check(command));
+        for command in commands {
+            self.observer.check(command);
+            if let Command::Land { peer, landing, .. } = command {
+                let sent = &self.trainers[peer.0 as usize].sent;
+                let made = sent.iter().find(|((order, _), _)| *order == landing.offset);
+                let ((_, chunk), made) = made.expect("only what was asked for lands");
+                self.check_bound(peer.0, *chunk, made.round);
+            }
+        }
+        while let Some((chunk, into)) = self.observer.judged.pop() {
+            let fits = !(self.observer.chunks[chunk as usize].version + 1).is_multiple_of(3);
+            self.observer.publish(chunk, into, fits);
+            let verdict = if fits { Verdict::Fits } else { Verdict::BadValue };
+            let mut out = Commands::default();
+            self.rig.engine.finished(chunk, verdict, &mut out);
+            self.settle(&out.list);
+        }
         for (rank, result) in self.rig.flush_blocks() {
             self.take(rank, &result.block);
         }
@@ -238,6 +263,20 @@ impl World {
         }
     }
 
+    /// Weights that a worker gets, or is told of, have its own contributions in them and, of each other worker, all but as
+    /// many as the bound says.
+    fn check_bound(&self, rank: u32, chunk: u32, round: u64) {
+        let made = &self.observer.chunks[chunk as usize].made;
+        let bound = match self.rules.mode {
+            Mode::Sync => return,
+            Mode::Bounded(bound) => u64::from(bound),
+            Mode::Async => u64::MAX,
+        };
+        assert!(made[rank as usize] >= round, "worker {rank} reads what it wrote: {made:?}, {round}");
+        let least = made.iter().min().expect("there are workers");
+        assert!(*least >= round.saturating_sub(bound), "bound {bound}: {made:?}, {rank} is at {round}");
+    }
+
     fn take(&mut self, rank: u32, block: &Block) {
         let trainer = &mut self.trainers[rank as usize];
         let key = trainer.sent.keys().find(|(order, _)| *order == block.token).copied();
@@ -249,7 +288,9 @@ impl World {
         if let Some(placed) = placed.filter(|_| block.status == Status::Retry) {
             self.observer.untaken(placed.block);
         }
-        if block.status == Status::Retry || (block.status == Status::Done && placed.is_some_and(|p| p.keep)) {
+        if block.status == Status::Retry
+            || (matches!(block.status, Status::Done | Status::Late) && placed.is_some_and(|p| p.keep))
+        {
             // As it was before; after a deadline the contribution may still lie there.
             trainer.grants[chunk as usize] = trainer.grants[chunk as usize].or(placed);
         }
@@ -269,8 +310,33 @@ impl World {
                 }
                 trainer.unsent.insert(key, made);
             }
-            Status::Done => assert!(block.round >= made.round, "{block:?} {made:?}"),
+            Status::Done | Status::BadValue | Status::Late => {
+                let gift = Gift { rank, round: made.round, chunk };
+                assert!(block.round >= trainer.told[chunk as usize], "versions only grow");
+                trainer.told[chunk as usize] = block.round;
+                if self.rules.backup_workers > 0 {
+                    let rounds = &mut trainer.rounds[chunk as usize];
+                    *rounds = (*rounds).max(block.round);
+                }
+                let contributes = made.op.contributes();
+                let bad = contributes && self.observer.is_bad(gift);
+                let late = contributes && !self.observer.has_applied(gift);
+                let expected = if late {
+                    Status::Late
+                } else if bad {
+                    Status::BadValue
+                } else {
+                    Status::Done
+                };
+                assert_eq!(block.status, expected, "{made:?}");
+                self.late += u64::from(late);
+                match self.rules.mode {
+                    Mode::Sync => assert!(block.round >= made.round, "{block:?} {made:?}"),
+                    _ => self.check_bound(rank, chunk, made.round),
+                }
+            }
             Status::DeadlineWaiting | Status::DeadlineReading => {}
+            Status::DeadlineBehind => assert!(matches!(self.rules.mode, Mode::Bounded(_))),
             Status::Retry => drop(trainer.back.insert(key, made)),
             other => panic!("{other:?} for {made:?}"),
         }
@@ -393,26 +459,45 @@ fn travel(
     }
 }
 
+fn modes() -> impl Strategy<Value = (Mode, u32)> {
+    prop_oneof![
+        3 => Just((Mode::Sync, 0)),
+        2 => (1u32..5).prop_map(|backup| (Mode::Sync, backup)),
+        2 => (0u32..4).prop_map(|bound| (Mode::Bounded(bound), 0)),
+        2 => Just((Mode::Async, 0)),
+    ]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(4000))]
     #[test]
     fn rounds_are_exact_whatever_the_interleaving(
         (workers, actions) in (1u32..6).prop_flat_map(|workers| (Just(workers), actions(workers))),
-        deterministic in prop::bool::weighted(0.8), norms in prop::bool::weighted(0.3),
+        ordered in prop::bool::weighted(0.8), together in prop::bool::weighted(0.3),
         slots in 2u32..8, spills in 1u32..6, in_place: bool,
+        (mode, backup) in modes(), integers in prop::bool::weighted(0.3),
     ) {
-        let mut world = World::new(workers, deterministic, (norms, in_place), (slots, spills));
+        let backup_workers = backup.min(workers - 1);
+        let deterministic = ordered && backup_workers == 0;
+        let norms = together && mode == Mode::Sync;
+        let integers = integers && !norms;
+        let rules = Rules { workers, deterministic, mode, backup_workers, integers };
+        let mut world = World::new(rules, (norms, in_place), (slots, spills));
         for action in &actions {
             world.play(action);
         }
         world.finish();
-        let rounds: u64 = world.versions.iter().sum();
+        let versions: u64 = world.versions.iter().sum();
         let stats = world.rig.engine.stats();
-        prop_assert_eq!(stats.rounds, rounds);
-        prop_assert_eq!(stats.contributions, rounds * u64::from(workers), "each contribution once");
+        prop_assert_eq!(stats.rounds, versions);
+        prop_assert_eq!(stats.contributions, versions * u64::from(rules.needed()), "each contribution once");
         prop_assert_eq!(world.observer.applied() as u64, stats.contributions);
+        prop_assert!(stats.late >= world.late && (backup_workers > 0 || stats.late == 0));
         for trainer in &world.trainers {
-            prop_assert_eq!(trainer.rounds, world.versions, "a round for each contribution");
+            for (chunk, rounds) in trainer.rounds.into_iter().enumerate() {
+                let of_all = if mode.has_rounds() { 1 } else { u64::from(workers) };
+                prop_assert_eq!(rounds * of_all, world.versions[chunk], "a version for each contribution, or round");
+            }
         }
         for rank in 0..workers {
             world.rig.give_back(rank);

@@ -264,15 +264,7 @@ fn server(net: &SimNet, shape: &Shape, map: &ShardMap, rank: u32) -> Server {
     let (mut specs, mut chunks) = (Vec::new(), Vec::new());
     for (index, tensor) in shape.tensors.iter().enumerate() {
         for (span, _) in map.placed_chunks(tensor.key).filter(|(_, holder)| *holder == Rank(rank)) {
-            let (dtype, optimizer) = (tensor.dtype, tensor.optimizer);
-            specs.push(ChunkSpec {
-                id: span.id,
-                bytes: span.bytes,
-                dynamic: tensor.dynamic,
-                dtype,
-                codec: tensor.compression.codec,
-                optimizer,
-            });
+            specs.push(ChunkSpec::of(tensor, &span));
             chunks.push((span.id, 0, index));
         }
     }

@@ -12,6 +12,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::InboxGrant;
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 
 const EPOCH: Epoch = Epoch { term: 1, counter: 1 };
@@ -37,7 +38,16 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
     let optimizer = Optimizer::assign();
     let spec = |(index, bytes): (usize, &u64)| {
         let id = ChunkId::new(1, index as u32);
-        ChunkSpec { id, bytes: *bytes, dynamic: false, dtype: Dtype::F32, codec: Codec::Plain, optimizer }
+        ChunkSpec {
+            id,
+            bytes: *bytes,
+            dynamic: false,
+            dtype: Dtype::F32,
+            codec: Codec::Plain,
+            optimizer,
+            mode: Mode::Sync,
+            backup_workers: 0,
+        }
     };
     server.assign(EPOCH, &chunks.iter().enumerate().map(spec).collect::<Vec<_>>()).unwrap();
     server

@@ -56,6 +56,43 @@ fn a_round_that_is_held_up_by_readers_names_them() {
 }
 
 #[test]
+fn a_bound_that_slow_workers_hold_up_names_them_and_how_far_this_one_is() {
+    let mut rig = Rig::new(4);
+    let op = rig.push(3, &[part(1, 0)]);
+    let block = rig.sent()[0].blocks[0];
+    rig.now_ms += 5_000;
+    let late = Block { bytes: 4, ..reply(&block, Status::DeadlineBehind, 7) };
+    let slot = rig.inbox[0][0];
+    let commands = rig.deliver(0, slot, &Rig::header(0), &[late], &[], &2u32.to_le_bytes());
+    let error = OpError::Behind { chunk: block.id, made: 3, waited_ms: 5_000, behind: vec![Rank(2)] };
+    assert_eq!(commands, [Command::Failed { op, error }, Command::Done { op, version: 7 }]);
+}
+
+#[test]
+fn parts_that_come_too_late_end_well_and_are_counted() {
+    let mut rig = Rig::new(4);
+    let chunk = |chunk| PartSpec { id: ChunkId::new(1, chunk), ..part(1, 0) };
+    let op = rig.push(1, &[chunk(0), chunk(1), chunk(2)]);
+    let blocks = rig.sent()[0].blocks.clone();
+    let late = |block: &Block| reply(block, Status::Late, 9);
+    let commands = rig.results(0, &[late(&blocks[0]), done(&blocks[1]), late(&blocks[2])], &[]);
+    assert_eq!(commands, [Command::Late { op, chunks: 2 }, Command::Done { op, version: 1 }]);
+    assert_eq!((rig.engine.stats().failed, rig.engine.stats().done), (0, 1));
+}
+
+#[test]
+fn each_chunk_s_version_is_told_where_it_is_asked_for() {
+    let mut rig = Rig::new(4);
+    let parts = [part(1, 0), PartSpec { id: ChunkId::new(1, 1), offset: BYTES, ..part(1, 1) }];
+    let op = rig.submit_as(Submit { by_chunk: true, parts: &parts, ..submit(OpKind::Pull, 1) });
+    let sent = rig.sent();
+    let version = |offset, version| Command::Version { op, offset, version };
+    assert_eq!(rig.results(1, &[reply(&sent[1].blocks[0], Status::Done, 8)], &[]), [version(BYTES, 8)]);
+    let commands = rig.results(0, &[reply(&sent[0].blocks[0], Status::Done, 6)], &[]);
+    assert_eq!(commands, [version(0, 6), Command::Done { op, version: 6 }]);
+}
+
+#[test]
 fn silence_ends_with_the_servers_that_owe_an_answer() {
     let mut rig = Rig::new(1);
     let op = rig.push(1, &[part(1, 0), PartSpec { id: ChunkId::new(1, 1), ..part(1, 1) }]);

@@ -202,6 +202,9 @@ proptest! {
                     Command::Close { server, .. } => rig.engine.server_down(*server),
                     Command::Notice { .. } | Command::Place { .. } => {}
                     Command::Landed { op, .. } => prop_assert!(!ended.contains(op), "landed after its end"),
+                    Command::Version { op, .. } | Command::Late { op, .. } => {
+                        prop_assert!(!ended.contains(op), "told of after its end");
+                    }
                     Command::Shown { op, .. } => prop_assert!(!ended.contains(op), "shown after its end"),
                 }
             }

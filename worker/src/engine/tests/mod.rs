@@ -218,6 +218,7 @@ fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
         round: operation,
         priority: 0,
         timeout_ms: 5_000,
+        by_chunk: false,
         parts: &[],
     }
 }

@@ -108,7 +108,7 @@ class Store(KVStore):  # type: ignore[misc]
         rule = self._rule(index) or gradwire.Assign()
         if self.is_async and self._updater is not None:
             raise MXNetError("gradwire: an asynchronous store has no rounds for workers to update by")
-        mode = "async" if self.is_async else None
+        mode = "async" if self.is_async else "sync"
         name = f"mxnet/{self._number}/{key}"
         new = Key(self._connection, name, index, value, rule, self._codec, mode)
         new.set_initial(value)

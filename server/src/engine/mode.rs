@@ -1,0 +1,303 @@
+//! What a chunk keeps that does not wait for rounds of everybody: whose contribution is being applied, how many each
+//! worker has made, and which of them ended otherwise than by being applied. Chunks in mode sync without backup workers
+//! have none of it. It must not know how contributions travel.
+
+use super::chunk::{Chunk, ChunkSpec, Stage, Turn, Waiter};
+use super::contribute::ROUNDS_AHEAD_MAX;
+use super::held::Held;
+use super::lane::LaneEngine;
+use proto_common::batch::{Block, Status};
+use proto_common::ids::{Operation, Rank};
+use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::mode::Mode;
+
+/// See the module. A worker's contributions are told apart by its count of them, which is what their blocks name as round.
+#[derive(Debug)]
+pub(super) struct Tally {
+    /// Outside mode sync: the contribution that is folded, and not in force yet.
+    applying: Option<Held>,
+    /// Of bounded chunks.
+    made: Made,
+    /// By rank, where some contributions can end otherwise: the last one, and those of the 64 up to it that did. More than
+    /// a worker can ask about.
+    marks: Vec<(u64, u64)>,
+}
+
+impl Tally {
+    /// What a chunk needs, if anything.
+    pub(super) fn of(spec: &ChunkSpec, workers: u32) -> Option<Box<Self>> {
+        let drops = spec.mode.has_rounds() && spec.backup_workers > 0;
+        if spec.mode.has_rounds() && !drops {
+            return None;
+        }
+        let marked = if drops || spec.dtype.is_integer() { workers } else { 0 };
+        let counted = if matches!(spec.mode, Mode::Bounded(_)) { workers } else { 0 };
+        let made = Made { by_rank: vec![0; counted as usize], least: 0, least_ranks: counted };
+        Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))
+    }
+
+    fn mark(&mut self, rank: Rank, round: u64, ended_otherwise: bool) {
+        let Some((last, marks)) = self.marks.get_mut(rank.0 as usize) else { return };
+        // One that was sent back may come after those behind it.
+        if round > *last {
+            let shift = u32::try_from(round - *last).unwrap_or(u32::MAX);
+            (*last, *marks) = (round, marks.checked_shl(shift).unwrap_or(0));
+        }
+        *marks |= u64::from(ended_otherwise).checked_shl((*last - round).min(64) as u32).unwrap_or(0);
+    }
+
+    fn is_marked(&self, rank: Rank, round: u64) -> bool {
+        let Some((last, marks)) = self.marks.get(rank.0 as usize) else { return false };
+        let back = last.checked_sub(round).and_then(|back| u32::try_from(back).ok());
+        back.and_then(|back| marks.checked_shr(back)).is_some_and(|marks| marks & 1 == 1)
+    }
+}
+
+/// How many contributions each worker has made that are in force, and the fewest of all: found anew only when the last one
+/// that had so few has made another.
+#[derive(Debug)]
+struct Made {
+    /// Empty where nobody asks.
+    by_rank: Vec<u64>,
+    least: u64,
+    least_ranks: u32,
+}
+
+impl Made {
+    fn advance(&mut self, rank: Rank, to: u64) {
+        let Some(made) = self.by_rank.get_mut(rank.0 as usize).filter(|made| **made < to) else { return };
+        let before = std::mem::replace(made, to);
+        if before > self.least {
+            return;
+        }
+        self.least_ranks -= 1;
+        if self.least_ranks == 0 {
+            self.least = self.by_rank.iter().copied().min().unwrap_or(0);
+            self.least_ranks = self.by_rank.iter().filter(|made| **made == self.least).count() as u32;
+        }
+    }
+}
+
+impl Chunk {
+    /// How many contributions make a version.
+    pub(super) fn needed(spec: &ChunkSpec, workers: u32) -> u32 {
+        if spec.mode.has_rounds() { workers.saturating_sub(spec.backup_workers).max(1) } else { 1 }
+    }
+
+    /// Is each contribution an update of its own?
+    pub(super) fn is_loose(&self) -> bool {
+        !self.spec.mode.has_rounds()
+    }
+
+    /// Does a round end without some of the workers?
+    pub(super) fn drops_late(&self) -> bool {
+        self.tally.is_some() && !self.is_loose()
+    }
+
+    /// Whether a contribution can be applied now, where each is an update of its own: a worker's are applied in order.
+    pub(super) fn loose_turn(&self, rank: Rank, round: u64) -> Result<Turn, Status> {
+        if round == 0 {
+            return Err(Status::Refused);
+        }
+        if self.holds(rank, round) {
+            return Ok(Turn::Repeated);
+        }
+        let mut before = 0;
+        let mut ahead = 0;
+        for held in self.held.of_rank(rank) {
+            before += u64::from(held.round < round);
+            ahead += 1;
+        }
+        if ahead >= ROUNDS_AHEAD_MAX {
+            return Err(Status::Retry);
+        }
+        let free = self.stage == Stage::Contributions && !self.initialising() && before == 0;
+        Ok(if free { Turn::Now } else { Turn::Later })
+    }
+
+    /// Is the round being collected complete without this worker?
+    pub(super) fn misses(&self, rank: Rank) -> bool {
+        self.drops_late()
+            && self.is_complete()
+            && !self.contributed.contains(rank)
+            && !self.holds(rank, self.round())
+    }
+
+    /// What a contribution is whose round is over.
+    pub(super) fn late_turn(&self) -> Turn {
+        if self.drops_late() { Turn::Late } else { Turn::Repeated }
+    }
+
+    /// Where each contribution is an update of its own: this one is folded.
+    pub(super) fn begin_applying(&mut self, held: Held) {
+        let loose = self.is_loose();
+        if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
+            tally.applying = Some(held);
+        }
+    }
+
+    /// What was folded is in force, or it did not fit.
+    pub(super) fn end_applying(&mut self, fits: bool) {
+        let Some(tally) = &mut self.tally else { return };
+        if let Some(Held { rank, round, .. }) = tally.applying.take() {
+            tally.made.advance(rank, round);
+            tally.mark(rank, round, !fits);
+        }
+    }
+
+    /// A contribution came too late for its round.
+    pub(super) fn mark_late(&mut self, rank: Rank, round: u64) {
+        if let Some(tally) = &mut self.tally {
+            tally.mark(rank, round, true);
+        }
+    }
+
+    /// A contribution was refused for good: nobody waits for it any more. Not where earlier ones are to come still: then its
+    /// worker's next one counts.
+    pub(super) fn count_refused(&mut self, rank: Rank, block: &Block) {
+        if block.op.contributes()
+            && self.is_loose()
+            && !self.has_under_way(rank, block.operation)
+            && let Some(tally) = &mut self.tally
+        {
+            tally.made.advance(rank, block.round);
+        }
+    }
+
+    /// Are contributions of a worker, up to this operation, taken and not in force (or dropped) yet?
+    fn has_under_way(&self, rank: Rank, operation: Operation) -> bool {
+        let is_before = |held: &Held| held.rank == rank && held.operation <= operation;
+        let applying = self.tally.as_ref().and_then(|tally| tally.applying.as_ref());
+        applying.is_some_and(is_before) || self.held.of_rank(rank).any(is_before)
+    }
+
+    /// How far the chunk is in what operations wait for: see [`Chunk::awaits`].
+    pub(super) fn reached(&self) -> u64 {
+        match (self.spec.mode, &self.tally) {
+            (Mode::Sync, _) => self.version,
+            (Mode::Bounded(_), Some(tally)) => tally.made.least,
+            // Nobody waits for more than its own contributions.
+            _ => 0,
+        }
+    }
+
+    /// How far the chunk has to come before this operation can be answered; none where it can be.
+    pub(super) fn awaits(&self, waiter: &Waiter) -> Option<u64> {
+        if self.tally.is_some() && self.has_under_way(waiter.rank, waiter.operation) {
+            return Some(0);
+        }
+        let least = match self.spec.mode {
+            Mode::Sync => waiter.version,
+            Mode::Bounded(bound) => waiter.version.saturating_sub(u64::from(bound)),
+            Mode::Async => 0,
+        };
+        (self.reached() < least).then_some(least)
+    }
+
+    /// What a new operation that waits for a version makes worth looking at.
+    pub(super) fn first_look(&self, version: u64) -> u64 {
+        if self.tally.is_some() { 0 } else { version }
+    }
+
+    /// How an operation ended that is answered now.
+    pub(super) fn ending(&self, waiter: &Waiter) -> Status {
+        if !waiter.op.contributes() {
+            return Status::Done;
+        }
+        let marked = self.tally.as_ref().is_some_and(|tally| tally.is_marked(waiter.rank, waiter.version));
+        match (marked, self.is_loose()) {
+            (true, true) => Status::BadValue,
+            (true, false) => Status::Late,
+            (false, false) if self.is_bad(waiter.version) => Status::BadValue,
+            (false, _) => Status::Done,
+        }
+    }
+
+    /// What an operation still waits for where each contribution is an update of its own, as [`LaneEngine::late`].
+    pub(super) fn loose_late(&self, waiter: &Waiter) -> Option<(Status, Vec<Rank>)> {
+        if !self.is_loose() {
+            return None;
+        }
+        if self.initialising() {
+            return Some((Status::DeadlineWaiting, vec![Rank(0)]));
+        }
+        if self.has_under_way(waiter.rank, waiter.operation) {
+            // Its own contribution is being read still, where nobody reads what it would be written over.
+            let mut reading = if self.stage == Stage::Buffer { self.reading() } else { Vec::new() };
+            reading.truncate(RANKS_LISTED_MAX);
+            let own = (Status::DeadlineWaiting, vec![waiter.rank]);
+            return Some(if reading.is_empty() { own } else { (Status::DeadlineReading, reading) });
+        }
+        let least = self.awaits(waiter).unwrap_or(0);
+        let made = self.tally.iter().flat_map(|tally| &tally.made.by_rank);
+        let behind = (0..).map(Rank).zip(made).filter(|(_, made)| **made < least);
+        let behind = behind.map(|(rank, _)| rank).take(RANKS_LISTED_MAX).collect();
+        Some((Status::DeadlineBehind, behind))
+    }
+
+    /// Takes a held contribution that can be applied, where each is an update of its own: those of workers that have made
+    /// few go first, and each worker's in order, none before one that is to come again.
+    pub(super) fn take_loose(&mut self) -> Option<Held> {
+        let reopened = &self.reopened;
+        let is_next = |held: &Held| {
+            !reopened.iter().any(|open| open.rank == held.rank && open.operation < held.operation)
+        };
+        self.held.take_in_turn(is_next)
+    }
+}
+
+impl LaneEngine {
+    /// Contributions that were held for rounds which have ended without them are dropped.
+    pub(super) fn drop_late(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        if !chunk.drops_late() {
+            return;
+        }
+        let round = chunk.round();
+        while let Some(Held { rank, round, from, .. }) = self.chunks[index as usize].held.take_before(round) {
+            self.chunks[index as usize].mark_late(rank, round);
+            self.stats.late += 1;
+            self.release(index, rank, from);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fewest_made_is_known_whoever_makes_more() {
+        let mut made = Made { by_rank: vec![0; 3], least: 0, least_ranks: 3 };
+        for (rank, to, least) in
+            [(0, 1, 0), (0, 5, 0), (1, 2, 0), (2, 3, 2), (1, 9, 3), (2, 3, 3), (2, 4, 4), (2, 9, 5)]
+        {
+            made.advance(Rank(rank), to);
+            assert_eq!(made.least, least, "{rank} {to}");
+        }
+        made.advance(Rank(7), 1);
+        assert_eq!(made.by_rank, [5, 9, 9]);
+    }
+
+    #[test]
+    fn marks_last_as_long_as_workers_can_ask_and_no_longer() {
+        let mut tally = Tally {
+            applying: None,
+            made: Made { by_rank: Vec::new(), least: 0, least_ranks: 0 },
+            marks: vec![(0, 0); 2],
+        };
+        tally.mark(Rank(1), 3, true);
+        tally.mark(Rank(1), 5, false);
+        tally.mark(Rank(1), 4, true);
+        let marked =
+            |tally: &Tally| (0..70).filter(|round| tally.is_marked(Rank(1), *round)).collect::<Vec<_>>();
+        assert_eq!(marked(&tally), [3, 4]);
+        tally.mark(Rank(1), 67, true);
+        assert_eq!(marked(&tally), [4, 67]);
+        tally.mark(Rank(1), u64::MAX, false);
+        assert_eq!(marked(&tally), [0; 0]);
+        tally.mark(Rank(1), 1, true);
+        assert!(!tally.is_marked(Rank(1), 1) && !tally.is_marked(Rank(0), 0), "longer ago than is kept");
+        tally.mark(Rank(9), 1, true);
+    }
+}

@@ -401,6 +401,12 @@ impl Client {
         Ok(())
     }
 
+    /// In a forked child: arrays of the library's memory are there, as copies.
+    fn _after_fork_in_child(&self) -> PyResult<()> {
+        let Some(inner) = self.inner.in_child() else { return Ok(()) };
+        Ok(inner.client.copy_memory_for_child().map_err(Failure::from)?)
+    }
+
     /// Leaves because the program failed: every other member is told why.
     fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let inner = self.inner.get()?;

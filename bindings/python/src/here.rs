@@ -16,6 +16,11 @@ impl<T> Here<T> {
         Self { inner: Some(inner), pid: std::process::id() }
     }
 
+    /// It, in a child that was forked: to be looked at, where that takes no lock.
+    pub(crate) fn in_child(&self) -> Option<&T> {
+        self.inner.as_ref().filter(|_| self.pid != std::process::id())
+    }
+
     /// It, in the process that made it.
     pub(crate) fn get(&self) -> Result<&T, Failure> {
         match &self.inner {

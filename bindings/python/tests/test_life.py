@@ -112,6 +112,9 @@ for end in ["os._exit(0)", "sys.exit(0)", "del client, tensor, handle, library, 
     pid = os.fork()
     if pid == 0:
         print(child(), flush=True)
+        # Arrays are there, and the child's own.
+        assert (library == 1).all() or (library == 2).all()
+        library[:] = 99
         exec(end)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, end
 for _ in range(10):

@@ -212,6 +212,12 @@ impl Client {
         Ok(TensorBuffer::new(buffer))
     }
 
+    /// In a child that was forked after this client connected: its buffers' memory is there again, as the parent has it,
+    /// for reading; what is written is the child's own. Nothing else of a client may be used there, nor dropped.
+    pub fn copy_memory_for_child(&self) -> Result<(), ClientError> {
+        Ok(self.0.pool.region().copy_for_child()?)
+    }
+
     /// Registers memory with the RDMA device, if any link is over it, so that what stands against that is told here.
     fn prepare(&self, span: &Span) -> Result<(), fabric::FabricError> {
         let over_device = self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs);

@@ -120,5 +120,6 @@ class Client:
         """The library keeps nothing of an array that was pushed any more; its next push is copied first."""
     def close(self) -> None:
         """Leaves in good order. Operations in flight end with ClosedError; arrays of `empty` stay. Again is harmless."""
+    def _after_fork_in_child(self) -> None: ...
     def fail(self, reason: str) -> None:
         """Leaves because the program failed: every other member is told why."""

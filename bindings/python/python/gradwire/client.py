@@ -243,4 +243,13 @@ def _leave() -> None:
             client.fail(_why(failed))
 
 
+def _in_child() -> None:
+    for client in list(_live):
+        try:
+            client._after_fork_in_child()
+        except Error as error:
+            warnings.warn(f"arrays of a client's memory cannot be read in this child: {error}", stacklevel=2)
+
+
 atexit.register(_leave)
+os.register_at_fork(after_in_child=_in_child)

@@ -3,18 +3,23 @@
 #
 #   bindings/python/test.sh            numpy, asyncio, bad input, forks, kills, stubs
 #   bindings/python/test.sh frameworks torch and JAX (5 GB from PyPI at the first run)
+#   bindings/python/test.sh mxnet      MXNet 1.9.1
+#   bindings/python/test.sh mxnet2     MXNet 2.0.0b1
 #
 # Further words go to pytest. Environments stay in target/python. PYTHON says which interpreter makes them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 which=core
-[ "${1:-}" = frameworks ] && { which=frameworks; shift; }
+case ${1:-} in frameworks | mxnet | mxnet2) which=$1; shift ;; esac
 deploy/bootstrap.sh python
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 venv=$built/python/$which
 needs=('numpy>=1.22' 'pytest>=8' 'maturin>=1.9,<2')
 case $which in
     core) needs+=("mypy>=1.10" "ml_dtypes>=0.4") tests=(--ignore="$PWD/bindings/python/tests/frameworks" "$PWD/bindings/python/tests") ;;
+    # With the last numpy that has what these releases use of it.
+    mxnet) needs+=("numpy==1.23.5" "mxnet==1.9.1") tests=("$PWD/bindings/python/tests_mxnet") ;;
+    mxnet2) needs+=("numpy==1.23.5" "mxnet==2.0.0b1") tests=("$PWD/bindings/python/tests_mxnet") ;;
     frameworks) needs+=("torch>=2.2" "jax>=0.4.30") tests=("$PWD/bindings/python/tests/frameworks") ;;
 esac
 

@@ -4,7 +4,7 @@ from typing import Any, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
 
 __version__: str
 
@@ -123,3 +123,22 @@ class Client:
     def _after_fork_in_child(self) -> None: ...
     def fail(self, reason: str) -> None:
         """Leaves because the program failed: every other member is told why."""
+
+@final
+class MxEngine:
+    """A store's part in MXNet's engine. `gradwire.mxnet` makes one for a client."""
+
+    def __new__(cls, client: Client, addresses: Sequence[int], has_on_start: bool) -> MxEngine: ...
+    def key(self, tensor: Tensor, order: int) -> MxKey:
+        """A key: its tensor, and an array of MXNet's (by its handle) that gives its operations their order."""
+
+@final
+class MxKey:
+    """A key of a store. Its operations are first in, first out."""
+
+    def push(self, gradient: int, priority: int) -> None:
+        """Contributes a gradient, an array by its handle. Its memory is free once the operation of the engine has ended."""
+    def pull(self, weights: Sequence[int], priority: int) -> None:
+        """Brings the weights of the last round that this worker contributed to, into arrays by their handles."""
+    def push_pull(self, gradient: int, weights: Sequence[int], priority: int) -> None:
+        """Both as one operation."""

@@ -7,6 +7,7 @@ command for all roles need no change.
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -29,9 +30,7 @@ def main(words: list[str]) -> int:
     if not words:
         print("usage: python -m gradwire.run script.py [ARGS]", file=sys.stderr)
         return 2
-    from . import mxnet
-
-    mxnet.redirect()
+    importlib.import_module("gradwire.mxnet").redirect()
     script, sys.argv = words[0], words
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")

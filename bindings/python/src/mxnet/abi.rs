@@ -95,8 +95,16 @@ impl Library {
     /// The addresses are those of the functions with these names in MXNet's C interface (1.7 to 2.0), whose library is
     /// never unloaded.
     pub(crate) unsafe fn at(addresses: Addresses) -> Option<Self> {
-        let Addresses { push_async, shallow_copy, free, to_dlpack, end_dlpack, last_error, runtime_error, .. } =
-            addresses;
+        let Addresses {
+            push_async,
+            shallow_copy,
+            free,
+            to_dlpack,
+            end_dlpack,
+            last_error,
+            runtime_error,
+            ..
+        } = addresses;
         let all = [push_async, shallow_copy, free, to_dlpack, end_dlpack, last_error, runtime_error];
         if all.contains(&0) {
             return None;
@@ -118,10 +126,9 @@ impl Library {
                     end_dlpack,
                 ),
                 last_error: std::mem::transmute::<usize, unsafe extern "C" fn() -> *const c_char>(last_error),
-                runtime_error: std::mem::transmute::<
-                    usize,
-                    unsafe extern "C" fn(*mut c_void, *const c_char),
-                >(runtime_error),
+                runtime_error: std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, *const c_char)>(
+                    runtime_error,
+                ),
                 has_on_start: addresses.has_on_start,
             })
         }
@@ -152,7 +159,11 @@ impl Library {
             let plain: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) = begin_plainly::<W>;
             // SAFETY: a library of version 1 calls it with the three arguments that it has. Needed because the versions
             // have the same function with other types.
-            unsafe { std::mem::transmute::<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void), Begin>(plain) }
+            unsafe {
+                std::mem::transmute::<unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void), Begin>(
+                    plain,
+                )
+            }
         };
         let parcel = Parcel { work: Mutex::new(Some(work)), library: self.clone() };
         let parcel = Box::into_raw(Box::new(parcel));
@@ -271,7 +282,9 @@ impl Ending {
     }
 
     fn tell(&mut self, reason: Option<&str>) {
-        let Some(Callback { function: Some(function), engine, operation }) = self.callback.take() else { return };
+        let Some(Callback { function: Some(function), engine, operation }) = self.callback.take() else {
+            return;
+        };
         let Some(reason) = reason else {
             // SAFETY: the engine's callback with its own words, called once.
             return unsafe { function(engine, operation, null()) };
@@ -327,7 +340,8 @@ impl Array {
         let mut managed: *mut Managed = null_mut();
         // SAFETY: our own reference. It fails for an array in a layout of the compute library's own, whose bytes would
         // mean nothing to others.
-        let told = self.library.told(unsafe { (self.library.to_dlpack)(self.handle.as_ptr(), &raw mut managed) });
+        let told =
+            self.library.told(unsafe { (self.library.to_dlpack)(self.handle.as_ptr(), &raw mut managed) });
         told.map_err(|error| {
             format!(
                 "an array lies in a layout of oneDNN's own, which cannot be copied ({error}); set \
@@ -338,7 +352,10 @@ impl Array {
         // numbers where they are. Needed because this is the only way to learn where they lie without waiting.
         let (data, device, size) = unsafe {
             let Managed { data, device, ndim, bits, lanes, shape, byte_offset, .. } = managed.read();
-            let lengths = std::slice::from_raw_parts(if ndim == 0 { NonNull::dangling().as_ptr() } else { shape }, ndim as usize);
+            let lengths = std::slice::from_raw_parts(
+                if ndim == 0 { NonNull::dangling().as_ptr() } else { shape },
+                ndim as usize,
+            );
             let elements = lengths.iter().product::<i64>() as u64;
             let size = elements * u64::from(bits) / 8 * u64::from(lanes);
             let data = data.add(byte_offset as usize);

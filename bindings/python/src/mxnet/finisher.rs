@@ -108,7 +108,11 @@ fn bring(key: &Key, ended: Ended, arrays: &[Array]) -> Result<(), Failure> {
                 // SAFETY: so many bytes of an array that this operation alone has, until the engine is told. Needed because
                 // the array is another library's.
                 let into = unsafe { std::slice::from_raw_parts_mut(address, target.len()) };
-                if into.len() >= super::work::STREAMING_BYTES_MIN { streaming(into, target) } else { memcpy(into, target) }
+                if into.len() >= super::work::STREAMING_BYTES_MIN {
+                    streaming(into, target);
+                } else {
+                    memcpy(into, target);
+                }
             }
             (None, None) => return Err(Failure::internal("a pull brought no weights".into())),
         }

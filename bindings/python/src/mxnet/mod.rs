@@ -48,8 +48,9 @@ impl MxEngine {
         // SAFETY: `gradwire.mxnet` passes addresses of the functions with these names in the `libmxnet` that it has
         // imported, which the interpreter never unloads.
         let library = unsafe { Library::at(addresses) };
-        let library = library
-            .ok_or_else(|| Failure::input("mxnet", "this MXNet lacks functions of the C interface of 1.7 to 2.0"))?;
+        let library = library.ok_or_else(|| {
+            Failure::input("mxnet", "this MXNet lacks functions of the C interface of 1.7 to 2.0")
+        })?;
         let finisher = Finisher::start().map_err(|error| Failure::internal(error.to_string()))?;
         Ok(Self { library: Arc::new(library), finisher: Here::new(Arc::new(finisher)), client })
     }

@@ -78,7 +78,11 @@ impl Key {
         // SAFETY: so many bytes of an array that nobody writes now: it is the engine's turn of an operation that reads or
         // has it. Needed because the array is another library's.
         let from = unsafe { std::slice::from_raw_parts(from, buffer.len()) };
-        if from.len() >= STREAMING_BYTES_MIN { streaming(&mut buffer, from) } else { memcpy(&mut buffer, from) }
+        if from.len() >= STREAMING_BYTES_MIN {
+            streaming(&mut buffer, from);
+        } else {
+            memcpy(&mut buffer, from);
+        }
         Ok(buffer)
     }
 }
@@ -121,7 +125,9 @@ impl Work for Operation {
             Err(failure) => {
                 ending.badly(&failure.to_string());
                 // A round lacks this worker's contribution: the key is of no use any more.
-                return if self.gradient.is_some() { self.key.fail(failure) };
+                return if self.gradient.is_some() {
+                    self.key.fail(failure);
+                };
             }
         };
         let Self { key, gradient, weights, .. } = self;

@@ -54,6 +54,12 @@ pub enum Rule {
         /// Weight of the squares.
         l2: f32,
     },
+    /// Weights change places with one of the arrays that the rule before keeps, and contributions count for nothing: what a
+    /// rule keeps can so be pulled. Done twice, with that rule given back, it leaves all as it was.
+    Exchange {
+        /// Which array, from 0; with one that is not there weights stay.
+        array: u8,
+    },
 }
 
 /// The constants of Adam and its relatives.
@@ -169,6 +175,12 @@ impl Optimizer {
         matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average && self.rescale == 1.0
     }
 
+    /// Does it only look at what the rule before it keeps?
+    #[must_use]
+    pub const fn is_exchange(&self) -> bool {
+        matches!(self.rule, Rule::Exchange { .. })
+    }
+
     /// Does a step depend on all of the tensor's weights?
     #[must_use]
     pub const fn needs_norms(&self) -> bool {
@@ -179,7 +191,7 @@ impl Optimizer {
     #[must_use]
     pub fn state_arrays(&self) -> usize {
         match self.rule {
-            Rule::Sum | Rule::Assign => 0,
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } => 0,
             Rule::Sgd { momentum, .. } => usize::from(momentum != 0.0),
             Rule::AdaGrad { .. } | Rule::RmsProp { .. } => 1,
             Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Ftrl { .. } => 2,
@@ -190,7 +202,7 @@ impl Optimizer {
     #[must_use]
     pub fn continues(&self, before: &Self) -> bool {
         let kind = |optimizer: &Self| match optimizer.rule {
-            Rule::Sum | Rule::Assign | Rule::Sgd { momentum: 0.0, .. } => 0,
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } | Rule::Sgd { momentum: 0.0, .. } => 0,
             Rule::Sgd { .. } => 1,
             Rule::AdaGrad { .. } => 2,
             Rule::RmsProp { .. } => 3,
@@ -236,7 +248,7 @@ impl Optimizer {
         within("rescale", self.rescale.abs(), Range::Positive)?;
         self.schedule.validate()?;
         match self.rule {
-            Rule::Sum | Rule::Assign => Ok(()),
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } => Ok(()),
             Rule::Sgd { momentum, .. } => within("momentum", momentum, Range::Share),
             Rule::AdaGrad { epsilon } => within("epsilon", epsilon, Range::Positive),
             Rule::RmsProp { decay, epsilon } => {

@@ -179,30 +179,70 @@ def case_an_updater_of_the_scripts_own():
     assert (out.asnumpy() == 1 + 2 * 3).all()
 
 
-def case_states_are_saved_and_loaded():
-    for make in (MAPPED["momentum"], MAPPED["adam"], MAPPED["ftrl"], UNMAPPED["signum"]):
-        reference = Reference(make())
-        os.environ["GRADWIRE_MXNET_UPDATE"] = "workers"
-        kv = new()
-        compare(kv, make(), reference, to_rounding, steps=7)
-        del os.environ["GRADWIRE_MXNET_UPDATE"]
-        with tempfile.TemporaryDirectory() as directory:
-            name = os.path.join(directory, "states")
-            kv.save_optimizer_states(name, dump_optimizer=True)
-            weight = mx.nd.zeros(SHAPE)
-            kv.pull(0, out=weight)
-            later = new()
-            later.set_optimizer(make())
-            later.init(0, weight)
-            later.load_optimizer_states(name)
-        for step in range(7, STEPS):
-            mine = mx.nd.array(gradients(step, kv.num_workers)[kv.rank])
-            later.pushpull(0, mine, out=weight)
-            want = reference.step(step, kv.num_workers)
-            assert to_rounding(weight.asnumpy(), want), f"step {step}: {np.abs(weight.asnumpy() - want).max()}"
+def _states(make, where):
+    """Seven steps, states to a file, and the rest in another store, which goes on from there; and in the first."""
+    reference, own = Reference(make()), Reference(make())
+    kv, optimizer = new(), make()
+    compare(kv, optimizer, reference, to_rounding, steps=7)
+    assert (kv._updater is None) == (where == "servers")
+    with tempfile.TemporaryDirectory() as directory:
+        name = os.path.join(directory, "states")
+        kv.save_optimizer_states(name, dump_optimizer=True)
+        weight = mx.nd.zeros(SHAPE)
+        kv.pull(0, out=weight)
+        later = new()
+        later.set_optimizer(make())
+        later.init(0, weight)
+        later.load_optimizer_states(name)
+        # What is saved is what MXNet's own saves, and it loads it.
+        for step in range(7):
+            own.step(step, kv.num_workers)
+        with open(name, "rb") as file:
+            own.updater.set_states(file.read())
+    out = mx.nd.zeros(SHAPE)
+    for step in range(7, STEPS):
+        mine = mx.nd.array(gradients(step, kv.num_workers)[kv.rank])
+        later.pushpull(0, mine, out=weight)
+        kv.pushpull(0, mine, out=out)
+        want = reference.step(step, kv.num_workers)
+        for found in (weight.asnumpy(), out.asnumpy(), own.step(step, kv.num_workers)):
+            assert to_rounding(found, want), f"step {step}: {np.abs(found - want).max()}"
+
+
+def case_states_of_servers_are_saved_and_loaded():
+    for name in ("sgd", "momentum", "nag", "adam", "ada_grad", "rms_prop", "ftrl"):
+        _states(MAPPED[name], "servers")
     kv = new()
-    kv.set_optimizer(MAPPED["adam"]())
-    raises("GRADWIRE_MXNET_UPDATE=workers", lambda: kv.save_optimizer_states("nowhere"))
+    kv.set_optimizer(MAPPED["lamb"]())
+    kv.init(0, mx.nd.ones(SHAPE))
+    raises("MXNET_GRADWIRE_UPDATE=workers", lambda: kv.save_optimizer_states("nowhere"))
+    raises("no optimizer", lambda: new().save_optimizer_states("nowhere"))
+    raises("no optimizer", lambda: new().load_optimizer_states("nowhere"))
+
+
+def case_states_of_workers_are_saved_and_loaded():
+    _states(UNMAPPED["signum"], "workers")
+    os.environ["MXNET_GRADWIRE_UPDATE"] = "workers"
+    try:
+        _states(MAPPED["adam"], "workers")
+    finally:
+        del os.environ["MXNET_GRADWIRE_UPDATE"]
+
+
+def case_rates_change_where_the_script_says():
+    mine, own = (O.SGD(learning_rate=0.1, momentum=0.9) for _ in range(2))
+    kv, reference = new(), Reference(own)
+    kv.set_optimizer(mine)
+    kv.init(0, mx.nd.array(first()))
+    out = mx.nd.zeros(SHAPE)
+    for step in range(STEPS):
+        for optimizer in (mine, own):
+            optimizer.set_learning_rate(0.1 / (1 + step // 4))
+        # Nobody waits: contributions of steps before may still be the engine's.
+        kv.push(0, mx.nd.array(gradients(step, kv.num_workers)[kv.rank]))
+        want = reference.step(step, kv.num_workers)
+    kv.pull(0, out=out)
+    assert to_rounding(out.asnumpy(), want), np.abs(out.asnumpy() - want).max()
 
 
 def case_asynchronous_updates():

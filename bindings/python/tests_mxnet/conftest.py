@@ -17,14 +17,15 @@ HERE = Path(__file__).parent
 WITHIN_S = 240.0
 
 
-def run_workers(command, workers=2, servers=2, **settings):
+def run_workers(command, workers=2, servers=2, environ=(), **settings):
     """Runs a command as each of the workers; returns what each printed. All must end well."""
+    path = os.pathsep.join(path for path in sys.path if path)
     settings.setdefault("deadlines__operation_ms", 20_000)
     with gradwire.launch(servers=servers, workers=workers, **settings) as cluster:
         processes = [
             subprocess.Popen(
                 [sys.executable, *map(str, command)],
-                env={**cluster.environ(rank), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**cluster.environ(rank), "PYTHONPATH": path, **dict(environ)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -39,6 +39,16 @@ def test_an_unchanged_script_runs_over_gradwire(tmp_path, name):
     assert all(workers == 2 and values == [-1.5] * 4 for _, workers, values in said), said
 
 
+def test_updates_on_workers_and_copies_by_mxnet():
+    """All cases but those that look where updates run."""
+    environ = {"MXNET_GRADWIRE_UPDATE": "workers", "MXNET_GRADWIRE_STAGED": "1"}
+    script = conftest.HERE / "session.py"
+    names = ["pushes_are_summed", "a_gradient_is_never_aliased", "operations_of_a_key_are_in_order", "shapes_and_types"]
+    names += ["gluon_learns_with_encoded_gradients", "parameters_have_their_own_rates", "rows_of_sparse_weights"]
+    outs = conftest.run_workers([script, "-", *names], environ=environ)
+    assert all(out.count(": well in ") == len(names) for out in outs), outs
+
+
 def test_the_example_learns():
     outs = conftest.run_workers(["-m", "gradwire.run", EXAMPLE, "--epochs", "3", "--width", "256"], servers=1)
     accuracies = [json.loads(out.splitlines()[-1])["accuracy"] for out in outs]

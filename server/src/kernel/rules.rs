@@ -20,7 +20,7 @@ use proto_common::optimizer::{Form, Moments, Rule, Step};
 /// | `adam_w` | as `adam` of w - lr * decay * w, with g in the place of d |
 /// | `ftrl` | n' = n + d * d; z = z + d - (sqrt(n') - sqrt(n)) / lr * w; 0 where abs(z) <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2) |
 ///
-/// In MXNet's form:
+/// `exchange` takes weight and array for each other. In MXNet's form:
 ///
 /// | rule | new weight |
 /// | --- | --- |
@@ -58,6 +58,7 @@ impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
         match self.step.rule {
             Rule::Sum => self.weights.apply(self.sum, (), |w, s, ()| (w + s * scale, ())),
             Rule::Assign => self.weights.apply(self.sum, (), |_, s, ()| (s * scale, ())),
+            Rule::Exchange { array } => self.exchange(array),
             Rule::AdamW(moments) => {
                 let rate = if self.is_mxnets() { E::Sum::of(self.step.corrected_rate()) } else { rate };
                 self.adam(moments, move |w| w - rate * decay * w, |_, g| g);
@@ -76,6 +77,14 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
     #[inline(always)]
     fn numbers(&self) -> [E::Sum; 3] {
         [self.step.rate, self.step.decay, self.step.scale].map(E::Sum::of)
+    }
+
+    #[inline(always)]
+    fn exchange(self, array: u8) {
+        match self.state.into_iter().nth(usize::from(array)).filter(|kept| !kept.is_empty()) {
+            Some(kept) => self.weights.apply(self.sum, kept, |w, _, kept| (kept, w)),
+            None => self.weights.apply(self.sum, (), |w, _, ()| (w, ())),
+        }
     }
 
     #[inline(always)]
@@ -122,7 +131,7 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             Rule::Adam(moments) => self.adam(moments, |w| w, d),
             Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
             // Not here.
-            Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) => {}
+            Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Exchange { .. } => {}
         }
     }
 

@@ -100,7 +100,7 @@ impl Reference {
                 let below = (f64::from(beta) + n.sqrt()) / lr + f64::from(l2);
                 self.w = if a.abs() <= l1 { 0.0 } else { -(*a - a.signum() * l1) / below };
             }
-            Rule::Lamb(_) => unreachable!("see lamb"),
+            Rule::Lamb(_) | Rule::Exchange { .. } => unreachable!("see lamb, and below"),
         }
     }
 }
@@ -242,4 +242,21 @@ fn halves_are_summed_in_f32_and_published_rounded() {
     let contribution = Contribution::<Bf16>(region.numbers(6, 3).unwrap());
     set(&mut master, contribution);
     assert_eq!(master, [Bf16(F16::round(0.0001).0).widen(); 3], "the same bits as another type");
+}
+
+#[test]
+fn an_exchange_done_twice_changes_nothing() {
+    let adam = Optimizer::mean(Rule::Adam(MOMENTS), 0.1);
+    let mut chunk = Chunk::new(adam, vec![1.0, -2.0, 3.0]);
+    chunk.in_place(1, 1, &[0.5, 0.25, -1.0]);
+    let before = chunk.clone();
+    for array in [0, 1, 2] {
+        chunk.optimizer.rule = Rule::Exchange { array };
+        chunk.in_place(2, 1, &[9.0; 3]);
+        let there = usize::from(array) < 2;
+        let seen = if there { &before.state[usize::from(array)] } else { &before.weights };
+        assert_eq!(&chunk.weights, seen);
+        chunk.out_of_place(3, 1, &[9.0; 3]);
+        assert_eq!((&chunk.weights, &chunk.state), (&before.weights, &before.state));
+    }
 }

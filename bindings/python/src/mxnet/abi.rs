@@ -345,7 +345,7 @@ impl Array {
         told.map_err(|error| {
             format!(
                 "an array lies in a layout of oneDNN's own, which cannot be copied ({error}); set \
-                 GRADWIRE_MXNET_STAGED=1, which has MXNet convert it"
+                 MXNET_GRADWIRE_STAGED=1, which has MXNet convert it"
             )
         })?;
         // SAFETY: it has just been made; data, types and shape are read before it is given back, and the array keeps the

@@ -14,7 +14,7 @@ from mxnet.ndarray.sparse import RowSparseNDArray
 #: Arrays with more axes may lie in oneDNN's own layouts.
 _PLAIN_AXES_MAX = 2
 #: Set to 1, all arrays are copied by MXNet on their way.
-STAGED_VARIABLE = "GRADWIRE_MXNET_STAGED"
+STAGED_VARIABLE = "MXNET_GRADWIRE_STAGED"
 
 
 def is_sparse(array: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from . import _arrays
+from . import _arrays, _rules
 from ._arrays import Way, handle_of
 from ._connection import Connection
 
@@ -35,8 +35,23 @@ class Key:
         self._client.init(self.tensor, np.ascontiguousarray(dense.asnumpy()).reshape(-1))
 
     def change_rule(self, rule: Any) -> None:
+        """From this worker's next contribution on; those that the engine still has are before it."""
+        self._order.wait_to_read()
         self._client.change_rule(self.tensor, rule)
-        self.rule = rule
+
+    def kept(self, arrays: int, leads: bool) -> list[Any]:
+        """What servers keep of it, in rounds of their own, which every worker takes part in; the first leads."""
+        zeros, found = mx.nd.zeros(self.shape, mx.cpu(), dtype=self.dtype), []
+        for array in range(arrays):
+            if leads:
+                self.change_rule(_rules.exchange(array))
+            found.append(mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype))
+            self.push_pull([zeros], [found[-1]], 0)
+            # And back.
+            self.push_pull([zeros], [mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)], 0)
+        if leads and arrays:
+            self.change_rule(self.rule)
+        return found
 
     def push(self, arrays: list[Any], priority: int) -> None:
         # Has a name, so that it lives until the native half has a reference of its own.

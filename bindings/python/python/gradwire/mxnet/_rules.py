@@ -120,3 +120,33 @@ def rule_of(optimizer: Any, index: Any) -> Rule:
         rescale=float(rescale),
         form="mxnet" if is_own else "published",
     )
+
+
+#: How many arrays servers keep for a rule; momentum of 0 needs none.
+_KEPT = {"sgd": 1, "ada_grad": 1, "rms_prop": 1, "adam": 2, "adam_w": 2, "ftrl": 2}
+
+
+def kept_by(rule: Any) -> int | None:
+    """How many arrays servers keep for a rule, and can show; None where they cannot."""
+    if not isinstance(rule, Rule):
+        return 0
+    (name, constants), = rule.rule.items()
+    return 0 if constants.get("momentum") == 0 else _KEPT.get(name)
+
+
+def exchange(array: int) -> Rule:
+    """Weights change places with what the rule before keeps; see `Rule::Exchange` of the servers."""
+    return Rule({"exchange": {"array": array}}, 0.0, 0.0, 1.0, "published")
+
+
+def state_of(optimizer: Any, kept: list[Any]) -> Any:
+    """What servers keep of a parameter, as MXNet's optimizer has it."""
+    kind = type(optimizer).__name__
+    if not kept:
+        return None
+    if kind in ("SGD", "NAG"):
+        # MXNet's momentum is what is added.
+        return -kept[0]
+    if kind == "AdaGrad" or (kind == "RMSProp" and IS_2):
+        return kept[0]
+    return tuple(kept)

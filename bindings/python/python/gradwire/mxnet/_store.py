@@ -20,7 +20,7 @@ from ._arrays import flat_list, pairs
 from ._key import Key
 
 #: Set to "workers", servers sum only.
-UPDATE_VARIABLE = "GRADWIRE_MXNET_UPDATE"
+UPDATE_VARIABLE = "MXNET_GRADWIRE_UPDATE"
 _log = logging.getLogger("gradwire.mxnet")
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -216,7 +216,7 @@ class Store(KVStore):  # type: ignore[misc]
     @_as_mxnet
     def set_optimizer(self, optimizer: Any) -> None:
         """Has weights updated by an optimizer: on servers where they have its rule, else on every worker alike. Servers
-        follow when its learning rate is changed. With GRADWIRE_MXNET_UPDATE=workers it is on workers always."""
+        follow when its learning rate is changed. With MXNET_GRADWIRE_UPDATE=workers it is on workers always."""
         self._optimizer, self._updater = optimizer, None
         try:
             if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
@@ -246,7 +246,10 @@ class Store(KVStore):  # type: ignore[misc]
         for key in self._keys.values():
             key.hold()
             if not isinstance(key.rule, gradwire.Assign):
-                key.change_rule(gradwire.Assign())
+                # Every worker's call is the same; one is enough.
+                if self.rank == 0:
+                    key.change_rule(gradwire.Assign())
+                key.rule = gradwire.Assign()
 
     def _rule(self, index: Any) -> Any:
         """What servers do, where they update."""
@@ -277,15 +280,31 @@ class Store(KVStore):  # type: ignore[misc]
 
     # The rest.
 
+    @_as_mxnet
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Saves what the optimizer keeps, which is the same on every worker."""
-        if self._updater is None:
+        """Saves what the optimizer keeps, which is the same on every worker. Where servers keep it, they hand it out in
+        rounds of their own: every worker calls this, with names that may differ."""
+        updater = self._updater
+        if updater is None:
+            updater = self._states_of_servers()
+        with open(fname, "wb") as file:
+            file.write(updater.get_states(dump_optimizer))
+
+    def _states_of_servers(self) -> Any:
+        if self._optimizer is None:
+            raise MXNetError("gradwire: no optimizer is set that could have states")
+        counts = {name: _rules.kept_by(key.rule) for name, key in self._keys.items()}
+        halves = any(key.dtype.name == "float16" for key in self._keys.values())
+        if self.is_async or halves or None in counts.values():
             raise MXNetError(
-                "gradwire: servers update the weights, and do not hand out what optimizers keep; set "
+                "gradwire: servers do not hand out what they keep for LAMB, for halves, or without rounds; set "
                 f"{UPDATE_VARIABLE}=workers for a training whose states are to be saved"
             )
-        with open(fname, "wb") as file:
-            file.write(self._updater.get_states(dump_optimizer))
+        updater = mx.optimizer.get_updater(self._optimizer)
+        for name, key in self._keys.items():
+            kept = key.kept(counts[name] or 0, self.rank == 0)
+            updater.states[key.index] = _rules.state_of(self._optimizer, kept)
+        return updater
 
     @_as_mxnet
     def load_optimizer_states(self, fname: str) -> None:

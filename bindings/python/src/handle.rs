@@ -134,8 +134,10 @@ impl Core {
     pub(crate) fn finish(self: &Arc<Self>) {
         loop {
             let (callbacks, ended) = self.wait_until(Instant::now() + STRETCH);
-            // While the interpreter ends nobody can be called any more.
-            let _ = Python::try_attach(|py| call_back(py, callbacks));
+            if !callbacks.is_empty() {
+                // While the interpreter ends nobody can be called any more.
+                let _ = Python::try_attach(|py| call_back(py, callbacks));
+            }
             if ended {
                 return;
             }

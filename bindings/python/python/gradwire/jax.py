@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .client import Client, Declaration, Tensor, wait_all
+from ._native import Tensor
+from .client import Client, Declaration, wait_all
 from .codecs import Codec
 from .errors import InputError
 from .optimizers import Assign, Optimizer
@@ -48,10 +49,11 @@ class Tree:
 
     def _pairs(self, tree: Any) -> list[tuple[Tensor, Any]]:
         leaves, structure = jax.tree_util.tree_flatten(tree)
-        if structure != self.structure:
+        # Its stubs leave the comparison out.
+        if not bool(structure == self.structure):
             raise InputError(f"the tree is {structure}, and was declared as {self.structure}", "wrong_tree")
         # Whoever waits for the computation of an array does so here, and not under a lock of ours.
-        return list(zip(self.tensors, jax.block_until_ready(leaves)))
+        return list(zip(self.tensors, jax.block_until_ready(leaves)))  # type: ignore[no-untyped-call]
 
     def _wait(self, handles: list[Any]) -> Any:
         # JAX's arrays never change, and memory of ours does: they are copies.

@@ -20,12 +20,12 @@ import torch
 import torch.distributed
 
 from .client import Client, Declaration, wait_all
-from .client import Tensor as Declared
 from .codecs import Codec
 from .dtypes import element_of
 from .errors import InputError
 from .optimizers import Assign
 from ._native import Handle
+from ._native import Tensor as Declared
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -144,8 +144,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         declared = _declare(client, [prefix + name for name in chosen], list(chosen.values()), codec, mode)
         self._exchanges = {p: _Exchange(client, d, p) for p, d in zip(chosen.values(), declared)}
         self._left = dict.fromkeys(self._exchanges, backward_passes_per_step)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._ready) for p in self._exchanges]
+        self._hooks = [self._hook(p) for p in self._exchanges]
         self._synchronized = False
+
+    def _hook(self, parameter: torch.Tensor) -> Any:
+        return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
 
     def _ready(self, parameter: torch.Tensor) -> None:
         if self._left[parameter] <= 0:
@@ -370,12 +373,12 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
             exchange.copy_to(flat)
             future.set_result(flat)
         except Exception as error:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
 
     exchange.begin(flat).add_done_callback(end)
     return future
 
 
 # DistributedDataParallel looks at these, and takes no strings.
-ddp_hook.__annotations__["bucket"] = torch.distributed.GradBucket
+ddp_hook.__annotations__["bucket"] = torch.distributed.GradBucket  # type: ignore[attr-defined]
 ddp_hook.__annotations__["return"] = torch.futures.Future[torch.Tensor]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import conftest
+import mxnet as mx
 import pytest
 
 import gradwire
@@ -49,6 +50,7 @@ def test_updates_on_workers_and_copies_by_mxnet():
     assert all(out.count(": well in ") == len(names) for out in outs), outs
 
 
+@pytest.mark.skipif(mx.__version__.startswith("2"), reason="version 2's gluon takes arrays of another kind")
 def test_the_example_learns():
     outs = conftest.run_workers(["-m", "gradwire.run", EXAMPLE, "--epochs", "3", "--width", "256"], servers=1)
     accuracies = [json.loads(out.splitlines()[-1])["accuracy"] for out in outs]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|guest|launchers|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|python|guest|launchers|check|fix|bench|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -52,6 +52,12 @@ want_verbs() {
     want_file /usr/include/libnl3/netlink/route/link.h libnl-route-3-dev
     want_file /usr/include/infiniband/verbs.h libibverbs-dev
     compgen -G '/usr/lib/llvm-*/lib/libclang.so' >/dev/null || packages+=(libclang-dev)
+}
+
+# To build and test the Python package: what makes environments is a package of its own on Debian.
+want_python() {
+    want_program python3 python3
+    /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 }
 
 # To boot a machine with an RDMA device as well.
@@ -141,6 +147,11 @@ case $purpose in
         want_program ip iproute2
         want_program unshare util-linux
         want_program valgrind valgrind
+        want_python
+        ;;
+    python)
+        want_c
+        want_python
         ;;
     guest)
         want_c
@@ -160,7 +171,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|guest|launchers|check|fix|bench|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|guest|launchers|check|fix|bench|fuzz"
         exit 2
         ;;
 esac

@@ -54,6 +54,12 @@ pub enum Rule {
         /// Weight of the squares.
         l2: f32,
     },
+    /// Weights change places with one of the arrays that the rule before keeps, and contributions count for nothing: what a
+    /// rule keeps can so be pulled. Done twice, with that rule given back, it leaves all as it was.
+    Exchange {
+        /// Which array, from 0; with one that is not there weights stay.
+        array: u8,
+    },
 }
 
 /// The constants of Adam and its relatives.
@@ -74,6 +80,19 @@ impl Default for Moments {
     }
 }
 
+/// Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// As published.
+    #[default]
+    Published,
+    /// As MXNet's optimizers have it, for the same training as with them: momentum holds steps, with the rate they had;
+    /// epsilon of `ada_grad` and `rms_prop` is under the root, and `ada_grad`'s weight decay beside the gradient, as in its
+    /// version 1; epsilon of `adam` and `adam_w` is added before the bias is corrected, which `adam_w`'s decay is, too.
+    Mxnet,
+}
+
 /// An update rule with its constants. It is computed in the order that the docs of the server's kernel give, never
 /// fused, so that every machine computes the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,6 +108,16 @@ pub struct Optimizer {
     pub weight_decay: f32,
     /// Divide the sum by the number of contributors before the rule is applied.
     pub average: bool,
+    /// What the sum is multiplied by, too: not 0. Trainers whose gradients are a batch's sum give 1 / batch.
+    #[serde(default = "one")]
+    pub rescale: f32,
+    /// Which form of the rule.
+    #[serde(default)]
+    pub form: Form,
+}
+
+const fn one() -> f32 {
+    1.0
 }
 
 /// Why an update rule cannot be used.
@@ -111,7 +140,8 @@ pub enum OptimizerError {
 
 impl Optimizer {
     const fn new(rule: Rule, learning_rate: f32, average: bool) -> Self {
-        Self { rule, learning_rate, schedule: Schedule::CONSTANT, weight_decay: 0.0, average }
+        let (schedule, form) = (Schedule::CONSTANT, Form::Published);
+        Self { rule, learning_rate, schedule, weight_decay: 0.0, average, rescale: one(), form }
     }
 
     /// value += sum.
@@ -142,7 +172,13 @@ impl Optimizer {
     /// Does it only add? Then integers can be served, too.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
-        matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average
+        matches!(self.rule, Rule::Sum | Rule::Assign) && !self.average && self.rescale == 1.0
+    }
+
+    /// Does it only look at what the rule before it keeps?
+    #[must_use]
+    pub const fn is_exchange(&self) -> bool {
+        matches!(self.rule, Rule::Exchange { .. })
     }
 
     /// Does a step depend on all of the tensor's weights?
@@ -155,7 +191,7 @@ impl Optimizer {
     #[must_use]
     pub fn state_arrays(&self) -> usize {
         match self.rule {
-            Rule::Sum | Rule::Assign => 0,
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } => 0,
             Rule::Sgd { momentum, .. } => usize::from(momentum != 0.0),
             Rule::AdaGrad { .. } | Rule::RmsProp { .. } => 1,
             Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Ftrl { .. } => 2,
@@ -166,14 +202,15 @@ impl Optimizer {
     #[must_use]
     pub fn continues(&self, before: &Self) -> bool {
         let kind = |optimizer: &Self| match optimizer.rule {
-            Rule::Sum | Rule::Assign | Rule::Sgd { momentum: 0.0, .. } => 0,
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } | Rule::Sgd { momentum: 0.0, .. } => 0,
             Rule::Sgd { .. } => 1,
             Rule::AdaGrad { .. } => 2,
             Rule::RmsProp { .. } => 3,
             Rule::Adam(_) | Rule::AdamW(_) | Rule::Lamb(_) => 4,
             Rule::Ftrl { .. } => 5,
         };
-        kind(self) == kind(before)
+        let same_momentum = self.form == before.form || kind(self) != 1;
+        kind(self) == kind(before) && same_momentum
     }
 
     /// What holds for one round, counted from 1, with so many contributors.
@@ -197,7 +234,8 @@ impl Optimizer {
             rule: self.rule,
             rate: f64::from(self.learning_rate) * self.schedule.factor(round),
             decay: f64::from(self.weight_decay),
-            scale: if self.average { 1.0 / f64::from(contributors) } else { 1.0 },
+            scale: if self.average { 1.0 / f64::from(contributors) } else { 1.0 } * f64::from(self.rescale),
+            form: self.form,
             bias1,
             bias2,
         }
@@ -207,9 +245,10 @@ impl Optimizer {
     pub fn validate(&self) -> Result<(), OptimizerError> {
         within("learning_rate", self.learning_rate, Range::NotNegative)?;
         within("weight_decay", self.weight_decay, Range::NotNegative)?;
+        within("rescale", self.rescale.abs(), Range::Positive)?;
         self.schedule.validate()?;
         match self.rule {
-            Rule::Sum | Rule::Assign => Ok(()),
+            Rule::Sum | Rule::Assign | Rule::Exchange { .. } => Ok(()),
             Rule::Sgd { momentum, .. } => within("momentum", momentum, Range::Share),
             Rule::AdaGrad { epsilon } => within("epsilon", epsilon, Range::Positive),
             Rule::RmsProp { decay, epsilon } => {
@@ -245,6 +284,8 @@ pub struct Step {
     pub decay: f64,
     /// What the contributions' sum is multiplied by.
     pub scale: f64,
+    /// The rule's form.
+    pub form: Form,
     /// 1 - beta1^round, of rules that have it.
     pub bias1: f64,
     /// 1 - beta2^round, of rules that have it.
@@ -252,12 +293,18 @@ pub struct Step {
 }
 
 impl Step {
+    /// The rate with the biases of Adam's moments taken out of it, as MXNet has it.
+    #[must_use]
+    pub fn corrected_rate(&self) -> f64 {
+        self.rate * self.bias2.sqrt() / self.bias1
+    }
+
     /// The second half of a rule that needs norms: a plain step along what the first half made of the contributions,
     /// with its rate times `trust`.
     #[must_use]
     pub fn along(&self, trust: f64) -> Self {
         let rule = Rule::Sgd { momentum: 0.0, nesterov: false };
-        Self { rule, rate: self.rate * trust, decay: 0.0, scale: 1.0, ..*self }
+        Self { rule, rate: self.rate * trust, decay: 0.0, scale: 1.0, form: Form::Published, ..*self }
     }
 }
 

@@ -110,7 +110,7 @@ fn one_by_one(optimizer: &Optimizer, at: usize) -> f64 {
                 let below = (of(beta) + after) / lr + of(l2);
                 w = if a.abs() <= of(l1) { 0.0 } else { -(a - a.signum() * of(l1)) / below };
             }
-            Rule::Lamb(_) => unreachable!("its elements are not by themselves"),
+            Rule::Lamb(_) | Rule::Exchange { .. } => unreachable!("not a rule for elements by themselves"),
         }
     }
     w

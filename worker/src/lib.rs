@@ -12,7 +12,10 @@ pub mod runtime;
 pub mod train;
 
 pub use client::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
-pub use client::{Client, Element, Ended, Handle, RegistrationStats, Source, Tensor, TensorBuffer, Weights};
+pub use client::{
+    Client, Element, Ended, Handle, RegistrationStats, SharedBuffer, Source, Target, Tensor, TensorBuffer,
+    Weights,
+};
 pub use client::{RowsHandle, Table};
 pub use error::{CallFault, ClientError, OpError};
 pub use fabric::{Number, Numbers, UserBuffer};

@@ -257,17 +257,21 @@ enum GradwireMode
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
+     * What the cluster's settings say (`cluster.mode`).
+     */
+    GRADWIRE_MODE_CLUSTER = 0,
+    /**
      * One version a round, from the contributions of all workers.
      */
-    GRADWIRE_MODE_SYNC = 0,
+    GRADWIRE_MODE_SYNC = 1,
     /**
-     * Workers may be at most `staleness` rounds apart.
+     * Every contribution makes a version, and workers may be at most `staleness` contributions apart.
      */
-    GRADWIRE_MODE_BOUNDED = 1,
+    GRADWIRE_MODE_BOUNDED = 2,
     /**
      * Every contribution makes a version.
      */
-    GRADWIRE_MODE_ASYNC = 2,
+    GRADWIRE_MODE_ASYNC = 3,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -576,6 +580,10 @@ typedef struct {
      */
     int32_t average;
     /**
+     * What the sum is multiplied by, too; not 0.
+     */
+    float rescale;
+    /**
      * Step size; not used by sum and assign.
      */
     float learning_rate;
@@ -665,9 +673,13 @@ typedef struct {
      */
     int32_t mode;
     /**
-     * Of bounded mode: rounds that workers may be apart.
+     * Of bounded mode: contributions that workers may be apart.
      */
     uint32_t staleness;
+    /**
+     * Workers whose contribution a round does not wait for (sync mode); the cluster's where 0.
+     */
+    uint32_t backup_workers;
     /**
      * Operations carry a length of their own, where not 0.
      */

@@ -2,7 +2,7 @@
 
 use crate::border::put;
 use crate::error::{Failure, GradwireCode, guard};
-use proto_common::optimizer::{Decay, Moments, Optimizer, Rule, Schedule};
+use proto_common::optimizer::{Decay, Form, Moments, Optimizer, Rule, Schedule};
 use std::mem::MaybeUninit;
 
 /// What servers do with a round's contributions.
@@ -54,6 +54,8 @@ pub struct GradwireOptimizer {
     pub rule: i32,
     /// Divides the sum by the number of contributors first, where not 0.
     pub average: i32,
+    /// What the sum is multiplied by, too; not 0.
+    pub rescale: f32,
     /// Step size; not used by sum and assign.
     pub learning_rate: f32,
     /// Share of the weight that is added to its gradient; of AdamW and LAMB to its step.
@@ -94,6 +96,7 @@ impl GradwireOptimizer {
         Ok(Self {
             rule,
             average: i32::from(!adds),
+            rescale: 1.0,
             learning_rate: if adds { 0.0 } else { 0.01 },
             weight_decay: 0.0,
             momentum: 0.0,
@@ -132,6 +135,8 @@ impl GradwireOptimizer {
             schedule: Schedule { warmup_rounds: self.warmup_rounds, decay: self.typed_decay()? },
             weight_decay: self.weight_decay,
             average: self.average != 0,
+            rescale: self.rescale,
+            form: Form::Published,
         })
     }
 

@@ -13,8 +13,10 @@ use std::path::PathBuf;
 pub const PREFIX: &str = "GRADWIRE_";
 /// Names the settings file, as `--config` does.
 pub const CONFIG_VARIABLE: &str = "GRADWIRE_CONFIG";
+/// Names a directory where other languages look for our programs.
+const PROGRAMS_VARIABLE: &str = "GRADWIRE_PROGRAMS";
 /// Variables with our prefix that are no settings.
-const NOT_SETTINGS: [&str; 2] = [CONFIG_VARIABLE, DIE_WITH_PARENT];
+const NOT_SETTINGS: [&str; 3] = [CONFIG_VARIABLE, DIE_WITH_PARENT, PROGRAMS_VARIABLE];
 
 fn value_of<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
     env.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, value)| value.as_str())

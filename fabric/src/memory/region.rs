@@ -331,6 +331,21 @@ impl Region {
         }
     }
 
+    /// In a forked child, which has no memory at this place (see [`Mapping::of_fd`]'s advice): what is read there from
+    /// now on is what the parent has, and what is written is the child's own. For languages whose arrays lie in regions
+    /// and are looked at without asking. Where there is memory already, as in the parent, it is an error and changes
+    /// nothing; memory of other kinds is left out.
+    pub fn copy_for_child(&self) -> Result<(), FabricError> {
+        let Some(memfd) = self.memfd() else { return Ok(()) };
+        let Mapping { base, bytes, .. } = *self.mapping();
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: maps only where nothing is mapped, which the kernel checks, at the place that this region's pointers
+        // point to; the file cannot shrink below it. Needed because mmap is the only way to have memory at a place.
+        let mapped =
+            unsafe { mmap(base.as_ptr().cast(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, memfd, 0) };
+        mapped.map(drop).map_err(|e| FabricError::os("mapping memory for a forked child", e))
+    }
+
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.0.mapping
     }
@@ -464,6 +479,16 @@ mod tests {
         let span = region.span(4000, 96).unwrap();
         assert!(span.slice(90, 6).is_ok());
         assert!(span.slice(90, 7).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_there_is_no_child_s() {
+        let region = Region::allocate(4096, "test").unwrap();
+        region.write(0, &[7]).unwrap();
+        assert!(region.copy_for_child().is_err());
+        let mut byte = [0];
+        region.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
     }
 
     #[test]

@@ -30,6 +30,8 @@ fn bad_constants_are_refused() {
         (Optimizer::sgd(f32::NAN, 0.0, 0.0), "learning_rate"),
         (Optimizer::sgd(0.1, 1.0, 0.0), "momentum"),
         (Optimizer::sgd(0.1, 0.0, -1.0), "weight_decay"),
+        (Optimizer { rescale: 0.0, ..Optimizer::sum() }, "rescale"),
+        (Optimizer { rescale: f32::NAN, ..Optimizer::sum() }, "rescale"),
         (Optimizer::mean(Rule::AdaGrad { epsilon: 0.0 }, 0.1), "epsilon"),
         (Optimizer::mean(Rule::RmsProp { decay: 1.0, epsilon: 1e-8 }, 0.1), "decay"),
         (Optimizer::mean(Rule::Adam(Moments { beta1: 1.0, ..moments }), 0.1), "beta1"),

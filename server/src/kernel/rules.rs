@@ -2,7 +2,7 @@
 
 use super::{Element, Operand, Real, Weights};
 use fabric::simd::{Pass, widest};
-use proto_common::optimizer::{Moments, Rule, Step};
+use proto_common::optimizer::{Form, Moments, Rule, Step};
 
 /// The update rule of one round over part of a chunk.
 ///
@@ -20,7 +20,16 @@ use proto_common::optimizer::{Moments, Rule, Step};
 /// | `adam_w` | as `adam` of w - lr * decay * w, with g in the place of d |
 /// | `ftrl` | n' = n + d * d; z = z + d - (sqrt(n') - sqrt(n)) / lr * w; 0 where abs(z) <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2) |
 ///
-/// g is the sum, times 1 / contributors where `average` is set; d = g + decay * w; lr is the round's rate;
+/// `exchange` takes weight and array for each other. In MXNet's form:
+///
+/// | rule | new weight |
+/// | --- | --- |
+/// | `sgd` | m = mu * m + lr * d, and w - m, or (nesterov) w - (mu * m + lr * d) |
+/// | `ada_grad` | h = h + g * g; w - lr * (g / sqrt(h + eps) + decay * w) |
+/// | `rms_prop` | h as above; w - lr * d / sqrt(h + eps) |
+/// | `adam`, `adam_w` | as above with eps / sqrt(c2) in the place of eps, and `adam_w`'s decay times sqrt(c2) / c1 |
+///
+/// g is the sum, times 1 / contributors where `average` is set, and times `rescale`; d = g + decay * w; lr is the round's rate;
 /// c1 = 1 - b1^round, c2 = 1 - b2^round. The second arrays are `v` and `n`. `lamb` needs a whole tensor's norms, and goes two
 /// ways: see `direction`, then `sgd` along it.
 ///
@@ -49,7 +58,13 @@ impl<E: Element, S: Operand<E::Sum>> Pass for Update<'_, E, S> {
         match self.step.rule {
             Rule::Sum => self.weights.apply(self.sum, (), |w, s, ()| (w + s * scale, ())),
             Rule::Assign => self.weights.apply(self.sum, (), |_, s, ()| (s * scale, ())),
-            Rule::AdamW(moments) => self.adam(moments, move |w| w - rate * decay * w, |_, g| g),
+            Rule::Exchange { array } => self.exchange(array),
+            Rule::AdamW(moments) => {
+                let rate = if self.is_mxnets() { E::Sum::of(self.step.corrected_rate()) } else { rate };
+                self.adam(moments, move |w| w - rate * decay * w, |_, g| g);
+            }
+            // Its decay is no part of what is squared.
+            Rule::AdaGrad { epsilon } if self.is_mxnets() => self.ada_grad_below(epsilon),
             // Weight decay of zero must not change bits (0 * inf), so it is a case of its own.
             _ if self.step.decay == 0.0 => self.decayed(|_, g| g),
             _ => self.decayed(move |w, g| g + decay * w),
@@ -64,6 +79,19 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
         [self.step.rate, self.step.decay, self.step.scale].map(E::Sum::of)
     }
 
+    #[inline(always)]
+    fn exchange(self, array: u8) {
+        match self.state.into_iter().nth(usize::from(array)).filter(|kept| !kept.is_empty()) {
+            Some(kept) => self.weights.apply(self.sum, kept, |w, _, kept| (kept, w)),
+            None => self.weights.apply(self.sum, (), |w, _, ()| (w, ())),
+        }
+    }
+
+    #[inline(always)]
+    fn is_mxnets(&self) -> bool {
+        self.step.form == Form::Mxnet
+    }
+
     /// The rules whose gradient has the weight decay in it: `d` of weight and gradient.
     #[inline(always)]
     fn decayed(self, d: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy) {
@@ -73,6 +101,7 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             Rule::Sgd { momentum: 0.0, .. } => {
                 self.weights.apply(self.sum, (), |w, s, ()| (w - rate * d(w, s * scale), ()));
             }
+            Rule::Sgd { momentum, nesterov } if self.is_mxnets() => self.steps(of(momentum), nesterov, d),
             Rule::Sgd { momentum, nesterov } => self.momentum(of(momentum), nesterov, d),
             Rule::AdaGrad { epsilon } => {
                 let ([first, _], epsilon) = (self.state, of(epsilon));
@@ -85,6 +114,14 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             Rule::RmsProp { decay, epsilon } => {
                 let ([first, _], epsilon) = (self.state, of(epsilon));
                 let (kept, fresh) = (of(decay), of(1.0) - of(decay));
+                if self.step.form == Form::Mxnet {
+                    self.weights.apply(self.sum, first, |w, s, h| {
+                        let d = d(w, s * scale);
+                        let h = kept * h + fresh * (d * d);
+                        (w - rate * d / (h + epsilon).root(), h)
+                    });
+                    return;
+                }
                 self.weights.apply(self.sum, first, |w, s, h| {
                     let d = d(w, s * scale);
                     let h = kept * h + fresh * (d * d);
@@ -94,7 +131,7 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
             Rule::Adam(moments) => self.adam(moments, |w| w, d),
             Rule::Ftrl { beta, l1, l2 } => self.ftrl([beta, l1, l2].map(of), d),
             // Not here.
-            Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) => {}
+            Rule::Sum | Rule::Assign | Rule::AdamW(_) | Rule::Lamb(_) | Rule::Exchange { .. } => {}
         }
     }
 
@@ -116,6 +153,29 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
         }
     }
 
+    /// Momentum in MXNet's form: what is kept are steps.
+    #[inline(always)]
+    fn steps(self, mu: E::Sum, nesterov: bool, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
+        let [rate, _, scale] = self.numbers();
+        let [first, _] = self.state;
+        self.weights.apply(self.sum, first, |w, s, m| {
+            let step = rate * d(w, s * scale);
+            let m = mu * m + step;
+            (if nesterov { w - (mu * m + step) } else { w - m }, m)
+        });
+    }
+
+    #[inline(always)]
+    fn ada_grad_below(self, epsilon: f32) {
+        let [rate, decay, scale] = self.numbers();
+        let ([first, _], epsilon) = (self.state, E::Sum::of(f64::from(epsilon)));
+        self.weights.apply(self.sum, first, |w, s, h| {
+            let g = s * scale;
+            let h = h + g * g;
+            (w - rate * (g / (h + epsilon).root() + decay * w), h)
+        });
+    }
+
     #[inline(always)]
     fn adam(self, moments: Moments, shrunk: impl Fn(E::Sum) -> E::Sum, d: impl Fn(E::Sum, E::Sum) -> E::Sum) {
         let [rate, _, scale] = self.numbers();
@@ -123,6 +183,7 @@ impl<E: Element, S: Operand<E::Sum>> Update<'_, E, S> {
         let of = |constant: f32| E::Sum::of(f64::from(constant));
         let (beta1, beta2, epsilon, one) = (of(beta1), of(beta2), of(epsilon), of(1.0));
         let (rate, root) = (rate / E::Sum::of(self.step.bias1), E::Sum::of(self.step.bias2).root());
+        let epsilon = if self.is_mxnets() { epsilon / root } else { epsilon };
         self.weights.apply(self.sum, self.state, |w, s, [m, v]| {
             let d = d(w, s * scale);
             let m = beta1 * m + (one - beta1) * d;

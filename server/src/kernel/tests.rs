@@ -3,7 +3,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use proto_common::optimizer::{Decay, Moments, Optimizer, Rule, Schedule};
+use proto_common::optimizer::{Decay, Form, Moments, Optimizer, Rule, Schedule};
 
 const MOMENTS: Moments = Moments { beta1: 0.8, beta2: 0.95, epsilon: 1e-6 };
 
@@ -27,6 +27,8 @@ fn rules() -> Vec<Optimizer> {
         [plain, Optimizer { weight_decay: 0.01, ..plain }]
     };
     let mut all: Vec<Optimizer> = of.into_iter().flat_map(with_decay).collect();
+    let as_mxnet = |optimizer: &Optimizer| Optimizer { form: Form::Mxnet, rescale: 0.25, ..*optimizer };
+    all.extend(all.iter().map(as_mxnet).collect::<Vec<_>>());
     all.extend([Optimizer::sum(), Optimizer::assign(), Optimizer { average: true, ..Optimizer::assign() }]);
     all
 }
@@ -40,9 +42,11 @@ struct Reference {
 
 impl Reference {
     fn step(&mut self, round: u64, contributors: u32, sum: f32) {
-        let Optimizer { rule, learning_rate, schedule, weight_decay, average } = self.optimizer;
+        let Optimizer { rule, learning_rate, schedule, weight_decay, average, rescale, form } =
+            self.optimizer;
+        let mxnets = form == Form::Mxnet;
         let lr = f64::from(learning_rate) * schedule.factor(round);
-        let g = f64::from(sum) / if average { f64::from(contributors) } else { 1.0 };
+        let g = f64::from(sum) * f64::from(rescale) / if average { f64::from(contributors) } else { 1.0 };
         let decay = f64::from(weight_decay);
         let d = g + decay * self.w;
         let [a, b] = &mut self.state;
@@ -50,16 +54,29 @@ impl Reference {
             let (b1, b2) = (f64::from(moments.beta1), f64::from(moments.beta2));
             *a = b1 * *a + (1.0 - b1) * d;
             *b = b2 * *b + (1.0 - b2) * d * d;
-            let (m, v) = (*a / (1.0 - b1.powi(round as i32)), *b / (1.0 - b2.powi(round as i32)));
-            lr * m / (v.sqrt() + f64::from(moments.epsilon))
+            let (c1, c2) = (1.0 - b1.powi(round as i32), 1.0 - b2.powi(round as i32));
+            let epsilon = f64::from(moments.epsilon);
+            match mxnets {
+                true => lr * c2.sqrt() / c1 * *a / (b.sqrt() + epsilon),
+                false => lr * (*a / c1) / ((*b / c2).sqrt() + epsilon),
+            }
         };
         match rule {
             Rule::Sum => self.w += g,
             Rule::Assign => self.w = g,
+            Rule::Sgd { momentum, nesterov } if mxnets => {
+                let mu = f64::from(momentum);
+                *a = mu * *a - lr * d;
+                self.w += if nesterov { mu * *a - lr * d } else { *a };
+            }
             Rule::Sgd { momentum, nesterov } => {
                 let mu = f64::from(momentum);
                 *a = mu * *a + d;
                 self.w -= lr * if nesterov { d + mu * *a } else { *a };
+            }
+            Rule::AdaGrad { epsilon } if mxnets => {
+                *a += g * g;
+                self.w -= lr * (g / (*a + f64::from(epsilon)).sqrt() + decay * self.w);
             }
             Rule::AdaGrad { epsilon } => {
                 *a += d * d;
@@ -67,10 +84,15 @@ impl Reference {
             }
             Rule::RmsProp { decay, epsilon } => {
                 *a = f64::from(decay) * *a + (1.0 - f64::from(decay)) * d * d;
-                self.w -= lr * d / (a.sqrt() + f64::from(epsilon));
+                let epsilon = f64::from(epsilon);
+                self.w -= lr * d / if mxnets { (*a + epsilon).sqrt() } else { a.sqrt() + epsilon };
             }
             Rule::Adam(moments) => self.w -= adam(moments, d),
-            Rule::AdamW(moments) => self.w -= lr * decay * self.w + adam(moments, g),
+            Rule::AdamW(moments) => {
+                let c = |beta: f32| 1.0 - f64::from(beta).powi(round as i32);
+                let corrected = if mxnets { c(moments.beta2).sqrt() / c(moments.beta1) } else { 1.0 };
+                self.w -= lr * corrected * decay * self.w + adam(moments, g);
+            }
             Rule::Ftrl { beta, l1, l2 } => {
                 let (l1, n) = (f64::from(l1), *b + d * d);
                 *a += d - (n.sqrt() - b.sqrt()) / lr * self.w;
@@ -78,7 +100,7 @@ impl Reference {
                 let below = (f64::from(beta) + n.sqrt()) / lr + f64::from(l2);
                 self.w = if a.abs() <= l1 { 0.0 } else { -(*a - a.signum() * l1) / below };
             }
-            Rule::Lamb(_) => unreachable!("see lamb"),
+            Rule::Lamb(_) | Rule::Exchange { .. } => unreachable!("see lamb, and below"),
         }
     }
 }
@@ -220,4 +242,21 @@ fn halves_are_summed_in_f32_and_published_rounded() {
     let contribution = Contribution::<Bf16>(region.numbers(6, 3).unwrap());
     set(&mut master, contribution);
     assert_eq!(master, [Bf16(F16::round(0.0001).0).widen(); 3], "the same bits as another type");
+}
+
+#[test]
+fn an_exchange_done_twice_changes_nothing() {
+    let adam = Optimizer::mean(Rule::Adam(MOMENTS), 0.1);
+    let mut chunk = Chunk::new(adam, vec![1.0, -2.0, 3.0]);
+    chunk.in_place(1, 1, &[0.5, 0.25, -1.0]);
+    let before = chunk.clone();
+    for array in [0, 1, 2] {
+        chunk.optimizer.rule = Rule::Exchange { array };
+        chunk.in_place(2, 1, &[9.0; 3]);
+        let there = usize::from(array) < 2;
+        let seen = if there { &before.state[usize::from(array)] } else { &before.weights };
+        assert_eq!(&chunk.weights, seen);
+        chunk.out_of_place(3, 1, &[9.0; 3]);
+        assert_eq!((&chunk.weights, &chunk.state), (&before.weights, &before.state));
+    }
 }

@@ -11,6 +11,8 @@ const CHANGES_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct CurrentRule {
     optimizer: Optimizer,
+    /// Whose arrays there are: another one's only while they are exchanged.
+    kept: Optimizer,
     /// The round after which what the rule keeps began.
     begun: u64,
     /// By their first round.
@@ -19,7 +21,7 @@ pub(super) struct CurrentRule {
 
 impl CurrentRule {
     pub(super) fn new(optimizer: Optimizer) -> Self {
-        Self { optimizer, begun: 0, changes: Vec::new() }
+        Self { optimizer, kept: optimizer, begun: 0, changes: Vec::new() }
     }
 
     pub(super) fn needs_norms(&self) -> bool {
@@ -50,12 +52,17 @@ impl CurrentRule {
     pub(super) fn step(&mut self, round: &Round, numbers: &mut Typed) -> Step {
         while self.changes.first().is_some_and(|(from, _)| *from <= round.number) {
             let (from, optimizer) = self.changes.remove(0);
-            if !optimizer.continues(&self.optimizer) {
-                numbers.begin(optimizer.state_arrays());
-                self.begun = from.saturating_sub(1);
+            if !optimizer.is_exchange() {
+                if !optimizer.continues(&self.kept) {
+                    numbers.begin(optimizer.state_arrays());
+                    self.begun = from.saturating_sub(1);
+                }
+                self.kept = optimizer;
             }
             self.optimizer = optimizer;
         }
+        // It is no round of the rule before, which goes on where it was.
+        self.begun += u64::from(self.optimizer.is_exchange());
         self.optimizer.step_since(self.begun, round.number, round.contributors)
     }
 }
@@ -82,6 +89,23 @@ mod tests {
         let adam = step(5);
         assert_eq!((adam.rate, adam.bias1), (4.0, Optimizer::mean(adam.rule, 4.0).step(1, 1).bias1));
         assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
+    }
+
+    #[test]
+    fn an_exchange_keeps_arrays_and_is_no_round_of_the_rule_before() {
+        let adam = Optimizer::mean(Rule::Adam(Moments::default()), 4.0);
+        let exchange = |array| Optimizer { rule: Rule::Exchange { array }, ..Optimizer::sum() };
+        let (mut rule, mut numbers) = (CurrentRule::new(adam), Typed::zeros(Dtype::F32, 4, 2));
+        rule.change(3, exchange(0)).unwrap();
+        rule.change(5, adam).unwrap();
+        let steps = [1, 2, 3, 4, 5].map(|number| rule.step(&round(number), &mut numbers));
+        assert_eq!(steps[2].rule, Rule::Exchange { array: 0 });
+        assert_eq!(steps[4], adam.step(3, 1), "its third round");
+        assert_eq!(numbers.bytes(), 3 * 16, "a sum, and what adam keeps");
+        rule.change(6, exchange(1)).unwrap();
+        rule.change(7, Optimizer::sgd(1.0, 0.0, 0.0)).unwrap();
+        assert_eq!([6, 7].map(|number| rule.step(&round(number), &mut numbers).rate), [0.0, 1.0]);
+        assert_eq!(numbers.bytes(), 16, "another rule's arrays are gone");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Buffers that trainers compute in: registered memory, handed to an operation and back.
 
 use super::Element;
-use fabric::{Buffer, Region, Span};
+use fabric::{Buffer, OutOfBounds, Region, Span};
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// An exclusive, 64-byte aligned piece of the client's registered memory. It goes into an operation by
@@ -26,6 +27,13 @@ impl TensorBuffer {
 
     pub(crate) fn into_inner(self) -> Buffer {
         self.0
+    }
+
+    /// Gives up the right to be its only holder: for languages whose arrays lie in it, as often as they like.
+    #[must_use]
+    pub fn share(self) -> SharedBuffer {
+        let span = self.0.span();
+        SharedBuffer { buffer: Arc::new(self.0), span }
     }
 
     /// The bytes as elements. Trailing bytes that make no whole element are left out.
@@ -52,6 +60,42 @@ impl TensorBuffer {
     #[must_use]
     pub fn as_f32_mut(&mut self) -> &mut [f32] {
         self.as_mut_slice()
+    }
+}
+
+/// Registered memory, or a part of it, that several have: clones share it, and an operation has one for as long as it
+/// lasts. Here it is never read or written through a reference, so nobody is kept from doing either elsewhere: what
+/// is written while it is sent arrives torn. One buffer may be an operation's gradient and its weights: a chunk's
+/// weights come only once its gradient has been taken.
+#[derive(Clone, Debug)]
+pub struct SharedBuffer {
+    buffer: Arc<Buffer>,
+    span: Span,
+}
+
+impl SharedBuffer {
+    /// A part of it.
+    pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self, OutOfBounds> {
+        Ok(Self { buffer: self.buffer.clone(), span: self.span.slice(offset, bytes)? })
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.span.len()
+    }
+
+    pub(super) fn is_of(&self, region: &Region) -> bool {
+        self.span.region().id() == region.id()
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// What keeps the memory.
+    pub(super) fn into_inner(self) -> Arc<Buffer> {
+        self.buffer
     }
 }
 

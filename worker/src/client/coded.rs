@@ -52,6 +52,13 @@ impl Client {
             None => return Ok((None, buffers)),
             Some(Source::Pool(buffer)) => buffers.source = Some(buffer.into_inner()),
             Some(Source::User(user)) => buffers.user = Some(user),
+            // Others may write it while it is looked at: a copy of our own is encoded.
+            Some(Source::Shared(shared)) => {
+                let (span, mut copy) = (shared.span(), self.0.pool.allocate(shared.bytes())?);
+                let read = span.region().read(span.offset(), &mut copy);
+                read.map_err(|error| ClientError::Internal(error.to_string()))?;
+                buffers.source = Some(copy);
+            }
         }
         if let Some(position) = not_finite(gradient(&buffers)) {
             return Err(ClientError::NotFinite { key: tensor.key(), position });

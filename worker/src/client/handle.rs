@@ -20,15 +20,15 @@ pub struct Ended {
     /// with backup workers. Their weights are newer than the round's, and the next contribution is to the round behind
     /// them.
     pub late_chunks: u32,
-    /// The gradient's buffer, where it was one of the client's registered memory.
+    /// The gradient's buffer, where it was one of the client's registered memory and nobody else had it.
     pub source: Option<TensorBuffer>,
     /// The gradient's buffer, where it was one of the trainer's own.
     pub user: Option<UserBuffer>,
-    /// The weights' buffer, where the operation had one.
+    /// The weights' buffer, where the operation had one that nobody else had.
     pub target: Option<TensorBuffer>,
     /// The weights, where they were asked for without a buffer.
     pub weights: Option<Weights>,
-    /// Bytes at the start of `target` that landed: all of them, or of a dynamic tensor those of the last round.
+    /// Bytes at the start of the weights' buffer that landed: all of them, or of a dynamic tensor those of the last round.
     pub landed_bytes: u64,
 }
 
@@ -96,31 +96,47 @@ impl Handle {
         self.state.on_end(Box::new(callback));
     }
 
+    /// Waits until it has ended, or until `deadline`. Has it ended?
+    #[must_use]
+    pub fn is_done_by(&self, deadline: Instant) -> bool {
+        let deadline = deadline.min(self.deadline);
+        let told = || self.is_done();
+        self.lanes().for_each(LaneHandle::visit);
+        if !told() {
+            drive_until(self.lanes(), deadline, told);
+        }
+        let blocked = (!told()).then(|| Blocked::new(self.lanes()));
+        let ended = self.state.wait(deadline).is_some();
+        drop(blocked);
+        ended
+    }
+
+    /// May it end still? Past its deadline and some grace [`Handle::wait`] ends at once.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+
     /// Waits until it has ended. Every operation ends within its deadline (`deadlines.operation_ms`); the
     /// error names who is waited for. After an error the buffers stay with the operation until nothing can
     /// write them any more; a clone of a [`UserBuffer`] can be changed again from then on.
     pub fn wait(self) -> Result<Ended, ClientError> {
-        let told = || self.state.poll().is_some();
-        self.lanes().for_each(LaneHandle::visit);
-        if !told() {
-            drive_until(self.lanes(), self.deadline, told);
-        }
-        let blocked = (!told()).then(|| Blocked::new(self.lanes()));
-        let result = self.state.wait(self.deadline);
-        drop(blocked);
+        let ended = self.is_done_by(self.deadline);
+        let result = if ended { self.state.poll() } else { None };
         let (key, dynamic) = (self.tensor.key(), self.tensor.spec().dynamic);
         match result {
             Some(Ok(version)) if dynamic && self.state.newest() > version => {
                 Err(ClientError::Torn { key, oldest: version, newest: self.state.newest() })
             }
             Some(Ok(version)) => {
-                let OpBuffers { source, user, target, shown, versions, .. } =
+                let OpBuffers { source, user, target, shown, shared, versions, .. } =
                     self.state.take_buffers().unwrap_or_default();
                 let (late_chunks, chunk_versions) = (self.state.late_chunks(), versions.map(in_order));
                 // Beside a buffer of the trainer's own it is the copy of it, which has served its turn.
                 let source = source.filter(|_| user.is_none()).map(TensorBuffer::new);
                 let target = target.map(TensorBuffer::new);
-                let whole_bytes = target.as_ref().map_or(0, |target| target.len() as u64);
+                let lands = target.is_some() || shared[1].is_some();
+                let whole_bytes = if lands { self.tensor.bytes() } else { 0 };
                 let landed_bytes =
                     if dynamic { self.state.landed_bytes().min(whole_bytes) } else { whole_bytes };
                 let (tensor, client) = (self.tensor.clone(), self.client.clone());

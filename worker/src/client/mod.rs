@@ -17,18 +17,18 @@ mod together;
 mod transfer;
 mod weights;
 
-pub use buffer::TensorBuffer;
+pub use buffer::{SharedBuffer, TensorBuffer};
 pub use call::{CallHandle, CallReply, CallRequest, Piece, ReplyBody};
 pub use element::Element;
 pub use handle::{Ended, Handle};
 pub use registrations::RegistrationStats;
-pub use source::Source;
+pub use source::{Source, Target};
 pub use tables::{RowsHandle, Table};
 pub use tensor::Tensor;
 pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Spares};
+use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Requests, Spares};
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
@@ -63,6 +63,8 @@ pub(crate) struct Inner {
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
     posts: Posts,
+    /// Held by a declaration, from its request until its update is applied.
+    declaring: Mutex<()>,
     map: RwLock<ShardMap>,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
     /// Is the first iteration over, and has been planned with?
@@ -150,7 +152,9 @@ impl Client {
             together::fits_alone(spec, chunk_bytes, most).map_err(DeclareError::from)?;
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
-        let update = self.with_control(|control| control.declare(specs.to_vec(), within))?;
+        // One at a time, so that updates are applied in the order of their epochs.
+        let _declaring = lock(&self.0.declaring);
+        let update = self.requests()?.declare(specs.to_vec(), within)?;
         {
             let mut map = self.0.map.write().unwrap_or_else(PoisonError::into_inner);
             map.apply(&update).map_err(|error| ClientError::Internal(error.to_string()))?;
@@ -186,15 +190,13 @@ impl Client {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
-        // The control plane first: a barrier has it for long, and operations on the tensor must not wait for that.
-        self.with_control(|control| {
-            // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
-            let numbers = tensor.numbers();
-            let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
-            tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
-            control.change_rule(change, within)?;
-            Ok(change.from_round)
-        })
+        let requests = self.requests()?;
+        // Nobody finishes a round that this worker has not contributed to, and it does not before this is answered.
+        let numbers = tensor.numbers();
+        let change = RuleChange { key, from_round: numbers.rounds() + 1, optimizer };
+        tensor.spec().validate_change(&change, self.0.shape.chunk_bytes).map_err(DeclareError::from)?;
+        requests.change_rule(change, within)?;
+        Ok(change.from_round)
     }
 
     /// A declared tensor by key.
@@ -219,6 +221,12 @@ impl Client {
         Ok(TensorBuffer::new(buffer))
     }
 
+    /// In a child that was forked after this client connected: its buffers' memory is there again, as the parent has it,
+    /// for reading; what is written is the child's own. Nothing else of a client may be used there, nor dropped.
+    pub fn copy_memory_for_child(&self) -> Result<(), ClientError> {
+        Ok(self.0.pool.region().copy_for_child()?)
+    }
+
     /// Registers memory with the RDMA device, if any link is over it, so that what stands against that is told here.
     fn prepare(&self, span: &Span) -> Result<(), fabric::FabricError> {
         let over_device = self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs);
@@ -229,7 +237,7 @@ impl Client {
     /// `deadlines.barrier_ms`; the error names the missing. Ranks count, not messages.
     pub fn barrier_of(&self, name: &str, group: NodeGroup) -> Result<(), ClientError> {
         let within = Duration::from_millis(self.0.settings.deadlines.barrier_ms);
-        self.with_control(|control| control.barrier(name, group, within))
+        self.requests()?.barrier(name, group, within)
     }
 
     /// Messages to and from other members' programs: small, by way of the scheduler.
@@ -280,15 +288,10 @@ impl Client {
         self.0.registrations.forget(buffer);
     }
 
-    fn with_control<T>(
-        &self,
-        ask: impl FnOnce(&Control) -> Result<T, ClientError>,
-    ) -> Result<T, ClientError> {
-        // The control plane is not the data path: one request at a time is enough.
-        match lock(&self.0.control).as_ref() {
-            Some(control) => ask(control),
-            None => Err(OpError::Closed("it was closed before".into()).into()),
-        }
+    /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.
+    fn requests(&self) -> Result<Requests, ClientError> {
+        let requests = lock(&self.0.control).as_ref().map(Control::requests);
+        requests.ok_or_else(|| OpError::Closed("it was closed before".into()).into())
     }
 }
 

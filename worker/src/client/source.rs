@@ -1,6 +1,7 @@
-//! What an operation sends: registered memory of the client's, or a buffer of the trainer's own.
+//! What an operation sends, and where its weights land: registered memory of the client's, or a buffer of the trainer's
+//! own.
 
-use super::TensorBuffer;
+use super::{SharedBuffer, TensorBuffer};
 use fabric::UserBuffer;
 
 /// The payload of a push or an initial value. The operation owns it until it ends, and
@@ -9,6 +10,8 @@ use fabric::UserBuffer;
 pub enum Source {
     /// Registered memory, sent from where it lies.
     Pool(TensorBuffer),
+    /// The same, of which others have a part, too.
+    Shared(SharedBuffer),
     /// The trainer's own memory: copied when it is seen for the first time, then sent from where it lies. Keep a
     /// clone to have it also after an error; no clone can be changed until the operation has ended. The last one to go
     /// may be the operation's, or the client's memory of it: what its owner does when it is dropped has to be brief,
@@ -22,8 +25,51 @@ impl From<TensorBuffer> for Source {
     }
 }
 
+impl From<SharedBuffer> for Source {
+    fn from(buffer: SharedBuffer) -> Self {
+        Self::Shared(buffer)
+    }
+}
+
 impl From<UserBuffer> for Source {
     fn from(buffer: UserBuffer) -> Self {
         Self::User(buffer)
+    }
+}
+
+/// Where weights land. The operation owns it until it ends.
+#[derive(Debug)]
+pub enum Target {
+    /// Registered memory, which [`Handle::wait`](super::Handle::wait) returns.
+    Pool(TensorBuffer),
+    /// The same, of which others have a part, too.
+    Shared(SharedBuffer),
+}
+
+impl Target {
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Pool(buffer) => buffer.len() as u64,
+            Self::Shared(buffer) => buffer.bytes(),
+        }
+    }
+
+    pub(super) fn is_of(&self, region: &fabric::Region) -> bool {
+        match self {
+            Self::Pool(buffer) => buffer.is_of(region),
+            Self::Shared(buffer) => buffer.is_of(region),
+        }
+    }
+}
+
+impl From<TensorBuffer> for Target {
+    fn from(buffer: TensorBuffer) -> Self {
+        Self::Pool(buffer)
+    }
+}
+
+impl From<SharedBuffer> for Target {
+    fn from(buffer: SharedBuffer) -> Self {
+        Self::Shared(buffer)
     }
 }

@@ -3,7 +3,7 @@
 
 use super::buffer::copy_in;
 use super::registrations::Way;
-use super::{Client, Element, Ended, Handle, Source, Tensor, TensorBuffer};
+use super::{Client, Element, Ended, Handle, Source, Target, Tensor, TensorBuffer};
 use crate::engine::PartSpec;
 use crate::error::ClientError;
 use crate::runtime::{OpBuffers, Submission};
@@ -20,14 +20,14 @@ use std::time::Duration;
 struct Call {
     kind: OpKind,
     source: Option<Source>,
-    target: Option<TensorBuffer>,
+    target: Option<Target>,
     /// Weights are read where servers have them.
     view: bool,
     priority: i32,
 }
 
 impl Call {
-    fn new(kind: OpKind, source: Option<Source>, target: Option<TensorBuffer>, priority: i32) -> Self {
+    fn new(kind: OpKind, source: Option<Source>, target: Option<Target>, priority: i32) -> Self {
         Self { kind, source, target, view: false, priority }
     }
 }
@@ -37,15 +37,25 @@ impl Client {
     /// round is published; outside mode sync when the gradient is applied, and nobody is too far behind (`docs/modes.md`). A dynamic tensor takes a buffer of any number of elements up to its most; all contributions
     /// to a round agree on it.
     pub fn push(&self, tensor: &Tensor, gradient: impl Into<Source>) -> Result<Handle, ClientError> {
-        self.start(tensor, Call::new(OpKind::Push, Some(gradient.into()), None, 0))
+        self.push_at(tensor, gradient, 0)
+    }
+
+    /// As [`Client::push`]; higher `priority` goes first, but operations of one tensor are never reordered.
+    pub fn push_at(
+        &self,
+        tensor: &Tensor,
+        gradient: impl Into<Source>,
+        priority: i32,
+    ) -> Result<Handle, ClientError> {
+        self.start(tensor, Call::new(OpKind::Push, Some(gradient.into()), None, priority))
     }
 
     /// Lands the weights of the last round this worker contributed to, or later, in `weights`; outside mode sync those in
     /// force, with all that this worker contributed. Of a dynamic tensor
     /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
     /// after a channel broke, parts of it could otherwise be those of the next round.
-    pub fn pull(&self, tensor: &Tensor, weights: TensorBuffer) -> Result<Handle, ClientError> {
-        self.start(tensor, Call::new(OpKind::Pull, None, Some(weights), 0))
+    pub fn pull(&self, tensor: &Tensor, weights: impl Into<Target>) -> Result<Handle, ClientError> {
+        self.start(tensor, Call::new(OpKind::Pull, None, Some(weights.into()), 0))
     }
 
     /// Contributes a gradient and lands the weights of that round. Higher `priority` goes first; operations
@@ -54,10 +64,11 @@ impl Client {
         &self,
         tensor: &Tensor,
         gradient: impl Into<Source>,
-        weights: TensorBuffer,
+        weights: impl Into<Target>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        self.start(tensor, Call::new(OpKind::PushPull, Some(gradient.into()), Some(weights), priority))
+        let (gradient, weights) = (gradient.into(), weights.into());
+        self.start(tensor, Call::new(OpKind::PushPull, Some(gradient), Some(weights), priority))
     }
 
     /// Sets the tensor's initial value: rank 0's counts, and every rank's call ends when it is set. Only
@@ -124,7 +135,7 @@ impl Client {
     ) -> Result<Handle, ClientError> {
         let in_place =
             tensor.may_be_shown() && self.0.links.iter().all(|(_, link)| link.driver == Driver::Shm);
-        let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?) };
+        let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }
 
@@ -146,7 +157,7 @@ impl Client {
         tensor: &Tensor,
         kind: OpKind,
         source: Option<&Source>,
-        target: Option<&TensorBuffer>,
+        target: Option<&Target>,
     ) -> Result<(), ClientError> {
         let key = tensor.key();
         if tensor.spec().dynamic && !matches!(kind, OpKind::Push | OpKind::Pull | OpKind::Release) {
@@ -155,9 +166,10 @@ impl Client {
         if !tensor.is_of(self.0.incarnation) {
             return Err(ClientError::Foreign { key, what: "tensor", source_of: "`declare` or `tensor`" });
         }
-        let pool = |buffer: &TensorBuffer| {
+        let region = self.0.pool.region();
+        let pool = |is_ours: bool| {
             // Weights land by offset into our own region: another's would be overwritten memory.
-            match buffer.is_of(self.0.pool.region()) {
+            match is_ours {
                 true => Ok(()),
                 false => Err(ClientError::Foreign { key, what: "buffer", source_of: "`allocate`" }),
             }
@@ -167,12 +179,18 @@ impl Client {
             Some(Source::User(buffer)) => tensor.check_typed::<f32>(buffer.len(), shorter)?,
             Some(Source::Pool(buffer)) => {
                 tensor.check_length(buffer.len() as u64, shorter)?;
-                pool(buffer)?;
+                pool(buffer.is_of(region))?;
+            }
+            Some(Source::Shared(buffer)) => {
+                tensor.check_length(buffer.bytes(), shorter)?;
+                pool(buffer.is_of(region))?;
             }
             None => {}
         }
         match target {
-            Some(buffer) => tensor.check_length(buffer.len() as u64, false).and_then(|()| pool(buffer)),
+            Some(target) => {
+                tensor.check_length(target.bytes(), false).and_then(|()| pool(target.is_of(region)))
+            }
             None => Ok(()),
         }
     }
@@ -183,6 +201,11 @@ impl Client {
         let span = match source {
             None => return Ok((None, buffers)),
             Some(Source::Pool(buffer)) => buffers.source.insert(buffer.into_inner()).span(),
+            Some(Source::Shared(buffer)) => {
+                let span = buffer.span();
+                buffers.shared[0] = Some(buffer.into_inner());
+                span
+            }
             Some(Source::User(user)) => {
                 let user = buffers.user.insert(user);
                 match self.0.registrations.look_up(user) {
@@ -233,8 +256,7 @@ impl Client {
             Some(coded) => self.hold(tensor, coded, source)?,
             None => self.gather(source)?,
         };
-        buffers.target = target.map(TensorBuffer::into_inner);
-        let target = buffers.target.as_ref().map(Buffer::span);
+        let target = target.map(|target| buffers.keep_target(target));
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
         let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
@@ -292,6 +314,20 @@ impl Client {
             (Arc::downgrade(&self.0), tensor.clone()),
             Duration::from_millis(u64::from(timeout_ms)),
         ))
+    }
+}
+
+impl OpBuffers {
+    /// The weights' place is the operation's.
+    fn keep_target(&mut self, target: Target) -> Span {
+        match target {
+            Target::Pool(buffer) => self.target.insert(buffer.into_inner()).span(),
+            Target::Shared(buffer) => {
+                let span = buffer.span();
+                self.shared[1] = Some(buffer.into_inner());
+                span
+            }
+        }
     }
 }
 

@@ -66,11 +66,17 @@ enum Outgoing {
 
 /// See the module.
 pub(crate) struct Control {
+    requests: Requests,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How the scheduler is asked; clones ask at the same time, and are told when the control plane ends meanwhile.
+#[derive(Clone)]
+pub(crate) struct Requests {
     /// Unbounded, but every message waits for its answer in its caller, or is sent once in a life.
     outgoing: UnboundedSender<Outgoing>,
     posts: Posts,
     shared: Arc<Mutex<Shared>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Control {
@@ -89,7 +95,7 @@ impl Control {
             .name("gradwire-control".into())
             .spawn(move || run(start, queue, (&ready, &own), &theirs))
             .map_err(|error| ClientError::Internal(format!("cannot start the control thread: {error}")))?;
-        let control = Self { outgoing, posts, shared, thread: Some(thread) };
+        let control = Self { requests: Requests { outgoing, posts, shared }, thread: Some(thread) };
         let within = Duration::from_millis(assemble_ms.saturating_add(connect_ms)) + GRACE;
         match told.recv_timeout(within) {
             Ok(Ok(roster)) => Ok((control, roster)),
@@ -106,6 +112,28 @@ impl Control {
         }
     }
 
+    /// For whoever asks and waits.
+    pub(crate) fn requests(&self) -> Requests {
+        self.requests.clone()
+    }
+
+    pub(crate) fn links_ready(&self) {
+        // A lost scheduler is reported by its own event.
+        let _ = self.requests.outgoing.send(Outgoing::Message(ToScheduler::LinksReady));
+    }
+
+    /// Says the last word and ends the thread, within `limit`.
+    pub(crate) fn finish(&mut self, last: ToScheduler, limit: Duration) {
+        let _ = self.requests.outgoing.send(Outgoing::Finish(last, limit));
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+impl Requests {
     fn ask<T>(
         &self,
         within: Duration,
@@ -179,21 +207,6 @@ impl Control {
     /// Messages to and from other members' programs.
     pub(crate) fn posts(&self) -> &Posts {
         &self.posts
-    }
-
-    pub(crate) fn links_ready(&self) {
-        // A lost scheduler is reported by its own event.
-        let _ = self.outgoing.send(Outgoing::Message(ToScheduler::LinksReady));
-    }
-
-    /// Says the last word and ends the thread, within `limit`.
-    pub(crate) fn finish(&mut self, last: ToScheduler, limit: Duration) {
-        let _ = self.outgoing.send(Outgoing::Finish(last, limit));
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the control thread panicked");
-        }
     }
 }
 

@@ -14,7 +14,7 @@ mod states;
 mod thread;
 
 pub(crate) use bootstrap::{Connector, connect_server};
-pub(crate) use control::{Control, ControlEvent, ControlStart, Roster};
+pub(crate) use control::{Control, ControlEvent, ControlStart, Requests, Roster};
 pub use lane::{LaneConfig, LaneDriver, LaneError};
 pub use link::ServerInbox;
 pub(crate) use op::{CallParts, OpBuffers, RawReply};

@@ -30,6 +30,8 @@ pub(crate) struct OpBuffers {
     /// The gradient as it is sent, where it is encoded.
     pub(crate) encoded: Option<Spare>,
     pub(crate) target: Option<Buffer>,
+    /// What keeps a gradient and weights in memory that others have, too.
+    pub(crate) shared: [Option<Arc<Buffer>>; 2],
     /// Lets the tensor know that it has an operation under way.
     pub(crate) busy: Option<Busy>,
     /// Of an operation that is shown weights where they lie.

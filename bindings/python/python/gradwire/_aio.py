@@ -1,0 +1,32 @@
+"""Handles as awaitables: the library's thread tells the event loop, so that no thread waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+from ._native import Handle
+
+
+def iterate(handle: Handle) -> Generator[Any, None, Any]:
+    """What `await handle` runs."""
+    if not handle.done():
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            # Cancelled meanwhile: the operation goes on, nobody waits for it.
+            if not ended.done():
+                ended.set_result(None)
+
+        def on_end(_: Handle) -> None:
+            try:
+                loop.call_soon_threadsafe(tell)
+            except RuntimeError:
+                # The loop is closed, so nobody waits any more.
+                pass
+
+        handle.add_done_callback(on_end)
+        yield from ended
+    return handle.wait()

@@ -1,0 +1,256 @@
+"""The client: joins a cluster, declares tensors, moves arrays.
+
+An array that is passed to an operation belongs to it until its handle is done: leave it alone until then. Arrays of
+`Client.empty` (and parts of them) travel without any copy, and may be `array` and `out` at once. float32 arrays of your own
+are copied the first time and sent from where they lie afterwards; others are copied each time. Weights reach an array of
+your own by one copy, made by whoever waits for the handle.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from . import _native
+from ._native import Handle, Tensor
+from .codecs import Codec
+from .dtypes import element_of, numpy_of
+from .errors import DeclareError, Error, InputError
+from .optimizers import Assign, Optimizer
+
+Shape = Union[int, Sequence[int]]
+_KEYS = 1 << 64
+_DRIVERS = ("shm", "tcp", "verbs")
+
+
+class Link(NamedTuple):
+    """How this worker reaches a server."""
+
+    server: int
+    driver: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A tensor to be declared; see `Client.declare`."""
+
+    key: int | str
+    shape: Shape
+    dtype: Any = "float32"
+    optimizer: Optimizer = Assign()
+    codec: Codec | None = None
+    mode: str | int | None = None
+    priority: int = 0
+    dynamic: bool = False
+
+
+class Client(_native.Client):
+    """A worker of a cluster; `gradwire.connect` makes one. Threads may share it. Several may live in one process, of the
+    same cluster or of others. As a context manager it leaves at the end, and tells the others why if an exception ended
+    the block."""
+
+    _names: dict[int, str]
+
+    def __init__(self, config: Optional[str] = None, given: Iterable[tuple[str, str]] = ()) -> None:
+        self._names = {}
+        for warning in self._warnings:
+            warnings.warn(warning, stacklevel=3)
+        _live.add(self)
+
+    @property
+    def links(self) -> list[Link]:
+        """The driver to each server, by rank, and why it was chosen."""
+        return [Link(*link) for link in self._links]
+
+    def declare(
+        self,
+        key: int | str,
+        shape: Shape,
+        dtype: Any = "float32",
+        optimizer: Optimizer = Assign(),
+        codec: Codec | None = None,
+        mode: str | int | None = None,
+        priority: int = 0,
+        dynamic: bool = False,
+    ) -> Tensor:
+        """Declares a tensor: every worker declares the same. A key is a number of 64 bits, or a name, whose number follows
+        from it (`gradwire.key_of_name`); two names with one number are refused. `mode` is "sync", "async", or the
+        number of contributions that workers may be apart; without one it is the cluster's (`cluster.mode`). Operations have `priority` unless they say another: higher goes
+        first. A `dynamic` tensor has another length in each round, at most that of `shape`."""
+        return self.declare_all([Declaration(key, shape, dtype, optimizer, codec, mode, priority, dynamic)])[0]
+
+    def declare_all(self, declarations: Iterable[Declaration]) -> list[Tensor]:
+        """Declares tensors, all in one exchange with the cluster, and returns them in the order given."""
+        specs, names = [], dict(self._names)
+        for declaration in declarations:
+            key, name = _key_and_name(declaration.key)
+            if names.setdefault(key, name) != name:
+                raise DeclareError(
+                    f"{name!r} and {names[key]!r} have the same key, {key}; rename one, or give keys as numbers", "same_key"
+                )
+            specs.append(_spec(declaration, key, name))
+        tensors = self._declare(specs) if specs else []
+        self._names = names
+        return tensors
+
+    def change_rule(self, tensor: Tensor, optimizer: Optimizer) -> int:
+        """Gives a tensor another update rule from this worker's next contribution on; returns that round. One worker's call
+        is enough."""
+        return self._change_rule(tensor, json.dumps(optimizer._json()))
+
+    def empty(self, shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
+        """An array in the library's registered memory, which travels without a copy, as do contiguous parts of it."""
+        element = element_of(dtype)
+        return self._empty(_shape(shape), element, numpy_of(element))
+
+    def init(self, tensor: Tensor, array: Any) -> None:
+        """Sets a tensor's initial value, which is rank 0's, and waits until it is set. Every worker calls it, once, before
+        the first round."""
+        self.init_start(tensor, array).wait()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+        else:
+            self.fail(_why(error))
+
+    def __repr__(self) -> str:
+        return f"<gradwire.Client {self.rank} of {self.workers} workers, {self.servers} servers, {self.transport}>"
+
+
+def connect(config: str | os.PathLike[str] | None = None, /, **settings: Any) -> Client:
+    """Joins the cluster that settings name, and waits until all of it is there.
+
+    Settings come from defaults, /etc/gradwire/worker.toml and ./gradwire.toml (or `config` alone), `DMLC_*` and
+    `GRADWIRE_*` variables, and then these: `deadlines__operation_ms=5000`, or `**{"deadlines.operation_ms": 5000}`. Two
+    are short: `scheduler="HOST:PORT"`, and `transport="shm" | "tcp" | "verbs"`, which turns the others off.
+    `gradwire.settings_reference()` lists all.
+    """
+    return Client(None if config is None else os.fspath(config), list(_given(settings)))
+
+
+def wait_all(handles: Iterable[Handle]) -> list[Any]:
+    """Waits for all of them, and returns what each returns. Raises the first error once all have ended."""
+    results: list[Any] = []
+    error: Error | None = None
+    for handle in handles:
+        try:
+            results.append(handle.wait())
+        except Error as cause:
+            error = error or cause
+    if error is not None:
+        raise error
+    return results
+
+
+def _given(settings: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name == "scheduler":
+            host, _, port = str(value).rpartition(":")
+            yield "scheduler.host", host.strip("[]")
+            yield "scheduler.port", port
+        elif name == "transport":
+            for driver in _DRIVERS:
+                yield f"transport.{driver}", "require" if driver == value else "off"
+            if value not in _DRIVERS:
+                raise InputError(f"there is no transport {value!r}; use one of {', '.join(_DRIVERS)}", "setting")
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            yield name.replace("__", "."), text
+
+
+def _key_and_name(key: int | str) -> tuple[int, str]:
+    if isinstance(key, str):
+        return _native.key_of_name(key), key
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool) and 0 <= key < _KEYS:
+        return int(key), ""
+    raise InputError(f"{key!r} is no key; use a name, or a number from 0 to 2**64 - 1", "key")
+
+
+def _shape(shape: Shape) -> list[int]:
+    lengths = [int(shape)] if isinstance(shape, (int, np.integer)) else [int(length) for length in shape]
+    if any(length < 1 for length in lengths):
+        raise InputError(f"{shape!r} is no shape: it has no elements", "wrong_shape")
+    return lengths
+
+
+def _spec(declaration: Declaration, key: int, name: str) -> tuple[str, list[int], Any, int]:
+    element, shape = element_of(declaration.dtype), _shape(declaration.shape)
+    elements = 1
+    for length in shape:
+        elements *= length
+    if elements >= _KEYS:
+        raise InputError(f"{declaration.shape!r} is too large a shape", "wrong_shape")
+    spec: dict[str, Any] = {
+        "key": key,
+        "name": name,
+        "dtype": element,
+        "elements": elements,
+        "dynamic": declaration.dynamic,
+        "optimizer": declaration.optimizer._json(),
+        "mode": _mode(declaration.mode, declaration.dynamic),
+    }
+    if declaration.codec is not None:
+        spec["compression"] = declaration.codec._json()
+    return json.dumps(spec), shape, numpy_of(element), declaration.priority
+
+
+def _mode(mode: str | int | None, dynamic: bool) -> Any:
+    if mode is None:
+        # The cluster's; rounds of their own lengths there are in sync only.
+        return "sync" if dynamic else None
+    if mode in ("sync", "async"):
+        return mode
+    if isinstance(mode, int) and not isinstance(mode, bool) and mode >= 0:
+        return {"bounded": mode}
+    raise InputError(f'{mode!r} is no mode; use "sync", "async", or a number of rounds', "mode")
+
+
+def _why(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"[:1024]
+
+
+# Clients that were not dropped when the interpreter ends: their threads must have ended before it does.
+_live: weakref.WeakSet[Client] = weakref.WeakSet()
+_pid = os.getpid()
+
+
+def _leave() -> None:
+    if os.getpid() != _pid:
+        return
+    failed = getattr(sys, "last_value", None)
+    for client in list(_live):
+        if failed is None:
+            client.close()
+        else:
+            client.fail(_why(failed))
+
+
+def _in_child() -> None:
+    for client in list(_live):
+        try:
+            client._after_fork_in_child()
+        except Error as error:
+            warnings.warn(f"arrays of a client's memory cannot be read in this child: {error}", stacklevel=2)
+
+
+atexit.register(_leave)
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,218 @@
+"""A cluster on this machine: scheduler and servers as processes of their own, and trainers in this process or in new
+ones. For several machines there is `gradwire launch`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .client import Client, _given, connect
+from .errors import LaunchError
+
+#: Names a directory where the programs lie, before PATH.
+PROGRAMS_VARIABLE = "GRADWIRE_PROGRAMS"
+_PORTS_WITHIN_S = 30.0
+_END_WITHIN_S = 10.0
+# Bound on one poll of a file that is about to appear.
+_POLL_S = 0.01
+
+
+class Cluster:
+    """A scheduler and servers that run until the block ends. `connect` joins them from this process; `run` does from new
+    ones."""
+
+    def __init__(
+        self, servers: int, workers: int, settings: Mapping[str, Any], programs: str | os.PathLike[str] | None
+    ) -> None:
+        self.servers, self.workers = servers, workers
+        self._settings = dict(settings)
+        self._programs = programs
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self.scheduler = ""
+        self.http = ""
+
+    def __enter__(self) -> Cluster:
+        self._directory = tempfile.TemporaryDirectory(prefix="gradwire-")
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def directory(self) -> Path:
+        """Where the logs of its processes lie while it runs: scheduler.log, server-0.log, …"""
+        if self._directory is None:
+            raise LaunchError("the cluster is not running", "not_running")
+        return Path(self._directory.name)
+
+    def environ(self, rank: int | None = None) -> dict[str, str]:
+        """The environment of a trainer of this cluster."""
+        environ = _clean_environ()
+        host, _, port = self.scheduler.rpartition(":")
+        environ["GRADWIRE_SCHEDULER__HOST"], environ["GRADWIRE_SCHEDULER__PORT"] = host, port
+        for name, value in _given(self._settings):
+            environ["GRADWIRE_" + name.replace(".", "__").upper()] = value
+        if rank is not None:
+            environ["GRADWIRE_NODE__RANK"] = str(rank)
+        return environ
+
+    def connect(self, **settings: Any) -> Client:
+        """Joins as one of its workers. With several workers, each has to come, from threads of their own."""
+        return connect(**{**self._settings, "scheduler": self.scheduler, **settings})
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 600.0) -> list[Any]:
+        """Calls `function(client, *args)` in as many new processes as the cluster has workers, each with a client of its
+        own, and returns what they returned, by rank. The function is one of a module; what it takes and returns is
+        pickled, between these processes only. One that fails ends all."""
+        call, deadline = pickle.dumps((function, args, list(sys.path))), time.monotonic() + timeout_s
+        workers: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
+        command = [sys.executable, "-m", "gradwire._child"]
+        try:
+            for rank in range(self.workers):
+                given, result = self.directory / f"call-{rank}", self.directory / f"result-{rank}"
+                given.write_bytes(call)
+                environ = {**self.environ(rank), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+                workers.append((subprocess.Popen([*command, str(given), str(result)], env=environ), given, result))
+            return [_result(rank, *worker, deadline) for rank, worker in enumerate(workers)]
+        finally:
+            for process, given, result in workers:
+                _end(process, signal.SIGTERM)
+                given.unlink(missing_ok=True)
+                result.unlink(missing_ok=True)
+
+    def process(self, name: str) -> subprocess.Popen[bytes]:
+        """A process of it: "scheduler", "server-0", …"""
+        return dict(self._processes)[name]
+
+    def log(self, name: str) -> str:
+        """What a process of it has said."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        """Ends all of it. Again is harmless."""
+        for _, process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for _, process in self._processes:
+            _end(process, signal.SIGTERM)
+        self._processes.clear()
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+    def _start(self) -> None:
+        ports = self.directory / "ports"
+        shape = ["--servers", str(self.servers), "--workers", str(self.workers)]
+        scheduler = self._spawn("scheduler", [*shape, "--scheduler", "127.0.0.1:0", "--port-file", str(ports)])
+        text = _appears(ports, scheduler, lambda: self.log("scheduler"))
+        lines = dict(line.split("=", 1) for line in text.split() if "=" in line)
+        self.scheduler, self.http = lines["control"], lines.get("http", "")
+        for rank in range(self.servers):
+            self._spawn("server", ["--scheduler", self.scheduler, "--rank", str(rank)], f"server-{rank}")
+
+    def _spawn(self, role: str, words: list[str], name: str | None = None) -> subprocess.Popen[bytes]:
+        name = name or role
+        settings = [word for pair in _given(self._settings) for word in ("--set", "=".join(pair))]
+        environ = {**_clean_environ(), "GRADWIRE_DIE_WITH_PARENT": str(os.getpid())}
+        command = [program(f"gradwire-{role}", self._programs), *words, *settings]
+        with open(self.directory / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._processes.append((name, process))
+        return process
+
+
+def launch(
+    function: Callable[..., Any] | None = None,
+    *args: Any,
+    servers: int = 1,
+    workers: int = 1,
+    programs: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Any:
+    """A cluster on this machine: with a function, calls `function(client, *args)` in `workers` new processes and returns
+    their results by rank; without one, a context manager to `connect` to. `settings` are as those of `connect`, and hold
+    for all. `programs` is where gradwire-scheduler and gradwire-server lie; else GRADWIRE_PROGRAMS says, or PATH.
+
+        with gradwire.launch(servers=2) as cluster, cluster.connect() as client:
+            ...
+    """
+    cluster = Cluster(servers, workers, settings, programs)
+    if function is None:
+        return cluster
+    with cluster:
+        return cluster.run(function, *args)
+
+
+def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
+    """Where one of Gradwire's programs lies."""
+    named = programs or os.environ.get(PROGRAMS_VARIABLE)
+    found = shutil.which(name, path=os.fspath(named) if named else None)
+    if found is None:
+        where = f"in {named}" if named else "in PATH"
+        raise LaunchError(
+            f"there is no {name} {where}; build it with `cargo build --release --bins`, and say where it lies by "
+            f"{PROGRAMS_VARIABLE}",
+            "no_program",
+        )
+    return found
+
+
+def _clean_environ() -> dict[str, str]:
+    """Without what this process was told of another cluster."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "DMLC_"))}
+
+
+def _appears(file: Path, writer: subprocess.Popen[bytes], log: Callable[[], str]) -> str:
+    deadline = time.monotonic() + _PORTS_WITHIN_S
+    while time.monotonic() < deadline:
+        if file.exists():
+            return file.read_text()
+        try:
+            writer.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            continue
+        raise LaunchError(f"the scheduler ended with {writer.returncode}: {log()[-2000:]}", "scheduler_ended")
+    raise LaunchError(f"the scheduler told no port within {_PORTS_WITHIN_S:.0f} s: {log()[-2000:]}", "no_port")
+
+
+def _end(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    if process.poll() is None:
+        process.send_signal(first)
+    try:
+        process.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _result(rank: int, process: subprocess.Popen[bytes], given: Path, result: Path, deadline: float) -> Any:
+    try:
+        code = process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"worker {rank} is not done in time; raise timeout_s", "worker_late") from None
+    if not result.exists():
+        raise LaunchError(f"worker {rank} ended with {code} and left no result", "worker_ended")
+    ok, value = pickle.loads(result.read_bytes())
+    if ok:
+        return value
+    raise LaunchError(f"worker {rank} failed: {value}", "worker_failed")

@@ -1,0 +1,109 @@
+"""MXNet's arrays on their way to and from the native half: several devices summed, sparse ones made dense, foreign
+layouts converted by MXNet itself. Everything here is pushed to the engine; nothing waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import RowSparseNDArray
+
+#: Arrays with more axes may lie in oneDNN's own layouts.
+_PLAIN_AXES_MAX = 2
+#: Set to 1, all arrays are copied by MXNet on their way.
+STAGED_VARIABLE = "MXNET_GRADWIRE_STAGED"
+
+
+def is_sparse(array: Any) -> bool:
+    return isinstance(array, RowSparseNDArray)
+
+
+def handle_of(array: Any) -> int:
+    """The address by which C functions know an array."""
+    return int(array.handle.value)
+
+
+def classic(array: Any) -> Any:
+    """An array of MXNet's numpy kind as the other kind, of the same memory."""
+    return array.as_nd_ndarray() if hasattr(array, "as_nd_ndarray") else array
+
+
+def flat_list(values: Any) -> list[Any]:
+    """The arrays of one key, one for each device."""
+    return [classic(value) for value in (values if isinstance(values, (list, tuple)) else [values])]
+
+
+def pairs(keys: Any, values: Any) -> list[tuple[Any, list[Any]]]:
+    """Each key with its arrays: of one key with one or several, or of a list of keys with a list of those."""
+    if not isinstance(keys, (list, tuple)):
+        return [(keys, flat_list(values))]
+    if len(keys) != len(values):
+        raise mx.base.MXNetError(f"gradwire: {len(keys)} keys with {len(values)} values")
+    found: dict[Any, list[Any]] = {}
+    for key, value in zip(keys, values):
+        # A key that is named again has its arrays on several devices.
+        found.setdefault(key, []).extend(flat_list(value))
+    return list(found.items())
+
+
+class Way:
+    """How the arrays of one key travel."""
+
+    def __init__(self, shape: Sequence[int], dtype: Any) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self._staged = len(self.shape) > _PLAIN_AXES_MAX or os.environ.get(STAGED_VARIABLE, "0") != "0"
+        self._in: Any = None
+        self._out: Any = None
+
+    def _buffer(self) -> Any:
+        return mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
+
+    def _is_plain(self, array: Any) -> bool:
+        return (
+            not self._staged
+            and not is_sparse(array)
+            and array.context.device_type != "gpu"
+            and array.dtype == self.dtype
+        )
+
+    def gradient(self, arrays: list[Any]) -> Any:
+        """The sum of the devices' arrays, as one that the native half can read."""
+        if len(arrays) == 1 and self._is_plain(arrays[0]):
+            return arrays[0]
+        parts = [array.tostype("default") if is_sparse(array) else array for array in arrays]
+        if len(parts) == 1 and parts[0] is not arrays[0] and self._is_plain(parts[0]):
+            return parts[0]
+        if self._in is None:
+            self._in = self._buffer()
+        if len(parts) == 1:
+            parts[0].copyto(self._in)
+        else:
+            moved = [part.as_in_context(mx.cpu()).astype(self.dtype, copy=False) for part in parts]
+            mx.nd.add_n(*moved, out=self._in)
+        return self._in
+
+    def weights(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Arrays for the native half to write, and those that the first of them is to be copied to afterwards."""
+        plain = [array for array in arrays if self._is_plain(array)]
+        rest = [array for array in arrays if not self._is_plain(array)]
+        if plain or not rest:
+            return plain, rest
+        if self._out is None:
+            self._out = self._buffer()
+        return [self._out], rest
+
+
+def copy_rows(dense: Any, ids: Any, outs: list[Any]) -> None:
+    """Rows of an array, as row-sparse arrays. Ids need be neither sorted nor different."""
+    ids = mx.nd.array(sorted(set(ids.asnumpy().astype("int64").ravel().tolist())), dtype="int64")
+    rows = mx.nd.take(dense, ids)
+    found = mx.nd.sparse.row_sparse_array((rows, ids), shape=dense.shape, dtype=dense.dtype)
+    for out in outs:
+        found.copyto(out)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, NDArray)

@@ -1,0 +1,103 @@
+"""One key of a store: its tensor at the servers, its place in the engine's order, and where its update runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from . import _arrays, _rules
+from ._arrays import Way, handle_of
+from ._connection import Connection
+
+
+class Key:
+    """Operations on it are first in, first out."""
+
+    def __init__(self, connection: Connection, name: str, index: Any, value: Any, rule: Any, codec: Any, mode: Any) -> None:
+        self.index, self.shape, self.is_sparse = index, tuple(value.shape), _arrays.is_sparse(value)
+        self.dtype = np.dtype(value.dtype)
+        self.rule = rule
+        self._client = connection.client
+        elements = int(np.prod(self.shape, dtype=np.int64))
+        self.tensor = self._client.declare(name, (elements,), self.dtype, optimizer=rule, codec=codec, mode=mode)
+        self.way = Way(self.shape, self.dtype)
+        self._order = mx.nd.zeros((1,), mx.cpu())
+        self._native = connection.engine.key(self.tensor, handle_of(self._order))
+        # Where workers update: the weights, and the sum of a round's gradients.
+        self.stored: Any = None
+        self._sum: Any = None
+
+    def set_initial(self, value: Any) -> None:
+        """Rank 0's counts; every rank's call ends when it is set."""
+        dense = value.tostype("default") if self.is_sparse else value
+        self._client.init(self.tensor, np.ascontiguousarray(dense.asnumpy()).reshape(-1))
+
+    def change_rule(self, rule: Any) -> None:
+        """From this worker's next contribution on; those that the engine still has are before it."""
+        self._order.wait_to_read()
+        self._client.change_rule(self.tensor, rule)
+
+    def kept(self, arrays: int, leads: bool) -> list[Any]:
+        """What servers keep of it, in rounds of their own, which every worker takes part in; the first leads."""
+        zeros, found = mx.nd.zeros(self.shape, mx.cpu(), dtype=self.dtype), []
+        for array in range(arrays):
+            if leads:
+                self.change_rule(_rules.exchange(array))
+            found.append(mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype))
+            self.push_pull([zeros], [found[-1]], 0)
+            # And back.
+            self.push_pull([zeros], [mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)], 0)
+        if leads and arrays:
+            self.change_rule(self.rule)
+        return found
+
+    def push(self, arrays: list[Any], priority: int) -> None:
+        # Has a name, so that it lives until the native half has a reference of its own.
+        gradient = self.way.gradient(arrays)
+        self._native.push(handle_of(gradient), priority)
+
+    def pull(self, arrays: list[Any], priority: int) -> None:
+        direct, rest = self.way.weights(arrays)
+        self._native.pull([handle_of(array) for array in direct], priority)
+        _copy(direct[0], rest)
+
+    def push_pull(self, gradients: list[Any], arrays: list[Any], priority: int) -> None:
+        gradient = self.way.gradient(gradients)
+        direct, rest = self.way.weights(arrays)
+        self._native.push_pull(handle_of(gradient), [handle_of(array) for array in direct], priority)
+        _copy(direct[0], rest)
+
+    def hold(self) -> None:
+        """From now on this worker has the weights, and servers sum gradients only."""
+        if self.stored is None:
+            self.stored = mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
+            self._sum = mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
+            self.pull([self.stored], 0)
+
+    def update(self, arrays: list[Any], updater: Any, priority: int) -> None:
+        """Sums a round's gradients, and has the updater apply them to what this worker holds."""
+        self.push_pull(arrays, [self._sum], priority)
+        updater(self.index, self._sum, self.stored)
+
+    def read(self, arrays: list[Any]) -> None:
+        """What this worker holds."""
+        _copy(self.stored, arrays)
+
+    def pull_rows(self, ids: list[Any], arrays: list[Any], priority: int) -> None:
+        """Rows of it, for each array its own or for all the same."""
+        dense = self.stored
+        if dense is None:
+            dense = mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
+            self.pull([dense], priority)
+        if len(ids) == 1:
+            _arrays.copy_rows(dense, ids[0], arrays)
+            return
+        for some, array in zip(ids, arrays):
+            _arrays.copy_rows(dense, some, [array])
+
+
+def _copy(array: Any, to: list[Any]) -> None:
+    for one in to:
+        array.copyto(one)

@@ -1,0 +1,152 @@
+"""MXNet's optimizers as the update rules of servers. What has no counterpart is told with the reason, and then runs on
+the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+
+from ..optimizers import CONSTANT, Optimizer
+from ._engine import IS_2
+
+
+class Unmapped(Exception):
+    """The optimizer has no counterpart on servers; the text says why."""
+
+
+@dataclass(frozen=True)
+class Rule(Optimizer):
+    """A rule of servers with the factor of the gradients' sum, and in MXNet's form where that is another."""
+
+    rule: Any
+    learning_rate: float
+    weight_decay: float
+    rescale: float
+    form: str
+
+    def _json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "learning_rate": self.learning_rate,
+            "schedule": CONSTANT._json(),
+            "weight_decay": self.weight_decay,
+            "average": False,
+            "rescale": self.rescale,
+            "form": self.form,
+        }
+
+
+def _sgd(o: Any) -> Any:
+    return {"sgd": {"momentum": o.momentum, "nesterov": False}}
+
+
+def _nag(o: Any) -> Any:
+    if o.momentum and o.wd:
+        # MXNet's own adds the decay of weights that it has updated already.
+        raise Unmapped("NAG with weight decay")
+    return {"sgd": {"momentum": o.momentum, "nesterov": o.momentum != 0}}
+
+
+def _adam(o: Any) -> Any:
+    return {"adam": {"beta1": o.beta1, "beta2": o.beta2, "epsilon": o.epsilon}}
+
+
+def _adam_w(o: Any) -> Any:
+    if not o.correct_bias:
+        raise Unmapped("AdamW without correct_bias")
+    return {"adam_w": {"beta1": o.beta1, "beta2": o.beta2, "epsilon": o.epsilon}}
+
+
+def _lamb(o: Any) -> Any:
+    if o.lower_bound or o.upper_bound or not o.bias_correction:
+        raise Unmapped("LAMB with bounds, or without bias_correction")
+    return {"lamb": {"beta1": o.beta1, "beta2": o.beta2, "epsilon": o.epsilon}}
+
+
+def _ada_grad(o: Any) -> Any:
+    return {"ada_grad": {"epsilon": o.epsilon if IS_2 else o.float_stable_eps}}
+
+
+def _rms_prop(o: Any) -> Any:
+    if o.centered or o.clip_weights:
+        raise Unmapped("RMSProp that is centered, or clips weights")
+    return {"rms_prop": {"decay": o.rho if IS_2 else o.gamma1, "epsilon": o.epsilon}}
+
+
+def _ftrl(o: Any) -> Any:
+    return {"ftrl": {"beta": o.beta, "l1": o.lamda1, "l2": 0.0}}
+
+
+#: By the name of MXNet's class: the rule, and whether its form is MXNet's own in this version.
+_KINDS = {
+    "SGD": (_sgd, True),
+    "NAG": (_nag, True),
+    "Adam": (_adam, True),
+    "AdamW": (_adam_w, True),
+    "LAMB": (_lamb, False),
+    "AdaGrad": (_ada_grad, not IS_2),
+    "RMSProp": (_rms_prop, not IS_2),
+    "Ftrl": (_ftrl, False),
+}
+#: Schedulers whose rate changes now and then: servers are told each time.
+_SELDOM = ("FactorScheduler", "MultiFactorScheduler")
+
+
+def rule_of(optimizer: Any, index: Any) -> Rule:
+    """The rule of a parameter, as the optimizer stands now."""
+    kind = type(optimizer)
+    if kind.__name__ not in _KINDS or not kind.__module__.startswith("mxnet."):
+        raise Unmapped(f"{kind.__name__} is no rule of Gradwire's")
+    if optimizer.clip_gradient is not None:
+        raise Unmapped("clip_gradient")
+    if optimizer.begin_num_update != 0:
+        raise Unmapped("begin_num_update")
+    scheduler = optimizer.lr_scheduler
+    if scheduler is not None and (type(scheduler).__name__ not in _SELDOM or scheduler.warmup_steps):
+        raise Unmapped(f"the scheduler {type(scheduler).__name__} changes the rate with every step")
+    make, is_own = _KINDS[kind.__name__]
+    rule, decay = make(optimizer), float(optimizer._get_wd(index))
+    if "ftrl" in rule:
+        # Its weight decay is the rule's weight of squares.
+        rule["ftrl"]["l2"], decay = decay, 0.0
+    rescale = optimizer.rescale_grad
+    rescale = rescale.asscalar() if isinstance(rescale, mx.nd.NDArray) else rescale
+    return Rule(
+        rule=rule,
+        learning_rate=float(optimizer._get_lr(index)),
+        weight_decay=decay,
+        rescale=float(rescale),
+        form="mxnet" if is_own else "published",
+    )
+
+
+#: How many arrays servers keep for a rule; momentum of 0 needs none.
+_KEPT = {"sgd": 1, "ada_grad": 1, "rms_prop": 1, "adam": 2, "adam_w": 2, "ftrl": 2}
+
+
+def kept_by(rule: Any) -> int | None:
+    """How many arrays servers keep for a rule, and can show; None where they cannot."""
+    if not isinstance(rule, Rule):
+        return 0
+    (name, constants), = rule.rule.items()
+    return 0 if constants.get("momentum") == 0 else _KEPT.get(name)
+
+
+def exchange(array: int) -> Rule:
+    """Weights change places with what the rule before keeps; see `Rule::Exchange` of the servers."""
+    return Rule({"exchange": {"array": array}}, 0.0, 0.0, 1.0, "published")
+
+
+def state_of(optimizer: Any, kept: list[Any]) -> Any:
+    """What servers keep of a parameter, as MXNet's optimizer has it."""
+    kind = type(optimizer).__name__
+    if not kept:
+        return None
+    if kind in ("SGD", "NAG"):
+        # MXNet's momentum is what is added.
+        return -kept[0]
+    if kind == "AdaGrad" or (kind == "RMSProp" and IS_2):
+        return kept[0]
+    return tuple(kept)

@@ -1,0 +1,330 @@
+"""The store: what MXNet's trainers and scripts call. Names, defaults and what each call means are MXNet's; see `Key` for
+what moves."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import mxnet as mx
+from mxnet.base import MXNetError
+from mxnet.kvstore import KVStore, KVStoreBase
+
+import gradwire
+
+from . import _arrays, _connection, _rules
+from ._arrays import flat_list, pairs
+from ._key import Key
+
+#: Set to "workers", servers sum only.
+UPDATE_VARIABLE = "MXNET_GRADWIRE_UPDATE"
+_log = logging.getLogger("gradwire.mxnet")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _as_mxnet(call: _Call) -> _Call:
+    """Failures of ours are MXNet's errors, as scripts expect them, with ours as the cause."""
+
+    @functools.wraps(call)
+    def wrapped(*words: Any, **named: Any) -> Any:
+        try:
+            return call(*words, **named)
+        except gradwire.Error as error:
+            raise MXNetError(f"gradwire: {error}") from error
+
+    return wrapped  # type: ignore[return-value]
+
+
+class Store(KVStore):  # type: ignore[misc]
+    """A key-value store over Gradwire. It is a `KVStore` because gluon takes no other for sparse weights; nothing of
+    MXNet's own is made."""
+
+    #: Each contribution counts by itself.
+    is_async = False
+    type_name = "gradwire_dist_sync"
+
+    @_as_mxnet
+    def __init__(self) -> None:  # pylint: disable=super-init-not-called
+        self._connection = _connection.get()
+        self._client = self._connection.client
+        self._number = self._connection.number_store()
+        self._keys: dict[Any, Key] = {}
+        self._codec: Any = None
+        self._optimizer: Any = None
+        # What is called with key, gradient and weights where workers update.
+        self._updater: Any = None
+        self.handle = None
+
+    def __del__(self) -> None:
+        # The base class would free what was never made.
+        pass
+
+    @property
+    def type(self) -> str:
+        """Its type; trainers look for "dist", "_sync" and "async" in it."""
+        return self.type_name
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return int(self._client.rank)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return int(self._client.workers)
+
+    @property
+    def num_dead_node(self) -> int:
+        """How many members of the cluster are known to be dead."""
+        return 0 if self._client.dead is None else 1
+
+    def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
+        """As `num_dead_node`: groups and time are not told apart, because every death ends the cluster."""
+        return self.num_dead_node
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Can it do that? It can update weights."""
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"Unknown capability: {capability}")
+
+    # Keys.
+
+    @_as_mxnet
+    def init(self, key: Any, value: Any) -> None:
+        """Declares keys with their first values, which are rank 0's. Every worker calls it, with the same keys."""
+        for one, values in pairs(key, value):
+            self._declare(one, values[0])
+
+    def _declare(self, key: Any, value: Any) -> Key:
+        if key in self._keys:
+            raise MXNetError(f"gradwire: key {key!r} is initialised already")
+        index = self._index_of(key)
+        rule = self._rule(index) or gradwire.Assign()
+        if self.is_async and self._updater is not None:
+            raise MXNetError("gradwire: an asynchronous store has no rounds for workers to update by")
+        mode = "async" if self.is_async else "sync"
+        name = f"mxnet/{self._number}/{key}"
+        new = Key(self._connection, name, index, value, rule, self._codec, mode)
+        new.set_initial(value)
+        self._keys[key] = new
+        if self._updater is not None:
+            new.hold()
+        return new
+
+    def _index_of(self, key: Any) -> Any:
+        """What the optimizer calls a parameter: its number. Names have the number that the optimizer knows, or that of
+        their turn."""
+        if not isinstance(key, str):
+            return key
+        names = getattr(self._optimizer, "idx2name", {})
+        known = [index for index, name in names.items() if name == key]
+        return known[0] if known else len(self._keys)
+
+    def _key(self, key: Any) -> Key:
+        found = self._keys.get(key)
+        if found is None:
+            raise MXNetError(f"gradwire: key {key!r} is not initialised; every worker calls init with it first")
+        return found
+
+    # Moving.
+
+    @_as_mxnet
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """`init`, and rank 0's value to `out`."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    @_as_mxnet
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Contributes gradients. Their memory is free once the engine has copied them."""
+        for one, arrays in pairs(key, value):
+            self._push(self._key(one), arrays, priority)
+
+    def _push(self, key: Key, arrays: list[Any], priority: int) -> None:
+        if self._updater is not None:
+            key.update(arrays, self._updater, priority)
+            return
+        self._advance(key)
+        key.push(arrays, priority)
+
+    @_as_mxnet
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Brings weights, those of the last round that this worker contributed to."""
+        for one, arrays in pairs(key, out):
+            self._pull(self._key(one), arrays, priority, ignore_sparse)
+
+    def _pull(self, key: Key, arrays: list[Any], priority: int, ignore_sparse: bool) -> None:
+        sparse = [array for array in arrays if _arrays.is_sparse(array)]
+        dense = [array for array in arrays if not _arrays.is_sparse(array)]
+        if sparse and not ignore_sparse:
+            raise MXNetError("gradwire: pull rows of sparse weights with row_sparse_pull")
+        if not dense:
+            return
+        if self._updater is not None:
+            key.read(dense)
+        else:
+            key.pull(dense, priority)
+
+    @_as_mxnet
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Contributes gradients and brings weights, or the gradients' sum, to `out` or to where the gradients were."""
+        values = pairs(key, value)
+        # Not converted twice: the engine must see one array where there is one.
+        outs = dict(values if out is None else pairs(key, out))
+        for one, arrays in values:
+            found, targets = self._key(one), outs[one]
+            whole = self._updater is None and not any(map(_arrays.is_sparse, arrays + targets))
+            if whole:
+                self._advance(found)
+                found.push_pull(arrays, targets, priority)
+            else:
+                self._push(found, arrays, priority)
+                self._pull(found, targets, priority, True)
+
+    @_as_mxnet
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Brings rows of weights as row-sparse arrays."""
+        ids = flat_list(row_ids)
+        with mx.autograd.pause():
+            for one, arrays in pairs(key, out):
+                if len(ids) not in (1, len(arrays)):
+                    raise MXNetError(f"gradwire: {len(ids)} lists of row ids for {len(arrays)} arrays")
+                self._key(one).pull_rows(ids, arrays, priority)
+
+    # Updating.
+
+    @_as_mxnet
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        """Keys that are initialised later have their gradients encoded: {"type": "2bit", "threshold": 0.5}, or "1bit"."""
+        params = dict(compression_params)
+        kind = params.get("type")
+        if self._keys:
+            raise MXNetError("gradwire: set the compression before keys are initialised")
+        if kind == "2bit":
+            self._codec = gradwire.TwoBit(threshold=float(params.get("threshold", 0.5)))
+        elif kind == "1bit":
+            self._codec = gradwire.OneBit()
+        else:
+            raise MXNetError(f"gradwire: there is no compression {kind!r}; use 2bit or 1bit")
+
+    @_as_mxnet
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Has weights updated by an optimizer: on servers where they have its rule, else on every worker alike. Servers
+        follow when its learning rate is changed. With MXNET_GRADWIRE_UPDATE=workers it is on workers always."""
+        self._optimizer, self._updater = optimizer, None
+        try:
+            if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
+                raise _rules.Unmapped(f"{UPDATE_VARIABLE} says so")
+            for key in self._keys.values():
+                self._check_change(_rules.rule_of(optimizer, key.index), key)
+            _rules.rule_of(optimizer, next(iter(self._keys), 0))
+        except _rules.Unmapped as why:
+            self._update_here(mx.optimizer.get_updater(optimizer), str(why))
+            return
+        for key in self._keys.values():
+            self._follow(key)
+
+    @staticmethod
+    def _check_change(rule: Any, key: Key) -> None:
+        if "lamb" in rule.rule and "lamb" not in getattr(key.rule, "rule", {}):
+            raise _rules.Unmapped("LAMB after keys were initialised, which lie elsewhere with it")
+
+    def _update_here(self, updater: Any, why: str) -> None:
+        if self.is_async:
+            raise MXNetError(
+                f"gradwire: this optimizer runs on the workers ({why}), and an asynchronous store has no rounds that they "
+                "could apply alike; use SGD, NAG, Adam, AdaGrad, RMSProp, Ftrl or LAMB without it, or a synchronous store"
+            )
+        _log.info("weights are updated on the workers: %s", why)
+        self._updater = updater
+        for key in self._keys.values():
+            key.hold()
+            if not isinstance(key.rule, gradwire.Assign):
+                # Every worker's call is the same; one is enough.
+                if self.rank == 0:
+                    key.change_rule(gradwire.Assign())
+                key.rule = gradwire.Assign()
+
+    def _rule(self, index: Any) -> Any:
+        """What servers do, where they update."""
+        if self._optimizer is None or self._updater is not None:
+            return None
+        return _rules.rule_of(self._optimizer, index)
+
+    def _advance(self, key: Key) -> None:
+        """One more update of a key: the optimizer counts it, and servers are told of another learning rate."""
+        if self._optimizer is None:
+            if self.is_async:
+                raise MXNetError("gradwire: an asynchronous store needs an optimizer: call set_optimizer first")
+            return
+        self._optimizer._update_count(key.index)
+        self._follow(key)
+
+    def _follow(self, key: Key) -> None:
+        rule = self._rule(key.index)
+        if rule is None or rule == key.rule:
+            return
+        if self.rank == 0:
+            key.change_rule(rule)
+        key.rule = rule
+
+    def _set_updater(self, updater: Any) -> None:
+        """A function of key, gradient and weights, which runs on every worker."""
+        self._update_here(updater, "an updater of the script's own")
+
+    # The rest.
+
+    @_as_mxnet
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Saves what the optimizer keeps, which is the same on every worker. Where servers keep it, they hand it out in
+        rounds of their own: every worker calls this, with names that may differ."""
+        updater = self._updater
+        if updater is None:
+            updater = self._states_of_servers()
+        with open(fname, "wb") as file:
+            file.write(updater.get_states(dump_optimizer))
+
+    def _states_of_servers(self) -> Any:
+        if self._optimizer is None:
+            raise MXNetError("gradwire: no optimizer is set that could have states")
+        counts = {name: _rules.kept_by(key.rule) for name, key in self._keys.items()}
+        halves = any(key.dtype.name == "float16" for key in self._keys.values())
+        if self.is_async or halves or None in counts.values():
+            raise MXNetError(
+                "gradwire: servers do not hand out what they keep for LAMB, for halves, or without rounds; set "
+                f"{UPDATE_VARIABLE}=workers for a training whose states are to be saved"
+            )
+        updater = mx.optimizer.get_updater(self._optimizer)
+        for name, key in self._keys.items():
+            kept = key.kept(counts[name] or 0, self.rank == 0)
+            updater.states[key.index] = _rules.state_of(self._optimizer, kept)
+        return updater
+
+    @_as_mxnet
+    def load_optimizer_states(self, fname: str) -> None:
+        """Loads what `save_optimizer_states` saved, on every worker; weights are updated there from now on. The file is a
+        pickle: load only what you trust."""
+        if self._optimizer is None:
+            raise MXNetError("gradwire: no optimizer is set that could have states; call set_optimizer first")
+        if self._updater is None:
+            self._update_here(mx.optimizer.get_updater(self._optimizer), "its states were loaded")
+        with open(fname, "rb") as file:
+            self._updater.set_states(file.read())
+        self._optimizer = self._updater.optimizer
+
+    @_as_mxnet
+    def _barrier(self) -> None:
+        self._client.barrier()
+
+    barrier = _barrier
+
+    def _send_command_to_servers(self, head: int, body: Any) -> None:
+        # 2 stops servers, which end with their workers; 3 says that rounds are synchronous, which keys say.
+        if head not in (2, 3):
+            raise MXNetError(f"gradwire: servers take no command {head}: nothing that is sent to them is executed")

@@ -1,0 +1,45 @@
+"""`python -m gradwire.run script.py ARGS`: runs an MXNet script as it is, with Gradwire in the place of its distributed
+key-value stores ("dist_sync", "dist_async" and their kin).
+
+Under `DMLC_ROLE=server` or `scheduler` it becomes Gradwire's program of that role instead: launchers that start one
+command for all roles need no change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+
+from .errors import LaunchError
+from .launching import program
+
+_PROGRAMS = {"server": "gradwire-server", "scheduler": "gradwire-scheduler"}
+
+
+def main(words: list[str]) -> int:
+    """Runs the script named first, with the words after it as its arguments."""
+    role = os.environ.get("DMLC_ROLE", "worker")
+    if role in _PROGRAMS:
+        path = program(_PROGRAMS[role])
+        os.execv(path, [path])
+    if role != "worker":
+        print(f"gradwire.run: there is no role {role!r}; set DMLC_ROLE to worker, server or scheduler", file=sys.stderr)
+        return 2
+    if not words:
+        print("usage: python -m gradwire.run script.py [ARGS]", file=sys.stderr)
+        return 2
+    importlib.import_module("gradwire.mxnet").redirect()
+    script, sys.argv = words[0], words
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except LaunchError as error:
+        print(f"gradwire.run: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,105 @@
+//! Arrays of the caller's that were pushed: kept as buffers, so that their next push goes from where they lie. An array
+//! is known by its object, which is held here, never by an address alone; it is let go of once nobody else has it.
+
+use crate::array::Array;
+use gradwire_worker::UserBuffer;
+use proto_common::element::Dtype;
+use pyo3::intern;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Arrays that are remembered; what comes beyond them is copied each time.
+const ARRAYS_MAX: usize = 4096;
+
+/// Object, address, bytes.
+type Name = (usize, usize, usize);
+
+#[derive(Debug)]
+struct Entry {
+    buffer: UserBuffer,
+    seen: Py<PyAny>,
+    /// So many references to `seen` are ours.
+    ours: isize,
+}
+
+impl Entry {
+    /// Does anybody but us have the array?
+    fn is_with_others(&self, py: Python<'_>) -> bool {
+        if references(py, &self.seen) > self.ours {
+            return true;
+        }
+        // A gradient of torch's is its parameter's, of which Python's count says nothing; the object and our capsule are
+        // two of torch's own count.
+        let count = self.seen.bind(py).call_method0(intern!(py, "_use_count"));
+        count.and_then(|count| count.extract::<usize>()).is_ok_and(|count| count > 2)
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adopted(Arc<Mutex<HashMap<Name, Entry>>>);
+
+impl Adopted {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Entry>> {
+        // A map that is inserted into and removed from is whole, whatever happened to others.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The array as a buffer; `None` where it is to be copied.
+    pub(crate) fn buffer(&self, py: Python<'_>, array: &Array) -> Option<UserBuffer> {
+        if array.dtype != Dtype::F32 || !array.is_aligned() {
+            return None;
+        }
+        let name = (array.seen.as_ptr() as usize, array.address, array.bytes());
+        if let Some(entry) = self.lock().get(&name) {
+            return Some(entry.buffer.clone());
+        }
+        self.sweep(py);
+        let start = NonNull::new(array.address as *mut f32)?;
+        let owner = Box::new(array.owner.clone_ref(py));
+        // SAFETY: the owner's array or capsule keeps these numbers where they are, valid for reading, until it is
+        // dropped (numpy refuses to resize what others refer to; a capsule keeps its storage). The address is aligned.
+        // Numbers are borrowed as slices while a push begins only, and callers are told not to write what they push
+        // until its handle is done. Needed because Python's arrays are no Rust types.
+        let buffer = unsafe { UserBuffer::adopt(start, array.elements(), owner) };
+        let mut entries = self.lock();
+        if entries.len() < ARRAYS_MAX {
+            let entry = Entry { buffer: buffer.clone(), seen: array.seen.clone_ref(py), ours: array.ours };
+            entries.insert(name, entry);
+        }
+        Some(buffer)
+    }
+
+    /// Lets go of arrays that nobody else has.
+    pub(crate) fn sweep(&self, py: Python<'_>) {
+        // Dropped without the lock: an array's end may do anything.
+        let gone: Vec<_> = self.lock().extract_if(|_, entry| !entry.is_with_others(py)).collect();
+        drop(gone);
+    }
+
+    /// Lets go of an array; its next push is copied. What was kept of it is returned.
+    pub(crate) fn forget(&self, array: &Array) -> Vec<UserBuffer> {
+        let of = |name: &Name| name.0 == array.seen.as_ptr() as usize && name.1 == array.address;
+        let gone: Vec<_> = self.lock().extract_if(|name, _| of(name)).collect();
+        gone.into_iter().map(|(_, entry)| entry.buffer).collect()
+    }
+
+    /// Lets go of all.
+    pub(crate) fn clear(&self) {
+        let all = std::mem::take(&mut *self.lock());
+        drop(all);
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// How many have the object.
+pub(crate) fn references(_py: Python<'_>, object: &Py<PyAny>) -> isize {
+    // SAFETY: the object is alive, because a reference to it is held, and the interpreter's lock is held, so the count
+    // does not change. Needed because there is no safe way to ask.
+    unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) }
+}

@@ -1,0 +1,215 @@
+//! Arrays that callers pass: where their elements lie, what they are, who owns them. numpy's array interface first, then
+//! DLPack, then whatever memoryview takes. Looks, copies nothing.
+
+use crate::adopted::references;
+use crate::dlpack::{self, DataType, Found};
+use crate::error::Failure;
+use crate::tensor::Tensor;
+use proto_common::element::Dtype;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+/// Contiguous elements in memory that somebody else owns.
+#[derive(Debug)]
+pub(crate) struct Array {
+    pub(crate) address: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) read_only: bool,
+    /// Keeps the memory.
+    pub(crate) owner: Py<PyAny>,
+    /// What the caller has of it: when nobody else has that any more, it will not come again.
+    pub(crate) seen: Py<PyAny>,
+    /// So many references to `seen` are there once only a `seen` and the owner have it.
+    pub(crate) ours: isize,
+}
+
+impl Array {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.address.is_multiple_of(self.dtype.bytes())
+    }
+
+    /// Reads any array.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
+            return from_interface(object, &interface.cast_into::<PyDict>()?);
+        }
+        let seen = object.clone().unbind();
+        let before = references(py, &seen);
+        if let Some(found) = dlpack::ask(object)? {
+            // What a capsule has of its object is not always a reference.
+            let capsules = references(py, &seen) - before;
+            return from_dlpack(object, found, capsules.max(0));
+        }
+        let viewed = py
+            .import("builtins")?
+            .call_method1("memoryview", (object,))
+            .and_then(|view| py.import("numpy")?.call_method1("asarray", (view,)));
+        let Ok(viewed) = viewed else {
+            let text = format!(
+                "{} is no array: pass a numpy array, or something with __dlpack__ or the buffer protocol",
+                object.get_type()
+            );
+            return Err(Failure::input("wrong_array", text).into());
+        };
+        let interface = viewed.getattr(intern!(py, "__array_interface__"))?;
+        from_interface(&viewed, &interface.cast_into::<PyDict>()?)
+    }
+
+    /// Reads an array that fits a tensor.
+    pub(crate) fn fitting(object: &Bound<'_, PyAny>, tensor: &Tensor, shorter: bool) -> PyResult<Self> {
+        let array = Self::of(object)?;
+        array.check(tensor, shorter)?;
+        Ok(array)
+    }
+
+    /// Reads an array that fits a tensor and can be written.
+    pub(crate) fn writable(object: &Bound<'_, PyAny>, tensor: &Tensor) -> PyResult<Self> {
+        let array = Self::fitting(object, tensor, false)?;
+        if array.read_only {
+            let text =
+                format!("`out` for tensor {} cannot be written; pass a writable array", tensor.label());
+            return Err(Failure::input("read_only", text).into());
+        }
+        if !array.is_aligned() {
+            let text = format!(
+                "`out` for tensor {} is not aligned for its type; pass an aligned array",
+                tensor.label()
+            );
+            return Err(Failure::input("not_aligned", text).into());
+        }
+        Ok(array)
+    }
+
+    fn check(&self, tensor: &Tensor, shorter: bool) -> Result<(), Failure> {
+        let (want, have, label) = (tensor.dtype(), self.dtype, tensor.label());
+        if want != have {
+            let text = format!(
+                "tensor {label} holds {want}, the array {have}; convert it, or declare the tensor with that type"
+            );
+            return Err(Failure::input("wrong_dtype", text));
+        }
+        let flat = self.shape.len() == 1;
+        let fits = self.shape == tensor.shape
+            || flat && self.elements() == tensor.elements()
+            || flat && shorter && self.elements() <= tensor.elements();
+        if !fits {
+            let text = format!(
+                "tensor {label} has the shape {:?}, the array {:?}; pass an array of that shape, or a flat one of {} \
+                 elements",
+                tensor.shape,
+                self.shape,
+                tensor.elements()
+            );
+            return Err(Failure::input("wrong_shape", text));
+        }
+        Ok(())
+    }
+}
+
+fn not_contiguous(shape: &[usize]) -> PyErr {
+    let text = format!(
+        "an array of shape {shape:?} is not contiguous; pass numpy.ascontiguousarray(array), or tensor.contiguous()"
+    );
+    Failure::input("not_contiguous", text).into()
+}
+
+fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyResult<Array> {
+    let py = object.py();
+    let missing = || Failure::input("wrong_array", "an array interface lacks what it has to say");
+    let item = |name| interface.get_item(name)?.ok_or_else(|| missing().into());
+    let entry = |name| -> PyResult<Bound<'_, PyAny>> { item(name) };
+    let shape: Vec<usize> = entry(intern!(py, "shape"))?.extract()?;
+    let (address, read_only): (usize, bool) = entry(intern!(py, "data"))?.extract()?;
+    let typestr = entry(intern!(py, "typestr"))?;
+    let typestr: &str = &typestr.extract::<std::borrow::Cow<'_, str>>()?;
+    let dtype = match dtype_of(typestr) {
+        Some(dtype) => dtype,
+        None => named_dtype(object, typestr)?,
+    };
+    if let Some(strides) = interface.get_item(intern!(py, "strides"))?.filter(|strides| !strides.is_none()) {
+        let strides: Vec<i64> = strides.cast::<PyTuple>()?.extract()?;
+        let size = dtype.bytes() as i64;
+        let lengths: Vec<i64> = shape.iter().map(|one| *one as i64).collect();
+        let in_elements: Vec<i64> = strides.iter().map(|stride| stride / size).collect();
+        if strides.iter().any(|stride| stride % size != 0) || !dlpack::is_contiguous(&lengths, &in_elements) {
+            return Err(not_contiguous(&shape));
+        }
+    }
+    let owner = object.clone().unbind();
+    // A view made for one call is gone after it: what it is a view of is what comes again.
+    let base = object.getattr(intern!(py, "base")).ok().filter(|base| !base.is_none());
+    let seen = base.unwrap_or_else(|| object.clone()).unbind();
+    // The owner is the array, or a view of it, and so has a reference to what is seen.
+    Ok(Array { address, dtype, shape, read_only, owner, seen, ours: 2 })
+}
+
+fn dtype_of(typestr: &str) -> Option<Dtype> {
+    Some(match typestr {
+        "<f4" => Dtype::F32,
+        "<f8" => Dtype::F64,
+        "<f2" => Dtype::F16,
+        "|i1" => Dtype::I8,
+        "|u1" => Dtype::U8,
+        "<i4" => Dtype::I32,
+        "<i8" => Dtype::I64,
+        _ => return None,
+    })
+}
+
+/// bfloat16 is no type of numpy's own; ml_dtypes gives it one.
+fn named_dtype(object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<Dtype> {
+    let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name"));
+    let name = name.and_then(|name| name.extract::<String>()).unwrap_or_else(|_| typestr.to_owned());
+    if name == "bfloat16" {
+        return Ok(Dtype::Bf16);
+    }
+    let swapped = if typestr.starts_with('>') { " of the other byte order" } else { "" };
+    let text = format!(
+        "arrays of {name}{swapped} cannot be moved; use float32, float64, float16, bfloat16, int8, uint8, int32 or int64"
+    );
+    Err(Failure::input("wrong_dtype", text).into())
+}
+
+fn from_dlpack(object: &Bound<'_, PyAny>, found: Found, capsules: isize) -> PyResult<Array> {
+    let DataType { code, bits, lanes } = found.dtype;
+    let dtype = match (code, bits, lanes) {
+        (2, 32, 1) => Dtype::F32,
+        (2, 64, 1) => Dtype::F64,
+        (2, 16, 1) => Dtype::F16,
+        (4, 16, 1) => Dtype::Bf16,
+        (0, 8, 1) => Dtype::I8,
+        (1, 8, 1) => Dtype::U8,
+        (0, 32, 1) => Dtype::I32,
+        (0, 64, 1) => Dtype::I64,
+        _ => {
+            let text = format!(
+                "arrays of DLPack's type (code {code}, {bits} bits, {lanes} lanes) cannot be moved; use float32, \
+                 float64, float16, bfloat16, int8, uint8, int32 or int64"
+            );
+            return Err(Failure::input("wrong_dtype", text).into());
+        }
+    };
+    if !found.contiguous {
+        return Err(not_contiguous(&found.shape));
+    }
+    // Arrays of JAX never change, whatever their capsules say; torch's say nothing and do.
+    let module = object.get_type().getattr("__module__")?.extract::<String>()?;
+    let read_only =
+        !module.starts_with("torch") && found.read_only.unwrap_or(true) || module.starts_with("jax");
+    let seen = object.clone().unbind();
+    // torch's capsule has the tensor, which counts for its object once, whoever else has it.
+    let ours = if module.starts_with("torch") { 2 } else { 1 + capsules };
+    let Found { address, shape, owner, .. } = found;
+    Ok(Array { address, dtype, shape, read_only, owner, seen, ours })
+}

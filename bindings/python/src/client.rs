@@ -1,0 +1,416 @@
+//! The client as Python has it: joins, declares, begins operations. What it makes of arguments is here; how arrays are
+//! read, memory is owned and operations end is elsewhere.
+
+use crate::adopted::Adopted;
+use crate::array::Array;
+use crate::error::Failure;
+use crate::finisher::Finisher;
+use crate::handle::{Handle, Out};
+use crate::here::Here;
+use crate::interrupt::interruptible;
+use crate::memory::{Memory, Stretches};
+use crate::settings;
+use crate::tensor::Tensor;
+use gradwire_worker::{Source, UserBuffer};
+use proto_common::element::Dtype;
+use proto_common::message::NodeGroup;
+use proto_common::optimizer::Optimizer;
+use proto_common::tensor::TensorSpec;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Server, driver, why.
+type Links = Vec<(u32, String, String)>;
+
+/// A worker of a cluster. `gradwire.Client` is what programs use.
+#[pyclass(module = "gradwire._native", frozen, subclass)]
+#[derive(Debug)]
+pub(crate) struct Client {
+    inner: Here<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    client: gradwire_worker::Client,
+    stretches: Stretches,
+    adopted: Adopted,
+    finisher: Arc<Finisher>,
+    warnings: Vec<String>,
+}
+
+impl Drop for Inner {
+    /// Whoever drops it may hold the interpreter's lock, which the finisher may be waiting for.
+    fn drop(&mut self) {
+        let ends = |client: &gradwire_worker::Client, finisher: &Finisher| {
+            client.close();
+            finisher.end();
+        };
+        let (client, finisher) = (&self.client, &self.finisher);
+        if Python::try_attach(|py| py.detach(|| ends(client, finisher))).is_none() {
+            ends(client, finisher);
+        }
+    }
+}
+
+/// What an operation sends: where the library has it already, or an array's buffer, or a copy.
+fn source(py: Python<'_>, inner: &Inner, array: &Array) -> PyResult<Source> {
+    if let Some(shared) = inner.stretches.at(array.address, array.bytes()) {
+        return Ok(shared.into());
+    }
+    if let Some(buffer) = inner.adopted.buffer(py, array) {
+        return Ok(buffer.into());
+    }
+    let (client, address, bytes) = (&inner.client, array.address, array.bytes());
+    let copied = py.detach(|| -> Result<_, Failure> {
+        let mut copy = client.allocate(bytes as u64)?;
+        // SAFETY: the array keeps so many bytes at the address, and the caller holds it; nothing of ours writes them.
+        // Needed because Python's arrays are no Rust types.
+        let from = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
+        copy.copy_from_slice(from);
+        Ok(copy)
+    });
+    Ok(copied?.into())
+}
+
+/// Where weights go, and the array that `wait` returns.
+enum Place {
+    /// Memory of the library's.
+    Lands(gradwire_worker::SharedBuffer, Py<PyAny>),
+    /// Memory of the caller's, which they are copied to from where servers have them.
+    Viewed(Out, Py<PyAny>),
+    /// The same, from where they land: another operation on the tensor is shown them.
+    Copied(gradwire_worker::TensorBuffer, Out, Py<PyAny>),
+}
+
+impl Inner {
+    fn place(&self, tensor: &Tensor, out: Option<&Bound<'_, PyAny>>, py: Python<'_>) -> PyResult<Place> {
+        let Some(out) = out else {
+            let (array, shared) = self.empty(py, &tensor.shape, tensor.dtype(), tensor.numpy.bind(py))?;
+            return Ok(Place::Lands(shared, array));
+        };
+        let array = Array::writable(out, tensor)?;
+        Ok(match self.stretches.at(array.address, array.bytes()) {
+            Some(shared) => Place::Lands(shared, out.clone().unbind()),
+            None if tensor.inner.spec().dynamic => {
+                return Err(Failure::input(
+                    "dynamic",
+                    "weights of a dynamic tensor land in arrays of client.empty() only, or without `out`",
+                )
+                .into());
+            }
+            None => {
+                let (elements, dtype, bytes) = (array.elements(), array.dtype, tensor.inner.bytes());
+                let mut place =
+                    Out { address: array.address, elements, dtype, viewed: None, _owner: array.owner };
+                let out = out.clone().unbind();
+                if tensor.viewed.swap(true, Ordering::AcqRel) {
+                    let buffer = py.detach(|| self.client.allocate(bytes)).map_err(Failure::from)?;
+                    Place::Copied(buffer, place, out)
+                } else {
+                    place.viewed = Some(tensor.viewed.clone());
+                    Place::Viewed(place, out)
+                }
+            }
+        })
+    }
+
+    fn empty(
+        &self,
+        py: Python<'_>,
+        shape: &[usize],
+        dtype: Dtype,
+        numpy: &Bound<'_, PyAny>,
+    ) -> PyResult<(Py<PyAny>, gradwire_worker::SharedBuffer)> {
+        let elements = shape.iter().try_fold(1usize, |all, one| all.checked_mul(*one));
+        let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bytes()));
+        let bytes =
+            bytes.ok_or_else(|| Failure::input("wrong_shape", format!("{shape:?} is too large a shape")))?;
+        let (client, stretches) = (&self.client, &self.stretches);
+        let how = (shape.to_vec(), typestr(dtype).to_owned());
+        let (memory, shared) = py.detach(|| Memory::allocate(client, stretches, bytes, how))?;
+        let array = py.import("numpy")?.call_method1("asarray", (Bound::new(py, memory)?,))?;
+        // A type that numpy does not know is laid over numbers of its size.
+        let array = if dtype == Dtype::Bf16 { array.call_method1("view", (numpy,))? } else { array };
+        Ok((array.unbind(), shared))
+    }
+
+    fn handle(
+        &self,
+        handle: gradwire_worker::Handle,
+        tensor: &Tensor,
+        array: Option<Py<PyAny>>,
+        out: Option<Out>,
+    ) -> Handle {
+        Handle::new(handle, self.finisher.clone(), (array, out), tensor.inner.clone())
+    }
+}
+
+fn typestr(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "<f4",
+        Dtype::F64 => "<f8",
+        Dtype::F16 => "<f2",
+        Dtype::Bf16 => "<u2",
+        Dtype::I8 => "|i1",
+        Dtype::U8 => "|u1",
+        Dtype::I32 => "<i4",
+        Dtype::I64 => "<i8",
+    }
+}
+
+fn parsed<'a, T: serde::Deserialize<'a>>(json: &'a str) -> Result<T, Failure> {
+    serde_json::from_str(json).map_err(|error| Failure::input("declaration", format!("{error} in {json}")))
+}
+
+impl Client {
+    /// The library's own client, for parts of this module that move arrays of other libraries.
+    pub(crate) fn shared(&self) -> Result<gradwire_worker::Client, Failure> {
+        Ok(self.inner.get()?.client.clone())
+    }
+}
+
+#[pymethods]
+impl Client {
+    /// Joins the cluster that settings name; `given` are pairs of dotted name and value over all others.
+    #[new]
+    #[pyo3(signature = (config = None, given = Vec::new()))]
+    fn new(py: Python<'_>, config: Option<PathBuf>, given: Vec<(String, String)>) -> PyResult<Self> {
+        let loaded = settings::load(config, &given)?;
+        loaded.log();
+        let (settings, warnings) = (loaded.settings, loaded.warnings);
+        let client = interruptible(py, move || Ok(gradwire_worker::Client::connect(settings)?))?;
+        let inner = Inner {
+            client,
+            stretches: Stretches::default(),
+            adopted: Adopted::default(),
+            finisher: Arc::default(),
+            warnings,
+        };
+        Ok(Self { inner: Here::new(inner) })
+    }
+
+    /// This worker's rank.
+    #[getter]
+    fn rank(&self) -> PyResult<u32> {
+        Ok(self.inner.get()?.client.rank())
+    }
+
+    /// How many workers the job has.
+    #[getter]
+    fn workers(&self) -> PyResult<u32> {
+        Ok(self.inner.get()?.client.workers())
+    }
+
+    /// How many servers the job has.
+    #[getter]
+    fn servers(&self) -> PyResult<u32> {
+        Ok(self.inner.get()?.client.servers())
+    }
+
+    /// The drivers in use: "shm", "tcp", "shm+tcp", …
+    #[getter]
+    fn transport(&self) -> PyResult<String> {
+        Ok(self.inner.get()?.client.transport())
+    }
+
+    /// The driver to each server, by rank, and why it was chosen.
+    #[getter]
+    fn _links(&self) -> PyResult<Links> {
+        let links = self.inner.get()?.client.links().iter();
+        Ok(links.map(|(rank, choice)| (rank.0, choice.driver.to_string(), choice.why.clone())).collect())
+    }
+
+    /// What of the settings was ignored.
+    #[getter]
+    fn _warnings(&self) -> PyResult<Vec<String>> {
+        Ok(self.inner.get()?.warnings.clone())
+    }
+
+    /// Why the job ended, where it did.
+    #[getter]
+    fn dead(&self) -> PyResult<Option<String>> {
+        Ok(self.inner.get()?.client.dead().map(|error| error.to_string()))
+    }
+
+    /// Counts of all lanes, and of arrays that were sent from where they lie.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let inner = self.inner.get()?;
+        inner.adopted.sweep(py);
+        let (stats, buffers) = py.detach(|| (inner.client.stats(), inner.client.registrations()));
+        let counts = [
+            ("batches", stats.batches),
+            ("parts", stats.parts),
+            ("sent_bytes", stats.sent_bytes),
+            ("plain_bytes", stats.plain_bytes),
+            ("placed", stats.placed),
+            ("referenced", stats.referenced),
+            ("landed_bytes", stats.landed_bytes),
+            ("shown_bytes", stats.shown_bytes),
+            ("operations_done", stats.done),
+            ("operations_failed", stats.failed),
+            ("retries", stats.retries),
+            ("credit_waits", stats.credit_waits),
+            ("duplicates", stats.duplicates),
+            ("arrays_in_place", buffers.hits),
+            ("arrays_copied", buffers.copies),
+            ("arrays_registered", buffers.registered),
+            ("arrays_registered_bytes", buffers.registered_bytes),
+            ("arrays_remembered", inner.adopted.count() as u64),
+        ];
+        let dict = PyDict::new(py);
+        counts.iter().try_for_each(|(name, count)| dict.set_item(name, count))?;
+        Ok(dict)
+    }
+
+    /// Declares tensors: each is its specification as JSON, its shape, its numpy type, its priority.
+    fn _declare(
+        &self,
+        py: Python<'_>,
+        specs: Vec<(String, Vec<usize>, Py<PyAny>, i32)>,
+    ) -> PyResult<Vec<Tensor>> {
+        let client = self.inner.get()?.client.clone();
+        let all: Vec<TensorSpec> = specs.iter().map(|spec| parsed(&spec.0)).collect::<Result<_, _>>()?;
+        let declared = interruptible(py, move || Ok(client.declare(&all)?))?;
+        let pairs = declared.into_iter().zip(specs);
+        let tensors =
+            pairs.map(|(inner, (_, shape, numpy, priority))| Tensor::new(inner, shape, numpy, priority));
+        Ok(tensors.collect::<Result<_, _>>()?)
+    }
+
+    /// Gives a tensor another rule, as JSON; returns the first round that has it.
+    fn _change_rule(&self, py: Python<'_>, tensor: &Tensor, rule: &str) -> PyResult<u64> {
+        let (client, tensor) = (self.inner.get()?.client.clone(), tensor.inner.clone());
+        let rule: Optimizer = parsed(rule)?;
+        interruptible(py, move || Ok(client.change_rule(&tensor, rule)?))
+    }
+
+    /// Registered memory as an array: zero when new. `dtype` is the type's own name, `numpy` numpy's.
+    fn _empty(
+        &self,
+        py: Python<'_>,
+        shape: Vec<usize>,
+        dtype: &str,
+        numpy: &Bound<'_, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        let found = Dtype::ALL.into_iter().find(|one| one.to_string() == dtype);
+        let dtype =
+            found.ok_or_else(|| Failure::input("wrong_dtype", format!("there is no type {dtype:?}")))?;
+        Ok(self.inner.get()?.empty(py, &shape, dtype, numpy)?.0)
+    }
+
+    /// Sets the initial value: rank 0's counts. Wait for it before a pull, which does not wait for another rank's value.
+    fn init_start(&self, py: Python<'_>, tensor: &Tensor, array: &Bound<'_, PyAny>) -> PyResult<Handle> {
+        let inner = self.inner.get()?;
+        let array = Array::fitting(array, tensor, false)?;
+        let source = source(py, inner, &array)?;
+        let handle = py.detach(|| inner.client.init_from(&tensor.inner, source)).map_err(Failure::from)?;
+        Ok(inner.handle(handle, tensor, None, None))
+    }
+
+    /// Contributes a gradient to the tensor's next round. Leave the array alone until the handle is done.
+    #[pyo3(signature = (tensor, array, priority = None))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        tensor: &Tensor,
+        array: &Bound<'_, PyAny>,
+        priority: Option<i32>,
+    ) -> PyResult<Handle> {
+        let inner = self.inner.get()?;
+        let array = Array::fitting(array, tensor, tensor.inner.spec().dynamic)?;
+        let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
+        let begin = || inner.client.push_at(&tensor.inner, source, priority);
+        let handle = py.detach(begin).map_err(Failure::from)?;
+        Ok(inner.handle(handle, tensor, None, None))
+    }
+
+    /// Brings the weights of the last round this worker contributed to, or later: into `out`, or a new array of the
+    /// library's memory, which the handle's wait returns.
+    #[pyo3(signature = (tensor, out = None))]
+    fn pull(&self, py: Python<'_>, tensor: &Tensor, out: Option<&Bound<'_, PyAny>>) -> PyResult<Handle> {
+        let inner = self.inner.get()?;
+        let (handle, array, copied) = match inner.place(tensor, out, py)? {
+            Place::Lands(shared, array) => {
+                (py.detach(|| inner.client.pull(&tensor.inner, shared)), array, None)
+            }
+            Place::Viewed(place, array) => {
+                (py.detach(|| inner.client.pull_view(&tensor.inner)), array, Some(place))
+            }
+            Place::Copied(buffer, place, array) => {
+                (py.detach(|| inner.client.pull(&tensor.inner, buffer)), array, Some(place))
+            }
+        };
+        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+    }
+
+    /// Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`.
+    #[pyo3(signature = (tensor, array, out = None, priority = None))]
+    fn push_pull(
+        &self,
+        py: Python<'_>,
+        tensor: &Tensor,
+        array: &Bound<'_, PyAny>,
+        out: Option<&Bound<'_, PyAny>>,
+        priority: Option<i32>,
+    ) -> PyResult<Handle> {
+        let inner = self.inner.get()?;
+        let array = Array::fitting(array, tensor, false)?;
+        let place = inner.place(tensor, out, py)?;
+        let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
+        let (client, of) = (&inner.client, &tensor.inner);
+        let (handle, array, copied) = match place {
+            Place::Lands(shared, array) => {
+                (py.detach(|| client.push_pull(of, source, shared, priority)), array, None)
+            }
+            Place::Viewed(place, array) => {
+                (py.detach(|| client.push_pull_view(of, source, priority)), array, Some(place))
+            }
+            Place::Copied(buffer, place, array) => {
+                (py.detach(|| client.push_pull(of, source, buffer, priority)), array, Some(place))
+            }
+        };
+        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+    }
+
+    /// Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms.
+    #[pyo3(signature = (name = "workers"))]
+    fn barrier(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let (client, name) = (self.inner.get()?.client.clone(), name.to_owned());
+        interruptible(py, move || Ok(client.barrier_of(&name, NodeGroup::WORKERS)?))
+    }
+
+    /// The library keeps nothing of an array that was pushed any more; its next push is copied first.
+    fn forget(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
+        let inner = self.inner.get()?;
+        let gone: Vec<UserBuffer> = inner.adopted.forget(&Array::of(array)?);
+        gone.iter().for_each(|buffer| inner.client.forget(buffer));
+        Ok(())
+    }
+
+    /// Leaves in good order. Operations in flight end with ClosedError; arrays of `empty` stay. Again is harmless.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner.get()?;
+        py.detach(|| {
+            inner.client.close();
+            inner.finisher.end();
+        });
+        inner.adopted.clear();
+        Ok(())
+    }
+
+    /// In a forked child: arrays of the library's memory are there, as copies.
+    fn _after_fork_in_child(&self) -> PyResult<()> {
+        let Some(inner) = self.inner.in_child() else { return Ok(()) };
+        Ok(inner.client.copy_memory_for_child().map_err(Failure::from)?)
+    }
+
+    /// Leaves because the program failed: every other member is told why.
+    fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let inner = self.inner.get()?;
+        py.detach(|| inner.client.fail(reason));
+        self.close(py)
+    }
+}

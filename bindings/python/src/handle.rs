@@ -1,0 +1,324 @@
+//! Operations in flight as Python has them: waited for by any number of threads, asked, or calling back. How one ended
+//! is kept: waiting twice tells the same twice. Whoever sees the end first settles it: takes the result, copies weights
+//! to where the caller wants them, calls back.
+
+use crate::error::{Failure, Kind};
+use crate::finisher::Finisher;
+use crate::here::Here;
+use crate::interrupt::STRETCH;
+use crate::tensor::label;
+use gradwire_worker::{Ended, Weights};
+use half::{bf16, f16};
+use proto_common::element::Dtype;
+use pyo3::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A place of the caller's own that weights are copied to.
+#[derive(Debug)]
+pub(crate) struct Out {
+    pub(crate) address: usize,
+    pub(crate) elements: usize,
+    pub(crate) dtype: Dtype,
+    /// Of an operation that is shown weights where servers have them: set while the tensor has such a one.
+    pub(crate) viewed: Option<Arc<AtomicBool>>,
+    /// Keeps the memory.
+    pub(crate) _owner: Py<PyAny>,
+}
+
+enum State {
+    Flying(gradwire_worker::Handle),
+    /// Somebody waits for it, or settles it.
+    Taken,
+    Ended(Result<u64, Failure>),
+}
+
+struct Guarded {
+    state: State,
+    callbacks: Vec<Py<PyAny>>,
+    /// The finisher will be told.
+    watched: bool,
+    /// Elements of a dynamic tensor that landed.
+    landed_bytes: u64,
+}
+
+/// What waiters, callbacks and the finisher share.
+pub(crate) struct Core {
+    guarded: Mutex<Guarded>,
+    changed: Condvar,
+    out: Option<Out>,
+    finisher: Arc<Finisher>,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
+        // Every change under the lock is one assignment.
+        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, result: Result<(u64, u64), Failure>) -> Vec<Py<PyAny>> {
+        let mut guarded = self.lock();
+        guarded.landed_bytes = result.as_ref().map_or(0, |(_, bytes)| *bytes);
+        guarded.state = State::Ended(result.map(|(version, _)| version));
+        self.changed.notify_all();
+        std::mem::take(&mut guarded.callbacks)
+    }
+
+    /// Takes the result of a handle that has ended. Copies, so without the interpreter's lock.
+    fn settle(&self, handle: gradwire_worker::Handle) -> Vec<Py<PyAny>> {
+        let result = handle.wait().map_err(Failure::from).and_then(|ended| self.take(ended));
+        self.end(result)
+    }
+
+    fn take(&self, ended: Ended) -> Result<(u64, u64), Failure> {
+        let Some(out) = &self.out else { return Ok((ended.version.0, ended.landed_bytes)) };
+        match (&ended.weights, &ended.target) {
+            (Some(weights), _) => copy_out(weights, out)?,
+            (None, Some(buffer)) => copy_bytes(buffer, out),
+            (None, None) => return Err(Failure::internal("an operation brought no weights".into())),
+        }
+        let version = ended.version.0;
+        // The view goes before another one may be asked for.
+        drop(ended);
+        out.viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
+        Ok((version, 0))
+    }
+
+    /// One stretch of waiting. Returns what is to be called back, and whether it has ended.
+    fn wait_until(self: &Arc<Self>, until: Instant) -> (Vec<Py<PyAny>>, bool) {
+        let mut guarded = self.lock();
+        match std::mem::replace(&mut guarded.state, State::Taken) {
+            ended @ State::Ended(_) => {
+                guarded.state = ended;
+                (Vec::new(), true)
+            }
+            State::Taken => {
+                let left = until.saturating_duration_since(Instant::now());
+                let guarded =
+                    self.changed.wait_timeout(guarded, left).unwrap_or_else(PoisonError::into_inner).0;
+                (Vec::new(), matches!(guarded.state, State::Ended(_)))
+            }
+            State::Flying(handle) => {
+                drop(guarded);
+                if handle.is_done_by(until) || handle.is_overdue() {
+                    return (self.settle(handle), true);
+                }
+                let mut guarded = self.lock();
+                self.watch(&mut guarded, &handle);
+                guarded.state = State::Flying(handle);
+                self.changed.notify_all();
+                (Vec::new(), false)
+            }
+        }
+    }
+
+    /// Somebody is to be called back, and nobody may be waiting: the finisher ends it.
+    fn watch(self: &Arc<Self>, guarded: &mut Guarded, handle: &gradwire_worker::Handle) {
+        if guarded.callbacks.is_empty() || std::mem::replace(&mut guarded.watched, true) {
+            return;
+        }
+        let Some(sender) = self.finisher.sender() else { return };
+        let core = self.clone();
+        // Where the finisher is gone the client was closed, which ended all operations before.
+        handle.on_end(move |_| drop(sender.send(core)));
+    }
+
+    /// It has ended: settles it unless somebody does already, and calls back. On the finisher's thread.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        loop {
+            let (callbacks, ended) = self.wait_until(Instant::now() + STRETCH);
+            if !callbacks.is_empty() {
+                // While the interpreter ends nobody can be called any more.
+                let _ = Python::try_attach(|py| call_back(py, callbacks));
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+
+    fn result(&self) -> Option<Result<u64, Failure>> {
+        match &self.lock().state {
+            State::Ended(result) => Some(result.clone()),
+            State::Flying(_) | State::Taken => None,
+        }
+    }
+}
+
+/// Calls each; they have their handle in them. What they raise is told as Python tells of what nobody catches.
+fn call_back(py: Python<'_>, callbacks: Vec<Py<PyAny>>) {
+    for callback in callbacks {
+        if let Err(error) = callback.call0(py) {
+            error.write_unraisable(py, Some(callback.bind(py)));
+        }
+    }
+}
+
+fn copy_out(weights: &Weights, out: &Out) -> Result<(), Failure> {
+    match out.dtype {
+        Dtype::F32 => copy::<f32>(weights, out),
+        Dtype::F64 => copy::<f64>(weights, out),
+        Dtype::F16 => copy::<f16>(weights, out),
+        Dtype::Bf16 => copy::<bf16>(weights, out),
+        Dtype::I8 => copy::<i8>(weights, out),
+        Dtype::U8 => copy::<u8>(weights, out),
+        Dtype::I32 => copy::<i32>(weights, out),
+        Dtype::I64 => copy::<i64>(weights, out),
+    }
+}
+
+fn copy<T: gradwire_worker::Element>(weights: &Weights, out: &Out) -> Result<(), Failure> {
+    // SAFETY: the owner keeps so many aligned, writable elements of this type at the address: it was looked at as the
+    // operation began (`Array::writable`), and every bit pattern is a number of it. Callers are told to leave `out`
+    // alone until the handle is done. Needed because Python's arrays are no Rust types.
+    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut T, out.elements) };
+    Ok(weights.copy_to(into)?)
+}
+
+/// Weights that landed in memory of the library's.
+fn copy_bytes(buffer: &[u8], out: &Out) {
+    let bytes = buffer.len().min(out.elements * out.dtype.bytes());
+    // SAFETY: as in `copy`, as bytes.
+    let into = unsafe { std::slice::from_raw_parts_mut(out.address as *mut u8, bytes) };
+    into.copy_from_slice(&buffer[..bytes]);
+}
+
+/// An operation in flight. Dropping it cancels nothing; a pull into an array of your own is then not copied there.
+#[pyclass(module = "gradwire._native", frozen)]
+#[derive(Debug)]
+pub(crate) struct Handle {
+    core: Here<Arc<Core>>,
+    /// What `wait` returns of a pull: the array that was passed, or one that was made.
+    array: Option<Py<PyAny>>,
+    tensor: gradwire_worker::Tensor,
+}
+
+impl Handle {
+    pub(crate) fn new(
+        handle: gradwire_worker::Handle,
+        finisher: Arc<Finisher>,
+        (array, out): (Option<Py<PyAny>>, Option<Out>),
+        tensor: gradwire_worker::Tensor,
+    ) -> Self {
+        let state = State::Flying(handle);
+        let guarded = Guarded { state, callbacks: Vec::new(), watched: false, landed_bytes: 0 };
+        let core = Core { guarded: Mutex::new(guarded), changed: Condvar::new(), out, finisher };
+        Self { core: Here::new(Arc::new(core)), array, tensor }
+    }
+
+    /// The array, or of a dynamic tensor what of it landed.
+    fn value(&self, py: Python<'_>, core: &Core) -> PyResult<Py<PyAny>> {
+        let Some(array) = &self.array else { return Ok(py.None()) };
+        if !self.tensor.spec().dynamic {
+            return Ok(array.clone_ref(py));
+        }
+        let array = array.bind(py);
+        let size: u64 = array.getattr("itemsize")?.extract()?;
+        let landed = core.lock().landed_bytes / size.max(1);
+        let part = pyo3::types::PySlice::new(py, 0, landed as isize, 1);
+        Ok(array.get_item(part)?.unbind())
+    }
+
+    /// Waits, and calls back if it was the one to settle.
+    fn wait_for(&self, py: Python<'_>, core: &Arc<Core>, deadline: Option<Instant>) -> PyResult<bool> {
+        loop {
+            let stretch = Instant::now() + STRETCH;
+            let until = deadline.map_or(stretch, |deadline| deadline.min(stretch));
+            let (callbacks, ended) = py.detach(|| core.wait_until(until));
+            call_back(py, callbacks);
+            if ended {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+}
+
+#[pymethods]
+impl Handle {
+    /// Waits until it has ended; without `timeout` (seconds) to its own deadline, deadlines.operation_ms. Returns the
+    /// array of a pull, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout`
+    /// is over it raises WaitTimeout, and the operation goes on.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let core = self.core.get()?;
+        if timeout.is_some_and(f64::is_nan) {
+            return Err(Failure::input("timeout", "`timeout` is a number of seconds, or None").into());
+        }
+        // What is longer than there are seconds is for ever.
+        let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        let deadline = left.and_then(|left| Instant::now().checked_add(left));
+        if !self.wait_for(py, core, deadline)? {
+            let text = format!(
+                "tensor {}: not ended within {} s, and still under way",
+                label(&self.tensor),
+                timeout.unwrap_or_default()
+            );
+            return Err(Failure::new(Kind::WaitTimeout, "wait_timeout", text).into());
+        }
+        match core.result() {
+            Some(Ok(_)) => self.value(py, core),
+            Some(Err(failure)) => Err(failure.into()),
+            None => Err(Failure::internal("an operation that ended has no result".into()).into()),
+        }
+    }
+
+    /// Has it ended, well or not?
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        // What is to be copied is then there, too.
+        self.wait_for(py, self.core.get()?, Some(Instant::now()))
+    }
+
+    /// The version that was published or landed; None before the end, and after an error.
+    #[getter]
+    fn version(&self) -> PyResult<Option<u64>> {
+        Ok(self.core.get()?.result().and_then(Result::ok))
+    }
+
+    /// Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended, or on
+    /// that of another's `wait`.
+    fn add_done_callback(slf: &Bound<'_, Self>, callback: Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let core = slf.get().core.get()?;
+        let partial = py.import("functools")?.getattr("partial")?.call1((callback, slf))?.unbind();
+        {
+            let mut guarded = core.lock();
+            if !matches!(guarded.state, State::Ended(_)) {
+                guarded.callbacks.push(partial);
+                // Whoever has taken it either settles it, or sees to this as it puts it back.
+                if let State::Flying(handle) = std::mem::replace(&mut guarded.state, State::Taken) {
+                    core.watch(&mut guarded, &handle);
+                    guarded.state = State::Flying(handle);
+                }
+                return Ok(());
+            }
+        }
+        partial.call0(py).map(drop)
+    }
+
+    /// `await handle`: as `wait` without a thread that waits.
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().core.get()?;
+        slf.py().import("gradwire._aio")?.call_method1("iterate", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = match self.core.get().map(|core| core.result()) {
+            Err(_) => "of another process".to_owned(),
+            Ok(None) => "in flight".to_owned(),
+            Ok(Some(Ok(version))) => format!("version {version}"),
+            Ok(Some(Err(_))) => "failed".to_owned(),
+        };
+        format!("<gradwire.Handle of tensor {}: {state}>", label(&self.tensor))
+    }
+}

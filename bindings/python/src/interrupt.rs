@@ -1,0 +1,41 @@
+//! Waiting so that Ctrl-C works: the wait is cut into stretches, between which Python looks at its signals.
+
+use crate::error::{Failure, Kind};
+use pyo3::prelude::*;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// Python's signal handlers run this much late at most.
+pub(crate) const STRETCH: Duration = Duration::from_millis(100);
+
+/// Runs something of the control plane, which has a deadline of its own, on a thread of its own. A signal's exception
+/// ends the wait for it, and it ends by itself later.
+pub(crate) fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> PyResult<T> {
+    let (sender, mut receiver) = sync_channel(1);
+    let run = move || {
+        // Nobody listens any more where a signal came first.
+        let _ = sender.send(work());
+    };
+    std::thread::Builder::new()
+        .name("gradwire-control".into())
+        .spawn(run)
+        .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
+    loop {
+        // A receiver is no Sync, so it goes along and comes back.
+        let received;
+        (receiver, received) = py.detach(move || {
+            let received = receiver.recv_timeout(STRETCH);
+            (receiver, received)
+        });
+        match received {
+            Ok(result) => return Ok(result?),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new(Kind::Internal, "internal", "a call panicked".into()).into());
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! `gradwire._native`: the client library as a Python module. What is pleasant to type (settings, rules, names, errors,
+//! asyncio) is Python's, in `python/gradwire`; here is what moves bytes, waits, or keeps memory alive.
+//!
+//! Nothing here holds the interpreter's lock while it waits or copies much. Memory is only ever named by who owns it:
+//! see `memory` for the library's, `adopted` for arrays of the caller's.
+
+mod adopted;
+mod array;
+mod client;
+mod dlpack;
+mod error;
+mod finisher;
+mod handle;
+mod here;
+mod interrupt;
+mod memory;
+mod mxnet;
+mod settings;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The native half of `gradwire`.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::client::Client;
+    #[pymodule_export]
+    use crate::handle::Handle;
+    #[pymodule_export]
+    use crate::memory::Memory;
+    #[pymodule_export]
+    use crate::mxnet::{MxEngine, MxKey};
+    #[pymodule_export]
+    use crate::settings::{enable_logging, settings_reference};
+    #[pymodule_export]
+    use crate::tensor::{Tensor, key_of_name};
+
+    use super::{Bound, PyModule, PyModuleMethods, PyResult};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

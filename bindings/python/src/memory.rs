@@ -1,0 +1,96 @@
+//! The library's memory as arrays have it: who owns a stretch, and which stretch an address lies in. An array is known
+//! by the stretch that it lies in, which is the library's for as long as any array of it exists.
+
+use crate::error::Failure;
+use crate::here::Here;
+use gradwire_worker::{Client, SharedBuffer};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Stretches of a client's memory that arrays lie in, by their address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stretches(Arc<Mutex<BTreeMap<usize, SharedBuffer>>>);
+
+impl Stretches {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, SharedBuffer>> {
+        // A map that is inserted into and removed from is whole, whatever happened to others.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The library's memory at an address, if all of it is.
+    pub(crate) fn at(&self, address: usize, bytes: usize) -> Option<SharedBuffer> {
+        let stretches = self.lock();
+        let (start, buffer) = stretches.range(..=address).next_back()?;
+        buffer.slice((address - start) as u64, bytes as u64).ok()
+    }
+}
+
+/// A stretch of registered memory, zeroed when new, for numpy to make an array of (`__array_interface__`).
+#[pyclass(module = "gradwire._native", frozen)]
+#[derive(Debug)]
+pub(crate) struct Memory {
+    address: usize,
+    bytes: usize,
+    shape: Vec<usize>,
+    typestr: String,
+    place: Here<Place>,
+}
+
+/// Takes the stretch out of the list with it.
+#[derive(Debug)]
+struct Place {
+    address: usize,
+    stretches: Stretches,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let gone = self.stretches.lock().remove(&self.address);
+        // The pool has a lock of its own.
+        drop(gone);
+    }
+}
+
+impl Memory {
+    pub(crate) fn allocate(
+        client: &Client,
+        stretches: &Stretches,
+        bytes: usize,
+        (shape, typestr): (Vec<usize>, String),
+    ) -> Result<(Self, SharedBuffer), Failure> {
+        let mut buffer = client.allocate(bytes as u64)?;
+        let address = buffer.as_mut_ptr() as usize;
+        let shared = buffer.share();
+        stretches.lock().insert(address, shared.clone());
+        let place = Here::new(Place { address, stretches: stretches.clone() });
+        Ok((Self { address, bytes, shape, typestr, place }, shared))
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// What numpy makes an array of.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        // A child has no such memory.
+        self.place.get()?;
+        let interface = PyDict::new(py);
+        interface.set_item("data", (self.address, false))?;
+        interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
+        interface.set_item("typestr", &self.typestr)?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gradwire memory, {} bytes at {:#x}>", self.bytes, self.address)
+    }
+}

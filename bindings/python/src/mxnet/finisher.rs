@@ -1,0 +1,146 @@
+//! How operations of MXNet's engine end: weights are copied to where they are wanted, and the engine is told. A data thread
+//! does it itself where little is to be copied, which saves a thread's waking up; the rest it leaves to a thread here. So
+//! neither data threads nor the engine's ever copy much or wait.
+
+use super::abi::{Array, Ending};
+use super::work::Key;
+use crate::error::Failure;
+use fabric::copy::{memcpy, streaming};
+use gradwire_worker::{Element, Ended, Handle, Weights};
+use half::{bf16, f16};
+use proto_common::element::Dtype;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Weights of at most so many bytes are copied by whoever sees the end.
+const COPIED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
+
+/// What is to be done when an operation has ended.
+pub(crate) struct End {
+    pub(crate) key: Arc<Key>,
+    /// Where weights go.
+    pub(crate) weights: Vec<Array>,
+    /// The engine's, where it has not been told yet.
+    pub(crate) ending: Option<Ending>,
+}
+
+/// See the module. The thread ends with the last key of its store.
+#[derive(Debug)]
+pub(crate) struct Finisher(Sender<(Handle, End)>);
+
+/// Who comes first: the caller, to leave what is to be ended, or the end itself.
+enum Meeting {
+    Nobody,
+    Left(Handle, End),
+    Over,
+}
+
+impl Finisher {
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let (sender, receiver) = channel::<(Handle, End)>();
+        let run = move || receiver.iter().for_each(|(handle, end)| finish(handle, end));
+        std::thread::Builder::new().name("gradwire-mxnet".into()).spawn(run)?;
+        Ok(Self(sender))
+    }
+
+    /// Ends an operation when it has ended.
+    pub(crate) fn when_ended(&self, handle: Handle, end: End) {
+        let meeting = Arc::new(Mutex::new(Meeting::Nobody));
+        let (sender, place) = (self.0.clone(), meeting.clone());
+        handle.on_end(move |_| {
+            let before = std::mem::replace(&mut *lock(&place), Meeting::Over);
+            if let Meeting::Left(handle, end) = before {
+                leave(&sender, handle, end);
+            }
+        });
+        let mut place = lock(&meeting);
+        if let Meeting::Over = *place {
+            drop(place);
+            leave(&self.0, handle, end);
+        } else {
+            *place = Meeting::Left(handle, end);
+        }
+    }
+}
+
+impl End {
+    fn is_brief(&self) -> bool {
+        self.weights.is_empty() || self.key.bytes() <= COPIED_AT_ONCE_BYTES_MAX
+    }
+}
+
+/// Ends an operation here, or has the thread do it. Where that is gone the process ends: what is dropped tells the engine.
+fn leave(sender: &Sender<(Handle, End)>, handle: Handle, end: End) {
+    if end.is_brief() {
+        finish(handle, end);
+    } else {
+        let _ = sender.send((handle, end));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // What is in it is replaced whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn finish(handle: Handle, end: End) {
+    let End { key, weights, ending } = end;
+    let done = handle.wait().map_err(Failure::from).and_then(|ended| bring(&key, ended, &weights));
+    // References to arrays go before the engine is told: what it frees then is free.
+    drop(weights);
+    match (done, ending) {
+        (Ok(()), Some(ending)) => ending.well(),
+        (Ok(()), None) => {}
+        (Err(failure), Some(ending)) => ending.badly(&failure.to_string()),
+        // A push, for which nobody waits.
+        (Err(failure), None) => key.fail(failure),
+    }
+}
+
+/// Copies the weights to each array, and gives the key its buffers back.
+fn bring(key: &Key, ended: Ended, arrays: &[Array]) -> Result<(), Failure> {
+    let Ended { source, target, weights, .. } = ended;
+    for array in arrays {
+        let address = array.numbers(key.bytes()).map_err(|reason| Failure::input("array", reason))?;
+        match (&weights, &target) {
+            (Some(weights), _) => copy_out(weights, key.dtype(), address, key.bytes() as usize)?,
+            (None, Some(target)) => {
+                // SAFETY: so many bytes of an array that this operation alone has, until the engine is told. Needed because
+                // the array is another library's.
+                let into = unsafe { std::slice::from_raw_parts_mut(address, target.len()) };
+                if into.len() >= super::work::STREAMING_BYTES_MIN {
+                    streaming(into, target);
+                } else {
+                    memcpy(into, target);
+                }
+            }
+            (None, None) => return Err(Failure::internal("a pull brought no weights".into())),
+        }
+    }
+    drop(weights);
+    key.take_back(source.into_iter().chain(target));
+    Ok(())
+}
+
+fn copy_out(weights: &Weights, dtype: Dtype, address: *mut u8, bytes: usize) -> Result<(), Failure> {
+    match dtype {
+        Dtype::F32 => copy::<f32>(weights, address, bytes),
+        Dtype::F64 => copy::<f64>(weights, address, bytes),
+        Dtype::F16 => copy::<f16>(weights, address, bytes),
+        Dtype::Bf16 => copy::<bf16>(weights, address, bytes),
+        Dtype::I8 => copy::<i8>(weights, address, bytes),
+        Dtype::U8 => copy::<u8>(weights, address, bytes),
+        Dtype::I32 => copy::<i32>(weights, address, bytes),
+        Dtype::I64 => copy::<i64>(weights, address, bytes),
+    }
+}
+
+fn copy<T: Element>(weights: &Weights, address: *mut u8, bytes: usize) -> Result<(), Failure> {
+    if !address.cast::<T>().is_aligned() {
+        return Err(Failure::input("array", "an array is not aligned for its type"));
+    }
+    // SAFETY: so many bytes of an array that this operation alone has, until the engine is told; aligned, and every bit
+    // pattern is a number of it. Needed because the array is another library's.
+    let into = unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), bytes / size_of::<T>()) };
+    Ok(weights.copy_to(into)?)
+}

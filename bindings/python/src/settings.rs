@@ -1,0 +1,35 @@
+//! Settings from where daemons have them, with a caller's own on top; logs, where a program wants them.
+
+use crate::error::{Failure, Kind};
+use daemon::settings::{Loaded, Override, load_settings};
+use proto_common::config::LogSettings;
+use proto_common::ids::Role;
+use pyo3::prelude::*;
+use std::path::PathBuf;
+
+/// Defaults, files, `DMLC_*`, `GRADWIRE_*`, then these pairs of dotted name and value.
+pub(crate) fn load(config: Option<PathBuf>, given: &[(String, String)]) -> Result<Loaded, Failure> {
+    let origin = |(key, value): &(String, String)| Override::new(format!("connect({key}=…)"), key, value);
+    let overrides: Vec<Override> = given.iter().map(origin).collect();
+    let env = daemon::process::environment();
+    let loaded = load_settings(Role::Worker, &env, config.as_deref(), &overrides);
+    loaded.map_err(|error| Failure::new(Kind::Setting, "setting", error.to_string()))
+}
+
+/// Every setting: dotted name, environment variable, default.
+#[pyfunction]
+pub(crate) fn settings_reference() -> Vec<(String, String, String)> {
+    let lines = daemon::settings::reference().into_iter();
+    lines.map(|line| (line.key, line.variable, line.default)).collect()
+}
+
+/// Logs of the library go to standard error from now on, as a filter such as "info" or "warn,fabric=debug" says. Once
+/// a process.
+#[pyfunction]
+#[pyo3(signature = (filter = "info", json = false))]
+pub(crate) fn enable_logging(filter: &str, json: bool) -> PyResult<()> {
+    let settings = LogSettings { filter: filter.to_owned(), json };
+    let result = daemon::logging::init(Role::Worker, &settings);
+    result.map_err(|error| Failure::new(Kind::Setting, "logging", error.to_string()))?;
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! A declared tensor as Python sees it: the client's, with a shape.
+
+use crate::error::Failure;
+use proto_common::element::Dtype;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Keys of names have this bit, so that they never meet small numbers that somebody chose.
+const NAMED: u64 = 1 << 63;
+
+/// A declared tensor.
+#[pyclass(module = "gradwire._native", frozen, subclass)]
+#[derive(Debug)]
+pub(crate) struct Tensor {
+    pub(crate) inner: gradwire_worker::Tensor,
+    pub(crate) shape: Vec<usize>,
+    /// The numpy type of arrays that the library makes for it.
+    pub(crate) numpy: Py<PyAny>,
+    pub(crate) priority: i32,
+    /// An operation that is shown its weights is under way, or was dropped: servers have room for one such.
+    pub(crate) viewed: Arc<AtomicBool>,
+}
+
+impl Tensor {
+    pub(crate) fn new(
+        inner: gradwire_worker::Tensor,
+        shape: Vec<usize>,
+        numpy: Py<PyAny>,
+        priority: i32,
+    ) -> Result<Self, Failure> {
+        let elements = shape.iter().try_fold(1u64, |all, one| all.checked_mul(*one as u64));
+        match elements {
+            Some(elements) if elements == inner.spec().elements => {
+                Ok(Self { inner, shape, numpy, priority, viewed: Arc::default() })
+            }
+            _ => Err(Failure::input("wrong_shape", format!("{shape:?} is not the tensor's shape"))),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.inner.spec().dtype
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.inner.spec().elements as usize
+    }
+
+    pub(crate) fn label(&self) -> String {
+        label(&self.inner)
+    }
+}
+
+/// For people: a tensor's name, or its key.
+pub(crate) fn label(tensor: &gradwire_worker::Tensor) -> String {
+    let spec = tensor.spec();
+    if spec.name.is_empty() { spec.key.to_string() } else { format!("{:?}", spec.name) }
+}
+
+#[pymethods]
+impl Tensor {
+    /// Its key.
+    #[getter]
+    fn key(&self) -> u64 {
+        self.inner.key().0
+    }
+
+    /// Its name; empty where it was declared by key.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.inner.spec().name
+    }
+
+    /// Its shape.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    /// The numpy type of its elements.
+    #[getter(dtype)]
+    fn numpy_dtype(&self, py: Python<'_>) -> Py<PyAny> {
+        self.numpy.clone_ref(py)
+    }
+
+    /// The type's own name: "f32", "bf16", …
+    #[getter]
+    fn element(&self) -> String {
+        self.dtype().to_string()
+    }
+
+    /// Its elements.
+    #[getter]
+    fn size(&self) -> usize {
+        self.elements()
+    }
+
+    /// Its bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    /// Bytes of a contribution as it is sent.
+    #[getter]
+    fn sent_nbytes(&self) -> u64 {
+        self.inner.sent_bytes()
+    }
+
+    /// How contributions to it travel now.
+    #[getter]
+    fn placement(&self) -> String {
+        self.inner.placement().to_string()
+    }
+
+    /// What operations on it have where none is given.
+    #[getter]
+    fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gradwire.Tensor {} {:?} {}>", self.label(), self.shape, self.dtype())
+    }
+}
+
+/// The key of a name: the first 8 bytes of its SHA-256, little-endian, with the highest bit set.
+#[pyfunction]
+pub(crate) fn key_of_name(name: &str) -> u64 {
+    let digest = Sha256::digest(name.as_bytes());
+    let mut first = [0u8; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_le_bytes(first) | NAMED
+}

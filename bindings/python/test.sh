@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into an environment of its own, and runs its tests against the debug programs:
+#
+#   bindings/python/test.sh            numpy, asyncio, bad input, forks, kills, stubs
+#   bindings/python/test.sh frameworks torch and JAX (5 GB from PyPI at the first run)
+#   bindings/python/test.sh mxnet      MXNet 1.9.1
+#   bindings/python/test.sh mxnet2     MXNet 2.0.0b1
+#
+# Further words go to pytest. Environments stay in target/python. PYTHON says which interpreter makes them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+which=core
+case ${1:-} in frameworks | mxnet | mxnet2) which=$1; shift ;; esac
+deploy/bootstrap.sh python
+built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+venv=$built/python/$which
+needs=('numpy>=1.22' 'pytest>=8' 'maturin>=1.9,<2')
+case $which in
+    core) needs+=("mypy>=1.10" "ml_dtypes>=0.4") tests=(--ignore="$PWD/bindings/python/tests/frameworks" "$PWD/bindings/python/tests") ;;
+    # With the last numpy that has what these releases use of it.
+    mxnet) needs+=("numpy==1.23.5" "mxnet==1.9.1") tests=("$PWD/bindings/python/tests_mxnet") ;;
+    mxnet2) needs+=("numpy==1.23.5" "mxnet==2.0.0b1") tests=("$PWD/bindings/python/tests_mxnet") ;;
+    frameworks) needs+=("torch>=2.2" "jax>=0.4.30") tests=("$PWD/bindings/python/tests/frameworks") ;;
+esac
+
+# An environment that was made for another list, or only half, is made anew.
+if [ "$(cat "$venv/needs" 2>/dev/null)" != "${needs[*]}" ]; then
+    rm -rf "$venv"
+    # Debian's own, which has what environments need, rather than whatever is first in the path.
+    "${PYTHON:-/usr/bin/python3}" -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "${needs[@]}"
+    printf '%s\n' "${needs[*]}" > "$venv/needs"
+fi
+
+# The programs that the tests start, and the wheel of the same profile.
+cargo build --quiet --locked --bins -p gradwire -p gradwire-scheduler -p gradwire-server
+wheels=$venv/wheels
+rm -rf "$wheels"
+(cd bindings/python && "$venv/bin/maturin" build --quiet --locked --profile dev --compatibility linux \
+    --interpreter "$venv/bin/python" --out "$wheels")
+"$venv/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps "$wheels"/*.whl
+export GRADWIRE_PROGRAMS=$built/debug
+# From elsewhere, so that the wheel is imported and not the sources.
+root=$PWD
+cd "$venv"
+exec bin/python -m pytest -q -p no:cacheprovider --rootdir "$root/bindings/python" -c "$root/bindings/python/pyproject.toml" \
+    "${tests[@]}" "$@"

@@ -1,0 +1,69 @@
+"""What the tests share: clusters of real programs, and the words in which the suite runner reads results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gradwire
+
+#: Longer than anything here takes on a busy machine.
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each driver that needs no device."""
+    return str(request.param)
+
+
+@pytest.fixture
+def client(transport: str) -> Iterator[gradwire.Client]:
+    """The only worker of a cluster with two servers."""
+    with gradwire.launch(servers=2, transport=transport, deadlines__heartbeat_ms=50) as cluster:
+        with cluster.connect() as one:
+            yield one
+
+
+@pytest.fixture
+def one() -> Iterator[gradwire.Client]:
+    """The only worker of a cluster with one server, over shared memory."""
+    with gradwire.launch() as cluster, cluster.connect() as client:
+        yield client
+
+
+def together(works: list[Callable[[], Any]]) -> list[Any]:
+    """Runs them at once, a thread each; raises what one raises."""
+    results: list[Any] = [None] * len(works)
+    errors: list[BaseException] = []
+
+    def run(at: int, work: Callable[[], Any]) -> None:
+        try:
+            results[at] = work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert errors or not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """As libtest says it, which the suite runner reads."""
+    reports = terminalreporter.stats
+    failed = reports.get("failed", []) + reports.get("error", [])
+    write = terminalreporter.write_line
+    for report in failed:
+        write(f"\n---- {report.nodeid} stdout ----\n{report.longreprtext.splitlines()[-1] if report.longrepr else ''}")
+    verdict = "FAILED" if failed else "ok"
+    counts = f"{len(reports.get('passed', []))} passed; {len(failed)} failed; {len(reports.get('skipped', []))} ignored"
+    write(f"\ntest result: {verdict}. {counts}")

@@ -11,7 +11,8 @@ pub use reply::{Body, CallBuffer, Reply, ReplyBody, ReplyError};
 use proto_common::ids::Rank;
 
 /// Answers calls. It runs on a thread of its own and is given one call at a time; calls of one worker come in the order in
-/// which it made them. A panic ends the handler: the call that it had, and those that follow, are answered with errors.
+/// which it made them. A panic ends the handler: the call that it had is answered with an error, and those that follow wait
+/// for another one, until their deadline.
 pub trait App: Send {
     /// Takes a call. It may be answered here, or later and from any thread, by its [`Reply`].
     fn call(&mut self, call: Call);

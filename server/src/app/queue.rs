@@ -93,7 +93,7 @@ impl Apps {
                 if catch_unwind(AssertUnwindSafe(|| handler.call(call))).is_err() {
                     tracing::error!(
                         app,
-                        "a handler panicked and is gone; calls to it are answered with errors"
+                        "a handler panicked and is gone; calls to it wait for another one, until their deadline"
                     );
                     break;
                 }

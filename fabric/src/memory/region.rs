@@ -331,7 +331,7 @@ impl Region {
         }
     }
 
-    /// In a forked child, which has no memory at this place (see [`Mapping::of_fd`]'s advice): what is read there from
+    /// In a forked child, which has no memory at this place (see `Mapping::of_fd`'s advice): what is read there from
     /// now on is what the parent has, and what is written is the child's own. For languages whose arrays lie in regions
     /// and are looked at without asking. Where there is memory already, as in the parent, it is an error and changes
     /// nothing; memory of other kinds is left out.

@@ -16,7 +16,7 @@ pub fn proven(repo: &Repo) -> Vec<Finding> {
         path: PAGE.into(),
         line,
         what,
-        fix: "name a test as `path::name`, or write reason: and why, or later: and whose work it is",
+        fix: "name a test as `path::name`, or write reason: and why",
     };
     let mut rows = 0;
     let mut findings = Vec::new();
@@ -43,9 +43,6 @@ pub fn proven(repo: &Repo) -> Vec<Finding> {
 fn fault(repo: &Repo, proof: &str) -> Option<String> {
     if let Some(reason) = proof.strip_prefix("reason:") {
         return (reason.trim().len() < REASON_MIN).then(|| "a reason says nothing".into());
-    }
-    if let Some(whose) = proof.strip_prefix("later:") {
-        return whose.trim().is_empty().then(|| "nobody is named whose work it waits for".into());
     }
     let tests: Vec<&str> = proof.split('`').skip(1).step_by(2).collect();
     if tests.is_empty() {
@@ -79,12 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn tests_reasons_and_owners_will_do() {
+    fn tests_and_reasons_will_do() {
         for proof in [
             "`a/tests/b.rs::it_works`",
             "`a/tests/b.rs::it_works`, `c.py::test_it`",
             "reason: nobody has asked for it",
-            "later: modes",
         ] {
             assert_eq!(found(proof), Vec::<String>::new(), "{proof}");
         }
@@ -97,7 +93,6 @@ mod tests {
         assert_eq!(found("`a/tests/b.rs::it_works`, `it`"), ["3: there is no test it"]);
         assert_eq!(found(""), ["3: a row names no test"]);
         assert_eq!(found("reason: none"), ["3: a reason says nothing"]);
-        assert_eq!(found("later:"), ["3: nobody is named whose work it waits for"]);
-        assert_eq!(found("later: x | y"), ["3: a row has 4 columns instead of 3"]);
+        assert_eq!(found("reason: x | y"), ["3: a row has 4 columns instead of 3"]);
     }
 }

@@ -71,7 +71,7 @@ impl Parts {
             // Nothing to sort.
             return Self { places: Vec::new(), ranges: std::iter::once(0..ids.len()).collect() };
         }
-        let share_of = |id: u64| ((mix(!id) >> 32) * shares as u64 >> 32) as usize;
+        let share_of = |id: u64| (((mix(!id) >> 32) * shares as u64) >> 32) as usize;
         let mut ends = vec![0usize; count + 1];
         let parts: Vec<u32> =
             ids.iter().map(|id| (spread.part_of(*id) * shares + share_of(*id)) as u32).collect();
@@ -130,7 +130,7 @@ impl Client {
                 write_ids(&parts, ids, rows.clone(), to_ids);
                 match parts.places.is_empty() {
                     true => {
-                        to_values.copy_from_slice(values[rows.start * width..rows.end * width].as_bytes())
+                        to_values.copy_from_slice(values[rows.start * width..rows.end * width].as_bytes());
                     }
                     false => {
                         for (at, to) in rows.clone().zip(to_values.chunks_exact_mut(table.spec.row_bytes())) {

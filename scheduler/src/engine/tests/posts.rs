@@ -122,7 +122,7 @@ fn both_sides_of_each_bound() {
     assert_eq!(rig.tick_at(40).len(), whole + POSTS_OWED_MAX);
     let commands = rig.say(worker(0), post(1, one, POST_BODY_BYTES_MAX));
     assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
-    assert!(POSTS_ASKED_MAX > POSTS_OWED_MAX);
+    const { assert!(POSTS_ASKED_MAX > POSTS_OWED_MAX) };
     let mut early = Rig::new(1, 1);
     early.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
     assert!(matches!(refusal(&early.say(worker(0), post(1, one, 0))), PostError::NotNow(_)));

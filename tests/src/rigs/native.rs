@@ -112,9 +112,9 @@ pub fn free_port() -> u16 {
 
 /// The shared library of this build: beside the test executables.
 fn library() -> PathBuf {
-    // Cargo builds it for the tests of its own package.
+    // The runner builds libraries, too.
     let test = std::env::current_exe().expect("a test knows its own file");
     let path = test.parent().expect("a file has a directory").join("libgradwire.so");
-    assert!(path.is_file(), "{} is not there; run: cargo build -p gradwire-c --tests", path.display());
+    assert!(path.is_file(), "{} is not there; run: cargo build -p gradwire-c", path.display());
     path
 }

@@ -49,10 +49,10 @@ pub struct Built {
     pub ending: Ending,
 }
 
-/// Builds the workspace at `root`; `locked` refuses to change `Cargo.lock`.
+/// Builds the workspace at `root`, also the libraries that other languages link; `locked` refuses to change `Cargo.lock`.
 pub fn build(root: &Path, log: &File, locked: bool, stop: &Stop) -> Result<Built> {
     let mut command = Command::new("cargo");
-    command.current_dir(root).args(["build", "--workspace", "--bins", "--tests", "--keep-going"]);
+    command.current_dir(root).args(["build", "--workspace", "--lib", "--bins", "--tests", "--keep-going"]);
     command.arg("--message-format=json-render-diagnostics");
     if locked {
         command.arg("--locked");

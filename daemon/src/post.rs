@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(2);
 /// Messages that wait for a handler to be registered; the scheduler allows no member more unanswered ones.
 const WAITING_MAX: usize = proto_common::message::POSTS_OWED_MAX;
+/// Nobody waits longer, whatever was asked for: seven weeks.
+const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long the thread sleeps where nothing has a deadline.
 const IDLE: Duration = Duration::from_secs(3600);
 /// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
@@ -213,6 +215,7 @@ impl Posts {
         within: Duration,
         on_answer: impl FnMut(PostAnswer) + Send + 'static,
     ) {
+        let within = within.min(WITHIN_MAX);
         self.tell(Work::Ask { to, message, within, on_answer: Box::new(on_answer) });
     }
 
@@ -220,6 +223,7 @@ impl Posts {
     /// missing. Not to be called by a handler.
     pub fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), WaitError> {
         let (done, answer) = sync_channel(1);
+        let within = within.min(WITHIN_MAX);
         self.tell(Work::Barrier { name: name.to_owned(), group, within, done });
         let refused = |reason: &str| WaitError::Refused { name: name.to_owned(), reason: reason.into() };
         match answer.recv_timeout(within.saturating_add(GRACE)) {

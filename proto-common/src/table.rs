@@ -15,6 +15,8 @@ pub const TABLES_MAX: u32 = 1 << 16;
 pub const ROW_WIDTH_MAX: u32 = 1 << 16;
 /// Rows of one request.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
+/// Bytes of the rows that one request pulls or pushes at most.
+pub const ROW_BYTES_PER_REQUEST_MAX: usize = 16 << 20;
 
 const _: () = assert!((LANES_MAX as u32) < 1 << 8 && TABLES_MAX << 8 <= TABLE_APPS);
 

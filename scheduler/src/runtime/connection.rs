@@ -4,7 +4,7 @@
 use crate::engine::ConnectionId;
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
-use proto_common::message::ToScheduler;
+use proto_common::message::{POSTS_ASKED_MAX, ToScheduler};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Messages that may wait for one peer.
-const QUEUE_MAX: usize = 1024;
+/// Messages that may wait for one peer: all that it may have asked others can be answered at once.
+const QUEUE_MAX: usize = 1024 + POSTS_ASKED_MAX;
 /// Bytes that may wait for one peer: the largest message four times.
 const QUEUE_BYTES_MAX: usize = 4 * CONTROL_FRAME_BYTES_MAX;
 /// Milliseconds for which a closed connection's input is still read and thrown away: closing a socket with

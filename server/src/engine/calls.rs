@@ -52,7 +52,7 @@ impl CallAnswer {
     }
 
     /// Does all of it travel with the result?
-    fn is_inline(&self) -> bool {
+    pub(crate) fn is_inline(&self) -> bool {
         self.prefix_bytes().saturating_add(self.body_bytes) <= REPLY_INLINE_BYTES_MAX
     }
 

@@ -10,7 +10,7 @@ use fabric::{
     Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pool, Region, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{Landing, Status};
-use proto_common::call::{Frame, PieceAt, REPLY_INLINE_BYTES_MAX};
+use proto_common::call::{Frame, PieceAt};
 use proto_common::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 
@@ -71,7 +71,8 @@ enum Sent {
 
 impl AnswerBody {
     pub(crate) fn new(head: &[u8], body: ReplyBody) -> Self {
-        let is_short = body.len() as u64 <= REPLY_INLINE_BYTES_MAX;
+        // As the engine decides it: what does not travel with its result is kept as it is to be written.
+        let is_short = answer_of(head, body.len() as u64).is_inline();
         let body = match body {
             ReplyBody::Bytes(bytes) if is_short => Sent::Inline(bytes),
             ReplyBody::Bytes(bytes) => Sent::Elsewhere(Region::of_bytes(bytes)),
@@ -97,18 +98,21 @@ impl AnswerBody {
     }
 
     fn answer(&self) -> CallAnswer {
-        // A head's length is checked where it is sent.
-        CallAnswer { status: Status::Done, head_bytes: self.head.len() as u32, body_bytes: self.bytes() }
+        answer_of(&self.head, self.bytes())
     }
 
     fn span(&self) -> Option<Span> {
         match &self.body {
-            Sent::Inline(bytes) if bytes.is_empty() => None,
-            Sent::Inline(bytes) => Some(Region::of_bytes(bytes.clone()).all()),
+            Sent::Inline(_) => None,
             Sent::Pool(buffer) => Some(buffer.span()),
             Sent::Elsewhere(region) => Some(region.all()),
         }
     }
+}
+
+fn answer_of(head: &[u8], body_bytes: u64) -> CallAnswer {
+    // A head's length is checked where it is sent.
+    CallAnswer { status: Status::Done, head_bytes: head.len() as u32, body_bytes }
 }
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ pub use rows::{Rows, TableStats};
 
 use fabric::{Buffer, FabricError};
 use proto_common::message;
-use proto_common::table::{ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
+use proto_common::table::{ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
 use std::collections::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -74,17 +74,17 @@ impl Tables {
         head: &[u8],
         body: &mut [u8],
         allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
-    ) -> Result<Told, FabricError> {
+    ) -> Told {
         let Some([op, _, _, _, count @ ..]) = head.first_chunk::<HEAD_BYTES>() else {
-            return Ok(malformed());
+            return malformed();
         };
         let count = u32::from_le_bytes(*count) as usize;
         let op = RowOp::from_wire(*op);
         if op == Some(RowOp::Declare) {
-            return Ok(self.declare(key, count, body));
+            return self.declare(key, count, body);
         }
         let Some(rows) = self.tables.get_mut(&key) else {
-            return Ok(Told::Status(RowStatus::Undeclared, String::new()));
+            return Told::Status(RowStatus::Undeclared, String::new());
         };
         rows.set_full(self.bytes >= self.most_bytes);
         let before = rows.bytes();
@@ -99,15 +99,16 @@ impl Tables {
         body: &mut [u8],
         (found, aligned): (&mut Vec<u32>, &mut Vec<f32>),
         allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
-    ) -> Result<Told, FabricError> {
+    ) -> Told {
         let row_bytes = rows.spec().row_bytes();
         let Some((ids, values)) = body.split_at_mut_checked(count.saturating_mul(ID_BYTES)) else {
-            return Ok(malformed());
+            return malformed();
         };
         let (ids, _) = ids.as_chunks::<ID_BYTES>();
         let ids = ids.iter().map(|id| u64::from_le_bytes(*id));
         match op {
-            _ if count == 0 || count > ROWS_PER_REQUEST_MAX => Ok(malformed()),
+            _ if count == 0 || count > ROWS_PER_REQUEST_MAX => malformed(),
+            _ if count * row_bytes > ROW_BYTES_PER_REQUEST_MAX => malformed(),
             Some(RowOp::Push) if values.len() == count * row_bytes => {
                 let left_out = rows.stats().left_out;
                 match <[f32]>::mut_from_bytes(values) {
@@ -120,17 +121,20 @@ impl Tables {
                 }
                 let is_short = rows.is_full() && rows.stats().left_out > left_out;
                 let status = if is_short { RowStatus::Full } else { RowStatus::Done };
-                Ok(Told::Status(status, String::new()))
+                Told::Status(status, String::new())
             }
             Some(RowOp::Pull) if values.is_empty() => {
-                let mut buffer = allocate((count * row_bytes) as u64)?;
+                let mut buffer = match allocate((count * row_bytes) as u64) {
+                    Ok(buffer) => buffer,
+                    Err(error) => return Told::Status(RowStatus::Full, error.to_string()),
+                };
                 // Buffers lie where numbers may.
                 if let Ok(out) = <[f32]>::mut_from_bytes(&mut buffer) {
                     rows.pull(ids, out, found);
                 }
-                Ok(Told::Rows(buffer))
+                Told::Rows(buffer)
             }
-            _ => Ok(malformed()),
+            _ => malformed(),
         }
     }
 

@@ -397,7 +397,7 @@ impl Rows {
         meta.pushes += 1;
         let (pushes, optimizer, width) = (meta.pushes, self.optimizer, self.width);
         let numbers = self.row_mut(row);
-        if optimizer.rule == Rule::Sum {
+        if optimizer.rule == Rule::Sum && optimizer.rescale == 1.0 {
             // By far the most frequent, and nothing to work out.
             numbers.iter_mut().zip(values).for_each(|(number, value)| *number += value);
             return;
@@ -456,6 +456,16 @@ mod tests {
         push(&mut rows, &[7, 9, 7, 7], &[1.0, 2.0, 10.0, 100.0]);
         assert_eq!(pull(&mut rows, &[7, 9]), [vec![111.0; 4], vec![2.0; 4]]);
         assert_eq!(rows.stats(), TableStats { rows: 3, pulled: 5, pushed: 2, left_out: 0, evicted: 0 });
+    }
+
+    #[test]
+    fn what_is_pushed_is_scaled_as_the_rule_says() {
+        for rule in [Optimizer::sum(), Optimizer::assign()] {
+            let mut rows = Rows::new(table(Optimizer { rescale: 0.25, ..rule }), 1);
+            push(&mut rows, &[7], &[8.0]);
+            let before = if rule.rule == Rule::Sum { initial(7) } else { vec![0.0; 4] };
+            assert_eq!(pull(&mut rows, &[7]), [plus(&before, 2.0)], "{rule:?}");
+        }
     }
 
     #[test]

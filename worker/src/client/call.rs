@@ -222,6 +222,7 @@ impl Client {
         let state = self.0.states.take(1, buffers);
         let timeout = timeout.unwrap_or(Duration::from_millis(self.0.settings.deadlines.operation_ms));
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        let timeout = Duration::from_millis(u64::from(timeout_ms));
         let lane = self.call_lane(app);
         let mut next = lock(&line.next);
         let submission = Submission {
@@ -360,7 +361,8 @@ impl Client {
         };
         match into {
             Some(into) if into.len() as u64 >= expected => Ok(Some(into)),
-            _ if expected <= REPLY_INLINE_BYTES_MAX => Ok(None),
+            // Beside the longest head it travels with the result.
+            _ if expected + CALL_HEAD_BYTES_MAX as u64 + 2 <= REPLY_INLINE_BYTES_MAX => Ok(None),
             _ => self.allocate(expected).map(Some),
         }
     }

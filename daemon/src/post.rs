@@ -262,8 +262,8 @@ impl Drop for Inner {
 struct Asked {
     on_answer: OnAnswer,
     to: PostTo,
-    /// Answers that are still to come, once one has said how many there are.
-    left: Option<u32>,
+    /// How many answers there are in all, and how many of them are still to come: once one has said so.
+    answers: Option<(u32, u32)>,
     within: Duration,
     deadline: Instant,
 }
@@ -362,7 +362,7 @@ impl Hub {
         self.next += 1;
         let (request, timeout_ms) = (self.next, within.as_millis() as u64);
         let deadline = Instant::now() + within + GRACE;
-        self.asked.insert(request, Asked { on_answer, to, left: None, within, deadline });
+        self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline });
         if self.lost.is_some() {
             return self.refuse(request);
         }
@@ -388,7 +388,9 @@ impl Hub {
 
     /// A request is answered here, because nobody else will.
     fn refuse(&mut self, request: u64) {
-        let Some(Asked { mut on_answer, to, left, within, .. }) = self.asked.remove(&request) else { return };
+        let Some(Asked { mut on_answer, to, answers, within, .. }) = self.asked.remove(&request) else {
+            return;
+        };
         let scheduler =
             MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
         let member = if let PostTo::One(one) = to { one } else { scheduler };
@@ -396,16 +398,18 @@ impl Hub {
             Some(why) => PostError::NotNow(why.clone()),
             None => PostError::Deadline { member, waited_ms: (within + GRACE).as_millis() as u64 },
         };
-        for _ in 0..left.unwrap_or(1) {
-            let answer = PostAnswer { from: member, of: left.unwrap_or(1), result: Err(error.clone()) };
+        let (of, left) = answers.unwrap_or((1, 1));
+        for _ in 0..left {
+            let answer = PostAnswer { from: member, of, result: Err(error.clone()) };
             guarded(|| on_answer(answer));
         }
     }
 
     fn answered(&mut self, request: u64, answer: PostAnswer) {
         let Some(asked) = self.asked.get_mut(&request) else { return };
-        let left = asked.left.unwrap_or(answer.of).saturating_sub(1);
-        asked.left = Some(left);
+        let (of, left) = asked.answers.unwrap_or((answer.of, answer.of));
+        let left = left.saturating_sub(1);
+        asked.answers = Some((of, left));
         guarded(|| (asked.on_answer)(answer));
         if left == 0 {
             self.asked.remove(&request);

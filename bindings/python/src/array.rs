@@ -146,6 +146,12 @@ fn from_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> P
             return Err(not_contiguous(&shape));
         }
     }
+    if interface.contains(intern!(py, "__ref"))? {
+        // A scalar: its numbers are in an array made for this, which only what describes it has.
+        let only = interface.clone().into_any().unbind();
+        let (owner, seen) = (only.clone_ref(py), only);
+        return Ok(Array { address, dtype, shape, read_only: true, owner, seen, ours: 2 });
+    }
     let owner = object.clone().unbind();
     // A view made for one call is gone after it: what it is a view of is what comes again.
     let base = object.getattr(intern!(py, "base")).ok().filter(|base| !base.is_none());

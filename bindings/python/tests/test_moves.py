@@ -206,6 +206,12 @@ def test_scalars_and_flat_arrays_fit(one: Client) -> None:
     scalar = one.declare("scalar", (), optimizer=gradwire.Assign())
     made = one.push_pull(scalar, np.float32(3)).wait()
     assert made.shape == () and made == 3
+    for value in range(64):
+        # Nobody else has the array that is made of a scalar.
+        handle, others = one.push_pull(scalar, np.float32(value)), [np.float32(-1)] * 8
+        assert [np.asarray(other) for other in others] and handle.wait() == value
+    with pytest.raises(gradwire.InputError, match="cannot be written"):
+        one.pull(scalar, out=np.float32(0))
     square = one.declare("square", (4, 4), optimizer=gradwire.Assign())
     assert one.push_pull(square, np.arange(16, dtype=np.float32)).wait().shape == (4, 4)
     column = numbers(count=16).reshape(16, 1)

@@ -50,6 +50,16 @@ def case_pushes_are_summed():
     assert (gradient.asnumpy() == total(kv)).all(), "without out, where the gradient was"
 
 
+def case_arrays_of_the_numpy_kind():
+    kv = new()
+    kv.init(4, mx.np.zeros(SHAPE))
+    gradient = mx.np.ones(SHAPE) * (kv.rank + 1)
+    for out in (gradient, None):
+        gradient[:] = kv.rank + 1
+        kv.pushpull(4, gradient, out=out)
+        assert (gradient.asnumpy() == total(kv)).all(), "in its own place"
+
+
 def case_lists_of_keys_and_devices():
     kv = new()
     keys = ["a", "b", "c"]

@@ -245,11 +245,15 @@ def _leave() -> None:
 
 
 def _in_child() -> None:
+    global _pid
+    _pid = os.getpid()
     for client in list(_live):
         try:
             client._after_fork_in_child()
         except Error as error:
             warnings.warn(f"arrays of a client's memory cannot be read in this child: {error}", stacklevel=2)
+    # They are the parent's to leave with; those that this child makes are its own.
+    _live.clear()
 
 
 atexit.register(_leave)

@@ -364,7 +364,7 @@ def ddp_hook(state: DdpState, bucket: Any) -> torch.futures.Future[torch.Tensor]
     of an all-reduce."""
     flat = bucket.buffer()
     exchange = state.exchange(bucket)
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
 
     def end(handle: Handle) -> None:
         try:

@@ -163,7 +163,9 @@ class KVWorker : public SimpleApp {
 
   int Send(const std::shared_ptr<Operation> &operation, const KVPairs<Val> &pairs) {
     SlicedKVs sliced;
-    slicer_(pairs, Postoffice::Get()->GetServerKeyRanges(), &sliced);
+    const auto &ranges = Postoffice::Get()->GetServerKeyRanges();
+    slicer_(pairs, ranges, &sliced);
+    CHECK(sliced.size() == ranges.size()) << "a slicer gave " << sliced.size() << " parts for " << ranges.size() << " servers";
     // A push needs no keys later, and borrowed ones are not there any more.
     if (!operation->borrowed) operation->keys = pairs.keys;
     operation->timestamp = this->obj_->NewRequest(kServerGroup);

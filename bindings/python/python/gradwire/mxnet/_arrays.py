@@ -26,26 +26,32 @@ def handle_of(array: Any) -> int:
     return int(array.handle.value)
 
 
-def classic(array: Any) -> Any:
-    """An array of MXNet's numpy kind as the other kind, of the same memory."""
-    return array.as_nd_ndarray() if hasattr(array, "as_nd_ndarray") else array
+def classic(array: Any, known: dict[int, Any] | None = None) -> Any:
+    """An array of MXNet's numpy kind as the other kind, of the same memory: one for each where what is `known` is given."""
+    if not hasattr(array, "as_nd_ndarray"):
+        return array
+    if known is None:
+        return array.as_nd_ndarray()
+    if id(array) not in known:
+        known[id(array)] = array.as_nd_ndarray()
+    return known[id(array)]
 
 
-def flat_list(values: Any) -> list[Any]:
+def flat_list(values: Any, known: dict[int, Any] | None = None) -> list[Any]:
     """The arrays of one key, one for each device."""
-    return [classic(value) for value in (values if isinstance(values, (list, tuple)) else [values])]
+    return [classic(value, known) for value in (values if isinstance(values, (list, tuple)) else [values])]
 
 
-def pairs(keys: Any, values: Any) -> list[tuple[Any, list[Any]]]:
+def pairs(keys: Any, values: Any, known: dict[int, Any] | None = None) -> list[tuple[Any, list[Any]]]:
     """Each key with its arrays: of one key with one or several, or of a list of keys with a list of those."""
     if not isinstance(keys, (list, tuple)):
-        return [(keys, flat_list(values))]
+        return [(keys, flat_list(values, known))]
     if len(keys) != len(values):
         raise mx.base.MXNetError(f"gradwire: {len(keys)} keys with {len(values)} values")
     found: dict[Any, list[Any]] = {}
     for key, value in zip(keys, values):
         # A key that is named again has its arrays on several devices.
-        found.setdefault(key, []).extend(flat_list(value))
+        found.setdefault(key, []).extend(flat_list(value, known))
     return list(found.items())
 
 

@@ -174,9 +174,10 @@ class Store(KVStore):  # type: ignore[misc]
     @_as_mxnet
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Contributes gradients and brings weights, or the gradients' sum, to `out` or to where the gradients were."""
-        values = pairs(key, value)
-        # Not converted twice: the engine must see one array where there is one.
-        outs = dict(values if out is None else pairs(key, out))
+        # Nothing is converted twice: the engine must see one array where there is one.
+        known: dict[int, Any] = {}
+        values = pairs(key, value, known)
+        outs = dict(values if out is None else pairs(key, out, known))
         for one, arrays in values:
             found, targets = self._key(one), outs[one]
             whole = self._updater is None and not any(map(_arrays.is_sparse, arrays + targets))
@@ -221,6 +222,8 @@ class Store(KVStore):  # type: ignore[misc]
         try:
             if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
                 raise _rules.Unmapped(f"{UPDATE_VARIABLE} says so")
+            if any(key.stored is not None for key in self._keys.values()):
+                raise _rules.Unmapped("the weights are on the workers since they were updated there")
             for key in self._keys.values():
                 self._check_change(_rules.rule_of(optimizer, key.index), key)
             _rules.rule_of(optimizer, next(iter(self._keys), 0))
@@ -300,6 +303,8 @@ class Store(KVStore):  # type: ignore[misc]
                 "gradwire: servers do not hand out what they keep for LAMB, for halves, or without rounds; set "
                 f"{UPDATE_VARIABLE}=workers for a training whose states are to be saved"
             )
+        # One worker's rounds would be completed by the others' gradients: whoever does not come is named at the deadline.
+        self._client.barrier("mxnet.states")
         updater = mx.optimizer.get_updater(self._optimizer)
         for name, key in self._keys.items():
             kept = key.kept(counts[name] or 0, self.rank == 0)

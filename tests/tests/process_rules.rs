@@ -9,7 +9,6 @@ use gradwire_tests::rigs::training::{SHM, TCP, trained_by};
 use gradwire_worker::Client;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
 use proto_common::tensor::TensorSpec;
-use std::time::Duration;
 
 const WORKERS: u32 = 2;
 const KEY: u64 = 3;
@@ -105,10 +104,9 @@ fn a_new_rule_holds_from_one_round_on_everywhere() {
     cluster.assert_no_panic();
 }
 
-/// A barrier has the control plane until the last worker comes. A change of rule waits for that without holding the
-/// tensor: rounds go on, or the last worker, who waits for one, would never come.
+/// A worker waits at a barrier, perhaps for long: it is asked and answered other things meanwhile.
 #[test]
-fn a_change_that_waits_behind_a_barrier_keeps_no_round_back() {
+fn a_change_does_not_wait_behind_a_barrier() {
     let mut cluster = Cluster::new(1, 2, &[]);
     cluster.add_servers(1, &[]);
     let clients = join(&cluster, 2, |settings| settings.deadlines.barrier_ms = 10_000);
@@ -116,13 +114,11 @@ fn a_change_that_waits_behind_a_barrier_keeps_no_round_back() {
     let tensor = clients[0].tensor(KEY).unwrap();
     std::thread::scope(|scope| {
         let barrier = scope.spawn(|| clients[0].barrier());
-        std::thread::sleep(Duration::from_millis(300));
-        let change = scope.spawn(|| clients[0].change_rule(&tensor, Optimizer::sgd(1.0, 0.0, 0.0)));
-        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(clients[0].change_rule(&tensor, Optimizer::assign()).unwrap(), 1);
         round(&clients, KEY);
+        assert!(!barrier.is_finished(), "the other worker has not come");
         clients[1].barrier().unwrap();
         barrier.join().unwrap().unwrap();
-        assert_eq!(change.join().unwrap().unwrap(), 2, "from the round after those that went on");
     });
     drop((tensor, clients));
     cluster.assert_no_panic();

@@ -146,9 +146,12 @@ impl Rig {
                 worker.sent[at] += 1;
             }
             let operation = if again { worker.known[at].max(1) } else { worker.sent[at] };
-            let mut made = call(app, operation, worker.known[at].max(1), program.number() * 64);
-            made.landing =
-                program.one_in(2).then_some(Landing { region: 1, offset: 0, bytes: program.number() * 64 });
+            let mut made = call(app, operation, worker.known[at].max(1), program.number().saturating_mul(64));
+            made.landing = program.one_in(2).then_some(Landing {
+                region: 1,
+                offset: 0,
+                bytes: program.number().saturating_mul(64),
+            });
             if program.one_in(8) {
                 made = Block { op: OpKind::Call, token: made.token, ..program.block(PAYLOAD_BYTES) };
             }
@@ -185,7 +188,7 @@ impl Rig {
         let Some(id) = self.some(program, &[Stage::Delivered, Stage::Cancelled]) else { return };
         self.calls.entry(id).and_modify(|call| call.stage = Stage::Taken);
         self.calls.remove(&id);
-        let body_bytes = program.number() * 64;
+        let body_bytes = program.number().saturating_mul(64);
         let status = if program.one_in(4) { Status::NoReply } else { Status::Done };
         let answer = CallAnswer { status, head_bytes: program.below(9), body_bytes };
         let mut out = Commands::default();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_server::Call;
+use gradwire_tests::over_each;
 use gradwire_tests::rigs::bed::{Bed, ECHO, echo};
 use gradwire_worker::{CallFault, CallRequest, ClientError, OpError, Piece};
 use proto_common::transport::Driver;
@@ -26,17 +27,6 @@ fn fault(error: ClientError) -> CallFault {
         ClientError::Op(OpError::Call { fault, .. }) => fault,
         other => panic!("{other}"),
     }
-}
-
-macro_rules! over_each {
-    ($($test:ident),* $(,)?) => {
-        mod over_shm {
-            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
-        }
-        mod over_tcp {
-            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
-        }
-    };
 }
 
 over_each!(

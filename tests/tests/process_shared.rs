@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use gradwire_tests::over_each;
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::job::{declare, join, only, summed};
 use gradwire_worker::{Client, ClientError, OpError, SharedBuffer};
@@ -131,18 +132,6 @@ fn who_waits_at_a_barrier_keeps_nobody(driver: Driver) {
     clients[1].close();
     assert!(late.elapsed() < PATIENCE / 2);
     cluster.assert_no_panic();
-}
-
-/// Each of these functions as a test of each driver.
-macro_rules! over_each {
-    ($($test:ident),* $(,)?) => {
-        mod over_shm {
-            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
-        }
-        mod over_tcp {
-            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
-        }
-    };
 }
 
 over_each!(

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use gradwire_tests::over_each;
 use gradwire_tests::rigs::bed::Bed;
 use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::table::{Initial, TABLE_APPS, TableSpec};
@@ -11,17 +12,6 @@ use std::collections::BTreeMap;
 
 const WIDTH: usize = 64;
 const UNIFORM: Initial = Initial::Uniform { low: -0.1, high: 0.1, seed: 11 };
-
-macro_rules! over_each {
-    ($($test:ident),* $(,)?) => {
-        mod over_shm {
-            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
-        }
-        mod over_tcp {
-            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
-        }
-    };
-}
 
 over_each!(
     rows_are_what_was_pushed_to_them,

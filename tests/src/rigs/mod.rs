@@ -14,6 +14,7 @@ pub mod job;
 pub mod log;
 pub mod native;
 pub mod netns;
+mod over_each;
 pub mod process;
 pub mod programs;
 pub mod sim;

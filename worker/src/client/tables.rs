@@ -246,6 +246,15 @@ fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
             let why = String::from_utf8_lossy(&reply.body).into_owned();
             Err(refused(key, &format!("refused: {why}; all workers must declare the same")))
         }
+        Some(RowStatus::Full) if !reply.body.is_empty() => {
+            let why = String::from_utf8_lossy(&reply.body);
+            Err(refused(
+                key,
+                &format!(
+                    "a server has no room for the rows it was to send ({why}); pull again later, or raise its memory.call_bytes"
+                ),
+            ))
+        }
         Some(RowStatus::Full) => Err(refused(
             key,
             "a server has no memory for more rows, so pushes to new ones were left out; give its tables a rows_max, or raise the server's memory.table_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -69,13 +70,21 @@ def _declared(cluster: gradwire.Cluster) -> Client:
     return client
 
 
+def _declared_or_told(cluster: gradwire.Cluster) -> Client:
+    """The other one declares and fails at once: its death may be known here before the tensor is."""
+    client = cluster.connect(node__rank=1)
+    with contextlib.suppress(gradwire.MemberDiedError):
+        client.declare(1, 1000)
+    return client
+
+
 @pytest.mark.parametrize(
     "end",
     ["raise ValueError('diverged')", "with client:\n    raise ValueError('diverged')", "client.fail('ValueError: diverged')"],
 )
 def test_others_are_told_why_a_program_failed(end: str) -> None:
     with gradwire.launch(workers=2) as cluster:
-        done, client = together([lambda: run(cluster, IN_FLIGHT + end), lambda: _declared(cluster)])
+        done, client = together([lambda: run(cluster, IN_FLIGHT + end), lambda: _declared_or_told(cluster)])
         assert "ValueError: diverged" in done.stderr or end.startswith("client.fail")
         until = time.monotonic() + PATIENCE_S
         while client.dead is None and time.monotonic() < until:

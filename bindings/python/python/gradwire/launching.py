@@ -21,6 +21,8 @@ from .errors import LaunchError
 
 #: Names a directory where the programs lie, before PATH.
 PROGRAMS_VARIABLE = "GRADWIRE_PROGRAMS"
+#: What `__name__` is in a script while a worker reads it.
+SCRIPT_NAME = "__gradwire_worker__"
 _PORTS_WITHIN_S = 30.0
 _END_WITHIN_S = 10.0
 # Bound on one poll of a file that is about to appear.
@@ -80,9 +82,11 @@ class Cluster:
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 600.0) -> list[Any]:
         """Calls `function(client, *args)` in as many new processes as the cluster has workers, each with a client of its
-        own, and returns what they returned, by rank. The function is one of a module; what it takes and returns is
-        pickled, between these processes only. One that fails ends all."""
-        call, deadline = pickle.dumps((function, args, list(sys.path))), time.monotonic() + timeout_s
+        own, and returns what they returned, by rank. The function is one of a module, or of the script that runs: then
+        that is below `if __name__ == "__main__"` where it starts anything. What it takes and returns is pickled, between
+        these processes only. One that fails ends all."""
+        call = pickle.dumps((list(sys.path), _script(), pickle.dumps((function, args))))
+        deadline = time.monotonic() + timeout_s
         workers: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
         command = [sys.executable, "-m", "gradwire._child"]
         try:
@@ -175,6 +179,17 @@ def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
             "no_program",
         )
     return found
+
+
+def _script() -> str | None:
+    """The file that runs as `__main__`, whose functions its workers need; None where it can be imported, or is no file."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) or not file:
+        return None
+    # What workers return may be of a class of the script's.
+    sys.modules[SCRIPT_NAME] = main
+    return os.path.abspath(file)
 
 
 def _clean_environ() -> dict[str, str]:

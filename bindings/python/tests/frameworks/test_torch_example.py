@@ -18,8 +18,10 @@ WITHIN_S = 400.0
 def told(command: list[str]) -> list[Any]:
     """What each process of a command tells in the end."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, env=environ)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    # The launcher prints the first worker's lines as they are, and the others' beside its own.
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    ended = subprocess.run(command, **both, text=True, timeout=WITHIN_S, env=environ)
+    assert ended.returncode == 0, ended.stdout[-4000:]
     return [json.loads(line[line.index("{") :]) for line in ended.stdout.splitlines() if '"accuracy"' in line]
 
 

@@ -34,6 +34,7 @@ fi
 
 # The programs that the tests start, and the wheel of the same profile.
 cargo build --quiet --locked --bins -p gradwire -p gradwire-scheduler -p gradwire-server
+cargo build --quiet --locked --example echo -p gradwire-server
 wheels=$venv/wheels
 rm -rf "$wheels"
 (cd bindings/python && "$venv/bin/maturin" build --quiet --locked --profile dev --compatibility linux \

@@ -53,6 +53,8 @@ def read(client, weights, begun, args):
     lags, mixed, last = [], 0, 0
     deadline = time.monotonic() + WITHIN_S
     while last < args.versions:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank {client.rank} has waited {WITHIN_S:.0f} s for a version after {last}")
         handle = client.pull(weights, out=mine)
         handle.wait()
         check_chunks(mine, handle.chunk_versions)
@@ -67,8 +69,6 @@ def read(client, weights, begun, args):
         if version > last:
             lags.append(int(client.pull(begun, out=newest).wait()) - version)
             last, deadline = version, time.monotonic() + WITHIN_S
-        elif time.monotonic() > deadline:
-            raise TimeoutError(f"rank {client.rank} has waited {WITHIN_S:.0f} s for a version after {last}")
         # A reader has other things to do, too.
         time.sleep(args.every_ms / 2e3)
     print(

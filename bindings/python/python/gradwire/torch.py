@@ -143,11 +143,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         declared = _declare(client, [prefix + name for name in chosen], list(chosen.values()), codec)
         self._exchanges = {p: _Exchange(client, d, p) for p, d in zip(chosen.values(), declared)}
         self._left = dict.fromkeys(self._exchanges, backward_passes_per_step)
+        self._nodes: list[Any] = []
         self._hooks = [self._hook(p) for p in self._exchanges]
         self._synchronized = False
 
     def _hook(self, parameter: torch.Tensor) -> Any:
-        return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):
+            return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+        # Before torch 2.1: the node that adds to `.grad` calls back behind itself. It goes with whoever has it last.
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self._nodes.append(node)
+        return node.register_hook(lambda *_: self._ready(parameter))
 
     def _ready(self, parameter: torch.Tensor) -> None:
         if self._left[parameter] <= 0:

@@ -59,9 +59,14 @@ def test_a_scripts_own_functions_run_in_its_workers(tmp_path: Path) -> None:
     assert lines[-1] == "[Seen(rank=0, name='__gradwire_worker__!'), Seen(rank=1, name='__gradwire_worker__!')]"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if "import mxnet" not in path.read_text()))
+def test_a_script_that_would_start_clusters_in_its_workers_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace('__name__ == "__main__"', "True"))
+    assert 'put what starts one below if __name__ == "__main__"' in run(script, fails=True)[1]
+
+
+@pytest.mark.parametrize("name", ["publish.py", "sparse_logistic.py", "embedding.py"])
 def test_examples_say_what_they_are(name: str) -> None:
-    pytest.importorskip("torch") if "torch" in name else None
     lines, _ = run(EXAMPLES / name, "--help")
     assert lines[0].startswith("usage: ") and any("python " + name in line for line in lines)
 

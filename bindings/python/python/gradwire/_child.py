@@ -36,8 +36,10 @@ def main(given: str, result: str) -> int:
 def _be(script: str) -> None:
     """What the parent's script defines is found here, too, under the name it has there; what it runs is not run."""
     here = types.ModuleType(SCRIPT_NAME)
-    here.__dict__.update(runpy.run_path(script, run_name=SCRIPT_NAME))
     sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = here
+    here.__dict__.update(runpy.run_path(script, run_name=SCRIPT_NAME))
+    # Read: from now on it may start clusters.
+    here.__name__ = "__main__"
 
 
 if __name__ == "__main__":

@@ -45,6 +45,12 @@ class Cluster:
         self.http = ""
 
     def __enter__(self) -> Cluster:
+        if sys.modules["__main__"].__name__ == SCRIPT_NAME:
+            raise LaunchError(
+                "a script that is read by a worker would start a cluster of its own; put what starts one below "
+                'if __name__ == "__main__"',
+                "not_main",
+            )
         self._directory = tempfile.TemporaryDirectory(prefix="gradwire-")
         try:
             self._start()
@@ -85,7 +91,7 @@ class Cluster:
         own, and returns what they returned, by rank. The function is one of a module, or of the script that runs: then
         that is below `if __name__ == "__main__"` where it starts anything. What it takes and returns is pickled, between
         these processes only. One that fails ends all."""
-        call = pickle.dumps((list(sys.path), _script(), pickle.dumps((function, args))))
+        call = pickle.dumps((list(sys.path), _script_of(function), pickle.dumps((function, args))))
         deadline = time.monotonic() + timeout_s
         workers: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
         command = [sys.executable, "-m", "gradwire._child"]
@@ -181,11 +187,11 @@ def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
     return found
 
 
-def _script() -> str | None:
-    """The file that runs as `__main__`, whose functions its workers need; None where it can be imported, or is no file."""
+def _script_of(function: Callable[..., Any]) -> str | None:
+    """The file that runs as `__main__`, where the function is of it; a worker has to read it first."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
-    if getattr(main, "__spec__", None) or not file:
+    if function.__module__ != "__main__" or not file or not os.path.isfile(file):
         return None
     # What workers return may be of a class of the script's.
     sys.modules[SCRIPT_NAME] = main

@@ -60,11 +60,12 @@ want_python() {
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 }
 
-# Debian's torch for Debian's Python: for the CPU, and 150 MB, where PyPI's comes with CUDA and is 5 GB.
+# Debian's torch for Debian's Python: for the CPU, and 150 MB, where PyPI's comes with CUDA and is 5 GB. It multiplies with
+# the BLAS that is there, and the one that it takes by itself is slow.
 want_torch() {
     want_python
     /usr/bin/python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
-        packages+=(python3-torch)
+        packages+=(python3-torch libopenblas0-pthread)
 }
 
 # To boot a machine with an RDMA device as well.

@@ -32,7 +32,7 @@ def told(name: str, *words: object) -> Any:
 
 
 SCRIPT = """
-import dataclasses, gradwire
+import dataclasses, sys, gradwire
 
 @dataclasses.dataclass
 class Seen:
@@ -43,7 +43,8 @@ def work(client, word):
     client.barrier()
     return Seen(client.rank, __name__ + word)
 
-print("read by", __name__)
+# In one piece: all write to one pipe.
+sys.stdout.write(f"read by {__name__}\\n")
 if __name__ == "__main__":
     results = gradwire.launch(work, "!", workers=2)
     assert all(type(result) is Seen for result in results), results

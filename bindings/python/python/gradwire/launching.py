@@ -190,7 +190,7 @@ def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
 def _script_of(function: Callable[..., Any]) -> str | None:
     """The file that runs as `__main__`, where the function is of it; a worker has to read it first."""
     main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None)
+    file: str | None = getattr(main, "__file__", None)
     if function.__module__ != "__main__" or not file or not os.path.isfile(file):
         return None
     # What workers return may be of a class of the script's.

@@ -3,17 +3,23 @@ are the parent's own."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
 
 from .client import connect
+from .launching import PARENT_VARIABLE
+
+_SET_DEATH_SIGNAL = 1
 
 
 def main(given: str, result: str) -> int:
     """The exit code."""
+    _die_with_parent()
     try:
         function, args, path = pickle.loads(Path(given).read_bytes())
         sys.path[:] = path
@@ -25,6 +31,15 @@ def main(given: str, result: str) -> int:
     whole.write_bytes(pickle.dumps(told))
     os.replace(whole, result)
     return 0 if told[0] else 1
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel to end this process when its parent does, which may have happened."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -150,6 +150,24 @@ impl Inner {
         Ok((array.unbind(), shared))
     }
 
+    /// The handle of what brings weights, if it began. Else the tensor's view is another operation's to have.
+    fn begun(
+        &self,
+        handle: Result<gradwire_worker::Handle, gradwire_worker::ClientError>,
+        tensor: &Tensor,
+        array: Py<PyAny>,
+        out: Option<Out>,
+    ) -> PyResult<Handle> {
+        match handle {
+            Ok(handle) => Ok(self.handle(handle, tensor, Some(array), out)),
+            Err(error) => {
+                let viewed = out.and_then(|out| out.viewed);
+                viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
+                Err(Failure::from(error).into())
+            }
+        }
+    }
+
     fn handle(
         &self,
         handle: gradwire_worker::Handle,
@@ -357,7 +375,7 @@ impl Client {
                 (py.detach(|| inner.client.pull(&tensor.inner, buffer)), array, Some(place))
             }
         };
-        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+        inner.begun(handle, tensor, array, copied)
     }
 
     /// Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`.
@@ -372,8 +390,9 @@ impl Client {
     ) -> PyResult<Handle> {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;
-        let place = inner.place(tensor, out, py)?;
+        // The place last: it may be a tensor's only view, which nothing that fails before the operation begins takes.
         let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
+        let place = inner.place(tensor, out, py)?;
         let (client, of) = (&inner.client, &tensor.inner);
         let (handle, array, copied) = match place {
             Place::Lands(shared, array) => {
@@ -386,7 +405,7 @@ impl Client {
                 (py.detach(|| client.push_pull(of, source, buffer, priority)), array, Some(place))
             }
         };
-        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+        inner.begun(handle, tensor, array, copied)
     }
 
     /// Declares a table, whose specification is JSON.

@@ -3,20 +3,25 @@ are the parent's own."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import runpy
+import signal
 import sys
 import traceback
 import types
 from pathlib import Path
 
 from .client import connect
-from .launching import SCRIPT_NAME
+from .launching import PARENT_VARIABLE, SCRIPT_NAME
+
+_SET_DEATH_SIGNAL = 1
 
 
 def main(given: str, result: str) -> int:
     """The exit code."""
+    _die_with_parent()
     try:
         path, script, call = pickle.loads(Path(given).read_bytes())
         sys.path[:] = path
@@ -40,6 +45,15 @@ def _be(script: str) -> None:
     here.__dict__.update(runpy.run_path(script, run_name=SCRIPT_NAME))
     # Read: from now on it may start clusters.
     here.__name__ = "__main__"
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel to end this process when its parent does, which may have happened."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,9 @@ _pid = os.getpid()
 def _leave() -> None:
     if os.getpid() != _pid:
         return
-    failed = getattr(sys, "last_value", None)
+    # Where somebody types, an error that was seen is not the program's end.
+    is_typed = hasattr(sys, "ps1") or sys.flags.interactive
+    failed = None if is_typed else getattr(sys, "last_value", None)
     for client in list(_live):
         if failed is None:
             client.close()

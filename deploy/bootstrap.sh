@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|python|guest|launchers|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|check|fix|bench|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -58,6 +58,14 @@ want_verbs() {
 want_python() {
     want_program python3 python3
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+}
+
+# Debian's torch for Debian's Python: for the CPU, and 150 MB, where PyPI's comes with CUDA and is 5 GB. It multiplies with
+# the BLAS that is there, and the one that it takes by itself is slow.
+want_torch() {
+    want_python
+    /usr/bin/python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
+        packages+=(python3-torch libopenblas0-pthread)
 }
 
 # To boot a machine with an RDMA device as well.
@@ -153,6 +161,10 @@ case $purpose in
         want_c
         want_python
         ;;
+    torch)
+        want_c
+        want_torch
+        ;;
     guest)
         want_c
         want_guest
@@ -171,7 +183,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|python|guest|launchers|check|fix|bench|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|check|fix|bench|fuzz"
         exit 2
         ;;
 esac

@@ -121,7 +121,7 @@ def torch_worker(client: gradwire.Client, steps: int, store: str) -> dict[str, l
         return net
 
     alone, gloo, hook, wrapped = model(), nn.parallel.DistributedDataParallel(model()), hooked(), model()
-    wrapper: Any = gt.DistributedOptimizer(sgd(wrapped), wrapped.named_parameters(), client)
+    wrapper: Any = gt.DistributedOptimizer(sgd(wrapped), wrapped.named_parameters(), client=client)
     ways = {
         "alone, both at once": (alone, sgd(alone)),
         "DDP over gloo": (gloo, sgd(gloo)),

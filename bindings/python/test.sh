@@ -2,7 +2,8 @@
 # Builds the wheel, installs it into an environment of its own, and runs its tests against the debug programs:
 #
 #   bindings/python/test.sh            numpy, asyncio, bad input, forks, kills, stubs
-#   bindings/python/test.sh frameworks torch and JAX (5 GB from PyPI at the first run)
+#   bindings/python/test.sh torch      torch, Debian's
+#   bindings/python/test.sh frameworks torch and JAX, the newest (5 GB from PyPI at the first run)
 #   bindings/python/test.sh mxnet      MXNet 1.9.1
 #   bindings/python/test.sh mxnet2     MXNet 2.0.0b1
 #
@@ -10,8 +11,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 which=core
-case ${1:-} in frameworks | mxnet | mxnet2) which=$1; shift ;; esac
-deploy/bootstrap.sh python
+case ${1:-} in torch | frameworks | mxnet | mxnet2) which=$1; shift ;; esac
+deploy/bootstrap.sh "$([ "$which" = torch ] && echo torch || echo python)"
 built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 venv=$built/python/$which
 needs=('numpy>=1.22' 'pytest>=8' 'maturin>=1.9,<2')
@@ -20,6 +21,7 @@ case $which in
     # With the last numpy that has what these releases use of it.
     mxnet) needs+=("numpy==1.23.5" "mxnet==1.9.1") tests=("$PWD/bindings/python/tests_mxnet") ;;
     mxnet2) needs+=("numpy==1.23.5" "mxnet==2.0.0b1") tests=("$PWD/bindings/python/tests_mxnet") ;;
+    torch) seen=--system-site-packages tests=(--ignore-glob="*_jax.py" "$PWD/bindings/python/tests/frameworks") ;;
     frameworks) needs+=("torch>=2.2" "jax>=0.4.30") tests=("$PWD/bindings/python/tests/frameworks") ;;
 esac
 
@@ -27,13 +29,14 @@ esac
 if [ "$(cat "$venv/needs" 2>/dev/null)" != "${needs[*]}" ]; then
     rm -rf "$venv"
     # Debian's own, which has what environments need, rather than whatever is first in the path.
-    "${PYTHON:-/usr/bin/python3}" -m venv "$venv"
+    "${PYTHON:-/usr/bin/python3}" -m venv ${seen:+"$seen"} "$venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check "${needs[@]}"
     printf '%s\n' "${needs[*]}" > "$venv/needs"
 fi
 
 # The programs that the tests start, and the wheel of the same profile.
 cargo build --quiet --locked --bins -p gradwire -p gradwire-scheduler -p gradwire-server
+cargo build --quiet --locked --example echo -p gradwire-server
 wheels=$venv/wheels
 rm -rf "$wheels"
 (cd bindings/python && "$venv/bin/maturin" build --quiet --locked --profile dev --compatibility linux \

@@ -19,15 +19,30 @@ type Name = (usize, usize, usize);
 #[derive(Debug)]
 struct Entry {
     buffer: UserBuffer,
+    kept: Kept,
+}
+
+/// The objects that an array is known by.
+#[derive(Debug)]
+struct Kept {
     seen: Py<PyAny>,
-    /// So many references to `seen` are ours.
+    /// What keeps the memory: the array, a view of what is seen, or a capsule. The buffer has it, too.
+    owner: Py<PyAny>,
+    /// So many references to `seen` are the buffer's and this one's, beside the owner's here.
     ours: isize,
 }
 
-impl Entry {
-    /// Does anybody but us have the array?
+impl Kept {
+    fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self { seen: self.seen.clone_ref(py), owner: self.owner.clone_ref(py), ours: self.ours }
+    }
+
+    /// Does anybody have the array but the entry, and this clone of it? May run anything of Python's.
     fn is_with_others(&self, py: Python<'_>) -> bool {
-        if references(py, &self.seen) > self.ours {
+        let is_one = self.seen.is(&self.owner);
+        let (of_seen, of_owner) = (references(py, &self.seen), references(py, &self.owner));
+        // The clone has each once; the owner is there thrice, by the buffer, the entry and the clone.
+        if of_seen > self.ours + 1 + if is_one { 2 } else { 0 } || (!is_one && of_owner > 3) {
             return true;
         }
         // A gradient of torch's is its parameter's, of which Python's count says nothing; the object and our capsule are
@@ -64,18 +79,33 @@ impl Adopted {
         // Numbers are borrowed as slices while a push begins only, and callers are told not to write what they push
         // until its handle is done. Needed because Python's arrays are no Rust types.
         let buffer = unsafe { UserBuffer::adopt(start, array.elements(), owner) };
+        let kept =
+            Kept { seen: array.seen.clone_ref(py), owner: array.owner.clone_ref(py), ours: array.ours };
         let mut entries = self.lock();
-        if entries.len() < ARRAYS_MAX {
-            let entry = Entry { buffer: buffer.clone(), seen: array.seen.clone_ref(py), ours: array.ours };
-            entries.insert(name, entry);
-        }
+        let known = entries.len();
+        let before = if known < ARRAYS_MAX {
+            entries.insert(name, Entry { buffer: buffer.clone(), kept })
+        } else {
+            None
+        };
+        drop(entries);
+        // Another thread's of the same array, dropped without the lock.
+        drop(before);
         Some(buffer)
     }
 
-    /// Lets go of arrays that nobody else has.
+    /// Lets go of arrays that nobody else has. Whoever is asked about an array may do anything, and so may an array's end:
+    /// both without the lock.
     pub(crate) fn sweep(&self, py: Python<'_>) {
-        // Dropped without the lock: an array's end may do anything.
-        let gone: Vec<_> = self.lock().extract_if(|_, entry| !entry.is_with_others(py)).collect();
+        let all: Vec<(Name, Kept)> =
+            self.lock().iter().map(|(name, entry)| (*name, entry.kept.clone_ref(py))).collect();
+        let mut gone = Vec::new();
+        for (name, kept) in all {
+            if !kept.is_with_others(py) {
+                // If somebody has just pushed it again, it is copied once more.
+                gone.extend(self.lock().remove(&name));
+            }
+        }
         drop(gone);
     }
 

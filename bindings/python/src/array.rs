@@ -38,6 +38,15 @@ impl Array {
         self.address.is_multiple_of(self.dtype.bytes())
     }
 
+    /// Where its elements are, if they are aligned for their type. Without elements: anywhere that is.
+    pub(crate) fn aligned(&self) -> Option<usize> {
+        let anywhere = self.dtype.bytes();
+        match self.elements() {
+            0 => Some(anywhere),
+            _ => (self.is_aligned() && self.address != 0).then_some(self.address),
+        }
+    }
+
     /// Reads any array.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = object.py();

@@ -9,18 +9,22 @@ use crate::handle::{Handle, Out};
 use crate::here::Here;
 use crate::interrupt::interruptible;
 use crate::memory::{Memory, Stretches};
+use crate::pending::{Brought, Pending};
+use crate::rows::{Rows, Table};
 use crate::settings;
 use crate::tensor::Tensor;
-use gradwire_worker::{Source, UserBuffer};
+use gradwire_worker::{CallRequest, Piece, Source, TensorBuffer, UserBuffer};
 use proto_common::element::Dtype;
 use proto_common::message::NodeGroup;
 use proto_common::optimizer::Optimizer;
+use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Server, driver, why.
 type Links = Vec<(u32, String, String)>;
@@ -38,21 +42,26 @@ struct Inner {
     stretches: Stretches,
     adopted: Adopted,
     finisher: Arc<Finisher>,
+    rows: Arc<Rows>,
     warnings: Vec<String>,
 }
 
 impl Drop for Inner {
     /// Whoever drops it may hold the interpreter's lock, which the finisher may be waiting for.
     fn drop(&mut self) {
-        let ends = |client: &gradwire_worker::Client, finisher: &Finisher| {
-            client.close();
-            finisher.end();
-        };
-        let (client, finisher) = (&self.client, &self.finisher);
-        if Python::try_attach(|py| py.detach(|| ends(client, finisher))).is_none() {
-            ends(client, finisher);
+        // Without what only those who hold that lock may touch.
+        let (client, rows, finisher) = (&self.client, &self.rows, &self.finisher);
+        if Python::try_attach(|py| py.detach(|| leave(client, rows, finisher))).is_none() {
+            leave(client, rows, finisher);
         }
     }
+}
+
+/// Leaves the cluster, which ends all that is under way, and then ends the threads.
+fn leave(client: &gradwire_worker::Client, rows: &Rows, finisher: &Finisher) {
+    client.close();
+    rows.end();
+    finisher.end();
 }
 
 /// What an operation sends: where the library has it already, or an array's buffer, or a copy.
@@ -63,16 +72,20 @@ fn source(py: Python<'_>, inner: &Inner, array: &Array) -> PyResult<Source> {
     if let Some(buffer) = inner.adopted.buffer(py, array) {
         return Ok(buffer.into());
     }
-    let (client, address, bytes) = (&inner.client, array.address, array.bytes());
-    let copied = py.detach(|| -> Result<_, Failure> {
+    Ok(copied(py, &inner.client, array)?.into())
+}
+
+/// A copy in the library's memory, of an array that is not empty.
+fn copied(py: Python<'_>, client: &gradwire_worker::Client, array: &Array) -> Result<TensorBuffer, Failure> {
+    let (address, bytes) = (array.address, array.bytes());
+    py.detach(|| {
         let mut copy = client.allocate(bytes as u64)?;
         // SAFETY: the array keeps so many bytes at the address, and the caller holds it; nothing of ours writes them.
         // Needed because Python's arrays are no Rust types.
         let from = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
         copy.copy_from_slice(from);
         Ok(copy)
-    });
-    Ok(copied?.into())
+    })
 }
 
 /// Where weights go, and the array that `wait` returns.
@@ -137,6 +150,24 @@ impl Inner {
         Ok((array.unbind(), shared))
     }
 
+    /// The handle of what brings weights, if it began. Else the tensor's view is another operation's to have.
+    fn begun(
+        &self,
+        handle: Result<gradwire_worker::Handle, gradwire_worker::ClientError>,
+        tensor: &Tensor,
+        array: Py<PyAny>,
+        out: Option<Out>,
+    ) -> PyResult<Handle> {
+        match handle {
+            Ok(handle) => Ok(self.handle(handle, tensor, Some(array), out)),
+            Err(error) => {
+                let viewed = out.and_then(|out| out.viewed);
+                viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
+                Err(Failure::from(error).into())
+            }
+        }
+    }
+
     fn handle(
         &self,
         handle: gradwire_worker::Handle,
@@ -187,6 +218,7 @@ impl Client {
             stretches: Stretches::default(),
             adopted: Adopted::default(),
             finisher: Arc::default(),
+            rows: Arc::default(),
             warnings,
         };
         Ok(Self { inner: Here::new(inner) })
@@ -343,7 +375,7 @@ impl Client {
                 (py.detach(|| inner.client.pull(&tensor.inner, buffer)), array, Some(place))
             }
         };
-        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+        inner.begun(handle, tensor, array, copied)
     }
 
     /// Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`.
@@ -358,8 +390,9 @@ impl Client {
     ) -> PyResult<Handle> {
         let inner = self.inner.get()?;
         let array = Array::fitting(array, tensor, false)?;
-        let place = inner.place(tensor, out, py)?;
+        // The place last: it may be a tensor's only view, which nothing that fails before the operation begins takes.
         let (source, priority) = (source(py, inner, &array)?, priority.unwrap_or(tensor.priority));
+        let place = inner.place(tensor, out, py)?;
         let (client, of) = (&inner.client, &tensor.inner);
         let (handle, array, copied) = match place {
             Place::Lands(shared, array) => {
@@ -372,7 +405,48 @@ impl Client {
                 (py.detach(|| client.push_pull(of, source, buffer, priority)), array, Some(place))
             }
         };
-        Ok(inner.handle(handle.map_err(Failure::from)?, tensor, Some(array), copied))
+        inner.begun(handle, tensor, array, copied)
+    }
+
+    /// Declares a table, whose specification is JSON.
+    fn _table(&self, py: Python<'_>, spec: &str) -> PyResult<Table> {
+        let inner = self.inner.get()?;
+        let (client, spec) = (inner.client.clone(), parsed::<TableSpec>(spec)?);
+        let declared = interruptible(py, move || Ok(client.declare_table(&spec)?))?;
+        Ok(Table::new(declared, inner.client.clone(), inner.rows.clone(), inner.finisher.clone()))
+    }
+
+    /// Calls a handler that a server's program has registered. Calls to one handler of one server are taken in order.
+    #[pyo3(signature = (app, server = 0, head = Vec::new(), body = None, *, reply_bytes = 0, priority = 0, timeout = None))]
+    #[expect(clippy::too_many_arguments, reason = "they are words in Python")]
+    fn call(
+        &self,
+        py: Python<'_>,
+        app: u32,
+        server: u32,
+        head: Vec<u8>,
+        body: Option<&Bound<'_, PyAny>>,
+        reply_bytes: u64,
+        priority: i32,
+        timeout: Option<f64>,
+    ) -> PyResult<Pending> {
+        let inner = self.inner.get()?;
+        let wrong = || Failure::input("timeout", "`timeout` is a number of seconds from 0, or None");
+        let timeout = timeout.map(|seconds| Duration::try_from_secs_f64(seconds).map_err(|_| wrong()));
+        let timeout = timeout.transpose()?;
+        let body = body.map(Array::of).transpose()?.filter(|body| body.bytes() > 0);
+        let body = body.map(|body| copied(py, &inner.client, &body).map(Piece::Buffer)).transpose()?;
+        let body: Vec<Piece> = body.into_iter().collect();
+        let request = CallRequest { head, body, priority, reply_bytes, reply_into: None, timeout };
+        let handle = py.detach(|| inner.client.call(app, server, request)).map_err(Failure::from)?;
+        let what = format!("call to handler {app} of server {server}");
+        let (pending, teller) = Pending::new(&inner.finisher, what, None);
+        let told = |result: Result<_, gradwire_worker::OpError>| {
+            let brought = result.map(|reply| Brought::Reply(Arc::new(reply)));
+            teller.tell(brought.map_err(|error| gradwire_worker::ClientError::from(error).into()));
+        };
+        py.detach(|| handle.on_end(told));
+        Ok(pending)
     }
 
     /// Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms.
@@ -393,10 +467,7 @@ impl Client {
     /// Leaves in good order. Operations in flight end with ClosedError; arrays of `empty` stay. Again is harmless.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.get()?;
-        py.detach(|| {
-            inner.client.close();
-            inner.finisher.end();
-        });
+        py.detach(|| leave(&inner.client, &inner.rows, &inner.finisher));
         inner.adopted.clear();
         Ok(())
     }

@@ -112,6 +112,8 @@ fn class_of(error: &ClientError) -> (Kind, &'static str) {
         ClientError::Undeclared(_) => (Kind::Input, "undeclared"),
         ClientError::Foreign { .. } => (Kind::Input, "foreign"),
         ClientError::Unsorted { .. } => (Kind::Input, "unsorted"),
+        ClientError::Table { .. } => (Kind::Input, "table"),
+        ClientError::BadCall { .. } => (Kind::Input, "call"),
         ClientError::Memory(_) => (Kind::Memory, "pool"),
         ClientError::Fabric(_) => (Kind::Operation, "fabric"),
         ClientError::Died(_) => (Kind::Died, "died"),

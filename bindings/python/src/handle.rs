@@ -3,9 +3,9 @@
 //! to where the caller wants them, calls back.
 
 use crate::error::{Failure, Kind};
-use crate::finisher::Finisher;
+use crate::finisher::{Finish, Finisher};
 use crate::here::Here;
-use crate::interrupt::STRETCH;
+use crate::interrupt::{STRETCH, deadline_of};
 use crate::tensor::label;
 use gradwire_worker::{Ended, Weights};
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ use proto_common::element::Dtype;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A place of the caller's own that weights are copied to.
 #[derive(Debug)]
@@ -31,7 +31,17 @@ enum State {
     Flying(gradwire_worker::Handle),
     /// Somebody waits for it, or settles it.
     Taken,
-    Ended(Result<u64, Failure>),
+    Ended(Result<Told, Failure>),
+}
+
+/// What an operation that ended well tells.
+#[derive(Clone, Debug)]
+struct Told {
+    version: u64,
+    late_chunks: u32,
+    chunk_versions: Option<Arc<[u64]>>,
+    /// Elements of a dynamic tensor that landed.
+    landed_bytes: u64,
 }
 
 struct Guarded {
@@ -39,8 +49,6 @@ struct Guarded {
     callbacks: Vec<Py<PyAny>>,
     /// The finisher will be told.
     watched: bool,
-    /// Elements of a dynamic tensor that landed.
-    landed_bytes: u64,
 }
 
 /// What waiters, callbacks and the finisher share.
@@ -63,10 +71,9 @@ impl Core {
         self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self, result: Result<(u64, u64), Failure>) -> Vec<Py<PyAny>> {
+    fn end(&self, result: Result<Told, Failure>) -> Vec<Py<PyAny>> {
         let mut guarded = self.lock();
-        guarded.landed_bytes = result.as_ref().map_or(0, |(_, bytes)| *bytes);
-        guarded.state = State::Ended(result.map(|(version, _)| version));
+        guarded.state = State::Ended(result);
         self.changed.notify_all();
         std::mem::take(&mut guarded.callbacks)
     }
@@ -77,18 +84,24 @@ impl Core {
         self.end(result)
     }
 
-    fn take(&self, ended: Ended) -> Result<(u64, u64), Failure> {
-        let Some(out) = &self.out else { return Ok((ended.version.0, ended.landed_bytes)) };
+    fn take(&self, mut ended: Ended) -> Result<Told, Failure> {
+        let versions = ended.chunk_versions.take();
+        let told = Told {
+            version: ended.version.0,
+            late_chunks: ended.late_chunks,
+            chunk_versions: versions.map(|all| all.into_iter().map(|version| version.0).collect()),
+            landed_bytes: ended.landed_bytes,
+        };
+        let Some(out) = &self.out else { return Ok(told) };
         match (&ended.weights, &ended.target) {
             (Some(weights), _) => copy_out(weights, out)?,
             (None, Some(buffer)) => copy_bytes(buffer, out),
             (None, None) => return Err(Failure::internal("an operation brought no weights".into())),
         }
-        let version = ended.version.0;
         // The view goes before another one may be asked for.
         drop(ended);
         out.viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
-        Ok((version, 0))
+        Ok(told)
     }
 
     /// One stretch of waiting. Returns what is to be called back, and whether it has ended.
@@ -130,8 +143,17 @@ impl Core {
         handle.on_end(move |_| drop(sender.send(core)));
     }
 
-    /// It has ended: settles it unless somebody does already, and calls back. On the finisher's thread.
-    pub(crate) fn finish(self: &Arc<Self>) {
+    fn result(&self) -> Option<Result<Told, Failure>> {
+        match &self.lock().state {
+            State::Ended(result) => Some(result.clone()),
+            State::Flying(_) | State::Taken => None,
+        }
+    }
+}
+
+impl Finish for Core {
+    /// It has ended: settles it unless somebody does already, and calls back.
+    fn finish(self: Arc<Self>) {
         loop {
             let (callbacks, ended) = self.wait_until(Instant::now() + STRETCH);
             if !callbacks.is_empty() {
@@ -143,17 +165,10 @@ impl Core {
             }
         }
     }
-
-    fn result(&self) -> Option<Result<u64, Failure>> {
-        match &self.lock().state {
-            State::Ended(result) => Some(result.clone()),
-            State::Flying(_) | State::Taken => None,
-        }
-    }
 }
 
 /// Calls each; they have their handle in them. What they raise is told as Python tells of what nobody catches.
-fn call_back(py: Python<'_>, callbacks: Vec<Py<PyAny>>) {
+pub(crate) fn call_back(py: Python<'_>, callbacks: Vec<Py<PyAny>>) {
     for callback in callbacks {
         if let Err(error) = callback.call0(py) {
             error.write_unraisable(py, Some(callback.bind(py)));
@@ -208,22 +223,26 @@ impl Handle {
         tensor: gradwire_worker::Tensor,
     ) -> Self {
         let state = State::Flying(handle);
-        let guarded = Guarded { state, callbacks: Vec::new(), watched: false, landed_bytes: 0 };
+        let guarded = Guarded { state, callbacks: Vec::new(), watched: false };
         let core = Core { guarded: Mutex::new(guarded), changed: Condvar::new(), out, finisher };
         Self { core: Here::new(Arc::new(core)), array, tensor }
     }
 
     /// The array, or of a dynamic tensor what of it landed.
-    fn value(&self, py: Python<'_>, core: &Core) -> PyResult<Py<PyAny>> {
+    fn value(&self, py: Python<'_>, told: &Told) -> PyResult<Py<PyAny>> {
         let Some(array) = &self.array else { return Ok(py.None()) };
         if !self.tensor.spec().dynamic {
             return Ok(array.clone_ref(py));
         }
         let array = array.bind(py);
         let size: u64 = array.getattr("itemsize")?.extract()?;
-        let landed = core.lock().landed_bytes / size.max(1);
+        let landed = told.landed_bytes / size.max(1);
         let part = pyo3::types::PySlice::new(py, 0, landed as isize, 1);
         Ok(array.get_item(part)?.unbind())
+    }
+
+    fn told(&self) -> PyResult<Option<Told>> {
+        Ok(self.core.get()?.result().and_then(Result::ok))
     }
 
     /// Waits, and calls back if it was the one to settle.
@@ -252,12 +271,7 @@ impl Handle {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let core = self.core.get()?;
-        if timeout.is_some_and(f64::is_nan) {
-            return Err(Failure::input("timeout", "`timeout` is a number of seconds, or None").into());
-        }
-        // What is longer than there are seconds is for ever.
-        let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
-        let deadline = left.and_then(|left| Instant::now().checked_add(left));
+        let deadline = deadline_of(timeout)?;
         if !self.wait_for(py, core, deadline)? {
             let text = format!(
                 "tensor {}: not ended within {} s, and still under way",
@@ -267,7 +281,7 @@ impl Handle {
             return Err(Failure::new(Kind::WaitTimeout, "wait_timeout", text).into());
         }
         match core.result() {
-            Some(Ok(_)) => self.value(py, core),
+            Some(Ok(told)) => self.value(py, &told),
             Some(Err(failure)) => Err(failure.into()),
             None => Err(Failure::internal("an operation that ended has no result".into()).into()),
         }
@@ -282,7 +296,20 @@ impl Handle {
     /// The version that was published or landed; None before the end, and after an error.
     #[getter]
     fn version(&self) -> PyResult<Option<u64>> {
-        Ok(self.core.get()?.result().and_then(Result::ok))
+        Ok(self.told()?.map(|told| told.version))
+    }
+
+    /// The version of each chunk, in order, of a tensor `with_chunk_versions`; None before the end, and of others.
+    #[getter]
+    fn chunk_versions(&self) -> PyResult<Option<Vec<u64>>> {
+        Ok(self.told()?.and_then(|told| told.chunk_versions).map(|all| all.to_vec()))
+    }
+
+    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
+    /// with backup workers. None before the end, and after an error.
+    #[getter]
+    fn late_chunks(&self) -> PyResult<Option<u32>> {
+        Ok(self.told()?.map(|told| told.late_chunks))
     }
 
     /// Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended, or on
@@ -316,7 +343,7 @@ impl Handle {
         let state = match self.core.get().map(|core| core.result()) {
             Err(_) => "of another process".to_owned(),
             Ok(None) => "in flight".to_owned(),
-            Ok(Some(Ok(version))) => format!("version {version}"),
+            Ok(Some(Ok(told))) => format!("version {}", told.version),
             Ok(Some(Err(_))) => "failed".to_owned(),
         };
         format!("<gradwire.Handle of tensor {}: {state}>", label(&self.tensor))

@@ -3,10 +3,20 @@
 use crate::error::{Failure, Kind};
 use pyo3::prelude::*;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Python's signal handlers run this much late at most.
 pub(crate) const STRETCH: Duration = Duration::from_millis(100);
+
+/// When a `timeout` in seconds is over; `None`: never.
+pub(crate) fn deadline_of(timeout: Option<f64>) -> Result<Option<Instant>, Failure> {
+    if timeout.is_some_and(f64::is_nan) {
+        return Err(Failure::input("timeout", "`timeout` is a number of seconds, or None"));
+    }
+    // What is longer than there are seconds is for ever.
+    let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+    Ok(left.and_then(|left| Instant::now().checked_add(left)))
+}
 
 /// Runs something of the control plane, which has a deadline of its own, on a thread of its own. A signal's exception
 /// ends the wait for it, and it ends by itself later.

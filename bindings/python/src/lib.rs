@@ -15,6 +15,8 @@ mod here;
 mod interrupt;
 mod memory;
 mod mxnet;
+mod pending;
+mod rows;
 mod settings;
 mod tensor;
 
@@ -31,6 +33,10 @@ mod _native {
     use crate::memory::Memory;
     #[pymodule_export]
     use crate::mxnet::{MxEngine, MxKey};
+    #[pymodule_export]
+    use crate::pending::Pending;
+    #[pymodule_export]
+    use crate::rows::Table;
     #[pymodule_export]
     use crate::settings::{enable_logging, settings_reference};
     #[pymodule_export]

@@ -121,6 +121,17 @@ impl Tensor {
         self.priority
     }
 
+    /// The same tensor, whose handles tell the version of each chunk: `Handle.chunk_versions`.
+    fn with_chunk_versions(&self, py: Python<'_>) -> Self {
+        Self {
+            inner: self.inner.with_chunk_versions(),
+            shape: self.shape.clone(),
+            numpy: self.numpy.clone_ref(py),
+            priority: self.priority,
+            viewed: self.viewed.clone(),
+        }
+    }
+
     fn __repr__(&self) -> String {
         format!("<gradwire.Tensor {} {:?} {}>", self.label(), self.shape, self.dtype())
     }

@@ -6,9 +6,11 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -362,8 +364,105 @@ def test_a_cluster_dies_with_a_killed_parent() -> None:
     pidfd = os.pidfd_open(server)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    import select
-
     assert select.select([pidfd], [], [], PATIENCE_S)[0], "the server outlived its parent"
     os.close(pidfd)
     parent.stdout.close()
+
+
+def test_a_cluster_outlives_the_thread_that_launched_it() -> None:
+    cluster = gradwire.launch()
+    together([cluster.__enter__])
+    try:
+        # The kernel has ended what was to end with the thread by the time that a new one joins.
+        with cluster.connect() as client:
+            tensor = client.declare(1, 1000, optimizer=gradwire.Assign())
+            assert (client.push_pull(tensor, ONES).wait() == 1).all()
+        assert cluster.process("scheduler").poll() is None
+    finally:
+        cluster.close()
+
+
+def sleeping(client: Client, where: str) -> None:
+    """For `Cluster.run`: tells who it is, and computes for ever."""
+    with open(where + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.replace(where + ".part", where)
+    threading.Event().wait(10 * PATIENCE_S)
+
+
+def test_workers_die_with_a_killed_parent(tmp_path: Any) -> None:
+    where = tmp_path / "pid"
+    script = (
+        f"import sys; sys.path[:0] = {[os.path.dirname(__file__), *sys.path]!r}\n"
+        f"import gradwire, test_life\ngradwire.launch(test_life.sleeping, {str(where)!r})"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    until = time.monotonic() + PATIENCE_S
+    while not where.exists():
+        assert time.monotonic() < until and parent.poll() is None, "the worker did not start"
+        time.sleep(0.01)
+    pidfd = os.pidfd_open(int(where.read_text()))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert select.select([pidfd], [], [], PATIENCE_S)[0], "the worker outlived its parent"
+    os.close(pidfd)
+
+
+def test_an_error_that_was_typed_is_not_the_end_s() -> None:
+    with gradwire.launch(workers=2) as cluster:
+
+        def typed() -> subprocess.CompletedProcess[str]:
+            lines = "import gradwire\nclient = gradwire.connect()\ntensor = client.declare(1, 1000)\n1 / 0\n"
+            words = [sys.executable, "-i", "-q"]
+            env = cluster.environ(0)
+            return subprocess.run(words, input=lines, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+        done, client = together([typed, lambda: _declared(cluster)])
+        assert "ZeroDivisionError" in done.stderr
+        try:
+            client.barrier("end")
+        except gradwire.Error as error:
+            assert "ZeroDivisionError" not in str(error)
+        assert "ZeroDivisionError" not in str(client.dead)
+        client.close()
+
+
+ASKED = """
+class Asked(np.ndarray):
+    def __getattr__(self, name):
+        # What a program may do when it is asked for something, among it what we are doing.
+        if name == "_use_count":
+            told.append(name)
+            thread = threading.Thread(target=lambda: client.push(tensor, np.ones(1000, np.float32)).wait())
+            thread.start()
+            thread.join()
+        raise AttributeError(name)
+
+told = []
+client = gradwire.connect()
+tensor = client.declare(1, 1000, optimizer=gradwire.Sum())
+mine = Asked((1000,), np.float32)
+client.push(tensor, mine).wait()
+del mine
+client.stats()
+assert told
+client.close()
+print("ended")
+"""
+
+
+def test_what_an_array_does_when_it_is_asked_locks_nobody_out() -> None:
+    with gradwire.launch() as cluster:
+        done = run(cluster, ASKED)
+        assert done.stdout == "ended\n", done.stderr
+
+
+def test_an_operation_that_does_not_begin_leaves_the_view_to_the_next(one: Client) -> None:
+    tensor = one.declare(1, 1000, optimizer=gradwire.Assign())
+    out = np.zeros(1000, np.float32)
+    with gradwire.launch() as cluster, cluster.connect() as other:
+        for begin in [lambda: other.pull(tensor, out=out), lambda: other.push_pull(tensor, ONES, out=out)]:
+            with pytest.raises(gradwire.InputError):
+                begin()
+    one.push_pull(tensor, ONES, out=out).wait()
+    assert one.stats()["shown_bytes"] == 4000, "the weights were not copied from where servers have them"

@@ -112,6 +112,18 @@ def test_arrays_that_nobody_has_any_more_are_let_go(client: Client) -> None:
     assert gone() is None
 
 
+def test_views_of_arrays_that_nobody_named_are_sent_from_where_they_lie(one: Client) -> None:
+    tensor = one.declare("view", (20, 50), optimizer=gradwire.Assign())
+    arrays = [np.full(1000, at, np.float32).reshape(20, 50) for at in range(3)]
+    for _ in range(3):
+        for at, mine in enumerate(arrays):
+            assert (one.push_pull(tensor, mine).wait() == at).all()
+    stats = one.stats()
+    assert (stats["arrays_copied"], stats["arrays_in_place"], stats["arrays_remembered"]) == (3, 6, 3)
+    del mine, arrays
+    assert one.stats()["arrays_remembered"] == 0
+
+
 def test_memory_used_again_never_arrives_under_an_old_name(client: Client) -> None:
     tensor = client.declare(1, 5000, optimizer=gradwire.Assign())
     places = set()

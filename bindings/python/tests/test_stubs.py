@@ -39,7 +39,7 @@ def test_every_call_has_the_parameters_that_its_stub_tells() -> None:
             if not isinstance(function, ast.FunctionDef) or function.decorator_list or function.name.startswith("__"):
                 continue
             owner = getattr(_native, node.name) if isinstance(node, ast.ClassDef) else _native
-            told = [parameter.arg for parameter in function.args.args]
+            told = [parameter.arg for parameter in [*function.args.args, *function.args.kwonlyargs]]
             real = list(inspect.signature(getattr(owner, function.name)).parameters)
             assert told == real, f"{node.name}.{function.name}"
 

@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from ._native import Handle, Tensor, __version__, enable_logging, key_of_name, settings_reference
-from .client import Client, Declaration, Link, connect, wait_all
+from ._native import Handle, Pending, Tensor, __version__, enable_logging, key_of_name, settings_reference
+from .client import Client, Declaration, Link, Reply, connect, wait_all
 from .codecs import BFloat16, Codec, Dither, Float16, OneBit, RandomK, TopK, TwoBit
 from .errors import (
     ClosedError,
@@ -48,6 +48,7 @@ from .optimizers import (
     StepDecay,
     Sum,
 )
+from .tables import Table, Uniform
 
 __all__ = [
     "AdaGrad",
@@ -80,17 +81,21 @@ __all__ = [
     "OneBit",
     "OperationError",
     "Optimizer",
+    "Pending",
     "PoolError",
     "RMSProp",
     "RandomK",
+    "Reply",
     "SGD",
     "Schedule",
     "SettingError",
     "StepDecay",
     "Sum",
+    "Table",
     "Tensor",
     "TopK",
     "TwoBit",
+    "Uniform",
     "WaitTimeout",
     "__version__",
     "connect",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Union
 
-from ._native import Handle
+from ._native import Handle, Pending
 
 
-def iterate(handle: Handle) -> Generator[Any, None, Any]:
+def iterate(handle: Union[Handle, Pending]) -> Generator[Any, None, Any]:
     """What `await handle` runs."""
     if not handle.done():
         loop = asyncio.get_running_loop()
@@ -20,7 +20,7 @@ def iterate(handle: Handle) -> Generator[Any, None, Any]:
             if not ended.done():
                 ended.set_result(None)
 
-        def on_end(_: Handle) -> None:
+        def on_end(_: Union[Handle, Pending]) -> None:
             try:
                 loop.call_soon_threadsafe(tell)
             except RuntimeError:

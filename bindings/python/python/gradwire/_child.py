@@ -3,20 +3,31 @@ are the parent's own."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import runpy
+import signal
 import sys
 import traceback
+import types
 from pathlib import Path
 
 from .client import connect
+from .launching import PARENT_VARIABLE, SCRIPT_NAME
+
+_SET_DEATH_SIGNAL = 1
 
 
 def main(given: str, result: str) -> int:
     """The exit code."""
+    _die_with_parent()
     try:
-        function, args, path = pickle.loads(Path(given).read_bytes())
+        path, script, call = pickle.loads(Path(given).read_bytes())
         sys.path[:] = path
+        if script is not None:
+            _be(script)
+        function, args = pickle.loads(call)
         with connect() as client:
             told = (True, function(client, *args))
     except Exception:
@@ -25,6 +36,24 @@ def main(given: str, result: str) -> int:
     whole.write_bytes(pickle.dumps(told))
     os.replace(whole, result)
     return 0 if told[0] else 1
+
+
+def _be(script: str) -> None:
+    """What the parent's script defines is found here, too, under the name it has there; what it runs is not run."""
+    here = types.ModuleType(SCRIPT_NAME)
+    sys.modules["__main__"] = sys.modules[SCRIPT_NAME] = here
+    here.__dict__.update(runpy.run_path(script, run_name=SCRIPT_NAME))
+    # Read: from now on it may start clusters.
+    here.__name__ = "__main__"
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel to end this process when its parent does, which may have happened."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            os._exit(1)
 
 
 if __name__ == "__main__":

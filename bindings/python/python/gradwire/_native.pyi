@@ -4,7 +4,7 @@ from typing import Any, final
 
 import numpy as np
 
-__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
+__all__ = ["Client", "Handle", "Memory", "MxEngine", "MxKey", "Pending", "Table", "Tensor", "__version__", "enable_logging", "key_of_name", "settings_reference"]
 
 __version__: str
 
@@ -50,6 +50,35 @@ class Tensor:
     @property
     def priority(self) -> int:
         """What operations on it have where none is given."""
+    def with_chunk_versions(self) -> Tensor:
+        """The same tensor, whose handles tell the version of each chunk: `Handle.chunk_versions`."""
+
+class Table:
+    """A table of rows, as `gradwire.Table` has it."""
+
+    @property
+    def key(self) -> int:
+        """Its key."""
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+    def _push(self, ids: Any, values: Any) -> Pending: ...
+    def _pull(self, ids: Any, out: Any) -> Pending: ...
+
+@final
+class Pending:
+    """Rows or a call in flight. Dropping it cancels nothing."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until it has ended; without `timeout` (seconds) to its own deadline. Returns the array of a pull, a call's
+        `Reply`, and None of a push; raises what went wrong. Waiting again tells the same again. When `timeout` is over it
+        raises WaitTimeout, and the request goes on."""
+    def done(self) -> bool:
+        """Has it ended, well or not?"""
+    def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
+        """Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended."""
+    def __await__(self) -> Generator[Any, None, Any]:
+        """As `wait`, without a thread that waits."""
 
 @final
 class Memory:
@@ -72,7 +101,15 @@ class Handle:
         """Has it ended, well or not?"""
     @property
     def version(self) -> int | None:
-        """The version that was published or landed; None before the end, and after an error."""
+        """The version that was published or landed, of several chunks' the least; None before the end, and after an
+        error."""
+    @property
+    def chunk_versions(self) -> list[int] | None:
+        """The version of each chunk, in order, of a tensor `with_chunk_versions`; None before the end, and of others."""
+    @property
+    def late_chunks(self) -> int | None:
+        """Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors
+        with backup workers. None before the end, and after an error."""
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Calls `callback(handle)` when it has ended: on a thread of the library's, or on this one if it has ended, or on
         that of another's `wait`."""
@@ -114,6 +151,22 @@ class Client:
         library's memory, which the handle's `wait` returns."""
     def push_pull(self, tensor: Tensor, array: Any, out: Any = None, priority: int | None = None) -> Handle:
         """Contributes a gradient, and brings the weights of that round as `pull` does. `out` may be `array`."""
+    def _table(self, spec: str) -> Table: ...
+    def call(
+        self,
+        app: int,
+        server: int = 0,
+        head: bytes = ...,
+        body: Any = None,
+        *,
+        reply_bytes: int = 0,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Pending:
+        """Calls the handler that a server's program has registered under `app`, with a few bytes and an array, or bytes,
+        of any length, which are copied. Its `wait` returns a `Reply`. Calls to one handler of one server are taken in order,
+        each once. `reply_bytes` is how long the reply's body is expected to be: a longer one costs one more way there and
+        back. `timeout` is what time it has (seconds), else deadlines.operation_ms."""
     def barrier(self, name: str = "workers") -> None:
         """Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms."""
     def forget(self, array: Any) -> None:

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from . import _native
-from ._native import Handle, Tensor
+from . import _native, tables
+from ._native import Handle, Pending, Tensor
 from .codecs import Codec
 from .dtypes import element_of, numpy_of
 from .errors import DeclareError, Error, InputError
-from .optimizers import Assign, Optimizer
+from .optimizers import Assign, Optimizer, Sum
+from .tables import Table, Uniform
 
 Shape = Union[int, Sequence[int]]
 _KEYS = 1 << 64
@@ -53,6 +54,14 @@ class Declaration:
     mode: str | int | None = None
     priority: int = 0
     dynamic: bool = False
+    backup_workers: int | None = None
+
+
+class Reply(NamedTuple):
+    """What a server's handler answered to a call."""
+
+    head: bytes
+    body: bytes
 
 
 class Client(_native.Client):
@@ -61,9 +70,10 @@ class Client(_native.Client):
     the block."""
 
     _names: dict[int, str]
+    _tables: dict[int, str]
 
     def __init__(self, config: Optional[str] = None, given: Iterable[tuple[str, str]] = ()) -> None:
-        self._names = {}
+        self._names, self._tables = {}, {}
         for warning in self._warnings:
             warnings.warn(warning, stacklevel=3)
         _live.add(self)
@@ -83,12 +93,16 @@ class Client(_native.Client):
         mode: str | int | None = None,
         priority: int = 0,
         dynamic: bool = False,
+        backup_workers: int | None = None,
     ) -> Tensor:
         """Declares a tensor: every worker declares the same. A key is a number of 64 bits, or a name, whose number follows
         from it (`gradwire.key_of_name`); two names with one number are refused. `mode` is "sync", "async", or the
-        number of contributions that workers may be apart; without one it is the cluster's (`cluster.mode`). Operations have `priority` unless they say another: higher goes
-        first. A `dynamic` tensor has another length in each round, at most that of `shape`."""
-        return self.declare_all([Declaration(key, shape, dtype, optimizer, codec, mode, priority, dynamic)])[0]
+        number of contributions that workers may be apart; without one it is the cluster's (`cluster.mode`). Rounds of mode
+        sync do not wait for `backup_workers` of the workers (without it `cluster.backup_workers`): what comes later is
+        dropped, and told by `Handle.late_chunks`. Operations have `priority` unless they say another: higher goes first. A
+        `dynamic` tensor has another length in each round, at most that of `shape`."""
+        one = Declaration(key, shape, dtype, optimizer, codec, mode, priority, dynamic, backup_workers)
+        return self.declare_all([one])[0]
 
     def declare_all(self, declarations: Iterable[Declaration]) -> list[Tensor]:
         """Declares tensors, all in one exchange with the cluster, and returns them in the order given."""
@@ -103,6 +117,29 @@ class Client(_native.Client):
         tensors = self._declare(specs) if specs else []
         self._names = names
         return tensors
+
+    def table(
+        self,
+        key: int | str,
+        width: int,
+        optimizer: Optimizer = Sum(),
+        initial: float | Uniform = 0.0,
+        admit_after: int = 1,
+        rows_max: int = 0,
+    ) -> Table:
+        """Declares a table of rows of `width` float32: every worker declares the same. A key is a number below 65536, or a
+        name, whose number follows from it. `optimizer` is applied to each row by itself, with each push; `initial` is what
+        rows begin with. A row gets memory at its touch number `admit_after`: until then pulls bring what it would begin
+        with, and pushes to it are left out. Beyond `rows_max` (0: no limit) the least recently touched ones go."""
+        number, name = tables.key_of(key)
+        if self._tables.get(number, name) != name:
+            raise DeclareError(
+                f"tables {name!r} and {self._tables[number]!r} have the same key, {number}; rename one, or give keys as numbers",
+                "same_key",
+            )
+        inner = self._table(tables.described(number, width, optimizer, initial, admit_after, rows_max))
+        self._tables[number] = name
+        return Table(inner, name)
 
     def change_rule(self, tensor: Tensor, optimizer: Optimizer) -> int:
         """Gives a tensor another update rule from this worker's next contribution on; returns that round. One worker's call
@@ -145,7 +182,7 @@ def connect(config: str | os.PathLike[str] | None = None, /, **settings: Any) ->
     return Client(None if config is None else os.fspath(config), list(_given(settings)))
 
 
-def wait_all(handles: Iterable[Handle]) -> list[Any]:
+def wait_all(handles: Iterable[Handle | Pending]) -> list[Any]:
     """Waits for all of them, and returns what each returns. Raises the first error once all have ended."""
     results: list[Any] = []
     error: Error | None = None
@@ -207,6 +244,7 @@ def _spec(declaration: Declaration, key: int, name: str) -> tuple[str, list[int]
         "dynamic": declaration.dynamic,
         "optimizer": declaration.optimizer._json(),
         "mode": _mode(declaration.mode, declaration.dynamic),
+        "backup_workers": declaration.backup_workers,
     }
     if declaration.codec is not None:
         spec["compression"] = declaration.codec._json()
@@ -236,7 +274,9 @@ _pid = os.getpid()
 def _leave() -> None:
     if os.getpid() != _pid:
         return
-    failed = getattr(sys, "last_value", None)
+    # Where somebody types, an error that was seen is not the program's end.
+    is_typed = hasattr(sys, "ps1") or sys.flags.interactive
+    failed = None if is_typed else getattr(sys, "last_value", None)
     for client in list(_live):
         if failed is None:
             client.close()

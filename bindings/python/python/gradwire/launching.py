@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import Future
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +24,10 @@ from .errors import LaunchError
 
 #: Names a directory where the programs lie, before PATH.
 PROGRAMS_VARIABLE = "GRADWIRE_PROGRAMS"
+#: Names the process without which a program of a cluster ends.
+PARENT_VARIABLE = "GRADWIRE_DIE_WITH_PARENT"
+#: What `__name__` is in a script while a worker reads it.
+SCRIPT_NAME = "__gradwire_worker__"
 _PORTS_WITHIN_S = 30.0
 _END_WITHIN_S = 10.0
 # Bound on one poll of a file that is about to appear.
@@ -43,6 +50,12 @@ class Cluster:
         self.http = ""
 
     def __enter__(self) -> Cluster:
+        if sys.modules["__main__"].__name__ == SCRIPT_NAME:
+            raise LaunchError(
+                "a script that is read by a worker would start a cluster of its own; put what starts one below "
+                'if __name__ == "__main__"',
+                "not_main",
+            )
         self._directory = tempfile.TemporaryDirectory(prefix="gradwire-")
         try:
             self._start()
@@ -80,9 +93,11 @@ class Cluster:
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 600.0) -> list[Any]:
         """Calls `function(client, *args)` in as many new processes as the cluster has workers, each with a client of its
-        own, and returns what they returned, by rank. The function is one of a module; what it takes and returns is
-        pickled, between these processes only. One that fails ends all."""
-        call, deadline = pickle.dumps((function, args, list(sys.path))), time.monotonic() + timeout_s
+        own, and returns what they returned, by rank. The function is one of a module, or of the script that runs: then
+        that is below `if __name__ == "__main__"` where it starts anything. What it takes and returns is pickled, between
+        these processes only. One that fails ends all."""
+        call = pickle.dumps((list(sys.path), _script_of(function), pickle.dumps((function, args))))
+        deadline = time.monotonic() + timeout_s
         workers: list[tuple[subprocess.Popen[bytes], Path, Path]] = []
         command = [sys.executable, "-m", "gradwire._child"]
         try:
@@ -90,7 +105,8 @@ class Cluster:
                 given, result = self.directory / f"call-{rank}", self.directory / f"result-{rank}"
                 given.write_bytes(call)
                 environ = {**self.environ(rank), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-                workers.append((subprocess.Popen([*command, str(given), str(result)], env=environ), given, result))
+                environ[PARENT_VARIABLE] = str(os.getpid())
+                workers.append((_spawn([*command, str(given), str(result)], env=environ), given, result))
             return [_result(rank, *worker, deadline) for rank, worker in enumerate(workers)]
         finally:
             for process, given, result in workers:
@@ -131,10 +147,10 @@ class Cluster:
     def _spawn(self, role: str, words: list[str], name: str | None = None) -> subprocess.Popen[bytes]:
         name = name or role
         settings = [word for pair in _given(self._settings) for word in ("--set", "=".join(pair))]
-        environ = {**_clean_environ(), "GRADWIRE_DIE_WITH_PARENT": str(os.getpid())}
+        environ = {**_clean_environ(), PARENT_VARIABLE: str(os.getpid())}
         command = [program(f"gradwire-{role}", self._programs), *words, *settings]
         with open(self.directory / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
+            process = _spawn(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._processes.append((name, process))
@@ -175,6 +191,55 @@ def program(name: str, programs: str | os.PathLike[str] | None = None) -> str:
             "no_program",
         )
     return found
+
+
+def _script_of(function: Callable[..., Any]) -> str | None:
+    """The file that runs as `__main__`, where the function is of it; a worker has to read it first."""
+    main = sys.modules["__main__"]
+    file: str | None = getattr(main, "__file__", None)
+    if function.__module__ != "__main__" or not file or not os.path.isfile(file):
+        return None
+    # What workers return may be of a class of the script's.
+    sys.modules[SCRIPT_NAME] = main
+    return os.path.abspath(file)
+
+
+_Order = tuple["Future[subprocess.Popen[bytes]]", tuple[Any, ...], dict[str, Any]]
+_orders: queue.SimpleQueue[_Order] | None = None
+_orders_lock = threading.Lock()
+
+
+def _spawn(*args: Any, **words: Any) -> subprocess.Popen[bytes]:
+    """Starts a process from a thread that ends with this process only: the kernel ends what dies with its parent when the
+    *thread* ends that started it, which may be the caller's at any time."""
+    global _orders
+    with _orders_lock:
+        if _orders is None:
+            _orders = queue.SimpleQueue()
+            threading.Thread(target=_start_what_is_ordered, args=(_orders,), name="gradwire-spawn", daemon=True).start()
+        orders = _orders
+    started: Future[subprocess.Popen[bytes]] = Future()
+    orders.put((started, args, words))
+    return started.result()
+
+
+def _start_what_is_ordered(orders: queue.SimpleQueue[_Order]) -> None:
+    while True:
+        started, args, words = orders.get()
+        try:
+            started.set_result(subprocess.Popen(*args, **words))
+        except BaseException as error:
+            started.set_exception(error)
+        del started
+
+
+def _forget_orders() -> None:
+    """In a forked child, which has no such thread, and may have the lock locked."""
+    global _orders, _orders_lock
+    _orders, _orders_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_orders)
 
 
 def _clean_environ() -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""`python -m gradwire.run script.py ARGS`: runs an MXNet script as it is, with Gradwire in the place of its distributed
-key-value stores ("dist_sync", "dist_async" and their kin).
+"""`python -m gradwire.run script.py ARGS`: runs a script as it is, with Gradwire in the place of MXNet's distributed
+key-value stores ("dist_sync", "dist_async" and their kin) and of the module `byteps.torch`.
 
 Under `DMLC_ROLE=server` or `scheduler` it becomes Gradwire's program of that role instead: launchers that start one
 command for all roles need no change.
@@ -8,14 +8,35 @@ command for all roles need no change.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import runpy
 import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 from .errors import LaunchError
 from .launching import program
 
 _PROGRAMS = {"server": "gradwire-server", "scheduler": "gradwire-scheduler"}
+
+
+# What scripts import, and what they get.
+_PLACES = {"byteps": "gradwire", "byteps.torch": "gradwire.torch", "byteps.torch.parallel": "gradwire.torch.parallel"}
+
+
+class _Stand(MetaPathFinder, Loader):
+    """Finds modules of `_PLACES`, and loads them as ours: when a script asks, and not before."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Ours, or not known here."""
+        return ModuleSpec(name, self, is_package=True) if name in _PLACES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module under the name that was asked for is ours."""
+        sys.modules[module.__name__] = importlib.import_module(_PLACES[module.__name__])
 
 
 def main(words: list[str]) -> int:
@@ -30,7 +51,9 @@ def main(words: list[str]) -> int:
     if not words:
         print("usage: python -m gradwire.run script.py [ARGS]", file=sys.stderr)
         return 2
-    importlib.import_module("gradwire.mxnet").redirect()
+    if importlib.util.find_spec("mxnet") is not None:
+        importlib.import_module("gradwire.mxnet").redirect()
+    sys.meta_path.insert(0, _Stand())
     script, sys.argv = words[0], words
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")

@@ -17,6 +17,7 @@ import gradwire
 import gradwire.torch as gt
 from conftest import together
 from gradwire.client import Client
+from gradwire.torch import _exchange
 
 WORKERS = 2
 SEEDING = threading.Lock()
@@ -80,8 +81,8 @@ def test_wrapped_optimizers_learn_as_one_process_does(name: str, driver: str) ->
 
     def work(client: Client) -> nn.Module:
         net = model(seed=client.rank)
-        gt.broadcast_parameters(net.state_dict(), client)
-        optimizer = gt.DistributedOptimizer(make(net.parameters()), net.named_parameters(), client)
+        gt.broadcast_parameters(net.state_dict(), client=client)
+        optimizer = gt.DistributedOptimizer(make(net.parameters()), net.named_parameters(), client=client)
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
         for step in range(20):
             optimizer.zero_grad()
@@ -112,7 +113,7 @@ def test_gradients_can_be_clipped_and_gathered_over_passes() -> None:
     def work(client: Client) -> nn.Module:
         net = model()
         inner = torch.optim.SGD(net.parameters(), 0.1)
-        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client, backward_passes_per_step=2)
+        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client, backward_passes_per_step=2)
         return train(net, optimizer, [client.rank], optimizer.synchronize)
 
     reference = model()
@@ -136,7 +137,7 @@ class Branches(nn.Module):
 def test_parts_that_a_worker_does_not_use_count_as_zeros() -> None:
     def work(client: Client) -> list[torch.Tensor]:
         net = Branches()
-        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0), net.named_parameters(), client)
+        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0), net.named_parameters(), client=client)
         net(torch.ones(2, 4), client.rank).backward()
         optimizer.synchronize()
         return [part.bias.grad.clone() for part in net.parts]
@@ -150,10 +151,10 @@ def test_misuse_is_told() -> None:
         net = model()
         inner = torch.optim.SGD(net.parameters(), 0.1)
         with pytest.raises(gradwire.InputError):
-            gt.DistributedOptimizer(inner, list(net.named_parameters())[1:], client)
+            gt.DistributedOptimizer(inner, list(net.named_parameters())[1:], client=client)
         with pytest.raises(gradwire.InputError):
-            gt.DistributedOptimizer(inner, [("same", p) for p in net.parameters()], client)
-        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client)
+            gt.DistributedOptimizer(inner, [("same", p) for p in net.parameters()], client=client)
+        optimizer = gt.DistributedOptimizer(inner, net.named_parameters(), client=client)
         loss_of(net, 0, 0).backward()
         with pytest.raises(gradwire.InputError):
             loss_of(net, 1, 0).backward()
@@ -169,7 +170,7 @@ def test_misuse_is_told() -> None:
 def test_halves_are_averaged_as_halves() -> None:
     def work(client: Client) -> tuple[torch.Tensor, torch.Tensor]:
         net = model(dtype=torch.bfloat16)
-        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0), net.named_parameters(), client)
+        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0), net.named_parameters(), client=client)
         loss_of(net, 0, client.rank).backward()
         mine = net[0].weight.grad.clone()
         optimizer.synchronize()
@@ -189,9 +190,9 @@ def test_broadcasts_reach_everyone_again_and_again() -> None:
                 for one in net.state_dict().values():
                     one.copy_(torch.full_like(one, 10 * turn + client.rank))
             state = {**net.state_dict(), "flags": torch.tensor([True, bool(client.rank)]), "half": torch.ones(3).half() * turn}
-            gt.broadcast_parameters(state, client)
+            gt.broadcast_parameters(state, client=client)
             seen.append({name: one.clone() for name, one in state.items()})
-        gt.broadcast_parameters(net.named_parameters(), client, prefix="again.")
+        gt.broadcast_parameters(net.named_parameters(), client=client, prefix="again.")
         return seen
 
     for seen in on_each(work):
@@ -211,8 +212,8 @@ def test_an_optimizer_s_state_is_broadcast() -> None:
                 loss_of(net, step, 0).backward()
                 optimizer.step()
         for _ in range(2):
-            gt.broadcast_optimizer_state(optimizer, client)
-        assert gt.broadcast_object({"epoch": 7} if client.rank == 0 else None, client) == {"epoch": 7}
+            gt.broadcast_optimizer_state(optimizer, client=client)
+        assert gt.broadcast_object({"epoch": 7} if client.rank == 0 else None, client=client) == {"epoch": 7}
         return copy.deepcopy(optimizer.state_dict())
 
     first, second = on_each(work)
@@ -316,8 +317,8 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.synchronized = 0
-        monkeypatch.setattr(gt, "_pinned", lambda like: torch.full((like.numel(),), float("nan"), dtype=like.dtype))
-        monkeypatch.setattr(gt, "_synchronize", self.synchronize)
+        monkeypatch.setattr(_exchange, "staging", lambda like: torch.full((like.numel(),), float("nan"), dtype=like.dtype))
+        monkeypatch.setattr(_exchange, "wait_for_device", self.synchronize)
 
     def synchronize(self, tensor: torch.Tensor) -> None:
         self.synchronized += 1
@@ -332,7 +333,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 def test_staging_copies_there_and_back(cuda: FakeCuda) -> None:
     with gradwire.launch() as cluster, cluster.connect() as client:
         net = model()
-        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), client)
+        optimizer = gt.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), client=client)
         for step in range(3):
             optimizer.zero_grad()
             loss_of(net, step, 0).backward()

@@ -1,0 +1,138 @@
+"""Gradients of parameters, averaged over workers as soon as backward has them. Owns the hooks, what of each gradient was
+contributed, and the order; not when it is waited for, which optimizers and models know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._native import Tensor as Declared
+from ..client import Client, Declaration
+from ..codecs import Codec
+from ..errors import InputError
+from ._exchange import MEAN, Exchange, Named, unique
+
+_CHANGED = (
+    "gradients were changed after backward had contributed them, and the change would be lost: call synchronize() after "
+    "backward, and before what changes them (GradScaler's unscale_ and step, clipping, zeroing one)"
+)
+
+
+_SAMPLE = 16
+
+
+class _Sent:
+    """A gradient as it left. Not all that writes a tensor counts as a change of it (GradScaler's unscaling does not), so some
+    of its numbers are kept, too."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self.gradient, self._version = gradient, gradient._version
+        self._some = self._sample().clone()
+
+    def _sample(self) -> torch.Tensor:
+        flat = self.gradient.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // _SAMPLE)]
+
+    def is_still(self, gradient: torch.Tensor | None) -> bool:
+        """Is this gradient the same, with the same numbers?"""
+        if gradient is not self.gradient or gradient._version != self._version:
+            return False
+        now = self._sample()
+        return bool(((now == self._some) | (now.isnan() & self._some.isnan())).all())
+
+
+class Averager:
+    """The gradients of named parameters."""
+
+    def __init__(self, named: Named, client: Client, prefix: str, codec: Codec | None, passes: int) -> None:
+        if passes < 1:
+            raise InputError("backward_passes_per_step is 1 or more", "backward_passes")
+        self.names = unique(named)
+        chosen = {name: p for name, p in self.names.items() if p.requires_grad and p.numel()}
+        declared = _declare(client, [prefix + name for name in chosen], list(chosen.values()), codec)
+        self._exchanges = {p: Exchange(client, d, p) for p, d in zip(chosen.values(), declared)}
+        self._passes = passes
+        self._left = dict.fromkeys(self._exchanges, passes)
+        # Gradients that are on their way.
+        self._sent: dict[torch.Tensor, _Sent] = {}
+        self._nodes: list[Any] = []
+        self._hooks = [self._hook(p) for p in self._exchanges]
+        self.is_on = True
+        # Called as a gradient is on its way.
+        self.on_begin: Callable[[], None] = lambda: None
+
+    def _hook(self, parameter: torch.Tensor) -> Any:
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):
+            return parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+        # Before torch 2.1: the node that adds to `.grad` calls back behind itself. It goes with whoever has it last.
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self._nodes.append(node)
+        return node.register_hook(lambda *_: self._ready(parameter))
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        if not self.is_on:
+            return
+        if self._left[parameter] <= 0:
+            raise InputError(
+                "a gradient was computed more often than backward_passes_per_step says before step() or zero_grad()",
+                "backward_passes",
+            )
+        self._left[parameter] -= 1
+        if self._left[parameter] == 0 and parameter.grad is not None:
+            self._begin(parameter, parameter.grad)
+            self.on_begin()
+
+    def _begin(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._exchanges[parameter].begin(gradient)
+        self._sent[parameter] = _Sent(gradient)
+
+    def set_passes(self, passes: int) -> None:
+        """So many gradients are summed here before they are averaged, from the next ones on."""
+        if passes < 1:
+            raise InputError("backward_passes_per_step is 1 or more", "backward_passes")
+        self._passes = passes
+        self._left = dict.fromkeys(self._exchanges, passes)
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are the mean over all workers. Those that backward did not make count as zeros here."""
+        for parameter, exchange in self._exchanges.items():
+            if exchange.handle is None:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._begin(parameter, parameter.grad)
+        if not all(sent.is_still(parameter.grad) for parameter, sent in self._sent.items()):
+            raise InputError(_CHANGED, "changed_gradient")
+        for parameter, exchange in self._exchanges.items():
+            exchange.end(self._sent[parameter].gradient)
+        self._again()
+
+    def forget(self) -> None:
+        """Waits for what is under way, and drops it."""
+        for exchange in self._exchanges.values():
+            exchange.wait()
+        self._again()
+
+    def _again(self) -> None:
+        self._sent.clear()
+        self._left = dict.fromkeys(self._exchanges, self._passes)
+
+    def remove_hooks(self) -> None:
+        """Gradients are not averaged any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def _declare(client: Client, names: list[str], like: list[torch.Tensor], codec: Codec | None) -> list[Declared]:
+    # First layers first: the next forward pass needs them first. Everybody's gradient counts: workers that applied other
+    # means would drift apart.
+    pairs = enumerate(zip(names, like))
+    return client.declare_all(
+        Declaration(
+            name, one.numel(), one.dtype, MEAN, codec if one.dtype == torch.float32 else None, "sync", -at, backup_workers=0
+        )
+        for at, (name, one) in pairs
+        if one.numel()
+    )

@@ -1,0 +1,177 @@
+"""Tensors by name, summed or averaged over workers: the functions of BytePS's scripts."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .._native import Handle
+from ..client import Client
+from ..errors import InputError
+from ..optimizers import Assign
+from ._compression import Compression
+from ._exchange import MEAN, Exchange
+from ._process import client_or_default
+
+
+@dataclass
+class _Names:
+    """What a client's scripts have named."""
+
+    exchanges: dict[tuple[str, bool], Exchange] = field(default_factory=dict)
+    order: dict[str, int] = field(default_factory=dict)
+    unnamed: itertools.count[int] = field(default_factory=itertools.count)
+    # Declaring and beginning: an exchange has one operation under way.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _names_of(client: Client) -> _Names:
+    names: _Names = vars(client).setdefault("_named", _Names())
+    return names
+
+
+class Operation:
+    """A push_pull under way, for `poll` and `synchronize`."""
+
+    def __init__(self, exchange: Exchange, handle: Handle, output: torch.Tensor) -> None:
+        self._exchange, self._handle, self._output = exchange, handle, output
+        self._is_done = False
+
+    def done(self) -> bool:
+        """Has it ended?"""
+        return self._is_done or self._handle.done()
+
+    def wait(self) -> torch.Tensor:
+        """The tensor that it was to bring. Again tells the same again."""
+        if not self._is_done:
+            self._handle.wait()
+            self._exchange.copy_to(self._output)
+            self._exchange.owner = None
+            self._is_done = True
+        return self._output
+
+
+def declare(name: str, *, client: Client | None = None) -> int:
+    """Says that a name will come. Names go first in the order in which they are declared; every worker declares the same."""
+    names = _names_of(client_or_default(client))
+    return names.order.setdefault(name, len(names.order))
+
+
+def push_pull_async(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    *,
+    client: Client | None = None,
+) -> Operation:
+    """Begins to average (or sum) a tensor over all workers, under a name that is theirs, too; without one it is called by
+    its number among those without. `synchronize` brings a new tensor. `version` is not used."""
+    return _begin(tensor, torch.empty_like(tensor), average, name, priority, client)
+
+
+def push_pull_async_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    *,
+    client: Client | None = None,
+) -> Operation:
+    """As `push_pull_async`, into the tensor itself."""
+    return _begin(tensor, tensor, average, name, priority, client)
+
+
+def push_pull_inplace(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    *,
+    client: Client | None = None,
+) -> torch.Tensor:
+    """Averages (or sums) a tensor over all workers, into itself."""
+    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority, client=client))
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    compression: Any = Compression.none,
+    *,
+    client: Client | None = None,
+) -> torch.Tensor:
+    """The average (or sum) of a tensor over all workers. Gradients go back through it, averaged (or summed) likewise."""
+    if name is None:
+        raise InputError("push_pull needs a name, the same on all workers: pass name=…", "unnamed")
+    sent, context = compression.compress(tensor)
+    got: torch.Tensor = _PushPull.apply(sent, average, name, priority, client)  # type: ignore[no-untyped-call]
+    return compression.decompress(got, context)
+
+
+def poll(handle: Operation) -> bool:
+    """Has it ended, so that `synchronize` returns at once?"""
+    return handle.done()
+
+
+def synchronize(handle: Operation, busy_wait: bool = False) -> torch.Tensor:
+    """Waits for it, and returns its tensor. Nobody spins, whatever `busy_wait` says."""
+    return handle.wait()
+
+
+class _PushPull(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: str, priority: int, client: Any) -> torch.Tensor:
+        ctx.words = average, name, priority, client
+        return synchronize(push_pull_async(tensor, average, name, 0, priority, client=client))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        average, name, priority, client = ctx.words
+        handle = push_pull_async(gradients[0], average, name + ".gradient", 0, priority, client=client)
+        return synchronize(handle), None, None, None, None
+
+
+def _begin(
+    tensor: torch.Tensor, output: torch.Tensor, average: bool, name: str | None, priority: int, client: Client | None
+) -> Operation:
+    client = client_or_default(client)
+    names = _names_of(client)
+    if tensor.is_sparse:
+        raise InputError("sparse tensors are not averaged; pass tensor.to_dense(), or use client.table()", "sparse")
+    if not tensor.numel():
+        raise InputError("a tensor without elements has no sum", "wrong_shape")
+    if name is None:
+        name = f"unnamed.{next(names.unnamed)}"
+    with names.lock:
+        exchange = names.exchanges.get((name, average))
+        if exchange is None:
+            order = names.order.setdefault(name, len(names.order))
+            rule, full = (MEAN, "mean.") if average else (Assign(), "sum.")
+            declared = client.declare(
+                "push_pull." + full + name, tensor.numel(), tensor.dtype, rule, None, "sync", -order, backup_workers=0
+            )
+            exchange = names.exchanges[name, average] = Exchange(client, declared, tensor)
+        if exchange.buffer.numel() != tensor.numel() or exchange.buffer.dtype != tensor.dtype:
+            raise InputError(
+                f"{name!r} was a tensor of {exchange.buffer.numel()} {exchange.buffer.dtype} before; give what has another "
+                "length or type another name",
+                "wrong_shape",
+            )
+        previous = exchange.owner
+        if previous is not None:
+            # Its numbers lie where this one's are to come.
+            previous.wait()
+        handle = exchange.begin(tensor, priority or None)
+        operation = exchange.owner = Operation(exchange, handle, output)
+    return operation

@@ -1,0 +1,215 @@
+//! Sparse tables as Python has them. One thread of a client's begins its pushes and pulls, in the order in which they were
+//! asked for, so that Python goes on meanwhile and a pull brings what was pushed before it and nothing later.
+
+use crate::array::Array;
+use crate::error::{Failure, Kind};
+use crate::finisher::Finisher;
+use crate::here::Here;
+use crate::pending::{Brought, Pending, Teller};
+use gradwire_worker::{Client, RowsHandle};
+use proto_common::element::Dtype;
+use pyo3::prelude::*;
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Pushes that are under way at most before the thread waits for the oldest: what is kept of them is bounded.
+const PUSHES_MAX: usize = 64;
+
+/// Rows to be pushed or pulled. The arrays are the caller's to leave alone until it has ended.
+struct Work {
+    table: gradwire_worker::Table,
+    ids: Array,
+    numbers: Array,
+    pulls: bool,
+    teller: Teller,
+}
+
+/// The thread, once there is something for it to do.
+#[derive(Debug, Default)]
+pub(crate) struct Rows(Mutex<State>);
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Idle,
+    Running(Sender<Work>, JoinHandle<()>),
+    Ended,
+}
+
+impl Rows {
+    fn begin(&self, client: &Client, work: Work) -> Result<(), Failure> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Idle) {
+            let (sender, receiver) = channel();
+            let client = client.clone();
+            let thread = std::thread::Builder::new()
+                .name("gradwire-rows".into())
+                .spawn(move || run(&client, &receiver))
+                .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
+            *state = State::Running(sender, thread);
+        }
+        let sent = match &*state {
+            State::Running(sender, _) => sender.send(work).is_ok(),
+            State::Idle | State::Ended => false,
+        };
+        let text = "the client is closed; connect again".to_owned();
+        if sent { Ok(()) } else { Err(Failure::new(Kind::Closed, "closed", text)) }
+    }
+
+    /// Ends it, once the client has been closed, which ends what is under way. The interpreter's lock must not be held.
+    pub(crate) fn end(&self) {
+        let state =
+            std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), State::Ended);
+        let State::Running(sender, thread) = state else { return };
+        drop(sender);
+        // A panic there was told on standard error, and is nobody's to handle.
+        let _ = thread.join();
+    }
+}
+
+/// Begins what comes; waits for pushes while nothing comes.
+fn run(client: &Client, receiver: &Receiver<Work>) {
+    let mut pushes: VecDeque<(RowsHandle, Work)> = VecDeque::new();
+    loop {
+        while pushes.front().is_some_and(|(handle, _)| handle.is_done())
+            && let Some((handle, work)) = pushes.pop_front()
+        {
+            end(work, handle.wait().map_err(Failure::from));
+        }
+        let next = match pushes.len() {
+            0 => receiver.recv().map_err(|_| TryRecvError::Disconnected),
+            PUSHES_MAX.. => Err(TryRecvError::Empty),
+            _ => receiver.try_recv(),
+        };
+        match next {
+            Ok(work) => pushes.extend(begin(client, work)),
+            Err(_) => match pushes.pop_front() {
+                Some((handle, work)) => end(work, handle.wait().map_err(Failure::from)),
+                None => return,
+            },
+        }
+    }
+}
+
+/// Begins a push, which it returns, or does a pull.
+fn begin(client: &Client, work: Work) -> Option<(RowsHandle, Work)> {
+    let (Some(ids), Some(address)) = (numbers::<u64>(&work.ids), work.numbers.aligned()) else {
+        end(work, Err(Failure::internal("arrays that were looked at are not aligned".into())));
+        return None;
+    };
+    if work.pulls {
+        // SAFETY: the array keeps so many aligned, writable f32 at the address (`Table::start` has looked), and callers
+        // are told to leave it alone until the handle is done. Needed because Python's arrays are no Rust types.
+        let out = unsafe { std::slice::from_raw_parts_mut(address as *mut f32, work.numbers.elements()) };
+        let result = client.pull_rows(&work.table, ids, out);
+        end(work, result.map_err(Failure::from));
+        return None;
+    }
+    let values = numbers::<f32>(&work.numbers).unwrap_or_default();
+    match client.push_rows(&work.table, ids, values) {
+        Ok(handle) => Some((handle, work)),
+        Err(error) => {
+            end(work, Err(error.into()));
+            None
+        }
+    }
+}
+
+fn end(work: Work, result: Result<(), Failure>) {
+    let Work { ids, numbers, teller, .. } = work;
+    // The arrays first: whoever waits may ask who has them.
+    drop((ids, numbers));
+    teller.tell(result.map(|()| Brought::Rows));
+}
+
+/// The array's elements, of a type of its elements' size.
+fn numbers<T: zerocopy::FromBytes>(array: &Array) -> Option<&[T]> {
+    let address = array.aligned()?;
+    debug_assert_eq!(size_of::<T>(), array.dtype.bytes());
+    // SAFETY: the array keeps so many aligned elements at the address for as long as it is borrowed, every bit pattern is
+    // a number, and callers are told to leave it alone until the handle is done. Needed because Python's arrays are no
+    // Rust types.
+    Some(unsafe { std::slice::from_raw_parts(address as *const T, array.elements()) })
+}
+
+/// A declared table. `gradwire.Client.table` makes one.
+#[pyclass(module = "gradwire._native", frozen, subclass)]
+#[derive(Debug)]
+pub(crate) struct Table {
+    inner: gradwire_worker::Table,
+    client: Here<Client>,
+    rows: Arc<Rows>,
+    finisher: Arc<Finisher>,
+}
+
+impl Table {
+    pub(crate) fn new(
+        inner: gradwire_worker::Table,
+        client: Client,
+        rows: Arc<Rows>,
+        finisher: Arc<Finisher>,
+    ) -> Self {
+        Self { inner, client: Here::new(client), rows, finisher }
+    }
+
+    fn start(&self, ids: &Bound<'_, PyAny>, numbers: &Bound<'_, PyAny>, pulls: bool) -> PyResult<Pending> {
+        let client = self.client.get()?;
+        let (key, width) = (self.inner.spec().key, self.inner.spec().width as usize);
+        let (ids, array) = (Array::of(ids)?, Array::of(numbers)?);
+        let name = if pulls { "out" } else { "values" };
+        let wrong = |code, text: String| Err(Failure::input(code, format!("table {key}: {text}")).into());
+        if array.dtype != Dtype::F32 || ids.dtype != Dtype::I64 {
+            return wrong("wrong_dtype", format!("`{name}` holds {}; pass float32", array.dtype));
+        }
+        if ids.elements().checked_mul(width) != Some(array.elements()) {
+            let (rows, have) = (ids.elements(), array.elements());
+            return wrong(
+                "wrong_shape",
+                format!("{rows} rows of {width} are not the {have} numbers of `{name}`"),
+            );
+        }
+        if pulls && array.read_only {
+            return wrong("read_only", "`out` cannot be written; pass a writable array".into());
+        }
+        if !array.is_aligned() || !ids.is_aligned() {
+            return wrong("not_aligned", "an array is not aligned for its type; pass an aligned one".into());
+        }
+        let what =
+            format!("{} of {} rows of table {key}", if pulls { "pull" } else { "push" }, ids.elements());
+        let brings = pulls.then(|| numbers.clone().unbind());
+        let (pending, teller) = Pending::new(&self.finisher, what, brings);
+        self.rows.begin(client, Work { table: self.inner.clone(), ids, numbers: array, pulls, teller })?;
+        Ok(pending)
+    }
+}
+
+#[pymethods]
+impl Table {
+    /// Its key.
+    #[getter]
+    fn key(&self) -> u32 {
+        self.inner.spec().key
+    }
+
+    /// Numbers of a row.
+    #[getter]
+    fn width(&self) -> u32 {
+        self.inner.spec().width
+    }
+
+    /// `ids` are 64 bits each.
+    fn _push(&self, ids: &Bound<'_, PyAny>, values: &Bound<'_, PyAny>) -> PyResult<Pending> {
+        self.start(ids, values, false)
+    }
+
+    /// The same.
+    fn _pull(&self, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<Pending> {
+        self.start(ids, out, true)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gradwire.Table {} of rows of {}>", self.key(), self.width())
+    }
+}

@@ -30,9 +30,23 @@ fn pairs_move_over_shared_memory_and_tcp() {
     cluster("ps/pairs.cc", (2, 2, 2), &[&[SHM], &[TCP]]);
 }
 
+/// Also where the launcher gives the process a rank, and where it counts machines.
 #[test]
 fn customers_of_one_process_are_workers_of_their_own() {
-    cluster("ps/customers.cc", (2, 2, 1), &[&[]]);
+    cluster("ps/customers.cc", (2, 2, 1), &[&[], &[("DMLC_WORKER_ID", "0")]]);
+    cluster("ps/customers.cc", (2, 1, 1), &[&[("BYTEPS_LOCAL_SIZE", "2")]]);
+}
+
+#[test]
+fn failed_requests_never_read_as_ones_that_went_well() {
+    let native = Native::new();
+    let mut command = native.command(&native.compile("ps/ledger.cc"));
+    expect_all(&mut [Process::start("ledger", &mut command)], PATIENCE);
+}
+
+#[test]
+fn what_ends_badly_ends() {
+    cluster("ps/endings.cc", (1, 2, 2), &[&[("GRADWIRE_DEADLINES__OPERATION_MS", "1500")]]);
 }
 
 #[test]

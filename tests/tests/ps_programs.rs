@@ -5,6 +5,7 @@
 use gradwire_tests::rigs::cluster::PATIENCE;
 use gradwire_tests::rigs::native::{Native, expect_all};
 use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::programs;
 
 const SHM: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "require");
 const TCP: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "off");
@@ -52,4 +53,32 @@ fn what_ends_badly_ends() {
 #[test]
 fn messages_reach_everyone_over_the_scheduler() {
     cluster("ps/simple.cc", (2, 2, 2), &[&[]]);
+}
+
+/// What the workers of the example say last, over this transport: accuracy and weights.
+fn logistic(native: &Native, program: &std::path::Path, transport: &str) -> Vec<(f64, String)> {
+    let mut command = native.command(&programs::program("gradwire"));
+    command.args(["launch", "--every-role", "-n", "2", "-s", "2", "--transport", transport, "--"]).arg(program);
+    let mut launched = Process::start("launch", &mut command);
+    let code = launched.expect_end(PATIENCE);
+    let text = launched.log().text();
+    assert_eq!(code, 0, "{text}");
+    let last = text.lines().filter_map(|line| {
+        let (accuracy, weights) = line.split_once(" on unseen samples, weights ")?;
+        let accuracy = accuracy.rsplit(' ').next()?.parse().expect("an accuracy");
+        Some((accuracy, weights.trim().to_owned()))
+    });
+    last.collect()
+}
+
+#[test]
+fn the_example_learns_and_all_workers_agree() {
+    let native = Native::new();
+    let program = native.compile_file(&programs::repository().join("examples/ps_logistic/ps_logistic.cc"));
+    let (shm, tcp) = (logistic(&native, &program, "shm"), logistic(&native, &program, "tcp"));
+    assert_eq!((shm.len(), tcp.len()), (2, 2), "{shm:?}, {tcp:?}");
+    for (accuracy, weights) in shm.iter().chain(&tcp) {
+        // Always the same weights: whoever asks, and however they travelled.
+        assert!(*accuracy > 0.9 && *weights == shm[0].1, "{shm:?}, {tcp:?}");
+    }
 }

@@ -197,7 +197,7 @@ pub struct NodeSettings {
     pub port: u16,
     /// Address and port of the HTTP endpoints; an empty string turns them off.
     pub http: String,
-    /// The rank this process would like.
+    /// The rank this process would like; 4294967295: the highest that is free.
     pub rank: Option<u32>,
     /// The tcp driver uses unix sockets with peers of the same host (network namespace) and user, where both
     /// sides have this on; false keeps it on TCP.

@@ -38,6 +38,11 @@ fn several_clients_in_one_process_meet_and_fail_apart() {
 }
 
 #[test]
+fn rules_codecs_versions_and_rows_are_as_in_rust() {
+    in_cluster("c/extras.c", 2, &[]);
+}
+
+#[test]
 fn a_whole_cluster_in_one_process_answers_calls() {
     let native = Native::new();
     let mut command = native.command(&native.compile("c/calls.c"));

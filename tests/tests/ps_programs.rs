@@ -5,6 +5,7 @@
 use gradwire_tests::rigs::cluster::PATIENCE;
 use gradwire_tests::rigs::native::{Native, expect_all};
 use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::programs;
 
 const SHM: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "require");
 const TCP: (&str, &str) = ("GRADWIRE_TRANSPORT__SHM", "off");
@@ -30,12 +31,54 @@ fn pairs_move_over_shared_memory_and_tcp() {
     cluster("ps/pairs.cc", (2, 2, 2), &[&[SHM], &[TCP]]);
 }
 
+/// Also where the launcher gives the process a rank, and where it counts machines.
 #[test]
 fn customers_of_one_process_are_workers_of_their_own() {
-    cluster("ps/customers.cc", (2, 2, 1), &[&[]]);
+    cluster("ps/customers.cc", (2, 2, 1), &[&[], &[("DMLC_WORKER_ID", "0")]]);
+    cluster("ps/customers.cc", (2, 1, 1), &[&[("BYTEPS_LOCAL_SIZE", "2")]]);
+}
+
+#[test]
+fn failed_requests_never_read_as_ones_that_went_well() {
+    let native = Native::new();
+    let mut command = native.command(&native.compile("ps/ledger.cc"));
+    expect_all(&mut [Process::start("ledger", &mut command)], PATIENCE);
+}
+
+#[test]
+fn what_ends_badly_ends() {
+    cluster("ps/endings.cc", (1, 2, 2), &[&[("GRADWIRE_DEADLINES__OPERATION_MS", "1500")]]);
 }
 
 #[test]
 fn messages_reach_everyone_over_the_scheduler() {
     cluster("ps/simple.cc", (2, 2, 2), &[&[]]);
+}
+
+/// What the workers of the example say last, over this transport: accuracy and weights.
+fn logistic(native: &Native, program: &std::path::Path, transport: &str) -> Vec<(f64, String)> {
+    let mut command = native.command(&programs::program("gradwire"));
+    command.args(["launch", "--every-role", "-n", "2", "-s", "2", "--transport", transport, "--"]).arg(program);
+    let mut launched = Process::start("launch", &mut command);
+    let code = launched.expect_end(PATIENCE);
+    let text = launched.log().text();
+    assert_eq!(code, 0, "{text}");
+    let last = text.lines().filter_map(|line| {
+        let (accuracy, weights) = line.split_once(" on unseen samples, weights ")?;
+        let accuracy = accuracy.rsplit(' ').next()?.parse().expect("an accuracy");
+        Some((accuracy, weights.trim().to_owned()))
+    });
+    last.collect()
+}
+
+#[test]
+fn the_example_learns_and_all_workers_agree() {
+    let native = Native::new();
+    let program = native.compile_file(&programs::repository().join("examples/ps_logistic/ps_logistic.cc"));
+    let (shm, tcp) = (logistic(&native, &program, "shm"), logistic(&native, &program, "tcp"));
+    assert_eq!((shm.len(), tcp.len()), (2, 2), "{shm:?}, {tcp:?}");
+    for (accuracy, weights) in shm.iter().chain(&tcp) {
+        // Always the same weights: whoever asks, and however they travelled.
+        assert!(*accuracy > 0.9 && *weights == shm[0].1, "{shm:?}, {tcp:?}");
+    }
 }

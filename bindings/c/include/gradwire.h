@@ -15,6 +15,16 @@
 #include <stdint.h>
 
 /**
+ * Calls of one worker to one handler of one server that may be under way; more wait at the worker.
+ */
+#define GRADWIRE_CALLS_IN_FLIGHT_MAX 128
+
+/**
+ * As the setting `node.rank`: the highest rank that is free, for members that must not take one that others ask for.
+ */
+#define GRADWIRE_LAST_RANK UINT32_MAX
+
+/**
  * A time for waits: as long as the operation's own deadline (`deadlines.operation_ms`) lets it.
  */
 #define GRADWIRE_UNTIL_DEADLINE UINT64_MAX
@@ -311,12 +321,64 @@ typedef uint32_t GradwireGroup;
 #endif // __cplusplus
 
 /**
+ * Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+ */
+enum GradwireForm
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * As published.
+     */
+    GRADWIRE_FORM_PUBLISHED = 0,
+    /**
+     * As MXNet's optimizers have it: momentum holds steps, with the rate they had; epsilon of AdaGrad and RMSProp is under the
+     * root, and AdaGrad's weight decay beside the gradient; epsilon of Adam and AdamW is added before the bias is corrected.
+     */
+    GRADWIRE_FORM_MXNET = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum GradwireForm GradwireForm;
+#else
+typedef int32_t GradwireForm;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What a row holds before anybody has pushed to it.
+ */
+enum GradwireInitial
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * All elements are `low`.
+     */
+    GRADWIRE_INITIAL_CONSTANT = 0,
+    /**
+     * Evenly spread from `low` to below `high`; a function of `seed`, the row's id and the element's place only.
+     */
+    GRADWIRE_INITIAL_UNIFORM = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum GradwireInitial GradwireInitial;
+#else
+typedef int32_t GradwireInitial;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Memory that the client has registered with its transports: what is sent from it, and what lands in it, is not copied
  * by this process. Freed with `gradwire_buffer_free`.
  *
  * It belongs to an operation from the call that starts it until the wait that ends it well. Meanwhile its data pointer is
- * null, and memory got from an earlier one must be neither read nor written. After an operation that failed it stays
- * with that operation, because a server may still write it: free the buffer and allocate another.
+ * null, and memory got from an earlier one must be neither read nor written. A call that starts nothing leaves it with the
+ * program. After an operation that failed it stays with that operation, because a server may still write it: free the
+ * buffer and allocate another.
  */
 typedef struct GradwireBuffer GradwireBuffer;
 
@@ -362,6 +424,11 @@ typedef struct GradwireReply GradwireReply;
 typedef struct GradwireRequest GradwireRequest;
 
 /**
+ * A push of rows in flight. It ends by itself. Freed with `gradwire_rows_free`.
+ */
+typedef struct GradwireRowsHandle GradwireRowsHandle;
+
+/**
  * The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
  */
 typedef struct GradwireScheduler GradwireScheduler;
@@ -377,6 +444,12 @@ typedef struct GradwireServer GradwireServer;
  * starts, and by several threads.
  */
 typedef struct GradwireSettings GradwireSettings;
+
+/**
+ * A declared table. Its functions may be called from any thread. Freed with `gradwire_table_free`, which leaves the table
+ * itself where it is.
+ */
+typedef struct GradwireTable GradwireTable;
 
 /**
  * A declared tensor. Its functions may be called from any thread. Freed with `gradwire_tensor_free`, which leaves the
@@ -511,6 +584,11 @@ typedef struct {
      * Bytes that landed; of a dynamic tensor fewer than it may have.
      */
     uint64_t landed_bytes;
+    /**
+     * Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors with
+     * backup workers. Their weights are newer than the round's.
+     */
+    uint32_t late_chunks;
 } GradwireEnded;
 
 /**
@@ -639,6 +717,10 @@ typedef struct {
      * See `GradwireDecay`.
      */
     float decay_factor;
+    /**
+     * A `GradwireForm`.
+     */
+    int32_t form;
 } GradwireOptimizer;
 
 /**
@@ -646,6 +728,50 @@ typedef struct {
  * their own, one call at a time, and each worker's calls in the order in which it made them. No exception may leave it.
  */
 typedef void (*GradwireHandler)(void *context, GradwireRequest *request);
+
+/**
+ * What a table is. Every worker declares the same. Set all of it to zeros before filling it: then rows begin with zeros, are
+ * made at their first touch, and stay.
+ */
+typedef struct {
+    /**
+     * Its key, below 65536; tensors' keys are others.
+     */
+    uint32_t key;
+    /**
+     * Floats of a row, at most 65536.
+     */
+    uint32_t width;
+    /**
+     * A `GradwireInitial`.
+     */
+    int32_t initial;
+    /**
+     * See `GradwireInitial`.
+     */
+    float low;
+    /**
+     * See `GradwireInitial`.
+     */
+    float high;
+    /**
+     * See `GradwireInitial`.
+     */
+    uint64_t seed;
+    /**
+     * Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to it are
+     * left out. 0 and 1: at its first touch.
+     */
+    uint32_t admit_after;
+    /**
+     * Rows that are kept: beyond that the least recently touched ones go. 0: no limit.
+     */
+    uint64_t rows_max;
+    /**
+     * Applied to each row by itself, at once, with what one push has for it. Any rule but LAMB.
+     */
+    GradwireOptimizer optimizer;
+} GradwireTableSpec;
 
 /**
  * What a tensor is. Every worker declares the same. Set all of it to zeros before filling it: zeros are the defaults of
@@ -690,6 +816,16 @@ typedef struct {
      */
     const char *codec;
     /**
+     * Of a codec: whether the next gradient gets what the encoding of this one left out. 0: where the codec leaves something
+     * out; 1: it does; -1: it does not.
+     */
+    int32_t feedback;
+    /**
+     * Of a codec: momentum before the encoding, 0 to below 1 (Nesterov's). A rule with momentum of its own would have it
+     * twice.
+     */
+    float momentum;
+    /**
      * What servers do with contributions.
      */
     GradwireOptimizer optimizer;
@@ -700,7 +836,7 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Registered memory of so many bytes, zeroed, at a multiple of 64 bytes. Fails with `GRADWIRE_CODE_MEMORY` where
+ * Registered memory of so many bytes, at a multiple of 64 bytes; what is in it is not defined. Fails with `GRADWIRE_CODE_MEMORY` where
  * `memory.pool_bytes` is used up. May be passed to operations of this client only.
  */
 GradwireCode gradwire_buffer_allocate(const GradwireClient *client,
@@ -869,6 +1005,13 @@ GradwireCode gradwire_wait(const GradwireHandle *handle,
                            GradwireEnded *ended);
 
 /**
+ * The version of each chunk that the operation was about, in the tensor's order, and how many in `count`: of a tensor from
+ * `gradwire_tensor_with_chunk_versions`, after a wait that ended it well; else null and 0. Valid until the handle is freed.
+ */
+const uint64_t *gradwire_chunk_versions(const GradwireHandle *handle,
+                                        uint64_t *count);
+
+/**
  * 1 where the operation has ended, well or not, so that waiting takes no time; else 0. 1 for null and after a wait.
  */
 int32_t gradwire_is_done(const GradwireHandle *handle);
@@ -976,6 +1119,16 @@ GradwireCode gradwire_scheduler_start(const GradwireSettings *settings,
                                       GradwireScheduler **scheduler);
 
 /**
+ * How many workers the cluster has. 0 for null.
+ */
+uint32_t gradwire_scheduler_workers(const GradwireScheduler *scheduler);
+
+/**
+ * How many servers the cluster has. 0 for null.
+ */
+uint32_t gradwire_scheduler_servers(const GradwireScheduler *scheduler);
+
+/**
  * Its messages and barriers.
  */
 GradwireCode gradwire_scheduler_messages(const GradwireScheduler *scheduler, GradwireMessages **messages);
@@ -1000,6 +1153,16 @@ GradwireCode gradwire_server_start(const GradwireSettings *settings, GradwireSer
  * Its rank among servers. `UINT32_MAX` for null.
  */
 uint32_t gradwire_server_rank(const GradwireServer *server);
+
+/**
+ * How many workers the cluster has. 0 for null.
+ */
+uint32_t gradwire_server_workers(const GradwireServer *server);
+
+/**
+ * How many servers the cluster has. 0 for null.
+ */
+uint32_t gradwire_server_servers(const GradwireServer *server);
 
 /**
  * Its messages and barriers.
@@ -1106,6 +1269,62 @@ GradwireCode gradwire_settings_log(const GradwireSettings *settings);
 void gradwire_settings_free(GradwireSettings *settings);
 
 /**
+ * Declares a table at all servers. Repeating it is harmless; another declaration of a known key is refused. Waits for the
+ * servers, at most `deadlines.operation_ms`.
+ */
+GradwireCode gradwire_declare_table(const GradwireClient *client,
+                                    const GradwireTableSpec *spec,
+                                    GradwireTable **table);
+
+/**
+ * Pushes values to rows: `count` ids, and `width` floats for each of them, in their order. The memory is copied during the
+ * call. Values of an id that stands there several times are summed first. This worker's later pulls see the push.
+ */
+GradwireCode gradwire_push_rows(const GradwireClient *client,
+                                const GradwireTable *table,
+                                const uint64_t *ids,
+                                uint64_t count,
+                                const float *values,
+                                uint64_t value_count,
+                                GradwireRowsHandle **handle);
+
+/**
+ * Brings rows into `out`: `width` floats for each of the `count` ids, in their order. Waits for them, at most
+ * `deadlines.operation_ms`.
+ */
+GradwireCode gradwire_pull_rows(const GradwireClient *client,
+                                const GradwireTable *table,
+                                const uint64_t *ids,
+                                uint64_t count,
+                                float *out,
+                                uint64_t out_count);
+
+/**
+ * Waits until all rows of a push have been pushed to. A second wait is `GRADWIRE_CODE_ALREADY_WAITED`.
+ */
+GradwireCode gradwire_rows_wait(const GradwireRowsHandle *handle);
+
+/**
+ * 1 where the push has ended, so that waiting takes no time; else 0. 1 for null and after a wait.
+ */
+int32_t gradwire_rows_is_done(const GradwireRowsHandle *handle);
+
+/**
+ * Frees a push's handle. Null is fine. The push goes on.
+ */
+void gradwire_rows_free(GradwireRowsHandle *handle);
+
+/**
+ * Floats of one of its rows. 0 for null.
+ */
+uint32_t gradwire_table_width(const GradwireTable *table);
+
+/**
+ * Frees what stands for the table. Null is fine.
+ */
+void gradwire_table_free(GradwireTable *table);
+
+/**
  * Declares `count` tensors and writes them to `tensors`, in the order given: room for `count` pointers. Every worker
  * declares the same ones, in any number of calls; repeating a declaration is harmless. A new tensor is all zeros. Waits
  * for the servers, at most `deadlines.operation_ms`. On an error nothing is written.
@@ -1135,6 +1354,24 @@ GradwireCode gradwire_change_rule(const GradwireClient *client,
 uint64_t gradwire_tensor_bytes(const GradwireTensor *tensor);
 
 /**
+ * Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec. 0 for null.
+ */
+uint64_t gradwire_tensor_sent_bytes(const GradwireTensor *tensor);
+
+/**
+ * How contributions to it travel now: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen when the tensor is
+ * declared, once more after the first round, and by the setting `transport.placement`. Never freed; null for null.
+ */
+const char *gradwire_tensor_placement(const GradwireTensor *tensor);
+
+/**
+ * The same tensor, whose operations tell the version of each chunk, too: see `gradwire_chunk_versions`. Another object, to
+ * be freed by itself.
+ */
+GradwireCode gradwire_tensor_with_chunk_versions(const GradwireTensor *tensor,
+                                                 GradwireTensor **with_versions);
+
+/**
  * Its key. 0 for null.
  */
 uint64_t gradwire_tensor_key(const GradwireTensor *tensor);
@@ -1147,11 +1384,13 @@ void gradwire_tensor_free(GradwireTensor *tensor);
 /**
  * Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call and is the
  * program's afterwards. The operation ends when the round is published: in sync mode when all workers have contributed.
+ * Higher `priority` goes first; operations of one tensor are never reordered.
  */
 GradwireCode gradwire_push(const GradwireClient *client,
                            const GradwireTensor *tensor,
                            const void *data,
                            uint64_t data_bytes,
+                           int32_t priority,
                            GradwireHandle **handle);
 
 /**
@@ -1161,17 +1400,19 @@ GradwireCode gradwire_push(const GradwireClient *client,
 GradwireCode gradwire_push_buffer(const GradwireClient *client,
                                   const GradwireTensor *tensor,
                                   const GradwireBuffer *gradient,
+                                  int32_t priority,
                                   GradwireHandle **handle);
 
 /**
  * Brings the weights of the last round this worker contributed to, or later, into `into`: as many bytes as the tensor has,
  * at a multiple of an element's size. They are written by the wait and at no other time, so the memory has to live until
- * then. A handle that is freed without a wait writes nothing.
+ * then. A handle that is freed without a wait writes nothing. `priority` is as that of a push.
  */
 GradwireCode gradwire_pull(const GradwireClient *client,
                            const GradwireTensor *tensor,
                            void *into,
                            uint64_t into_bytes,
+                           int32_t priority,
                            GradwireHandle **handle);
 
 /**
@@ -1181,6 +1422,7 @@ GradwireCode gradwire_pull(const GradwireClient *client,
 GradwireCode gradwire_pull_buffer(const GradwireClient *client,
                                   const GradwireTensor *tensor,
                                   const GradwireBuffer *weights,
+                                  int32_t priority,
                                   GradwireHandle **handle);
 
 /**

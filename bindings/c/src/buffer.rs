@@ -1,59 +1,85 @@
-//! Registered memory for C: owned by the program, or by the operation it was passed to, never by both.
+//! Registered memory for C: the program's, or an operation's that it was passed to, never both's.
 
 use crate::border::{object, put};
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, guard, guard_or};
-use gradwire_worker::TensorBuffer;
+use gradwire_worker::SharedBuffer;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Memory that the client has registered with its transports: what is sent from it, and what lands in it, is not copied
 /// by this process. Freed with `gradwire_buffer_free`.
 ///
 /// It belongs to an operation from the call that starts it until the wait that ends it well. Meanwhile its data pointer is
-/// null, and memory got from an earlier one must be neither read nor written. After an operation that failed it stays
-/// with that operation, because a server may still write it: free the buffer and allocate another.
+/// null, and memory got from an earlier one must be neither read nor written. A call that starts nothing leaves it with the
+/// program. After an operation that failed it stays with that operation, because a server may still write it: free the
+/// buffer and allocate another.
 #[derive(Debug)]
-pub struct GradwireBuffer {
-    bytes: u64,
-    cell: Arc<Cell>,
+pub struct GradwireBuffer(Arc<Cell>);
+
+/// The memory, and whether an operation has it. The library reads and writes it through no reference, so that it can be here
+/// and there at once.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    memory: SharedBuffer,
+    start: AtomicPtr<u8>,
+    is_taken: AtomicBool,
 }
 
-/// Where the memory is while no operation has it.
-#[derive(Debug)]
-pub(crate) struct Cell(Mutex<Option<TensorBuffer>>);
-
 impl Cell {
-    fn lock(&self) -> MutexGuard<'_, Option<TensorBuffer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The program has it again.
+    pub(crate) fn give_back(&self) {
+        self.is_taken.store(false, Ordering::Release);
+    }
+}
+
+/// Memory on its way into an operation. Dropped before it is there, it goes back to the program.
+pub(crate) struct Taken {
+    cell: Arc<Cell>,
+    goes_back: bool,
+}
+
+impl Taken {
+    /// What the operation gets.
+    pub(crate) fn memory(&self) -> SharedBuffer {
+        self.cell.memory.clone()
     }
 
-    pub(crate) fn give_back(&self, buffer: Option<TensorBuffer>) {
-        if let Some(buffer) = buffer {
-            *self.lock() = Some(buffer);
+    /// The operation has it now, until its wait gives it back.
+    pub(crate) fn keep(mut self) -> Arc<Cell> {
+        self.goes_back = false;
+        self.cell.clone()
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if self.goes_back {
+            self.cell.give_back();
         }
     }
 }
 
 impl GradwireBuffer {
-    pub(crate) fn cell(&self) -> Arc<Cell> {
-        self.cell.clone()
-    }
-
     /// Takes the memory for an operation.
-    pub(crate) fn take(&self, name: &str) -> Result<TensorBuffer, Failure> {
-        let in_use = || {
+    pub(crate) fn take(&self, name: &str) -> Result<Taken, Failure> {
+        if self.0.is_taken.swap(true, Ordering::AcqRel) {
             let text = format!(
                 "{name} belongs to an operation that has not been waited for, or that failed; wait for it, or allocate another"
             );
-            Failure::new(GradwireCode::BufferInUse, text)
-        };
-        self.cell.lock().take().ok_or_else(in_use)
+            return Err(Failure::new(GradwireCode::BufferInUse, text));
+        }
+        Ok(Taken { cell: self.0.clone(), goes_back: true })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.memory.bytes()
     }
 }
 
-/// Registered memory of so many bytes, zeroed, at a multiple of 64 bytes. Fails with `GRADWIRE_CODE_MEMORY` where
+/// Registered memory of so many bytes, at a multiple of 64 bytes; what is in it is not defined. Fails with `GRADWIRE_CODE_MEMORY` where
 /// `memory.pool_bytes` is used up. May be passed to operations of this client only.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_allocate(
@@ -62,9 +88,10 @@ pub extern "C" fn gradwire_buffer_allocate(
     buffer: Option<&mut MaybeUninit<Option<Box<GradwireBuffer>>>>,
 ) -> GradwireCode {
     guard(|| {
-        let memory = object(client, "client")?.client().allocate(bytes)?;
-        let cell = Arc::new(Cell(Mutex::new(Some(memory))));
-        put(buffer, "buffer", Some(Box::new(GradwireBuffer { bytes, cell })))
+        let mut memory = object(client, "client")?.client().allocate(bytes)?;
+        let (start, is_taken) = (AtomicPtr::new(memory.as_mut_ptr()), AtomicBool::new(false));
+        let cell = Cell { memory: memory.share(), start, is_taken };
+        put(buffer, "buffer", Some(Box::new(GradwireBuffer(Arc::new(cell)))))
     })
 }
 
@@ -72,15 +99,18 @@ pub extern "C" fn gradwire_buffer_allocate(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_data(buffer: Option<&GradwireBuffer>) -> *mut c_void {
     guard_or(std::ptr::null_mut(), || {
-        let mut memory = object(buffer, "buffer")?.cell.lock();
-        Ok(memory.as_mut().map_or(std::ptr::null_mut(), |memory| memory.as_mut_ptr().cast()))
+        let cell = &object(buffer, "buffer")?.0;
+        Ok(match cell.is_taken.load(Ordering::Acquire) {
+            true => std::ptr::null_mut(),
+            false => cell.start.load(Ordering::Relaxed).cast(),
+        })
     })
 }
 
 /// Its bytes, as they were asked for. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_buffer_bytes(buffer: Option<&GradwireBuffer>) -> u64 {
-    buffer.map_or(0, |buffer| buffer.bytes)
+    buffer.map_or(0, GradwireBuffer::bytes)
 }
 
 /// Frees a buffer. Null is fine. Memory that an operation has is freed when that has ended.

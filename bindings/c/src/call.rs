@@ -10,6 +10,10 @@ use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// Calls of one worker to one handler of one server that may be under way; more wait at the worker.
+pub const GRADWIRE_CALLS_IN_FLIGHT_MAX: u32 = 128;
+const _: () = assert!(GRADWIRE_CALLS_IN_FLIGHT_MAX as u64 == proto_common::call::CALLS_IN_FLIGHT_MAX);
+
 /// A request to a handler of a server. Set all of it to zeros before filling it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +58,16 @@ impl GradwireCallHandle {
     }
 }
 
-/// Takes the pieces first: whatever fails later, their owners are let go of.
-fn start(client: Option<&GradwireClient>, call: Option<&GradwireCall>) -> Result<CallHandle, Failure> {
+/// A call whose pieces are taken over, which comes before everything else: whatever fails later, their owners are let go of.
+fn taken(call: Option<&GradwireCall>) -> Result<(&GradwireCall, Vec<Lent<'_>>), Failure> {
     let call = object(call, "call")?;
-    let lent = Lent::take(slice(call.pieces, call.piece_count, "pieces")?)?;
+    Ok((call, Lent::take(slice(call.pieces, call.piece_count, "pieces")?)?))
+}
+
+fn start(
+    client: Option<&GradwireClient>,
+    (call, lent): (&GradwireCall, Vec<Lent<'_>>),
+) -> Result<CallHandle, Failure> {
     let client = object(client, "client")?.client();
     let head = bytes(call.head.cast(), call.head_bytes, "head")?.to_vec();
     let body = lent.into_iter().map(|piece| body_of(client, piece)).collect::<Result<_, _>>()?;
@@ -76,7 +86,7 @@ fn body_of(client: &Client, piece: Lent<'_>) -> Result<Piece, Failure> {
         Lent::Borrowed(data) if data.len() < LONG_BYTES => Ok(Piece::Bytes(data.to_vec())),
         Lent::Borrowed(data) => {
             let mut buffer = client.allocate(data.len() as u64)?;
-            buffer.copy_from_slice(data);
+            buffer.copy_in(data);
             Ok(Piece::Buffer(buffer))
         }
     }
@@ -91,6 +101,7 @@ pub extern "C" fn gradwire_call(
     handle: Option<&mut MaybeUninit<Option<Box<GradwireCallHandle>>>>,
 ) -> GradwireCode {
     guard(|| {
+        let call = taken(call)?;
         let place = handle.ok_or_else(|| Failure::null("handle"))?;
         place.write(Some(Box::new(GradwireCallHandle(Mutex::new(Some(start(client, call)?))))));
         Ok(())
@@ -106,6 +117,7 @@ pub extern "C" fn gradwire_call_then(
     context: *mut c_void,
 ) -> GradwireCode {
     guard(|| {
+        let call = taken(call)?;
         let call_back = callback.ok_or_else(|| Failure::null("callback"))?;
         let context = Context(context);
         start(client, call)?.on_end(move |result| context.tell(call_back, result));

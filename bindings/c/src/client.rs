@@ -10,6 +10,9 @@ use proto_common::message::NodeGroup;
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 
+/// As the setting `node.rank`: the highest rank that is free, for members that must not take one that others ask for.
+pub const GRADWIRE_LAST_RANK: u32 = u32::MAX;
+
 /// A worker of a cluster. All functions on it may be called from any thread at any time. A process may have several, of
 /// one cluster or of many. Freed with `gradwire_client_free`.
 ///

@@ -9,7 +9,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::Version;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A time for waits: as long as the operation's own deadline (`deadlines.operation_ms`) lets it.
@@ -20,6 +20,8 @@ pub const GRADWIRE_UNTIL_DEADLINE: u64 = u64::MAX;
 pub struct GradwireHandle {
     state: Mutex<Option<Running>>,
     notice: Arc<Notice>,
+    /// Written once, by the wait.
+    chunk_versions: OnceLock<Vec<u64>>,
 }
 
 /// How an operation ended well.
@@ -30,6 +32,9 @@ pub struct GradwireEnded {
     pub version: u64,
     /// Bytes that landed; of a dynamic tensor fewer than it may have.
     pub landed_bytes: u64,
+    /// Chunks of the contribution that came when their round had ended without them, and were dropped: only of tensors with
+    /// backup workers. Their weights are newer than the round's.
+    pub late_chunks: u32,
 }
 
 /// Called once when an operation has ended, with the context it was registered with: `code` says how, and
@@ -136,7 +141,7 @@ impl Notice {
 impl GradwireHandle {
     pub(crate) fn new(handle: Handle, source: Option<Arc<Cell>>, landing: Landing) -> Self {
         let running = Running { handle, source, landing };
-        Self { state: Mutex::new(Some(running)), notice: Arc::default() }
+        Self { state: Mutex::new(Some(running)), notice: Arc::default(), chunk_versions: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
@@ -168,7 +173,12 @@ impl GradwireHandle {
             }
         }
         let Running { handle, source, landing } = self.lock().take().ok_or_else(waited)?;
-        land(handle.wait()?, source, landing)
+        let mut ended = handle.wait()?;
+        if let Some(versions) = ended.chunk_versions.take() {
+            // There is one wait.
+            let _ = self.chunk_versions.set(versions.into_iter().map(|version| version.0).collect());
+        }
+        land(ended, source, landing)
     }
 }
 
@@ -181,17 +191,17 @@ fn waited() -> Failure {
 /// Buffers go back to their owners, and weights to where they are wanted.
 fn land(ended: Ended, source: Option<Arc<Cell>>, landing: Landing) -> Result<GradwireEnded, Failure> {
     if let Some(source) = source {
-        source.give_back(ended.source);
+        source.give_back();
     }
     let landed_bytes = match landing {
         Landing::Nowhere => 0,
         Landing::Buffer(cell) => {
-            cell.give_back(ended.target);
+            cell.give_back();
             ended.landed_bytes
         }
         Landing::Plain(plain) => ended.weights.as_ref().map_or(Ok(0), |weights| copy(weights, &plain))?,
     };
-    Ok(GradwireEnded { version: ended.version.0, landed_bytes })
+    Ok(GradwireEnded { version: ended.version.0, landed_bytes, late_chunks: ended.late_chunks })
 }
 
 fn copy(weights: &Weights, plain: &Plain) -> Result<u64, Failure> {
@@ -228,6 +238,22 @@ pub extern "C" fn gradwire_wait(
             ended.write(result);
         }
         Ok(())
+    })
+}
+
+/// The version of each chunk that the operation was about, in the tensor's order, and how many in `count`: of a tensor from
+/// `gradwire_tensor_with_chunk_versions`, after a wait that ended it well; else null and 0. Valid until the handle is freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_chunk_versions(
+    handle: Option<&GradwireHandle>,
+    count: Option<&mut MaybeUninit<u64>>,
+) -> *const u64 {
+    guard_or(std::ptr::null(), || {
+        let versions = object(handle, "handle")?.chunk_versions.get();
+        if let Some(count) = count {
+            count.write(versions.map_or(0, |versions| versions.len() as u64));
+        }
+        Ok(versions.map_or(std::ptr::null(), |versions| versions.as_ptr()))
     })
 }
 

@@ -17,5 +17,6 @@ pub mod piece;
 pub mod scheduler;
 pub mod server;
 pub mod settings;
+pub mod table;
 pub mod tensor;
 pub mod transfer;

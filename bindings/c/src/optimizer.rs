@@ -45,6 +45,17 @@ pub enum GradwireDecay {
     Cosine = 4,
 }
 
+/// Which of the forms that frameworks give a rule is meant. They differ by rounding where nothing else is said.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradwireForm {
+    /// As published.
+    Published = 0,
+    /// As MXNet's optimizers have it: momentum holds steps, with the rate they had; epsilon of AdaGrad and RMSProp is under the
+    /// root, and AdaGrad's weight decay beside the gradient; epsilon of Adam and AdamW is added before the bias is corrected.
+    Mxnet = 1,
+}
+
 /// An update rule with its constants. Fill it with `gradwire_optimizer_default` and change what is to differ: constants
 /// that a rule does not use are ignored.
 #[repr(C)]
@@ -84,6 +95,8 @@ pub struct GradwireOptimizer {
     pub decay_rounds: u32,
     /// See `GradwireDecay`.
     pub decay_factor: f32,
+    /// A `GradwireForm`.
+    pub form: i32,
 }
 
 impl GradwireOptimizer {
@@ -111,6 +124,7 @@ impl GradwireOptimizer {
             decay_kind: GradwireDecay::Constant as i32,
             decay_rounds: 0,
             decay_factor: 1.0,
+            form: GradwireForm::Published as i32,
         })
     }
 
@@ -136,12 +150,22 @@ impl GradwireOptimizer {
             weight_decay: self.weight_decay,
             average: self.average != 0,
             rescale: self.rescale,
-            form: Form::Published,
+            form: self.typed_form()?,
         })
     }
 
     fn moments(&self) -> Moments {
         Moments { beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon }
+    }
+
+    fn typed_form(&self) -> Result<Form, Failure> {
+        match self.form {
+            0 => Ok(Form::Published),
+            1 => Ok(Form::Mxnet),
+            form => {
+                Err(Failure::argument(format!("form {form} is none; use a GRADWIRE_FORM_ constant")))
+            }
+        }
     }
 
     fn typed_decay(&self) -> Result<Decay, Failure> {
@@ -193,5 +217,7 @@ mod tests {
         assert!(rule.text.contains("GRADWIRE_RULE_"), "{}", rule.text);
         let decay = GradwireOptimizer { decay_kind: 5, ..usual }.typed().expect_err("no decay");
         assert!(decay.text.contains("GRADWIRE_DECAY_"), "{}", decay.text);
+        let form = GradwireOptimizer { form: 2, ..usual }.typed().expect_err("no form");
+        assert!(form.text.contains("GRADWIRE_FORM_"), "{}", form.text);
     }
 }

@@ -14,6 +14,8 @@ use std::sync::{Mutex, PoisonError};
 /// The scheduler of a cluster. Its functions may be called from any thread. Freed with `gradwire_scheduler_free`.
 #[derive(Debug)]
 pub struct GradwireScheduler {
+    workers: u32,
+    servers: u32,
     posts: Posts,
     scheduler: Mutex<Option<Scheduler>>,
 }
@@ -26,13 +28,28 @@ pub extern "C" fn gradwire_scheduler_start(
 ) -> GradwireCode {
     guard(|| {
         let place = scheduler.ok_or_else(|| Failure::null("scheduler"))?;
-        let started = Scheduler::start(load(settings, Role::Scheduler)?.settings);
+        let settings = load(settings, Role::Scheduler)?.settings;
+        let (workers, servers) = (settings.cluster.workers, settings.cluster.servers);
+        let started = Scheduler::start(settings);
         let failed = |error| Failure::new(GradwireCode::Unreachable, format!("{error:#}"));
         let started = started.map_err(failed)?;
         let posts = started.posts().clone();
-        place.write(Some(Box::new(GradwireScheduler { posts, scheduler: Mutex::new(Some(started)) })));
+        let scheduler = Mutex::new(Some(started));
+        place.write(Some(Box::new(GradwireScheduler { workers, servers, posts, scheduler })));
         Ok(())
     })
+}
+
+/// How many workers the cluster has. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_workers(scheduler: Option<&GradwireScheduler>) -> u32 {
+    scheduler.map_or(0, |scheduler| scheduler.workers)
+}
+
+/// How many servers the cluster has. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_scheduler_servers(scheduler: Option<&GradwireScheduler>) -> u32 {
+    scheduler.map_or(0, |scheduler| scheduler.servers)
 }
 
 /// Its messages and barriers.

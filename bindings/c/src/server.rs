@@ -18,6 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct GradwireServer {
     rank: u32,
+    workers: u32,
+    servers: u32,
     apps: Apps,
     posts: Posts,
     server: Mutex<Option<Server>>,
@@ -73,8 +75,14 @@ pub extern "C" fn gradwire_server_start(
     guard(|| {
         let place = server.ok_or_else(|| Failure::null("server"))?;
         let started = Server::start(load(settings, Role::Server)?.settings)?;
-        let (rank, apps, posts) = (started.rank(), started.apps().clone(), started.posts().clone());
-        place.write(Some(Box::new(GradwireServer { rank, apps, posts, server: Mutex::new(Some(started)) })));
+        place.write(Some(Box::new(GradwireServer {
+            rank: started.rank(),
+            workers: started.workers(),
+            servers: started.servers(),
+            apps: started.apps().clone(),
+            posts: started.posts().clone(),
+            server: Mutex::new(Some(started)),
+        })));
         Ok(())
     })
 }
@@ -83,6 +91,18 @@ pub extern "C" fn gradwire_server_start(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_rank(server: Option<&GradwireServer>) -> u32 {
     server.map_or(u32::MAX, |server| server.rank)
+}
+
+/// How many workers the cluster has. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_workers(server: Option<&GradwireServer>) -> u32 {
+    server.map_or(0, |server| server.workers)
+}
+
+/// How many servers the cluster has. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_server_servers(server: Option<&GradwireServer>) -> u32 {
+    server.map_or(0, |server| server.servers)
 }
 
 /// Its messages and barriers.

@@ -8,6 +8,7 @@ use gradwire_worker::Tensor;
 use proto_common::codec::{Codec, Compression};
 use proto_common::element::Dtype;
 use proto_common::ids::Key;
+use proto_common::plan::Placement;
 use proto_common::tensor::{Mode, TensorSpec};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
@@ -77,6 +78,12 @@ pub struct GradwireTensorSpec {
     /// How contributions are encoded: null or "plain", "f16", "bf16", "onebit", "twobit:THRESHOLD", "topk:SHARE",
     /// "randomk:SHARE", "dither:BITS". Only of f32 tensors that are not dynamic.
     pub codec: *const c_char,
+    /// Of a codec: whether the next gradient gets what the encoding of this one left out. 0: where the codec leaves something
+    /// out; 1: it does; -1: it does not.
+    pub feedback: i32,
+    /// Of a codec: momentum before the encoding, 0 to below 1 (Nesterov's). A rule with momentum of its own would have it
+    /// twice.
+    pub momentum: f32,
     /// What servers do with contributions.
     pub optimizer: GradwireOptimizer,
 }
@@ -90,6 +97,12 @@ impl GradwireTensorSpec {
         let codec = match optional(self.codec, "codec")? {
             "" => Codec::default(),
             name => name.parse().map_err(|error| Failure::argument(format!("{error}")))?,
+        };
+        let feedback = match self.feedback {
+            0 => Compression::of(codec).feedback,
+            1 => true,
+            -1 => false,
+            other => return Err(Failure::argument(format!("feedback {other} is none; use 0, 1 or -1"))),
         };
         let mode = match self.mode {
             0 => None,
@@ -107,7 +120,7 @@ impl GradwireTensorSpec {
             dtype: dtype.ok_or_else(no_dtype)?,
             elements: self.elements,
             dynamic: self.dynamic != 0,
-            compression: Compression { codec, ..Compression::default() },
+            compression: Compression { codec, feedback, momentum: self.momentum },
             optimizer: self.optimizer.typed()?,
             mode,
             backup_workers: (self.backup_workers > 0).then_some(self.backup_workers),
@@ -174,6 +187,40 @@ pub extern "C" fn gradwire_change_rule(
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_bytes(tensor: Option<&GradwireTensor>) -> u64 {
     guard_or(0, || Ok(object(tensor, "tensor")?.0.bytes()))
+}
+
+/// Bytes of a contribution as it is sent: fewer than the tensor's where it has a codec. 0 for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_sent_bytes(tensor: Option<&GradwireTensor>) -> u64 {
+    guard_or(0, || Ok(object(tensor, "tensor")?.0.sent_bytes()))
+}
+
+/// How contributions to it travel now: "slot", "static", "rendezvous-read" or "rendezvous-write". It is chosen when the tensor is
+/// declared, once more after the first round, and by the setting `transport.placement`. Never freed; null for null.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_placement(tensor: Option<&GradwireTensor>) -> *const c_char {
+    guard_or(std::ptr::null(), || {
+        let name = match object(tensor, "tensor")?.0.placement() {
+            Placement::Slot => c"slot",
+            Placement::Static => c"static",
+            Placement::RendezvousRead => c"rendezvous-read",
+            Placement::RendezvousWrite => c"rendezvous-write",
+        };
+        Ok(name.as_ptr())
+    })
+}
+
+/// The same tensor, whose operations tell the version of each chunk, too: see `gradwire_chunk_versions`. Another object, to
+/// be freed by itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_tensor_with_chunk_versions(
+    tensor: Option<&GradwireTensor>,
+    with_versions: Option<&mut MaybeUninit<Option<Box<GradwireTensor>>>>,
+) -> GradwireCode {
+    guard(|| {
+        let telling = object(tensor, "tensor")?.0.with_chunk_versions();
+        put(with_versions, "with_versions", Some(Box::new(GradwireTensor(telling))))
+    })
 }
 
 /// Its key. 0 for null.

@@ -35,7 +35,7 @@ fn fits(tensor: &Tensor, have: u64, shorter: bool) -> Result<(), Failure> {
 /// A copy of plain memory in registered memory.
 fn copied(client: &Client, data: &[u8]) -> Result<TensorBuffer, Failure> {
     let mut buffer = client.allocate(data.len() as u64)?;
-    buffer.copy_from_slice(data);
+    buffer.copy_in(data);
     Ok(buffer)
 }
 
@@ -63,12 +63,14 @@ fn started<'a>(
 
 /// Contributes a gradient of `data_bytes` bytes to the tensor's next round. The memory is copied during the call and is the
 /// program's afterwards. The operation ends when the round is published: in sync mode when all workers have contributed.
+/// Higher `priority` goes first; operations of one tensor are never reordered.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push(
     client: Option<&GradwireClient>,
     tensor: Option<&GradwireTensor>,
     data: *const c_void,
     data_bytes: u64,
+    priority: i32,
     handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
 ) -> GradwireCode {
     guard(|| {
@@ -77,7 +79,7 @@ pub extern "C" fn gradwire_push(
         let data = bytes(data.cast(), data_bytes, "data")?;
         started(handle, || {
             let source = copied(client, data)?;
-            Ok(GradwireHandle::new(client.push(tensor, source)?, None, Landing::Nowhere))
+            Ok(GradwireHandle::new(client.push_at(tensor, source, priority)?, None, Landing::Nowhere))
         })
     })
 }
@@ -89,34 +91,37 @@ pub extern "C" fn gradwire_push_buffer(
     client: Option<&GradwireClient>,
     tensor: Option<&GradwireTensor>,
     gradient: Option<&GradwireBuffer>,
+    priority: i32,
     handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
         let gradient = object(gradient, "gradient")?;
-        fits(tensor, super::buffer::gradwire_buffer_bytes(Some(gradient)), tensor.spec().dynamic)?;
+        fits(tensor, gradient.bytes(), tensor.spec().dynamic)?;
         started(handle, || {
             let source = gradient.take("gradient")?;
-            Ok(GradwireHandle::new(client.push(tensor, source)?, Some(gradient.cell()), Landing::Nowhere))
+            let handle = client.push_at(tensor, source.memory(), priority)?;
+            Ok(GradwireHandle::new(handle, Some(source.keep()), Landing::Nowhere))
         })
     })
 }
 
 /// Brings the weights of the last round this worker contributed to, or later, into `into`: as many bytes as the tensor has,
 /// at a multiple of an element's size. They are written by the wait and at no other time, so the memory has to live until
-/// then. A handle that is freed without a wait writes nothing.
+/// then. A handle that is freed without a wait writes nothing. `priority` is as that of a push.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_pull(
     client: Option<&GradwireClient>,
     tensor: Option<&GradwireTensor>,
     into: *mut c_void,
     into_bytes: u64,
+    priority: i32,
     handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
         let landing = plain(tensor, into.cast(), into_bytes)?;
-        started(handle, || Ok(GradwireHandle::new(client.pull_view(tensor)?, None, landing)))
+        started(handle, || Ok(GradwireHandle::new(client.pull_view_at(tensor, priority)?, None, landing)))
     })
 }
 
@@ -127,15 +132,17 @@ pub extern "C" fn gradwire_pull_buffer(
     client: Option<&GradwireClient>,
     tensor: Option<&GradwireTensor>,
     weights: Option<&GradwireBuffer>,
+    priority: i32,
     handle: Option<&mut MaybeUninit<Option<Box<GradwireHandle>>>>,
 ) -> GradwireCode {
     guard(|| {
         let (client, tensor) = objects(client, tensor)?;
         let weights = object(weights, "weights")?;
-        fits(tensor, super::buffer::gradwire_buffer_bytes(Some(weights)), false)?;
+        fits(tensor, weights.bytes(), false)?;
         started(handle, || {
             let target = weights.take("weights")?;
-            Ok(GradwireHandle::new(client.pull(tensor, target)?, None, Landing::Buffer(weights.cell())))
+            let handle = client.pull_at(tensor, target.memory(), priority)?;
+            Ok(GradwireHandle::new(handle, None, Landing::Buffer(target.keep())))
         })
     })
 }
@@ -181,19 +188,13 @@ pub extern "C" fn gradwire_push_pull_buffers(
         let (client, tensor) = objects(client, tensor)?;
         let (gradient, weights) = (object(gradient, "gradient")?, object(weights, "weights")?);
         for buffer in [gradient, weights] {
-            fits(tensor, super::buffer::gradwire_buffer_bytes(Some(buffer)), false)?;
+            fits(tensor, buffer.bytes(), false)?;
         }
         started(handle, || {
             let source = gradient.take("gradient")?;
-            let target = match weights.take("weights") {
-                Ok(target) => target,
-                Err(failure) => {
-                    gradient.cell().give_back(Some(source));
-                    return Err(failure);
-                }
-            };
-            let handle = client.push_pull(tensor, source, target, priority)?;
-            Ok(GradwireHandle::new(handle, Some(gradient.cell()), Landing::Buffer(weights.cell())))
+            let target = weights.take("weights")?;
+            let handle = client.push_pull(tensor, source.memory(), target.memory(), priority)?;
+            Ok(GradwireHandle::new(handle, Some(source.keep()), Landing::Buffer(target.keep())))
         })
     })
 }

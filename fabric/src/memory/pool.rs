@@ -35,6 +35,8 @@ struct Free {
     /// Free stretches by offset; neighbours are always merged.
     by_offset: BTreeMap<u64, u64>,
     used: u64,
+    /// From here on no buffer was ever given out.
+    untouched_from: u64,
 }
 
 #[derive(Debug)]
@@ -69,7 +71,7 @@ impl Pool {
     }
 
     fn of(region: Region) -> Self {
-        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), used: 0 };
+        let free = Free { by_offset: BTreeMap::from([(0, region.len() as u64)]), used: 0, untouched_from: 0 };
         Self(Arc::new(Shared { region, free: Mutex::new(free) }))
     }
 
@@ -110,7 +112,9 @@ impl Pool {
             free.by_offset.insert(offset + padded, length - padded);
         }
         free.used += padded;
-        Ok(Buffer { pool: self.clone(), offset, bytes, padded })
+        let untouched_from = free.untouched_from.max(offset);
+        free.untouched_from = free.untouched_from.max(offset + padded);
+        Ok(Buffer { pool: self.clone(), offset, bytes, padded, untouched_from })
     }
 
     fn release(&self, offset: u64, padded: u64) {
@@ -138,9 +142,37 @@ pub struct Buffer {
     offset: u64,
     bytes: u64,
     padded: u64,
+    untouched_from: u64,
 }
 
+/// Fewer untouched bytes are copied as others are.
+const UNTOUCHED_MIN_BYTES: usize = 256 << 10;
+
 impl Buffer {
+    /// Copies bytes to its start, as many as fit: the quickest way into memory that may be new.
+    pub fn copy_in(&mut self, from: &[u8]) {
+        let from = &from[..from.len().min(self.len())];
+        let (known, fresh) = from.split_at(from.len().min((self.untouched_from - self.offset) as usize));
+        let written = match fresh.len() < UNTOUCHED_MIN_BYTES {
+            true => 0,
+            false => self.region().write_untouched(self.untouched_from, fresh),
+        };
+        let at = known.len();
+        self.untouched_from = self.offset + self.padded;
+        self[..at].copy_from_slice(known);
+        self[at + written..at + fresh.len()].copy_from_slice(&fresh[written..]);
+    }
+
+    /// As [`Buffer::copy_in`], from memory of another owner.
+    pub fn copy_in_region(&mut self, from: &Region) {
+        if let Some(bytes) = from.adopted() {
+            return self.copy_in(bytes);
+        }
+        let bytes = self.len().min(from.len());
+        // It is within both.
+        let _ = from.read(0, &mut self[..bytes]);
+    }
+
     /// The stretch, for work requests. Whoever posts it must not write the buffer until it completes;
     /// doing so tears bytes on the wire and nothing worse.
     #[must_use]
@@ -211,6 +243,25 @@ mod tests {
         drop((a, b));
         assert_eq!(pool.used_bytes(), 0);
         assert_eq!(pool.allocate(8192).unwrap().len(), 8192);
+    }
+
+    #[test]
+    fn what_is_copied_in_is_there_however_new_the_memory_is() {
+        for pages in [Pages::Normal, Pages::Private] {
+            let pool = Pool::with_pages(pages, 4 << 20, "test").unwrap();
+            let bytes: Vec<u8> = (0..2 * UNTOUCHED_MIN_BYTES + 77).map(|at| (at * 7 % 251) as u8).collect();
+            let start = pool.allocate(100).unwrap();
+            let mut fresh = pool.allocate(bytes.len() as u64).unwrap();
+            fresh.copy_in(&bytes);
+            assert!(fresh[..] == bytes[..]);
+            drop((start, fresh));
+            // Part of it was given out before.
+            let mut half_new = pool.allocate(2 * bytes.len() as u64).unwrap();
+            half_new.copy_in_region(&Region::of_bytes([&bytes[..], &bytes[..]].concat()));
+            assert!(half_new[..bytes.len()] == bytes[..] && half_new[bytes.len()..] == bytes[..]);
+            half_new.copy_in(&bytes[7..]);
+            assert!(half_new[..bytes.len() - 7] == bytes[7..] && half_new[bytes.len() - 7] == bytes[bytes.len() - 7]);
+        }
     }
 
     proptest! {

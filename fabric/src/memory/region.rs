@@ -5,7 +5,7 @@
 
 use crate::error::{FabricError, PostError};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -92,6 +92,22 @@ impl Mapping {
         Ok(Self { base, bytes, is_ours: true, is_writable: writable })
     }
 
+    /// Fresh memory that nobody else has.
+    fn private(bytes: usize) -> Result<Self, FabricError> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because the allocator gives no memory that huge
+        // pages can be asked for.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
+        }
+        .map_err(|e| FabricError::os(format!("mapping {bytes} bytes of memory"), e))?;
+        // SAFETY: the range just mapped. Where the system has no huge pages it stays as it is.
+        let _ = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
+        Ok(Self { base, bytes, is_ours: true, is_writable: true })
+    }
+
     /// As [`Mapping::of_fd`] for memory of a peer: to be written, too, unless it is sealed against that.
     pub(crate) fn of_peer(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, FabricError> {
         let seals =
@@ -125,7 +141,7 @@ impl Drop for Mapping {
         if !self.is_ours {
             return;
         }
-        // SAFETY: mapped in `with_flags` with these values and not used after; needed to give memory back.
+        // SAFETY: mapped in `with_flags` or `private` with these values and not used after; needed to give memory back.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
     }
@@ -137,6 +153,8 @@ enum Backing {
     Memfd(OwnedFd),
     /// The library's own, of huge pages. Peers do not map these: nothing guarantees them that a page is there.
     HugePages { _memfd: OwnedFd },
+    /// The library's own, which nobody else can map.
+    Private,
     /// Somebody else's.
     Adopted { _owner: Box<dyn Any + Send + Sync>, access: Access },
 }
@@ -158,6 +176,9 @@ pub enum Pages {
     Normal,
     /// Huge ones where as many are free, taken at once; else normal ones.
     Huge,
+    /// For this process alone: what the system likes, taken at first touch, huge ones where it can. First touches of shared
+    /// memory take several times as long.
+    Private,
 }
 
 // Field order matters: what is behind the mapping goes after it.
@@ -210,6 +231,9 @@ impl Region {
     /// As [`Region::allocate`], with huge pages where they are asked for and free; it is then rounded up to whole
     /// ones, and cannot be granted over shared memory. A warning, once in a process, says that normal pages have to do.
     pub fn allocate_with(pages: Pages, bytes: usize, name: &str) -> Result<Self, FabricError> {
+        if pages == Pages::Private {
+            return Ok(Self::new(Mapping::private(bytes)?, Backing::Private));
+        }
         if pages == Pages::Huge {
             match Self::allocate_huge(bytes, name) {
                 Ok(region) => return Ok(region),
@@ -327,7 +351,7 @@ impl Region {
     pub(crate) fn memfd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.backing {
             Backing::Memfd(memfd) => Some(memfd.as_fd()),
-            Backing::HugePages { .. } | Backing::Adopted { .. } => None,
+            Backing::HugePages { .. } | Backing::Private | Backing::Adopted { .. } => None,
         }
     }
 
@@ -396,6 +420,34 @@ impl Region {
         // SAFETY: in the mapping (checked), aligned as mappings and the offset are, and only ever read as an atomic here.
         // Needed because a device writes it at any time.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire))
+    }
+
+    /// Writes bytes to pages that were never touched, through their file: so that they are neither cleared nor mapped first,
+    /// which takes longer than the copy. How many were written: none where there is no file, or it says no.
+    pub(super) fn write_untouched(&self, offset: u64, from: &[u8]) -> usize {
+        let Some(memfd) = self.memfd().filter(|_| self.mapping().check(offset, from.len() as u64).is_ok()) else {
+            return 0;
+        };
+        let mut written = 0;
+        while written < from.len() {
+            match rustix::io::pwrite(memfd, &from[written..], offset + written as u64) {
+                Ok(bytes) if bytes > 0 => written += bytes,
+                Err(rustix::io::Errno::INTR) => {}
+                _ => break,
+            }
+        }
+        written
+    }
+
+    /// The bytes of memory that was adopted for reading.
+    pub(super) fn adopted(&self) -> Option<&[u8]> {
+        if self.is_writable() {
+            return None;
+        }
+        // SAFETY: whoever adopted it promised that it is readable as long as the owner lives, which this region keeps, and that
+        // nobody changes it while work from it is under way, which the caller's copy is. Needed to copy it to where only
+        // system calls reach.
+        Some(unsafe { std::slice::from_raw_parts(self.mapping().base.as_ptr(), self.len()) })
     }
 
     /// Copies bytes in.

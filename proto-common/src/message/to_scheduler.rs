@@ -19,7 +19,8 @@ pub struct Register {
     pub role: Role,
     /// Its life.
     pub incarnation: Incarnation,
-    /// The rank it would like; the scheduler decides.
+    /// The rank it would like; the scheduler decides. [`Register::LAST`]: the highest that is free, for those who must not
+    /// take one that somebody else would like.
     pub wanted_rank: Option<Rank>,
     /// Where its peers reach it (servers): host and port of the data-plane bootstrap.
     pub data_address: Option<String>,
@@ -29,6 +30,11 @@ pub struct Register {
     pub pid: u32,
     /// The drivers it can offer.
     pub offer: Offer,
+}
+
+impl Register {
+    /// In place of a wanted rank.
+    pub const LAST: Rank = Rank(u32::MAX);
 }
 
 /// Whom a barrier waits for.

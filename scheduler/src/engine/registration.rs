@@ -71,7 +71,10 @@ impl Engine {
         let Some(lowest) = ranks.find(free) else {
             return Err(RefusalReason::Full { role: role.to_string(), places });
         };
-        let rank = wanted.unwrap_or(lowest);
+        let rank = match wanted {
+            Some(Register::LAST) => (0..places).rev().map(Rank).find(free).unwrap_or(lowest),
+            wanted => wanted.unwrap_or(lowest),
+        };
         if rank.0 >= places || !free(&rank) {
             return Err(RefusalReason::RankTaken { rank, places });
         }

@@ -7,7 +7,7 @@ use super::thread::LaneMessage;
 use crate::app::{Body, ReplyBody};
 use crate::engine::{CallAnswer, Source};
 use fabric::{
-    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pool, Region, RemoteKey, RemoteSpan, Span,
+    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{Landing, Status};
 use proto_common::call::{Frame, PieceAt};
@@ -141,14 +141,15 @@ pub(super) struct CallMemory {
 
 impl CallMemory {
     pub(super) fn new(most_bytes: u64) -> Result<Self, FabricError> {
-        let pool = Pool::new(most_bytes.saturating_mul(SPACE), "gradwire-calls")?;
+        // Handlers read it, and no peer maps it.
+        let pool = Pool::with_pages(Pages::Private, most_bytes.saturating_mul(SPACE), "gradwire-calls")?;
         Ok(Self { pool, held: HashMap::new(), events: VecDeque::new() })
     }
 
     /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Buffer, FabricError> {
         let own = || {
-            let pool = Pool::new(bytes, "gradwire-call")?;
+            let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
             pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
         };
         self.pool.allocate(bytes).or_else(|_| own())

@@ -7,6 +7,7 @@ use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, Trigger};
 use proto_common::config::Settings;
 use proto_common::ids::Rank;
+use proto_common::message::ClusterShape;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Server {
     rank: Rank,
+    shape: ClusterShape,
     apps: Apps,
     posts: Posts,
     trigger: Trigger,
@@ -56,7 +58,7 @@ impl Server {
     pub fn start_with(settings: Settings, apps: Apps) -> Result<Self, StartError> {
         let (trigger, shutdown) = daemon::shutdown::channel();
         let (tell, ended) = sync_channel(1);
-        let (tell_rank, rank) = sync_channel(1);
+        let (tell_place, place) = sync_channel(1);
         let deadlines = &settings.deadlines;
         // The scheduler is sought that long, and a registration answered.
         let within = Duration::from_millis(deadlines.connect_ms.saturating_add(deadlines.handshake_ms))
@@ -65,16 +67,16 @@ impl Server {
         let posts = Posts::start()?;
         let own = (apps.clone(), posts.clone());
         let thread = std::thread::Builder::new().name("gradwire-server".into()).spawn(move || {
-            let body = serve(settings, own, shutdown, move |rank| {
-                let _ = tell_rank.try_send(rank);
+            let body = serve(settings, own, shutdown, move |rank, shape| {
+                let _ = tell_place.try_send((rank, shape));
             });
             let result = daemon::process::run_to_end(body);
             // Nobody listens any more where it was dropped.
             let _ = tell.try_send(result.map_err(Into::into).and_then(|result| result));
         })?;
         let began = Instant::now();
-        match rank.recv_timeout(within) {
-            Ok(rank) => Ok(Self { rank, apps, posts, trigger, ended, thread: Some(thread) }),
+        match place.recv_timeout(within) {
+            Ok((rank, shape)) => Ok(Self { rank, shape, apps, posts, trigger, ended, thread: Some(thread) }),
             Err(RecvTimeoutError::Disconnected) => {
                 let ended =
                     ended.recv_timeout(within).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
@@ -92,6 +94,18 @@ impl Server {
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank.0
+    }
+
+    /// How many workers the cluster has.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.shape.workers
+    }
+
+    /// How many servers the cluster has.
+    #[must_use]
+    pub fn servers(&self) -> u32 {
+        self.shape.servers
     }
 
     /// Lets a handler take calls to this number. Calls that came before wait for it.
@@ -159,11 +173,11 @@ async fn serve(
     settings: Settings,
     (apps, posts): (Apps, Posts),
     shutdown: Shutdown,
-    tell_rank: impl FnOnce(Rank),
+    tell: impl FnOnce(Rank, ClusterShape),
 ) -> anyhow::Result<()> {
     let http = daemon::http::bind(&settings.node.http).await?;
     let listener = listen(&settings).await?;
-    run_with(listener, http, settings, shutdown, (apps, posts, tell_rank)).await
+    run_with(listener, http, settings, shutdown, (apps, posts, tell)).await
 }
 
 /// Binds the address that workers connect to.

@@ -80,16 +80,16 @@ pub async fn run(
     settings: Settings,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    run_with(listener, http, settings, shutdown, (Apps::default(), Posts::start()?, |_| {})).await
+    run_with(listener, http, settings, shutdown, (Apps::default(), Posts::start()?, |_, _| {})).await
 }
 
-/// As [`run`], with handlers for workers' calls, and somebody to tell the rank to.
+/// As [`run`], with handlers for workers' calls, and somebody to tell rank and shape to.
 pub(super) async fn run_with(
     listener: TcpListener,
     http: Option<TcpListener>,
     settings: Settings,
     mut shutdown: Shutdown,
-    (apps, posts, tell_rank): (Apps, Posts, impl FnOnce(Rank)),
+    (apps, posts, tell): (Apps, Posts, impl FnOnce(Rank, ClusterShape)),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
     let late: Arc<OnceLock<(Rank, Vec<Mailbox<LaneMessage>>)>> = Arc::default();
@@ -115,7 +115,7 @@ pub(super) async fn run_with(
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, &failed)?;
     posts.attach_link(link.sender());
-    tell_rank(welcome.rank);
+    tell(welcome.rank, welcome.shape);
     // Set once: this function runs once for this cell.
     let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
     let (workers, known) = watch::channel(None);

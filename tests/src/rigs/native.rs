@@ -29,8 +29,13 @@ impl Native {
     /// Compiles a program of `bindings/c/tests`, all warnings being errors.
     #[must_use]
     pub fn compile(&self, source: &str) -> PathBuf {
+        self.compile_file(&repository().join("bindings/c/tests").join(source))
+    }
+
+    /// As [`Native::compile`], any file.
+    #[must_use]
+    pub fn compile_file(&self, source: &Path) -> PathBuf {
         let here = repository().join("bindings/c");
-        let source = here.join("tests").join(source);
         let (compiler, standard) = match source.extension().and_then(|extension| extension.to_str()) {
             Some("c") => ("cc", "-std=c11"),
             _ => ("c++", "-std=c++11"),
@@ -38,7 +43,7 @@ impl Native {
         let program = self.directory.path().join(source.file_stem().expect("a file's name"));
         let mut command = Command::new(compiler);
         command.args([standard, "-Wall", "-Wextra", "-Werror", "-pthread"]);
-        command.arg("-I").arg(here.join("include")).arg(&source).arg("-o").arg(&program);
+        command.arg("-I").arg(here.join("include")).arg(source).arg("-o").arg(&program);
         command.arg("-L").arg(self.directory.path()).arg("-lgradwire");
         let output = command.output().unwrap_or_else(|error| {
             panic!("{compiler} cannot be started ({error}); install it: apt-get install gcc g++ libc6-dev")

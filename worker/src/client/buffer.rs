@@ -29,6 +29,11 @@ impl TensorBuffer {
         self.0
     }
 
+    /// Copies bytes to its start, as many as fit: into memory that was never used quicker than through a slice.
+    pub fn copy_in(&mut self, from: &[u8]) {
+        self.0.copy_in(from);
+    }
+
     /// Gives up the right to be its only holder: for languages whose arrays lie in it, as often as they like.
     #[must_use]
     pub fn share(self) -> SharedBuffer {

@@ -315,7 +315,10 @@ impl Client {
                 Piece::Buffer(buffer) => buffer.span(),
                 Piece::Bytes(_) | Piece::Adopted(_) => {
                     let mut copy = self.allocate(bytes)?.into_inner();
-                    piece.copy_to(&mut copy);
+                    match piece {
+                        Piece::Adopted(region) => copy.copy_in_region(region),
+                        piece => piece.copy_to(&mut copy),
+                    }
                     let span = copy.span();
                     cut.parts.copies.push(copy);
                     span

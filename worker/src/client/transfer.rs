@@ -55,7 +55,17 @@ impl Client {
     /// [`Ended::landed_bytes`] says how long they are; `weights` has room for the most. Wait for it before the next push:
     /// after a channel broke, parts of it could otherwise be those of the next round.
     pub fn pull(&self, tensor: &Tensor, weights: impl Into<Target>) -> Result<Handle, ClientError> {
-        self.start(tensor, Call::new(OpKind::Pull, None, Some(weights.into()), 0))
+        self.pull_at(tensor, weights, 0)
+    }
+
+    /// As [`Client::pull`]; higher `priority` goes first, but operations of one tensor are never reordered.
+    pub fn pull_at(
+        &self,
+        tensor: &Tensor,
+        weights: impl Into<Target>,
+        priority: i32,
+    ) -> Result<Handle, ClientError> {
+        self.start(tensor, Call::new(OpKind::Pull, None, Some(weights.into()), priority))
     }
 
     /// Contributes a gradient and lands the weights of that round. Higher `priority` goes first; operations
@@ -113,7 +123,12 @@ impl Client {
     /// in memory of the client's, because there a reader would hold up others who do not wait for it. Wait for it:
     /// weights that nobody has taken are let go of with the tensor's next operation only.
     pub fn pull_view(&self, tensor: &Tensor) -> Result<Handle, ClientError> {
-        self.start_view(tensor, OpKind::Pull, None, 0)
+        self.pull_view_at(tensor, 0)
+    }
+
+    /// As [`Client::pull_view`], with a priority as [`Client::pull_at`] has it.
+    pub fn pull_view_at(&self, tensor: &Tensor, priority: i32) -> Result<Handle, ClientError> {
+        self.start_view(tensor, OpKind::Pull, None, priority)
     }
 
     /// As [`Client::push_pull`] without a buffer for the weights; see [`Client::pull_view`].

@@ -159,13 +159,19 @@ class SimpleApp {
     received.sender = answer.sender;
     received.timestamp = timestamp;
     received.customer_id = obj_->customer_id();
+    // The handle may delete this app: nothing of it is used afterwards.
+    const auto ledger = obj_->ledger();
     Handle handle;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       handle = response_handle_;
     }
-    handle(received, this);
-    obj_->AddResponse(timestamp);
+    try {
+      handle(received, this);
+    } catch (const std::exception &error) {
+      return ledger->Fail(timestamp, error.what());
+    }
+    ledger->Add(timestamp, 1);
   }
 
   void TakeRequest(const std::shared_ptr<GradwireMessage> &message) {

@@ -89,6 +89,19 @@ static void on_reply(void *context, GradwireCode code, GradwireReply *reply) {
     pthread_mutex_unlock(&told->mutex);
 }
 
+static GradwireCall no_server(GradwireCall call) {
+    call.server = 5;
+    return call;
+}
+
+static GradwireCall long_head(GradwireCall call) {
+    call.head = call.pieces[1].data;
+    call.head_bytes = 600;
+    return call;
+}
+
+static GradwireCall as_it_is(GradwireCall call) { return call; }
+
 static void errors(const GradwireClient *client) {
     GradwireCall call;
     GradwireCallHandle *handle = NULL;
@@ -113,6 +126,25 @@ static void errors(const GradwireClient *client) {
     call.head = NULL;
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "head is null", gradwire_call(client, &call, &handle));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "call is null", gradwire_call(client, NULL, &handle));
+    /* Each owner of a piece is told exactly once, whatever is wrong with the call. */
+    GradwireCall (*const wrong[])(GradwireCall) = {no_server, long_head, as_it_is};
+    for (int i = 0; i < 3; i++) {
+        for (int way = 0; way < 4; way++) {
+            GradwirePiece pieces[2] = {{malloc(9), 9, release, NULL}, {malloc(0x9000), 0x9000, release, NULL}};
+            const int before = atomic_load(&released);
+            memset(&call, 0, sizeof(call));
+            for (int piece = 0; piece < 2; piece++) pieces[piece].context = (void *)pieces[piece].data;
+            call.app = ECHO;
+            call.pieces = pieces;
+            call.piece_count = 2;
+            call = wrong[i](call);
+            GradwireCode code = way == 0   ? gradwire_call(client, &call, NULL)
+                                : way == 1 ? gradwire_call_then(client, &call, NULL, NULL)
+                                : way == 2 ? gradwire_call(NULL, &call, &handle)
+                                           : gradwire_call(i < 2 ? client : NULL, &call, &handle);
+            REQUIRE(code != GRADWIRE_CODE_OK && atomic_load(&released) == before + 2);
+        }
+    }
 }
 
 struct heard {

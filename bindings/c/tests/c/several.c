@@ -58,7 +58,7 @@ static void *worker(void *argument) {
     } else {
         /* Told when the push is started, or when it ends: the death may be known already. */
         handle = NULL;
-        if (gradwire_push(client, tensor, values, sizeof(values), &handle) == GRADWIRE_CODE_OK) {
+        if (gradwire_push(client, tensor, values, sizeof(values), 0, &handle) == GRADWIRE_CODE_OK) {
             FAILS(GRADWIRE_CODE_MEMBER_DIED, "the test wants it",
                   gradwire_wait(handle, GRADWIRE_UNTIL_DEADLINE, NULL));
         }

@@ -21,7 +21,7 @@ static GradwireTensor *declared(const GradwireClient *client, uint64_t key, int 
 }
 
 static void done(GradwireHandle *handle, uint64_t version) {
-    GradwireEnded ended = {0, 0};
+    GradwireEnded ended = {0, 0, 0};
     WORKS(gradwire_wait(handle, GRADWIRE_UNTIL_DEADLINE, &ended));
     REQUIRE(ended.version == version);
     REQUIRE(gradwire_is_done(handle) == 1);
@@ -39,11 +39,11 @@ static void plain(const GradwireClient *client) {
     for (int i = 0; i < COUNT; i++) values[i] = (float)i;
     WORKS(gradwire_init(client, tensor, values, bytes, &handle));
     done(handle, 0);
-    WORKS(gradwire_push(client, tensor, values, bytes, &handle));
+    WORKS(gradwire_push(client, tensor, values, bytes, 0, &handle));
     /* The memory is ours again at once. */
     memset(values, 0xFF, bytes);
     done(handle, 1);
-    WORKS(gradwire_pull(client, tensor, out, bytes, &handle));
+    WORKS(gradwire_pull(client, tensor, out, bytes, 0, &handle));
     done(handle, 1);
     for (int i = 0; i < COUNT; i++) REQUIRE(out[i] == 2.0f * (float)i);
     for (int i = 0; i < COUNT; i++) values[i] = 1.0f;
@@ -51,7 +51,7 @@ static void plain(const GradwireClient *client) {
     done(handle, 2);
     for (int i = 0; i < COUNT; i++) REQUIRE(values[i] == 2.0f * (float)i + 1.0f);
     /* A handle that is freed unwaited writes nothing. */
-    WORKS(gradwire_pull(client, tensor, out, bytes, &handle));
+    WORKS(gradwire_pull(client, tensor, out, bytes, 0, &handle));
     gradwire_handle_free(handle);
     free(values);
     free(out);
@@ -74,14 +74,14 @@ static void registered(const GradwireClient *client) {
     WORKS(gradwire_push_pull_buffers(client, tensor, gradient, weights, 1, &handle));
     REQUIRE(gradwire_buffer_data(gradient) == NULL && gradwire_buffer_data(weights) == NULL);
     FAILS(GRADWIRE_CODE_BUFFER_IN_USE, "gradient belongs to an operation",
-          gradwire_push_buffer(client, tensor, gradient, &second));
+          gradwire_push_buffer(client, tensor, gradient, 0, &second));
     done(handle, 1);
     REQUIRE(gradwire_buffer_data(gradient) == in && gradwire_buffer_data(weights) == out);
     for (int i = 0; i < COUNT; i++) REQUIRE(out[i] == i * 0.5);
-    WORKS(gradwire_push_buffer(client, tensor, gradient, &handle));
+    WORKS(gradwire_push_buffer(client, tensor, gradient, 0, &handle));
     done(handle, 2);
     memset(out, 0, bytes);
-    WORKS(gradwire_pull_buffer(client, tensor, weights, &handle));
+    WORKS(gradwire_pull_buffer(client, tensor, weights, 0, &handle));
     done(handle, 2);
     REQUIRE(out[COUNT - 1] == (COUNT - 1) * 0.5);
     /* The same buffer twice in one operation: refused, and it is still the program's. */
@@ -89,7 +89,7 @@ static void registered(const GradwireClient *client) {
           gradwire_push_pull_buffers(client, tensor, gradient, gradient, 0, &handle));
     REQUIRE(gradwire_buffer_data(gradient) == in);
     /* Freed while an operation has it: the operation keeps the memory. */
-    WORKS(gradwire_push_buffer(client, tensor, gradient, &handle));
+    WORKS(gradwire_push_buffer(client, tensor, gradient, 0, &handle));
     gradwire_buffer_free(gradient);
     done(handle, 3);
     gradwire_buffer_free(weights);
@@ -100,9 +100,9 @@ static void types(const GradwireClient *client) {
     GradwireTensor *tensor = declared(client, 3, GRADWIRE_DTYPE_I8, 3, GRADWIRE_RULE_SUM);
     int8_t values[3] = {100, -100, 1};
     GradwireHandle *handle = NULL;
-    WORKS(gradwire_push(client, tensor, values, 3, &handle));
+    WORKS(gradwire_push(client, tensor, values, 3, 0, &handle));
     done(handle, 1);
-    WORKS(gradwire_push(client, tensor, values, 3, &handle));
+    WORKS(gradwire_push(client, tensor, values, 3, 0, &handle));
     FAILS(GRADWIRE_CODE_VALUE, "do not fit i8", gradwire_wait(handle, GRADWIRE_UNTIL_DEADLINE, NULL));
     gradwire_handle_free(handle);
     gradwire_tensor_free(tensor);
@@ -131,7 +131,7 @@ static void callbacks(const GradwireClient *client) {
     float *values = calloc(COUNT, sizeof(float));
     struct told told = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, GRADWIRE_CODE_INTERNAL, 0};
     GradwireHandle *handle = NULL;
-    WORKS(gradwire_push(client, tensor, values, COUNT * sizeof(float), &handle));
+    WORKS(gradwire_push(client, tensor, values, COUNT * sizeof(float), 0, &handle));
     WORKS(gradwire_on_end(handle, on_end, &told));
     WORKS(gradwire_on_end(handle, on_end, &told));
     pthread_mutex_lock(&told.mutex);
@@ -156,17 +156,17 @@ static void mistakes(const GradwireClient *client) {
     GradwireTensorSpec spec;
     float four[5] = {0, 0, 0, 0, 0};
     uint64_t round = 0;
-    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "client is null", gradwire_push(NULL, tensor, four, 16, &handle));
-    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "tensor is null", gradwire_push(client, NULL, four, 16, &handle));
-    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "data is null", gradwire_push(client, tensor, NULL, 16, &handle));
-    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handle is null", gradwire_push(client, tensor, four, 16, NULL));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "client is null", gradwire_push(NULL, tensor, four, 16, 0, &handle));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "tensor is null", gradwire_push(client, NULL, four, 16, 0, &handle));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "data is null", gradwire_push(client, tensor, NULL, 16, 0, &handle));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handle is null", gradwire_push(client, tensor, four, 16, 0, NULL));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "has 16 bytes of f32, the memory has 20",
-          gradwire_push(client, tensor, four, 20, &handle));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 12", gradwire_pull(client, tensor, four, 12, &handle));
+          gradwire_push(client, tensor, four, 20, 0, &handle));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 12", gradwire_pull(client, tensor, four, 12, 0, &handle));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "multiple of 4 bytes",
-          gradwire_pull(client, tensor, (char *)four + 1, 16, &handle));
+          gradwire_pull(client, tensor, (char *)four + 1, 16, 0, &handle));
     WORKS(gradwire_buffer_allocate(client, 8, &small));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 8", gradwire_push_buffer(client, tensor, small, &handle));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "the memory has 8", gradwire_push_buffer(client, tensor, small, 0, &handle));
     REQUIRE(gradwire_buffer_data(small) != NULL);
     gradwire_buffer_free(small);
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "key 77 is not declared", gradwire_tensor_of(client, 77, &none));
@@ -224,7 +224,7 @@ int main(void) {
     REQUIRE(stats.sent_bytes >= 3 * COUNT * sizeof(float) && stats.done > 0);
     tensor = declared(client, 9, GRADWIRE_DTYPE_F32, 1, GRADWIRE_RULE_SUM);
     WORKS(gradwire_client_close(client));
-    FAILS(GRADWIRE_CODE_CLOSED, "closed", gradwire_push(client, tensor, &one, 4, &handle));
+    FAILS(GRADWIRE_CODE_CLOSED, "closed", gradwire_push(client, tensor, &one, 4, 0, &handle));
     gradwire_tensor_free(tensor);
     gradwire_client_free(client);
     gradwire_client_free(NULL);

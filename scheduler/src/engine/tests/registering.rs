@@ -29,6 +29,16 @@ fn ranks_are_given_in_order_or_as_wanted() {
 }
 
 #[test]
+fn who_takes_the_last_rank_leaves_the_first_to_those_who_want_it() {
+    let mut rig = Rig::new(1, 3);
+    for (connection, wanted, given) in [(1, Register::LAST, 2), (2, Register::LAST, 1), (3, Rank(0), 0)] {
+        let message = Register { wanted_rank: Some(wanted), ..register(Role::Worker, connection) };
+        rig.say_on(connection, ToScheduler::Register(message));
+        assert_eq!(rig.engine.member_of(ConnectionId(connection)), Some(worker(given)));
+    }
+}
+
+#[test]
 fn the_last_one_completes_the_roster_for_all() {
     let mut rig = Rig::new(1, 1);
     rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));

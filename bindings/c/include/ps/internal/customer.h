@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,46 +70,48 @@ class Tasks {
   bool closed_ = false;
 };
 
-}  // namespace detail
-
-/// See above. Timestamps count from 0 and are the customer's own.
-class Customer {
+/// Which of a customer's requests are open, and which failed. It outlives the customer where somebody still counts answers.
+///
+/// A failed request never reads as one that went well, whenever it is asked about. What is kept of failures is bounded: the
+/// words of the last ones, and ranges of timestamps, of which the two oldest become one where there are too many. Requests
+/// between those two, which are long over, then read as failed.
+class Ledger {
  public:
-  using RecvHandle = std::function<void(const Message &received)>;
+  explicit Ledger(int app_id) : app_id_(app_id) {}
 
-  Customer(int app_id, int customer_id, const RecvHandle &handle);
-  ~Customer();
-  Customer(const Customer &) = delete;
-  Customer &operator=(const Customer &) = delete;
+  int NewRequest(int wanted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int timestamp = next_++;
+    if (wanted) open_[timestamp] = Open{wanted, 0};
+    return timestamp;
+  }
 
-  int app_id() const { return app_id_; }
-  int customer_id() const { return customer_id_; }
-
-  /// A new request to a node or group.
-  int NewRequest(int receiver);
-
-  /// Waits until it has all its answers. Throws where it failed, with the reason.
-  void WaitRequest(int timestamp) {
+  /// Waits until it has all its answers. Throws where it failed, each time, with the reason.
+  void Wait(int timestamp) {
     std::unique_lock<std::mutex> lock(mutex_);
     CHECK(timestamp >= 0 && timestamp < next_) << "timestamp " << timestamp << " is none of this customer's requests";
     // The library ends every request within its deadline.
     changed_.wait(lock, [this, timestamp] { return open_.count(timestamp) == 0; });
-    const auto failed = failed_.find(timestamp);
-    if (failed == failed_.end()) return;
-    const std::string reason = failed->second;
-    failed_.erase(failed);
-    throw dmlc::Error(reason);
+    const auto reason = reasons_.find(timestamp);
+    if (reason != reasons_.end()) throw dmlc::Error(reason->second);
+    if (!HasFailed(timestamp)) return;
+    throw dmlc::Error("request " + std::to_string(timestamp) + " failed, or is older than " +
+                      std::to_string(kRangesMax) + " stretches of failed ones; the log has the reasons");
+  }
+
+  bool IsOpen(int timestamp) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return open_.count(timestamp) != 0;
   }
 
   /// Answers so far; all of them where it has ended.
-  int NumResponse(int timestamp) {
+  int Answers(int timestamp) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto open = open_.find(timestamp);
     return open == open_.end() ? ended_answers_ : open->second.had;
   }
 
-  /// Counts answers that come from nobody.
-  void AddResponse(int timestamp, int count = 1) {
+  void Add(int timestamp, int count) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto open = open_.find(timestamp);
     if (open == open_.end()) return;
@@ -119,61 +122,137 @@ class Customer {
     changed_.notify_all();
   }
 
-  /// Ends a request that cannot get all its answers.
   void Fail(int timestamp, const std::string &reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (open_.erase(timestamp) == 0) return;
     LOG(ERROR) << "request " << timestamp << " of app " << app_id_ << ": " << reason;
-    // Nobody may ever wait for it: what is kept of such is bounded.
-    if (failed_.size() >= kFailedMax) failed_.erase(failed_.begin());
-    failed_[timestamp] = reason;
+    if (reasons_.size() >= kReasonsMax) reasons_.erase(reasons_.begin());
+    reasons_[timestamp] = reason;
+    NoteFailure(timestamp);
     changed_.notify_all();
   }
 
-  /// Gives the customer a message, as if it had come.
-  void Accept(const Message &message) {
-    tasks_->Add([this, message] { handle_(message); });
-  }
-
-  bool IsOwnThread() const { return thread_.get_id() == std::this_thread::get_id(); }
-
-  /// Runs something on the customer's thread.
-  const std::shared_ptr<detail::Tasks> &tasks() const { return tasks_; }
-
-  /// Held while a handler of this customer runs, on whichever thread: they never run at once.
-  std::recursive_mutex &handling() { return handling_; }
-
  private:
-  static const size_t kFailedMax = 1024;
+  static const size_t kReasonsMax = 1024;
+  static const size_t kRangesMax = 1024;
   struct Open {
     int wanted;
     int had;
   };
 
-  void Run() {
-    detail::Tasks::Task task;
-    while (tasks_->Next(&task)) {
-      try {
-        std::lock_guard<std::recursive_mutex> lock(handling_);
-        task();
-      } catch (const std::exception &error) {
-        LOG(ERROR) << "a handler or callback of app " << app_id_ << " failed: " << error.what();
-      }
-      task = nullptr;
+  bool HasFailed(int timestamp) const {
+    auto after = failed_.upper_bound(timestamp);
+    return after != failed_.begin() && timestamp <= (--after)->second;
+  }
+
+  void NoteFailure(int timestamp) {
+    if (HasFailed(timestamp)) return;
+    auto at = failed_.emplace(timestamp, timestamp).first;
+    const auto next = std::next(at);
+    if (next != failed_.end() && next->first == timestamp + 1) {
+      at->second = next->second;
+      failed_.erase(next);
     }
+    if (at != failed_.begin() && std::prev(at)->second == timestamp - 1) {
+      std::prev(at)->second = at->second;
+      failed_.erase(at);
+    }
+    if (failed_.size() <= kRangesMax) return;
+    const auto second = std::next(failed_.begin());
+    failed_.begin()->second = second->second;
+    failed_.erase(second);
   }
 
   const int app_id_;
-  const int customer_id_;
-  RecvHandle handle_;
-  std::shared_ptr<detail::Tasks> tasks_ = std::make_shared<detail::Tasks>();
-  std::recursive_mutex handling_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int next_ = 0;
   int ended_answers_ = 0;
   std::map<int, Open> open_;
-  std::map<int, std::string> failed_;
+  std::map<int, std::string> reasons_;
+  /// First and last timestamps, both of them failed.
+  std::map<int, int> failed_;
+};
+
+/// What a customer's thread needs: it may end after the customer, which a handler may delete.
+struct Runner {
+  explicit Runner(int app) : app_id(app) {}
+
+  void Run() {
+    Tasks::Task task;
+    while (tasks->Next(&task)) {
+      try {
+        std::lock_guard<std::recursive_mutex> lock(handling);
+        task();
+      } catch (const std::exception &error) {
+        LOG(ERROR) << "a handler or callback of app " << app_id << " failed: " << error.what();
+      }
+      task = nullptr;
+    }
+  }
+
+  const int app_id;
+  const std::shared_ptr<Tasks> tasks = std::make_shared<Tasks>();
+  std::recursive_mutex handling;
+};
+
+}  // namespace detail
+
+/// See above. Timestamps count from 0 and are the customer's own. It may be deleted by what runs on its thread.
+class Customer {
+ public:
+  using RecvHandle = std::function<void(const Message &received)>;
+
+  Customer(int app_id, int customer_id, const RecvHandle &handle);
+  ~Customer();
+  Customer(const Customer &) = delete;
+  Customer &operator=(const Customer &) = delete;
+
+  int app_id() const { return runner_->app_id; }
+  int customer_id() const { return customer_id_; }
+
+  /// A new request to a node or group.
+  int NewRequest(int receiver);
+
+  /// Waits until it has all its answers. Throws where it failed, with the reason.
+  void WaitRequest(int timestamp) {
+    CHECK(!IsOwnThread() || !ledger_->IsOpen(timestamp))
+        << "request " << timestamp << " is waited for in a callback or handle, on the thread that its answers come to; "
+        << "wait elsewhere, or give the request a callback";
+    ledger_->Wait(timestamp);
+  }
+
+  /// Answers so far; all of them where it has ended.
+  int NumResponse(int timestamp) { return ledger_->Answers(timestamp); }
+
+  /// Counts answers that come from nobody.
+  void AddResponse(int timestamp, int count = 1) { ledger_->Add(timestamp, count); }
+
+  /// Ends a request that cannot get all its answers.
+  void Fail(int timestamp, const std::string &reason) { ledger_->Fail(timestamp, reason); }
+
+  /// Gives the customer a message, as if it had come.
+  void Accept(const Message &message) {
+    const RecvHandle handle = handle_;
+    tasks()->Add([handle, message] { handle(message); });
+  }
+
+  bool IsOwnThread() const { return thread_.get_id() == std::this_thread::get_id(); }
+
+  /// Runs something on the customer's thread.
+  const std::shared_ptr<detail::Tasks> &tasks() const { return runner_->tasks; }
+
+  /// For those who count answers after something that may delete the customer.
+  const std::shared_ptr<detail::Ledger> &ledger() const { return ledger_; }
+
+  /// Held while a handler of this customer runs, on whichever thread: they never run at once.
+  std::recursive_mutex &handling() { return runner_->handling; }
+
+ private:
+  const int customer_id_;
+  RecvHandle handle_;
+  const std::shared_ptr<detail::Runner> runner_;
+  const std::shared_ptr<detail::Ledger> ledger_;
   std::thread thread_;
 };
 

@@ -2,6 +2,9 @@
 #ifndef PS_INTERNAL_KV_SERVER_H_
 #define PS_INTERNAL_KV_SERVER_H_
 
+#include <algorithm>
+#include <deque>
+
 #include "ps/kv_app.h"
 
 namespace ps {
@@ -39,14 +42,7 @@ class KVServer : public SimpleApp {
   /// until they have been: use an array of their own for each answer, or one whose values stay.
   void Response(const KVMeta &meta, const KVPairs<Val> &answer = KVPairs<Val>()) {
     Pending pending;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = pending_.find(IdOf(meta));
-      CHECK(found != pending_.end()) << "request " << meta.timestamp << " of node " << meta.sender
-                                     << " is none that waits for an answer: each has one";
-      pending = found->second;
-      pending_.erase(found);
-    }
+    if (!Take(meta, &pending)) return;
     detail::KVReplyHead head;
     const bool same = answer.keys.size() == pending.keys.size() &&
                       (answer.keys.data() == pending.keys.data() ||
@@ -65,14 +61,50 @@ class KVServer : public SimpleApp {
   }
 
  private:
+  using Id = std::tuple<int, int, int>;
   /// What is kept of a request until it is answered.
   struct Pending {
+    Id id;
     std::shared_ptr<GradwireRequest> request;
     SArray<Key> keys;
   };
-  using Id = std::tuple<int, int, int>;
+  /// Requests that were let go of, and are not known any more beyond so many.
+  static const size_t kDroppedMax = 1024;
 
   static Id IdOf(const KVMeta &meta) { return Id(meta.sender, meta.customer_id, meta.timestamp); }
+
+  /// Keeps a request until it is answered. Of one worker no more are under way than the library lets it have, so that of
+  /// more than those the oldest has ended there: nobody waits for its answer.
+  void Keep(int sender, const Pending &pending) {
+    Pending oldest;
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto &kept = pending_[sender];
+    kept.push_back(pending);
+    if (kept.size() <= GRADWIRE_CALLS_IN_FLIGHT_MAX) return;
+    oldest = std::move(kept.front());
+    kept.pop_front();
+    dropped_.push_back(oldest.id);
+    if (dropped_.size() > kDroppedMax) dropped_.pop_front();
+  }
+
+  /// Takes a request out, to be answered; false where nobody waits for the answer any more.
+  bool Take(const KVMeta &meta, Pending *taken) {
+    const Id id = IdOf(meta);
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto &kept = pending_[meta.sender];
+    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Pending &one) { return one.id == id; });
+    if (found != kept.end()) {
+      *taken = std::move(*found);
+      kept.erase(found);
+      return true;
+    }
+    const auto dropped = std::find(dropped_.begin(), dropped_.end(), id);
+    CHECK(dropped != dropped_.end()) << "request " << meta.timestamp << " of node " << meta.sender
+                                     << " is none that waits for an answer: each has one";
+    dropped_.erase(dropped);
+    return false;
+  }
+
   uint32_t App() const { return static_cast<uint32_t>(this->obj_->app_id()); }
 
   /// On the library's thread for this handler. Nothing may be thrown through it.
@@ -113,19 +145,19 @@ class KVServer : public SimpleApp {
     meta.timestamp = head.timestamp;
     meta.customer_id = head.customer_id;
     Pending pending;
+    pending.id = IdOf(meta);
     pending.request = request;
     pending.keys = data.keys;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      pending_[IdOf(meta)] = pending;
-    }
+    Keep(meta.sender, pending);
     std::lock_guard<std::recursive_mutex> lock(this->obj_->handling());
     try {
       handle_(meta, data, this);
     } catch (...) {
-      // What the handler failed at is not answered: the worker is told.
+      // What the handler failed at, and did not answer before, is not answered: the worker is told.
       std::lock_guard<std::mutex> lock(mutex_);
-      pending_.erase(IdOf(meta));
+      auto &kept = pending_[meta.sender];
+      const auto is_it = [&](const Pending &one) { return one.id == pending.id; };
+      kept.erase(std::remove_if(kept.begin(), kept.end(), is_it), kept.end());
       throw;
     }
   }
@@ -133,7 +165,9 @@ class KVServer : public SimpleApp {
   ReqHandle handle_;
   bool serves_ = false;
   std::mutex mutex_;
-  std::map<Id, Pending> pending_;
+  /// By sender, in the order in which they came.
+  std::map<int, std::deque<Pending>> pending_;
+  std::deque<Id> dropped_;
 };
 
 /// Keeps one value for each key: pushes are added, pulls of keys that nobody pushed bring 0.

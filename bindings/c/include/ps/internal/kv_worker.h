@@ -274,13 +274,18 @@ class KVWorker : public SimpleApp {
     this->obj_->Fail(operation->timestamp, reason);
   }
 
-  /// All answers are here.
+  /// All answers are here. The callback may delete this worker: nothing of it is used afterwards.
   void Finish(const std::shared_ptr<Operation> &operation) {
     if (operation->failed) return;
+    const auto ledger = this->obj_->ledger();
+    const auto fail = [&](const std::string &reason) {
+      operation->failed = true;
+      ledger->Fail(operation->timestamp, reason);
+    };
     try {
       if (operation->fill) operation->fill(operation.get());
     } catch (const std::exception &error) {
-      return Failed(operation, error.what());
+      return fail(error.what());
     }
     const Callback callback = std::move(operation->callback);
     // The memory of the answers is free from here on, whoever still holds the callback.
@@ -288,9 +293,9 @@ class KVWorker : public SimpleApp {
     try {
       if (callback) callback();
     } catch (const std::exception &error) {
-      return Failed(operation, error.what());
+      return fail(error.what());
     }
-    this->obj_->AddResponse(operation->timestamp, static_cast<int>(operation->servers));
+    ledger->Add(operation->timestamp, static_cast<int>(operation->servers));
   }
 
   /// Puts what the servers answered where the caller wants it, in the order of the keys.

@@ -57,8 +57,15 @@ class Postoffice {
   /// Which keys each server has: equal ranges, in order of rank.
   const std::vector<Range> &GetServerKeyRanges() const { return ranges_; }
 
-  /// Called by Finalize when this process has left.
+  /// Called by Finalize when this process has left, however the job ended.
   void RegisterExitCallback(const Callback &callback) { exit_callback_ = callback; }
+
+  /// Why the job that this process left last ended otherwise than in good order; empty where it did not. Finalize logs it and
+  /// throws nothing.
+  std::string failure() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
+  }
 
   static int WorkerRankToID(int rank) { return rank * 2 + 9; }
   static int ServerRankToID(int rank) { return rank * 2 + 8; }
@@ -119,11 +126,13 @@ class Postoffice {
   Postoffice() = default;
   void Prepare(const char *argv0);
   void Register(int customer_id);
+  /// Everybody's places, once the cluster has said how many there are.
+  void Count(uint32_t workers, uint32_t servers);
   GradwireCode Meet(int customer_id, int group);
   /// Handlers that run return, and what came for customers is taken.
   void Finish();
   void Leave(int customer_id);
-  std::unique_ptr<GradwireSettings, detail::Free> Settings() const;
+  std::unique_ptr<GradwireSettings, detail::Free> Settings(bool is_first) const;
 
   mutable std::mutex mutex_;
   Node::Role role_ = Node::WORKER;
@@ -131,6 +140,9 @@ class Postoffice {
   int num_servers_ = 0;
   int verbose_ = 0;
   bool prepared_ = false;
+  /// The first customer is joining, or has joined.
+  bool joins_ = false;
+  std::string failure_;
   std::string chosen_role_;
   int chosen_rank_ = -1;
   Van van_;
@@ -144,7 +156,7 @@ class Postoffice {
   Callback exit_callback_;
 };
 
-inline std::unique_ptr<GradwireSettings, detail::Free> Postoffice::Settings() const {
+inline std::unique_ptr<GradwireSettings, detail::Free> Postoffice::Settings(bool is_first) const {
   GradwireSettings *made = nullptr;
   detail::Must(gradwire_settings_new(&made), "settings");
   std::unique_ptr<GradwireSettings, detail::Free> settings(made);
@@ -154,7 +166,10 @@ inline std::unique_ptr<GradwireSettings, detail::Free> Postoffice::Settings() co
   if (!chosen_role_.empty()) {
     detail::Must(gradwire_settings_variable(made, "DMLC_ROLE", chosen_role_.c_str()), "settings");
   }
-  if (chosen_rank_ >= 0 && role_ != Node::SCHEDULER) {
+  if (!is_first) {
+    // A rank that was given is the first customer's; the others take what nobody asks for.
+    detail::Must(gradwire_settings_set(made, "node.rank", std::to_string(GRADWIRE_LAST_RANK).c_str()), "settings");
+  } else if (chosen_rank_ >= 0 && role_ != Node::SCHEDULER) {
     detail::Must(gradwire_settings_set(made, "node.rank", std::to_string(chosen_rank_).c_str()), "settings");
   }
   detail::Must(gradwire_settings_log(made), "settings");
@@ -171,26 +186,13 @@ inline void Postoffice::Prepare(const char *) {
   CHECK(role == "worker" || role == "server" || role == "scheduler")
       << "DMLC_ROLE is " << role << "; it has to be worker, server or scheduler";
   role_ = role == "worker" ? Node::WORKER : role == "server" ? Node::SERVER : Node::SCHEDULER;
-  num_workers_ = std::atoi(must("DMLC_NUM_WORKER").c_str());
-  num_servers_ = std::atoi(must("DMLC_NUM_SERVER").c_str());
-  CHECK(num_workers_ > 0 && num_servers_ >= 0) << "DMLC_NUM_WORKER and DMLC_NUM_SERVER have to be numbers of nodes";
   verbose_ = GetEnv("PS_VERBOSE", 0);
   van_.node_ = Node();
   van_.node_.role = role_;
+  num_workers_ = num_servers_ = 0;
   groups_.clear();
   ranges_.clear();
-  const auto add = [this](int group_of_its_own, int id) {
-    groups_[id] = {id};
-    for (int group = 1; group < 8; ++group) {
-      if (group & group_of_its_own) groups_[group].push_back(id);
-    }
-  };
-  for (int rank = 0; rank < num_workers_; ++rank) add(kWorkerGroup, WorkerRankToID(rank));
-  for (int rank = 0; rank < num_servers_; ++rank) {
-    add(kServerGroup, ServerRankToID(rank));
-    ranges_.push_back(Range(kMaxKey / num_servers_ * rank, kMaxKey / num_servers_ * (rank + 1)));
-  }
-  for (int group = 1; group < 8; group += 2) groups_[group].push_back(kScheduler);
+  failure_.clear();
 }
 
 inline void Postoffice::Start(int customer_id, const char *argv0, bool do_barrier) {

@@ -23,11 +23,14 @@ static const uint64_t kBarrierMs = 24ull * 3600 * 1000;
 }  // namespace detail
 
 inline void Postoffice::Register(int customer_id) {
+  bool is_first = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (clients_.count(customer_id) || server_ || scheduler_) return;
+    is_first = !joins_;
+    joins_ = true;
   }
-  const auto settings = Settings();
+  const auto settings = Settings(is_first);
   GradwireMessages *messages = nullptr;
   // Joining waits for the others, who may be threads of this process: without the lock.
   if (role_ == Node::WORKER) {
@@ -36,9 +39,10 @@ inline void Postoffice::Register(int customer_id) {
     const auto client = detail::Share(made);
     detail::Must(gradwire_client_messages(made, &messages), "starting a worker");
     std::lock_guard<std::mutex> lock(mutex_);
-    if (clients_.empty()) van_.node_.id = WorkerRankToID(static_cast<int>(gradwire_client_rank(made)));
+    if (is_first) van_.node_.id = WorkerRankToID(static_cast<int>(gradwire_client_rank(made)));
     clients_[customer_id] = client;
     messages_[customer_id] = detail::Share(messages);
+    Count(gradwire_client_workers(made), gradwire_client_servers(made));
   } else if (role_ == Node::SERVER) {
     GradwireServer *made = nullptr;
     detail::Must(gradwire_server_start(settings.get(), &made), "starting a server");
@@ -48,6 +52,7 @@ inline void Postoffice::Register(int customer_id) {
     van_.node_.id = ServerRankToID(static_cast<int>(gradwire_server_rank(made)));
     server_ = server;
     messages_[0] = detail::Share(messages);
+    Count(gradwire_server_workers(made), gradwire_server_servers(made));
   } else {
     GradwireScheduler *made = nullptr;
     detail::Must(gradwire_scheduler_start(settings.get(), &made), "starting the scheduler");
@@ -57,10 +62,30 @@ inline void Postoffice::Register(int customer_id) {
     van_.node_.id = kScheduler;
     scheduler_ = scheduler;
     messages_[0] = detail::Share(messages);
+    Count(gradwire_scheduler_workers(made), gradwire_scheduler_servers(made));
   }
   std::lock_guard<std::mutex> lock(mutex_);
   van_.ready_ = true;
-  if (role_ != Node::SCHEDULER) setenv("DMLC_RANK", std::to_string(my_rank()).c_str(), 1);
+  if (role_ != Node::SCHEDULER && is_first) setenv("DMLC_RANK", std::to_string(my_rank()).c_str(), 1);
+}
+
+inline void Postoffice::Count(uint32_t workers, uint32_t servers) {
+  // Another customer has said so before, and others may be reading it.
+  if (num_workers_) return;
+  num_workers_ = static_cast<int>(workers);
+  num_servers_ = static_cast<int>(servers);
+  const auto add = [this](int group_of_its_own, int id) {
+    groups_[id] = {id};
+    for (int group = 1; group < 8; ++group) {
+      if (group & group_of_its_own) groups_[group].push_back(id);
+    }
+  };
+  for (int rank = 0; rank < num_workers_; ++rank) add(kWorkerGroup, WorkerRankToID(rank));
+  for (int rank = 0; rank < num_servers_; ++rank) {
+    add(kServerGroup, ServerRankToID(rank));
+    ranges_.push_back(Range(kMaxKey / num_servers_ * rank, kMaxKey / num_servers_ * (rank + 1)));
+  }
+  for (int group = 1; group < 8; group += 2) groups_[group].push_back(kScheduler);
 }
 
 inline GradwireCode Postoffice::Meet(int customer_id, int group) {
@@ -116,15 +141,27 @@ inline void Postoffice::Leave(int customer_id) {
     if (customer_id == 0) {
       server = server_;
       scheduler = scheduler_;
-      prepared_ = false;
+      prepared_ = joins_ = false;
       van_.ready_ = false;
     }
   }
-  // Leaving takes time: without the lock. The scheduler ends itself and the servers when all workers have left.
-  if (client) detail::Must(gradwire_client_close(client.get()), "leaving");
-  if (server) detail::Must(gradwire_server_wait(server.get()), "the server's end");
-  if (scheduler) detail::Must(gradwire_scheduler_wait(scheduler.get()), "the scheduler's end");
+  // Leaving takes time: without the lock. The scheduler ends itself and the servers when all workers have left. What was
+  // started is let go of however it ended, and nothing is thrown: programs leave in their last line, where nobody catches.
+  std::string failure;
+  const auto note = [&failure](GradwireCode code, const char *what) {
+    if (code == GRADWIRE_CODE_OK) return;
+    failure = std::string(what) + ": " + gradwire_last_error();
+    LOG(ERROR) << failure;
+  };
+  if (client) {
+    const GradwireCode lived = gradwire_client_check(client.get());
+    if (lived != GRADWIRE_CODE_OK) note(lived, "the job ended before its time");
+    note(gradwire_client_close(client.get()), "leaving");
+  }
+  if (server) note(gradwire_server_wait(server.get()), "the server's end");
+  if (scheduler) note(gradwire_scheduler_wait(scheduler.get()), "the scheduler's end");
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure.empty()) failure_ = failure;
   messages_.erase(customer_id);
   if (customer_id != 0) return;
   server_.reset();
@@ -157,15 +194,20 @@ inline void Postoffice::RemoveCustomer(Customer *customer) {
 }
 
 inline Customer::Customer(int app_id, int customer_id, const RecvHandle &handle)
-    : app_id_(app_id), customer_id_(customer_id), handle_(handle) {
+    : customer_id_(customer_id),
+      handle_(handle),
+      runner_(std::make_shared<detail::Runner>(app_id)),
+      ledger_(std::make_shared<detail::Ledger>(app_id)) {
   Postoffice::Get()->AddCustomer(this);
-  thread_ = std::thread(&Customer::Run, this);
+  const auto runner = runner_;
+  thread_ = std::thread([runner] { runner->Run(); });
 }
 
 inline Customer::~Customer() {
   Postoffice::Get()->RemoveCustomer(this);
-  tasks_->Close();
-  if (thread_.get_id() == std::this_thread::get_id()) {
+  tasks()->Close();
+  if (IsOwnThread()) {
+    // It goes on with what deletes this, and ends by itself.
     thread_.detach();
   } else {
     thread_.join();
@@ -173,11 +215,7 @@ inline Customer::~Customer() {
 }
 
 inline int Customer::NewRequest(int receiver) {
-  const int wanted = static_cast<int>(Postoffice::Get()->GetNodeIDs(receiver).size());
-  std::lock_guard<std::mutex> lock(mutex_);
-  const int timestamp = next_++;
-  if (wanted) open_[timestamp] = Open{wanted, 0};
-  return timestamp;
+  return ledger_->NewRequest(static_cast<int>(Postoffice::Get()->GetNodeIDs(receiver).size()));
 }
 
 }  // namespace ps

@@ -1,11 +1,12 @@
 """Gradwire's store beside MXNet's own `dist_sync`, by turns: 1 server, 2 workers, all on this machine.
 
-    python benches/mxnet_store.py [--pairs N]
+    python benches/mxnet_store.py [--rounds N] [--epochs N]
 
-Needs MXNet and the wheel in this Python, and GRADWIRE_PROGRAMS (programs of a release build). Prints, for each store, the
-median over the runs of: milliseconds of a push and a pull that is waited for, at 400 KB and 64 MB; milliseconds of an
-iteration of the paper's MLP (784-2048-2048-10, batch 64); and the same without a store, two processes side by side. What
-the store adds to that is its share of an iteration.
+Needs MXNet and the wheel in this Python, and GRADWIRE_PROGRAMS (programs of a release build). A round runs, one after the
+other: `examples/mxnet_mlp.py` as it is, under `python -m gradwire.run`, over MXNet's own store, and without a store (two
+processes side by side); then pushes and pulls that are waited for, over both stores. It prints medians over the rounds with
+the least and the most; factors are of what ran in the same round. What a store adds to an iteration without one is its
+share. Five rounds take about three minutes on a quiet machine.
 """
 
 import argparse
@@ -16,92 +17,72 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "mxnet_mlp.py"
 SIZES = {"400 KB": 100_000, "64 MB": 16_777_216}
-LAYERS = (784, 2048, 2048, 10)
-BATCH, WITHIN_S = 64, 300.0
+WITHIN_S = 300.0
 
 
-def push_pull_ms(kv, mx, elements):
-    key = elements
-    gradient, out = mx.nd.ones((elements,)), mx.nd.zeros((elements,))
-    kv.init(key, mx.nd.zeros((elements,)))
-    times = []
-    for _ in range(10 if elements > 1_000_000 else 300):
-        started = time.perf_counter()
-        kv.push(key, gradient)
-        kv.pull(key, out=out)
-        out.wait_to_read()
-        times.append(time.perf_counter() - started)
-    # MXNet's own pull overwrites the gradient that was pushed.
-    assert "gradwire" not in kv.type or out[0].asscalar() == kv.num_workers
-    return 1e3 * statistics.median(times[len(times) // 5 :])
+def push_and_pull(kv, key, gradient, out):
+    kv.push(key, gradient)
+    kv.pull(key, out=out)
 
 
-def iteration_ms(kv, mx):
-    net = mx.gluon.nn.HybridSequential()
-    for inputs, outputs in zip(LAYERS, LAYERS[1:]):
-        last = outputs == LAYERS[-1]
-        net.add(mx.gluon.nn.Dense(outputs, in_units=inputs, activation=None if last else "relu"))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=kv)
-    x, y = mx.nd.random.uniform(shape=(BATCH, LAYERS[0])), mx.nd.zeros((BATCH,))
-    times = []
-    for _ in range(60):
-        started = time.perf_counter()
-        with mx.autograd.record():
-            value = loss(net(x), y)
-        value.backward()
-        trainer.step(BATCH)
-        value.wait_to_read()
-        times.append(time.perf_counter() - started)
-    mx.nd.waitall()
-    return 1e3 * statistics.mean(times[10:])
+def push_pull(kv, key, gradient, out):
+    kv.pushpull(key, gradient, out=out)
 
 
-def worker(which):
+WAYS = {"push, pull": push_and_pull, "pushpull": push_pull}
+
+
+def moves(kv, mx):
+    """Milliseconds of a push and a pull that is waited for."""
+    told = {}
+    for size, elements in SIZES.items():
+        gradient, out = mx.nd.ones((elements,)), mx.nd.zeros((elements,))
+        for key, (way, move) in enumerate(WAYS.items(), elements):
+            kv.init(key, mx.nd.zeros((elements,)))
+            times = []
+            for _ in range(10 if elements > 1_000_000 else 400):
+                started = time.perf_counter()
+                move(kv, key, gradient, out)
+                out.wait_to_read()
+                times.append(time.perf_counter() - started)
+            # MXNet's own pull overwrites the gradient that was pushed.
+            assert "gradwire" not in type(kv).__module__ or out[0].asscalar() == kv.num_workers
+            told[f"{size} {way}"] = 1e3 * statistics.median(times[len(times) // 5 :])
+    return told
+
+
+def worker():
     import mxnet as mx
 
-    if which == "gradwire":
-        import gradwire.mxnet
-    kv = None if which == "none" else mx.kv.create("gradwire" if which == "gradwire" else "dist_sync")
-    told = {}
-    if kv is not None:
-        # Before there is an optimizer, which would be theirs, too.
-        told.update({name: push_pull_ms(kv, mx, elements) for name, elements in SIZES.items()})
-    told["MLP"] = iteration_ms(kv, mx)
-    print("TOLD", json.dumps(told), flush=True)
-    if kv is not None:
-        kv._barrier()
-
-
-def start(which, environ):
-    return subprocess.Popen(
-        [sys.executable, __file__, "--worker", which], env=environ, stdout=subprocess.PIPE, text=True
-    )
+    kv = mx.kv.create("dist_sync")
+    print(json.dumps(moves(kv, mx)), flush=True)
+    kv._barrier()
 
 
 def finish(workers):
+    """What workers printed last, each number the mean of theirs."""
     said = [process.communicate(timeout=WITHIN_S)[0] for process in workers]
-    told = [json.loads(line[5:]) for out in said for line in out.splitlines() if line.startswith("TOLD ")]
-    assert len(told) == len(workers), said
-    return {name: statistics.mean(one[name] for one in told) for name in told[0]}
+    assert all(process.returncode == 0 for process in workers), said
+    told = [json.loads(out.splitlines()[-1]) for out in said]
+    return {name: statistics.mean(one[name] for one in told) for name in told[0] if not isinstance(told[0][name], str)}
 
 
-def of_gradwire():
+def start(words, environ):
+    return subprocess.Popen([sys.executable, *map(str, words)], env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def over_gradwire(words):
     import gradwire
 
     with gradwire.launch(servers=1, workers=2) as cluster:
-        return finish([start("gradwire", cluster.environ(rank)) for rank in range(2)])
+        return finish([start(["-m", "gradwire.run", *words], cluster.environ(rank)) for rank in range(2)])
 
 
-def of_none():
-    return finish([start("none", dict(os.environ)) for _ in range(2)])
-
-
-def of_mxnet():
+def over_mxnet(words):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -120,7 +101,7 @@ def of_mxnet():
         for role in ("scheduler", "server")
     ]
     try:
-        return finish([start("mxnet", {**environ, "DMLC_ROLE": "worker"}) for _ in range(2)])
+        return finish([start(words, {**environ, "DMLC_ROLE": "worker"}) for _ in range(2)])
     finally:
         for process in others:
             try:
@@ -130,27 +111,56 @@ def of_mxnet():
                 process.wait()
 
 
+def alone(words):
+    return finish([start([*words, "--kvstore", "none"], dict(os.environ)) for _ in range(2)])
+
+
+def spread(values, form):
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def report_example(runs):
+    of = lambda which, name: [one[name] for one in runs[which]]
+    ours, theirs, none = (of(which, "ms_per_iteration") for which in ("gradwire", "mxnet", "none"))
+    print("MLP 784-2048-2048-10, batch 64, the same script, ms an iteration:")
+    for name, values in (("without a store", none), ("gradwire", ours), ("dist_sync", theirs)):
+        print(f"  {name:16} {spread(values, '.1f')}")
+    shares = [[a - b for a, b in zip(values, none)] for values in (ours, theirs)]
+    print(f"  share of the store: gradwire {spread(shares[0], '.1f')}, dist_sync {spread(shares[1], '.1f')}")
+    print(f"  gradwire's share, by dist_sync's: {spread([a / b for a, b in zip(*shares)], '.2f')}")
+    print(f"  accuracy: gradwire {spread(of('gradwire', 'accuracy'), '.4f')}, dist_sync {spread(of('mxnet', 'accuracy'), '.4f')}")
+
+
+def report_moves(runs):
+    print("push and pull, waited for, ms:")
+    for name in runs["gradwire"][0]:
+        ours, theirs = ([one[name] for one in runs[which]] for which in ("gradwire", "mxnet"))
+        factors = [b / a for a, b in zip(ours, theirs)]
+        print(f"  {name:18} gradwire {spread(ours, '.2f')}, dist_sync {spread(theirs, '.2f')}: {spread(factors, '.1f')} times")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--moves", action="store_true", help="pushes and pulls only")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return worker(args.worker)
-    runs = {"gradwire": [], "mxnet": [], "none": []}
-    for _ in range(args.pairs):
-        for name, run in (("gradwire", of_gradwire), ("mxnet", of_mxnet), ("none", of_none)):
-            runs[name].append(run())
-    median = lambda which, name: statistics.median(run[name] for run in runs[which])
-    spread = lambda which, name: [round(run[name], 2) for run in runs[which]]
-    alone = median("none", "MLP")
-    print(f"MLP without a store: {alone:.1f} ms an iteration {spread('none', 'MLP')}")
-    for name in ("MLP", *SIZES):
-        ours, theirs = median("gradwire", name), median("mxnet", name)
-        line = f"{name}: gradwire {ours:.2f} ms, dist_sync {theirs:.2f} ms, {theirs / ours:.1f} times"
-        if name == "MLP":
-            line += f"; the store's share {ours - alone:.1f} against {theirs - alone:.1f} ms"
-        print(line, spread("gradwire", name), spread("mxnet", name))
+        return worker()
+    stores = {"gradwire": over_gradwire, "mxnet": over_mxnet}
+    examples, moved = {"gradwire": [], "mxnet": [], "none": []}, {"gradwire": [], "mxnet": []}
+    script = [EXAMPLE, "--epochs", args.epochs]
+    for turn in range(args.rounds):
+        if not args.moves:
+            for name, run in (*stores.items(), ("none", alone)):
+                examples[name].append(run(script))
+        for name, run in stores.items():
+            moved[name].append(run([__file__, "--worker"]))
+        print(f"round {turn + 1} of {args.rounds}", file=sys.stderr)
+    if not args.moves:
+        report_example(examples)
+    report_moves(moved)
 
 
 if __name__ == "__main__":

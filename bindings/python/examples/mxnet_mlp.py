@@ -3,8 +3,9 @@ itself. It learns handwritten digits, the project's, scaled up to 28 by 28.
 
     gradwire launch --workers 2 --servers 1 -- python -m gradwire.run mxnet_mlp.py
 
-Without `-m gradwire.run` it runs over MXNet's own store, with its launcher. Each worker learns from its share of the rows,
-and prints the accuracy on rows that nobody learnt from.
+Without `-m gradwire.run` it runs over MXNet's own store, with its launcher; with `--kvstore none` by itself. Each worker
+learns from its share of the rows, and prints the accuracy on rows that nobody learnt from, and what an iteration took on
+average, without those of the first epoch.
 """
 
 import argparse
@@ -58,16 +59,17 @@ def main():
     mx.random.seed(1)
     images, digits = load(DIGITS)
     held_out = np.arange(len(digits)) % HELD_OUT == 0
-    kv = mx.kv.create(args.kvstore)
-    mine = np.flatnonzero(~held_out)[kv.rank :: kv.num_workers]
+    kv = None if args.kvstore == "none" else mx.kv.create(args.kvstore)
+    rank, workers = (0, 1) if kv is None else (kv.rank, kv.num_workers)
+    mine = np.flatnonzero(~held_out)[rank::workers]
     # The same number of batches on every worker.
-    mine = mine[: (~held_out).sum() // kv.num_workers // BATCH * BATCH]
+    mine = mine[: (~held_out).sum() // workers // BATCH * BATCH]
     net, loss = net_of(args.width), mx.gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = mx.gluon.Trainer(
         net.collect_params(), "sgd", {"learning_rate": args.learning_rate, "momentum": 0.9}, kvstore=kv
     )
-    order = np.random.RandomState(kv.rank)
-    steps, seconds = 0, 0.0
+    order = np.random.RandomState(rank)
+    times = []
     for _ in range(args.epochs):
         order.shuffle(mine)
         for at in range(0, len(mine), BATCH):
@@ -76,14 +78,14 @@ def main():
             with mx.autograd.record():
                 value = loss(net(x), y)
             value.backward()
-            trainer.step(BATCH * kv.num_workers)
+            trainer.step(BATCH * workers)
             value.wait_to_read()
-            steps, seconds = steps + 1, seconds + time.perf_counter() - started
+            times.append(time.perf_counter() - started)
     told = {
-        "kvstore": kv.type,
-        "rank": kv.rank,
+        "kvstore": args.kvstore,
+        "rank": rank,
         "accuracy": accuracy(net, images[held_out], digits[held_out]),
-        "ms_per_iteration": round(1e3 * seconds / max(steps, 1), 2),
+        "ms_per_iteration": round(1e3 * float(np.mean(times[len(mine) // BATCH :] or times)), 2),
     }
     print(json.dumps(told))
 

@@ -179,6 +179,51 @@ def case_an_updater_of_the_scripts_own():
     assert (out.asnumpy() == 1 + 2 * 3).all()
 
 
+def case_updaters_call_keys_as_scripts_do():
+    """As MXNet's own does."""
+    called = {}
+    for kv in (new(), mx.kv.create("local")):
+        names = called[type(kv).__name__] = []
+        kv._set_updater(lambda name, gradient, stored: names.append(name))
+        kv.init("a name", mx.nd.ones(SHAPE))
+        kv.push("a name", mx.nd.ones(SHAPE))
+        # MXNet's own takes names or numbers, not both.
+        if kv.type != "local":
+            kv.init(7, mx.nd.ones(SHAPE))
+            kv.push(7, mx.nd.ones(SHAPE))
+        kv.pull("a name", out=mx.nd.zeros(SHAPE))
+        mx.nd.waitall()
+    assert called["KVStore"] == ["a name"] and called["gradwire"] == ["a name", 7], called
+    # An optimizer's has numbers, as it had before.
+    kv = new()
+    kv.set_optimizer(O.Signum(learning_rate=0.01, param_idx2name={3: "w"}))
+    kv.init("w", mx.nd.ones(SHAPE))
+    kv.push("w", mx.nd.ones(SHAPE))
+    assert list(kv._updater.states) == [3]
+
+
+def case_an_optimizer_that_servers_have_no_rule_for_any_more():
+    make = lambda: O.SGD(learning_rate=0.1, momentum=0.9)
+    kv, optimizer, reference = new(), make(), Reference(make())
+    compare(kv, optimizer, reference, to_rounding, steps=3)
+    out = mx.nd.zeros(SHAPE)
+    optimizer.clip_gradient = 0.5
+    raises("clip_gradient", lambda: kv.push(0, mx.nd.ones(SHAPE)))
+    raises("set_optimizer", lambda: kv.init(1, mx.nd.ones(SHAPE)))
+    # Nothing was contributed: undone, it goes on.
+    optimizer.clip_gradient = None
+    kv.pushpull(0, mx.nd.array(gradients(3, kv.num_workers)[kv.rank]), out=out)
+    assert to_rounding(out.asnumpy(), reference.step(3, kv.num_workers))
+    # Or on the workers, where it begins anew, as MXNet's own does with each set_optimizer.
+    optimizer.clip_gradient = 0.5
+    kv.set_optimizer(optimizer)
+    fresh = O.SGD(learning_rate=0.1, momentum=0.9, clip_gradient=0.5)
+    reference.updater = O.get_updater(fresh)
+    for step in range(4, 8):
+        kv.pushpull(0, mx.nd.array(gradients(step, kv.num_workers)[kv.rank]), out=out)
+        assert to_rounding(out.asnumpy(), reference.step(step, kv.num_workers)), step
+
+
 def _states(make, where):
     """Seven steps, states to a file, and the rest in another store, which goes on from there; and in the first."""
     reference, own = Reference(make()), Reference(make())

@@ -106,6 +106,30 @@ def case_operations_of_a_key_are_in_order():
     assert not wrong, f"turns {wrong}"
 
 
+def case_pulls_that_follow_pushes_and_pulls_that_do_not():
+    """Whether a push brings the weights, too, is a matter of what was done before; what a pull brings is not."""
+    kv = new()
+    for size in (5, 300_000):
+        kv.init(size, mx.nd.zeros((size,)))
+        out, other, round_ = mx.nd.zeros((size,)), mx.nd.zeros((size,)), 0
+        for pushes, pulls in ((1, 1), (1, 2), (1, 0), (2, 1), (3, 0), (1, 1), (2, 0), (1, 3)) * 3:
+            for _ in range(pushes):
+                round_ += 1
+                kv.push(size, mx.nd.ones((size,)) * round_)
+            for _ in range(pulls):
+                kv.pull(size, out=out)
+                assert (out.asnumpy() == round_ * kv.num_workers).all(), (size, round_)
+            if pulls > 1:
+                # One that is no place for it, and one in between.
+                wrong = mx.nd.zeros((2,))
+                kv.push(size, mx.nd.ones((size,)) * round_)
+                kv.pull(size, out=wrong)
+                raises("an array has 8 bytes", wrong.wait_to_read)
+                kv.pushpull(size, mx.nd.ones((size,)), out=other)
+                assert (other.asnumpy() == kv.num_workers).all()
+        kv.push(size, mx.nd.ones((size,)))
+
+
 def case_shapes_and_types():
     kv = new()
     for number, (shape, dtype) in enumerate(

@@ -449,7 +449,7 @@ impl CallHandle {
     /// Calls back when it has ended: on a data thread or in another's wait (be brief there, and wait for no operation), or
     /// at once if it has.
     pub fn on_end(self, callback: impl FnOnce(Result<CallReply, OpError>) + Send + 'static) {
-        self.lane.expect_callbacks();
+        self.lane.expect_callback();
         let Self { state, of, .. } = self;
         let ended = state.clone();
         state.on_end(Box::new(move |result| callback(of.reply(&ended, result))));

@@ -80,7 +80,7 @@ impl Handle {
     }
 
     fn lanes(&self) -> impl Iterator<Item = &LaneHandle> + Clone {
-        self.lanes.iter().enumerate().filter(|(lane, _)| self.used >> lane & 1 == 1).map(|(_, lane)| lane)
+        used_of(&self.lanes, self.used)
     }
 
     /// Has it ended, well or not?
@@ -92,8 +92,12 @@ impl Handle {
     /// Calls back when it has ended: on a data thread or in another's [`Handle::wait`] (be brief there, and
     /// wait for no operation), or at once if it has.
     pub fn on_end(&self, callback: impl FnOnce(Result<Version, OpError>) + Send + 'static) {
-        self.lanes().for_each(LaneHandle::expect_callbacks);
-        self.state.on_end(Box::new(callback));
+        self.lanes().for_each(LaneHandle::expect_callback);
+        let expected = Expected { lanes: self.lanes.clone(), used: self.used };
+        self.state.on_end(Box::new(move |result| {
+            callback(result);
+            drop(expected);
+        }));
     }
 
     /// Waits until it has ended, or until `deadline`. Has it ended?
@@ -165,6 +169,23 @@ impl Handle {
                 Err(OpError::NoAnswer { key, servers: Vec::<Rank>::new(), waited_ms }.into())
             }
         }
+    }
+}
+
+/// Lanes by their numbers as bits.
+fn used_of(lanes: &[LaneHandle], used: u64) -> impl Iterator<Item = &LaneHandle> + Clone {
+    lanes.iter().enumerate().filter(move |(lane, _)| used >> lane & 1 == 1).map(|(_, lane)| lane)
+}
+
+/// Lanes that know of an operation's callback, until it has run.
+struct Expected {
+    lanes: Arc<[LaneHandle]>,
+    used: u64,
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        used_of(&self.lanes, self.used).for_each(LaneHandle::forget_callback);
     }
 }
 

@@ -235,8 +235,8 @@ pub(super) struct Seat {
     blocked: AtomicU32,
     /// Something is the data thread's to do: callers stay off until it has.
     pub(super) summoned: AtomicBool,
-    /// Operations have callbacks, which must not run in a thread that only submits.
-    callbacks: AtomicBool,
+    /// So many operations have callbacks, which must not run in a thread that only submits.
+    callbacks: AtomicU32,
     /// A caller submits, and may not know of callbacks yet.
     kicking: AtomicBool,
     pub(super) ended: AtomicBool,
@@ -259,7 +259,7 @@ impl Seat {
             callers: AtomicU32::new(0),
             blocked: AtomicU32::new(0),
             summoned: AtomicBool::new(false),
-            callbacks: AtomicBool::new(false),
+            callbacks: AtomicU32::new(0),
             kicking: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             parked: AtomicU32::new(Parked::No as u32),
@@ -381,7 +381,7 @@ impl LaneHandle {
             return !self.seat.ended.load(Ordering::SeqCst);
         };
         let kick = Kick::begin(&self.seat);
-        let may_step = !self.seat.callbacks.load(Ordering::SeqCst);
+        let may_step = self.seat.callbacks.load(Ordering::SeqCst) == 0;
         let (mut ring, mut what) = (false, Left::Nothing);
         if let Some(core) = guard.as_mut() {
             core.take_submissions();
@@ -402,15 +402,18 @@ impl LaneHandle {
         true
     }
 
-    /// From here on operations have callbacks.
-    pub(crate) fn expect_callbacks(&self) {
-        if self.seat.callbacks.swap(true, Ordering::SeqCst) {
-            return;
-        }
+    /// From here on an operation has a callback, until [`LaneHandle::forget_callback`].
+    pub(crate) fn expect_callback(&self) {
+        self.seat.callbacks.fetch_add(1, Ordering::SeqCst);
         // A kick that does not know is soon over. Not by way of the seat: who sleeps or runs callbacks has that.
         while self.seat.kicking.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+    }
+
+    /// A callback has run, or never will.
+    pub(crate) fn forget_callback(&self) {
+        self.seat.callbacks.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// After the seat was given back. A summons that came while we had it found the lane disarmed, and so

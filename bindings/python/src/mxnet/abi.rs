@@ -92,7 +92,7 @@ pub(crate) trait Work: Send {
 
 impl Library {
     /// # Safety
-    /// The addresses are those of the functions with these names in MXNet's C interface (1.7 to 2.0), whose library is
+    /// The addresses are those of the functions with these names in MXNet's C interface (1.9.1, 2.0.0b1), whose library is
     /// never unloaded.
     pub(crate) unsafe fn at(addresses: Addresses) -> Option<Self> {
         let Addresses {

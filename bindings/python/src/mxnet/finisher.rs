@@ -18,6 +18,8 @@ const COPIED_AT_ONCE_BYTES_MAX: u64 = 1 << 20;
 /// What is to be done when an operation has ended.
 pub(crate) struct End {
     pub(crate) key: Arc<Key>,
+    /// It is a contribution to a round, perhaps with more.
+    pub(crate) contributes: bool,
     /// Where weights go.
     pub(crate) weights: Vec<Array>,
     /// The engine's, where it has not been told yet.
@@ -38,13 +40,16 @@ enum Meeting {
 impl Finisher {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (sender, receiver) = channel::<(Handle, End)>();
-        let run = move || receiver.iter().for_each(|(handle, end)| finish(handle, end));
+        let run = move || receiver.iter().for_each(|(handle, end)| end.finish(handle));
         std::thread::Builder::new().name("gradwire-mxnet".into()).spawn(run)?;
         Ok(Self(sender))
     }
 
     /// Ends an operation when it has ended.
     pub(crate) fn when_ended(&self, handle: Handle, end: End) {
+        if handle.is_done() {
+            return leave(&self.0, handle, end);
+        }
         let meeting = Arc::new(Mutex::new(Meeting::Nobody));
         let (sender, place) = (self.0.clone(), meeting.clone());
         handle.on_end(move |_| {
@@ -67,12 +72,30 @@ impl End {
     fn is_brief(&self) -> bool {
         self.weights.is_empty() || self.key.bytes() <= COPIED_AT_ONCE_BYTES_MAX
     }
+
+    /// Does what is to be done, with an operation that has ended.
+    pub(crate) fn finish(self, handle: Handle) {
+        let Self { key, contributes, weights, ending } = self;
+        let ended = handle.wait().map_err(Failure::from);
+        if let (Err(failure), true) = (&ended, contributes) {
+            // A round lacks this worker's contribution: the key is of no use any more.
+            key.fail(failure.clone());
+        }
+        let done = ended.and_then(|ended| bring(&key, ended, &weights));
+        // References to arrays go before the engine is told: what it frees then is free.
+        drop(weights);
+        match (done, ending) {
+            (Ok(()), Some(ending)) => ending.well(),
+            (Err(failure), Some(ending)) => ending.badly(&failure.to_string()),
+            (_, None) => {}
+        }
+    }
 }
 
 /// Ends an operation here, or has the thread do it. Where that is gone the process ends: what is dropped tells the engine.
 fn leave(sender: &Sender<(Handle, End)>, handle: Handle, end: End) {
     if end.is_brief() {
-        finish(handle, end);
+        end.finish(handle);
     } else {
         let _ = sender.send((handle, end));
     }
@@ -81,20 +104,6 @@ fn leave(sender: &Sender<(Handle, End)>, handle: Handle, end: End) {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // What is in it is replaced whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn finish(handle: Handle, end: End) {
-    let End { key, weights, ending } = end;
-    let done = handle.wait().map_err(Failure::from).and_then(|ended| bring(&key, ended, &weights));
-    // References to arrays go before the engine is told: what it frees then is free.
-    drop(weights);
-    match (done, ending) {
-        (Ok(()), Some(ending)) => ending.well(),
-        (Ok(()), None) => {}
-        (Err(failure), Some(ending)) => ending.badly(&failure.to_string()),
-        // A push, for which nobody waits.
-        (Err(failure), None) => key.fail(failure),
-    }
 }
 
 /// Copies the weights to each array, and gives the key its buffers back.

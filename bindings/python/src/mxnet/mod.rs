@@ -1,10 +1,11 @@
 //! MXNet: pushes and pulls as operations of its dependency engine. The engine begins one when the arrays it reads are
 //! written; one that is under way holds no thread of the engine's, and nowhere the interpreter's lock. `abi` is the
-//! engine's side, `work` what operations do, `finisher` how they end. What keys, optimizers and trainers are is Python's
+//! engine's side, `work` what operations do, `finisher` how they end, `patience` which wait where they begin. What keys, optimizers and trainers are is Python's
 //! (`gradwire.mxnet`).
 
 mod abi;
 mod finisher;
+mod patience;
 mod work;
 
 use crate::client::Client;
@@ -13,6 +14,7 @@ use crate::here::Here;
 use crate::tensor::Tensor;
 use abi::{Addresses, Array, Library, On};
 use finisher::Finisher;
+use patience::Turns;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use work::{Key, Operation};
@@ -27,6 +29,7 @@ pub(crate) struct MxEngine {
     library: Arc<Library>,
     finisher: Here<Arc<Finisher>>,
     client: Py<Client>,
+    turns: Arc<Turns>,
 }
 
 #[pymethods]
@@ -49,10 +52,11 @@ impl MxEngine {
         // imported, which the interpreter never unloads.
         let library = unsafe { Library::at(addresses) };
         let library = library.ok_or_else(|| {
-            Failure::input("mxnet", "this MXNet lacks functions of the C interface of 1.7 to 2.0")
+            Failure::input("mxnet", "this MXNet lacks functions of the C interface of 1.9.1 and 2.0.0b1")
         })?;
         let finisher = Finisher::start().map_err(|error| Failure::internal(error.to_string()))?;
-        Ok(Self { library: Arc::new(library), finisher: Here::new(Arc::new(finisher)), client })
+        let (finisher, turns) = (Here::new(Arc::new(finisher)), Arc::default());
+        Ok(Self { library: Arc::new(library), finisher, client, turns })
     }
 
     /// A key: its tensor, and an array of MXNet's (by its handle) that gives its operations their order.
@@ -62,7 +66,8 @@ impl MxEngine {
         // SAFETY: `gradwire.mxnet` passes the handle of an array that it has.
         let order = unsafe { Array::of(&self.library, order) }.map_err(refused)?;
         let key = Key::new(client, tensor.inner.clone(), finisher, order);
-        Ok(MxKey { library: self.library.clone(), key: Here::new(Arc::new(key)) })
+        let (library, turns) = (self.library.clone(), self.turns.clone());
+        Ok(MxKey { library, key: Here::new(Arc::new(key)), number: turns.number_key(), turns })
     }
 }
 
@@ -72,6 +77,8 @@ impl MxEngine {
 pub(crate) struct MxKey {
     library: Arc<Library>,
     key: Here<Arc<Key>>,
+    number: u64,
+    turns: Arc<Turns>,
 }
 
 impl MxKey {
@@ -86,10 +93,13 @@ impl MxKey {
         let targets = weights.iter().map(array).collect::<Result<Vec<_>, _>>().map_err(refused)?;
         let writes: Vec<usize> = [key.order()].into_iter().chain(weights.iter().copied()).collect();
         let reads: Vec<usize> = gradient.into_iter().filter(|handle| !weights.contains(handle)).collect();
-        let copies = gradient.is_some() && key.bytes() > COPIED_AT_ONCE_BYTES_MAX;
+        let is_brief = key.bytes() <= COPIED_AT_ONCE_BYTES_MAX;
+        let copies = gradient.is_some() && !is_brief;
         let on = if copies { On::Beside } else { On::Pusher };
+        let waits = self.turns.is_again(self.number) && is_brief && !weights.is_empty();
         let operation = Operation::new(key.clone(), source, targets, priority);
-        self.library.push(operation, (&reads, &writes), (on, priority)).map_err(refused)
+        patience::with(waits, || self.library.push(operation, (&reads, &writes), (on, priority)))
+            .map_err(refused)
     }
 }
 

@@ -1,14 +1,17 @@
 //! What an operation does when its turn in the engine has come: copies the gradient into registered memory, hands it to
-//! the client, and leaves the end to the finisher. It must not wait.
+//! the client, and leaves the end to the finisher. It waits only on a thread whose caller said for how long (`patience`).
 
 use super::abi::{Array, Ending, Work};
 use super::finisher::{End, Finisher};
+use super::patience;
 use crate::error::Failure;
 use fabric::copy::{memcpy, streaming};
 use gradwire_worker::{Client, ClientError, Handle, Tensor, TensorBuffer};
 use proto_common::element::Dtype;
 use proto_common::tensor::Mode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Copies of at least this much pass by the cache: it is too small to hold them until they are sent.
 pub(crate) const STREAMING_BYTES_MIN: usize = 4 << 20;
@@ -23,6 +26,10 @@ pub(crate) struct Key {
     /// All operations write it, which gives them their order.
     order: Array,
     spare: Mutex<Vec<TensorBuffer>>,
+    /// The last push, where it brings the round's weights, too, until somebody wants them.
+    bringing: Mutex<Option<Handle>>,
+    /// Weights were pulled since the last push: those of the next will be, too.
+    pulled: AtomicBool,
     /// What became of a push, for which nobody waits.
     failure: Mutex<Option<Failure>>,
 }
@@ -35,7 +42,16 @@ impl std::fmt::Debug for Key {
 
 impl Key {
     pub(crate) fn new(client: Client, tensor: Tensor, finisher: Arc<Finisher>, order: Array) -> Self {
-        Self { client, tensor, finisher, order, spare: Mutex::default(), failure: Mutex::default() }
+        Self {
+            client,
+            tensor,
+            finisher,
+            order,
+            spare: Mutex::default(),
+            bringing: Mutex::default(),
+            pulled: AtomicBool::new(false),
+            failure: Mutex::default(),
+        }
     }
 
     pub(crate) fn order(&self) -> usize {
@@ -71,6 +87,18 @@ impl Key {
         spare.truncate(SPARE_MAX);
     }
 
+    fn brought(&self) -> Option<Handle> {
+        self.bringing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Nobody wants what the last push brings: servers need not keep it, and what went wrong is noted.
+    fn let_go(self: &Arc<Self>) {
+        if let Some(handle) = self.brought() {
+            let end = End { key: self.clone(), contributes: true, weights: Vec::new(), ending: None };
+            self.finisher.when_ended(handle, end);
+        }
+    }
+
     /// A gradient as it is now.
     fn copy_of(&self, gradient: &Array) -> Result<TensorBuffer, Failure> {
         let from = gradient.numbers(self.bytes()).map_err(|reason| Failure::input("array", reason))?;
@@ -101,37 +129,66 @@ impl Operation {
         Self { key, gradient, weights, priority }
     }
 
-    fn start(&self) -> Result<Handle, Failure> {
-        let Key { client, tensor, .. } = &*self.key;
-        let gradient = self.gradient.as_ref().map(|gradient| self.key.copy_of(gradient)).transpose()?;
+    /// Hands it to the client. None: whoever pulls next takes what comes of it.
+    ///
+    /// In rounds, the weights that a pull brings are those of the round that this worker contributed to last, whenever it
+    /// is asked for. So where pulls follow pushes, the push asks for them, too, and one message goes where two went.
+    fn start(&self) -> Result<Option<Started>, Failure> {
+        let key = &self.key;
+        let (client, tensor) = (&key.client, &key.tensor);
         // A worker that reads weights where servers have them keeps others from publishing, until its next operation on
         // them: in rounds they wait for that anyway, elsewhere they must not.
         let in_place = tensor.spec().mode == Some(Mode::Sync);
-        let handle = match (gradient, !self.weights.is_empty()) {
-            (None, _) if in_place => client.pull_view(tensor),
-            (None, _) => client.pull(tensor, self.key.buffer()?),
-            (Some(gradient), false) => client.push_at(tensor, gradient, self.priority),
-            (Some(gradient), true) if in_place => client.push_pull_view(tensor, gradient, self.priority),
-            (Some(gradient), true) => client.push_pull(tensor, gradient, self.key.buffer()?, self.priority),
+        let Some(gradient) = &self.gradient else {
+            key.pulled.store(true, Ordering::Relaxed);
+            let (handle, contributes) = match key.brought() {
+                Some(handle) => (handle, true),
+                None if in_place => (client.pull_view(tensor)?, false),
+                None => (client.pull(tensor, key.buffer()?)?, false),
+            };
+            return Ok(Some(Started { handle, contributes }));
         };
-        Ok(handle?)
+        key.let_go();
+        let gradient = key.copy_of(gradient)?;
+        let handle = match self.weights.is_empty() {
+            true if in_place && key.pulled.swap(false, Ordering::Relaxed) => {
+                let handle = client.push_pull_view(tensor, gradient, self.priority)?;
+                *key.bringing.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+                return Ok(None);
+            }
+            true => client.push_at(tensor, gradient, self.priority)?,
+            false if in_place => client.push_pull_view(tensor, gradient, self.priority)?,
+            false => client.push_pull(tensor, gradient, key.buffer()?, self.priority)?,
+        };
+        Ok(Some(Started { handle, contributes: true }))
     }
+}
+
+/// What the client has of an operation.
+struct Started {
+    handle: Handle,
+    /// To a round.
+    contributes: bool,
 }
 
 impl Work for Operation {
     fn begin(self, ending: Ending) {
-        let handle = match self.start() {
-            Ok(handle) => handle,
+        let started = self.start();
+        let Self { key, gradient, weights, .. } = self;
+        let has_gradient = gradient.is_some();
+        // References to arrays go before the engine is told: what it frees then is free.
+        drop(gradient);
+        let started = match started {
+            Ok(started) => started,
             Err(failure) => {
+                drop(weights);
                 ending.badly(&failure.to_string());
                 // A round lacks this worker's contribution: the key is of no use any more.
-                return if self.gradient.is_some() {
-                    self.key.fail(failure);
+                return if has_gradient {
+                    key.fail(failure);
                 };
             }
         };
-        let Self { key, gradient, weights, .. } = self;
-        drop(gradient);
         let ending = if weights.is_empty() {
             // A gradient that was copied is its owner's again; whoever pulls waits for the weights.
             ending.well();
@@ -139,7 +196,11 @@ impl Work for Operation {
         } else {
             Some(ending)
         };
-        let finisher = key.finisher.clone();
-        finisher.when_ended(handle, End { key, weights, ending });
+        let Some(Started { handle, contributes }) = started else { return };
+        let (finisher, end) = (key.finisher.clone(), End { key, contributes, weights, ending });
+        match patience::of_this_thread() {
+            Some(time) if handle.is_done_by(Instant::now() + time) => end.finish(handle),
+            _ => finisher.when_ended(handle, end),
+        }
     }
 }

@@ -1,4 +1,4 @@
-"""MXNet (1.7 to 2.0) over Gradwire: `mx.kv.create("gradwire")`, or "gradwire_async".
+"""MXNet (1.9.1 and 2.0.0b1) over Gradwire: `mx.kv.create("gradwire")`, or "gradwire_async".
 
 A key-value store as gluon's `Trainer`, `Module` and scripts use the distributed ones of MXNet's own: `init`, `push`,
 `pull`, `pushpull`, `broadcast`, `row_sparse_pull`, `set_optimizer` and what belongs to them. `import gradwire.mxnet`

@@ -21,6 +21,8 @@ _FUNCTIONS = (
 #: std::runtime_error(const char *), which is how the engine takes failures.
 _RUNTIME_ERROR = "_ZNSt13runtime_errorC1EPKc"
 
+#: Releases that this was tried with. Others have these functions, too, some of them with other arguments: a crash.
+TRIED = ("1.9.1", "2.0.0beta1")
 #: Is it MXNet 2?
 IS_2 = int(mx.__version__.split(".")[0]) >= 2
 
@@ -29,12 +31,14 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     try:
         function = getattr(library, name)
     except AttributeError as error:
-        raise MXNetError(f"gradwire: MXNet {mx.__version__} has no {name}; use 1.7 to 2.0") from error
+        raise MXNetError(f"gradwire: MXNet {mx.__version__} has no {name}; use one of {', '.join(TRIED)}") from error
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def start(client: Any) -> _native.MxEngine:
     """The native half for a client."""
+    if mx.__version__ not in TRIED:
+        raise MXNetError(f"gradwire: MXNet {mx.__version__} was never tried; use one of {', '.join(TRIED)}")
     addresses = [_address(_LIB, name) for name in _FUNCTIONS]
     addresses.append(_address(ctypes.CDLL("libstdc++.so.6"), _RUNTIME_ERROR))
     return _native.MxEngine(client, addresses, IS_2)

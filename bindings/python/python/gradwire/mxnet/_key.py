@@ -16,7 +16,9 @@ class Key:
     """Operations on it are first in, first out."""
 
     def __init__(self, connection: Connection, name: str, index: Any, value: Any, rule: Any, codec: Any, mode: Any) -> None:
-        self.index, self.shape, self.is_sparse = index, tuple(value.shape), _arrays.is_sparse(value)
+        #: What optimizers call it.
+        self.index = index
+        self.shape, self.is_sparse = tuple(value.shape), _arrays.is_sparse(value)
         self.dtype = np.dtype(value.dtype)
         self.rule = rule
         self._client = connection.client
@@ -76,10 +78,11 @@ class Key:
             self._sum = mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
             self.pull([self.stored], 0)
 
-    def update(self, arrays: list[Any], updater: Any, priority: int) -> None:
-        """Sums a round's gradients, and has the updater apply them to what this worker holds."""
+    def update(self, arrays: list[Any], updater: Any, name: Any, priority: int) -> None:
+        """Sums a round's gradients, and has the updater, which calls the key by a name, apply them to what this worker
+        holds."""
         self.push_pull(arrays, [self._sum], priority)
-        updater(self.index, self._sum, self.stored)
+        updater(name, self._sum, self.stored)
 
     def read(self, arrays: list[Any]) -> None:
         """What this worker holds."""

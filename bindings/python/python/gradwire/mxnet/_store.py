@@ -56,6 +56,8 @@ class Store(KVStore):  # type: ignore[misc]
         self._optimizer: Any = None
         # What is called with key, gradient and weights where workers update.
         self._updater: Any = None
+        # It is a function of the script's, which calls keys as the script does; optimizers number them.
+        self._is_scripts = False
         self.handle = None
 
     def __del__(self) -> None:
@@ -144,11 +146,12 @@ class Store(KVStore):  # type: ignore[misc]
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Contributes gradients. Their memory is free once the engine has copied them."""
         for one, arrays in pairs(key, value):
-            self._push(self._key(one), arrays, priority)
+            self._push(one, arrays, priority)
 
-    def _push(self, key: Key, arrays: list[Any], priority: int) -> None:
+    def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
+        key = self._key(name)
         if self._updater is not None:
-            key.update(arrays, self._updater, priority)
+            key.update(arrays, self._updater, name if self._is_scripts else key.index, priority)
             return
         self._advance(key)
         key.push(arrays, priority)
@@ -185,7 +188,7 @@ class Store(KVStore):  # type: ignore[misc]
                 self._advance(found)
                 found.push_pull(arrays, targets, priority)
             else:
-                self._push(found, arrays, priority)
+                self._push(one, arrays, priority)
                 self._pull(found, targets, priority, True)
 
     @_as_mxnet
@@ -238,14 +241,14 @@ class Store(KVStore):  # type: ignore[misc]
         if "lamb" in rule.rule and "lamb" not in getattr(key.rule, "rule", {}):
             raise _rules.Unmapped("LAMB after keys were initialised, which lie elsewhere with it")
 
-    def _update_here(self, updater: Any, why: str) -> None:
+    def _update_here(self, updater: Any, why: str, is_scripts: bool = False) -> None:
         if self.is_async:
             raise MXNetError(
                 f"gradwire: this optimizer runs on the workers ({why}), and an asynchronous store has no rounds that they "
                 "could apply alike; use SGD, NAG, Adam, AdaGrad, RMSProp, Ftrl or LAMB without it, or a synchronous store"
             )
         _log.info("weights are updated on the workers: %s", why)
-        self._updater = updater
+        self._updater, self._is_scripts = updater, is_scripts
         for key in self._keys.values():
             key.hold()
             if not isinstance(key.rule, gradwire.Assign):
@@ -258,7 +261,13 @@ class Store(KVStore):  # type: ignore[misc]
         """What servers do, where they update."""
         if self._optimizer is None or self._updater is not None:
             return None
-        return _rules.rule_of(self._optimizer, index)
+        try:
+            return _rules.rule_of(self._optimizer, index)
+        except _rules.Unmapped as why:
+            raise MXNetError(
+                f"gradwire: the optimizer was changed to what servers have no rule for ({why}); call set_optimizer with it "
+                "again, which updates on the workers from then on, or undo the change"
+            ) from why
 
     def _advance(self, key: Key) -> None:
         """One more update of a key: the optimizer counts it, and servers are told of another learning rate."""
@@ -266,7 +275,9 @@ class Store(KVStore):  # type: ignore[misc]
             if self.is_async:
                 raise MXNetError("gradwire: an asynchronous store needs an optimizer: call set_optimizer first")
             return
-        self._optimizer._update_count(key.index)
+        # MXNet's servers count every worker's contribution to an asynchronous store; workers are taken to keep pace here.
+        for _ in range(self.num_workers if self.is_async else 1):
+            self._optimizer._update_count(key.index)
         self._follow(key)
 
     def _follow(self, key: Key) -> None:
@@ -279,7 +290,7 @@ class Store(KVStore):  # type: ignore[misc]
 
     def _set_updater(self, updater: Any) -> None:
         """A function of key, gradient and weights, which runs on every worker."""
-        self._update_here(updater, "an updater of the script's own")
+        self._update_here(updater, "an updater of the script's own", is_scripts=True)
 
     # The rest.
 

@@ -6,6 +6,7 @@ mod reply;
 
 pub(crate) use queue::Queue;
 pub use queue::{Apps, RegisterError};
+pub(crate) use reply::ReplyMemory;
 pub use reply::{Body, CallBuffer, Reply, ReplyBody, ReplyError};
 
 use proto_common::ids::Rank;

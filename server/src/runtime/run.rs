@@ -194,6 +194,9 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        if devices.verbs.is_some() {
+            lane.register_replies();
+        }
         lane.limit_tables(settings.memory.table_bytes);
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);

@@ -4,14 +4,17 @@
 use crate::control::LinkSender;
 use proto_common::ids::MemberId;
 use proto_common::message::{
-    FromScheduler, NodeGroup, PostError, PostMessage, PostReply, PostTo, ToScheduler, WaitError,
+    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, PostError, PostMessage, PostReply, PostTo, ToScheduler,
+    WaitError,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use thiserror::Error;
 
 /// An answer may come this much after the deadline that the scheduler keeps itself.
 const GRACE: Duration = Duration::from_secs(2);
@@ -21,6 +24,8 @@ const WAITING_MAX: usize = proto_common::message::POSTS_OWED_MAX;
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long the thread sleeps where nothing has a deadline.
 const IDLE: Duration = Duration::from_secs(3600);
+/// How long an end waits for the handler that runs.
+const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
 /// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
 const OURS: u64 = 1 << 63;
 
@@ -52,9 +57,12 @@ pub struct Answering {
 }
 
 impl Answering {
-    /// Answers it, with at most [`proto_common::message::POST_BODY_BYTES_MAX`] bytes of body.
-    pub fn send(mut self, head: i32, body: Vec<u8>) {
-        self.answer(Ok(PostReply { head, body }));
+    /// Answers it, with at most [`POST_BODY_BYTES_MAX`] bytes of body: with more, the sender is told so, too.
+    pub fn send(mut self, head: i32, body: Vec<u8>) -> Result<(), PostError> {
+        let result = bounded(&body).map(|()| PostReply { head, body });
+        let told = result.as_ref().map(drop).map_err(Clone::clone);
+        self.answer(result);
+        told
     }
 
     fn answer(&mut self, result: Result<PostReply, PostError>) {
@@ -63,6 +71,23 @@ impl Answering {
             let _ = work.send(Work::Say(ToScheduler::PostReply { ticket: self.ticket, result }));
         }
     }
+}
+
+fn bounded(body: &[u8]) -> Result<(), PostError> {
+    let bytes = body.len();
+    if bytes > POST_BODY_BYTES_MAX { Err(PostError::TooLong { bytes: bytes as u64 }) } else { Ok(()) }
+}
+
+/// A handler of messages that did not return in time: what waits for it was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "handler {app} of messages has not returned within {waited_ms} ms; look what it waits for (it must not wait for answers)"
+)]
+pub struct Stuck {
+    /// Its number.
+    pub app: u32,
+    /// How long it had.
+    pub waited_ms: u64,
 }
 
 impl Drop for Answering {
@@ -84,8 +109,8 @@ pub struct PostAnswer {
 
 enum Work {
     Attach(Out),
-    Register(u32, Handler, SyncSender<bool>),
-    Unregister(u32, SyncSender<bool>),
+    Register(u32, Handler),
+    Unregister(u32, SyncSender<()>),
     Ask {
         to: PostTo,
         message: PostMessage,
@@ -112,6 +137,32 @@ pub struct Posts(Arc<Inner>);
 struct Inner {
     work: Sender<Work>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Nothing comes out of it: the other end goes with the thread.
+    ended: Mutex<Receiver<()>>,
+    known: Arc<Known>,
+}
+
+/// What callers may ask without waiting for the thread.
+struct Known {
+    /// Numbers that have a handler.
+    apps: Mutex<BTreeSet<u32>>,
+    /// The number whose handler runs; [`Known::NOBODY`] while none does.
+    running: AtomicU64,
+}
+
+impl Known {
+    const NOBODY: u64 = u64::MAX;
+
+    fn apps(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        // A set that is inserted into and removed from is whole, whatever happened to others.
+        self.apps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who is in the way of whoever has waited so long. Between two handlers nobody is.
+    fn stuck(&self) -> Option<Stuck> {
+        let app = u32::try_from(self.running.load(Ordering::Relaxed)).ok()?;
+        Some(Stuck { app, waited_ms: END_WITHIN.as_millis() as u64 })
+    }
 }
 
 impl std::fmt::Debug for Posts {
@@ -123,8 +174,11 @@ impl std::fmt::Debug for Posts {
 impl Posts {
     /// Without handlers, and with no way to the scheduler yet: what is sent waits for it.
     pub fn start() -> std::io::Result<Self> {
-        let (work, queue) = channel();
+        let ((work, queue), (alive, ended)) = (channel(), sync_channel(0));
+        let known = Known { apps: Mutex::default(), running: AtomicU64::new(Known::NOBODY) };
+        let known = Arc::new(known);
         let hub = Hub {
+            known: known.clone(),
             queue,
             work: work.clone(),
             out: None,
@@ -136,8 +190,12 @@ impl Posts {
             next: 0,
             lost: None,
         };
-        let thread = std::thread::Builder::new().name("gradwire-posts".into()).spawn(|| hub.run())?;
-        Ok(Self(Arc::new(Inner { work, thread: Mutex::new(Some(thread)) })))
+        let thread = std::thread::Builder::new().name("gradwire-posts".into()).spawn(move || {
+            let _alive: SyncSender<()> = alive;
+            hub.run();
+        })?;
+        let (thread, ended) = (Mutex::new(Some(thread)), Mutex::new(ended));
+        Ok(Self(Arc::new(Inner { work, thread, ended, known })))
     }
 
     fn tell(&self, work: Work) {
@@ -186,19 +244,30 @@ impl Posts {
     /// Lets a handler take messages to this number; those that came before wait for it. It runs on the thread of all
     /// handlers of this process, so it must not wait for an answer. False where there is one already.
     pub fn register(&self, app: u32, handler: impl FnMut(Post) + Send + 'static) -> bool {
-        self.ask(|done| Work::Register(app, Box::new(handler), done))
+        let is_free = self.0.known.apps().insert(app);
+        if is_free {
+            self.tell(Work::Register(app, Box::new(handler)));
+        }
+        is_free
     }
 
-    /// Ends a handler, when it is done with the message that it has. False where there is none.
-    pub fn unregister(&self, app: u32) -> bool {
-        self.ask(|done| Work::Unregister(app, done))
-    }
-
-    fn ask(&self, work: impl FnOnce(SyncSender<bool>) -> Work) -> bool {
+    /// Ends a handler, when it is done with the message that it has, and waits for that: not from a handler, and not for
+    /// ever. False where there is none.
+    pub fn unregister(&self, app: u32) -> Result<bool, Stuck> {
+        if !self.0.known.apps().remove(&app) {
+            return Ok(false);
+        }
         let (done, answer) = sync_channel(1);
-        self.tell(work(done));
+        self.tell(Work::Unregister(app, done));
         // A handler that asks would wait for itself: its wish is granted after it.
-        if self.is_own_thread() { true } else { answer.recv().unwrap_or(false) }
+        if !self.is_own_thread() && answer.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            return Err(self
+                .0
+                .known
+                .stuck()
+                .unwrap_or(Stuck { app, waited_ms: END_WITHIN.as_millis() as u64 }));
+        }
+        Ok(true)
     }
 
     fn is_own_thread(&self) -> bool {
@@ -220,8 +289,14 @@ impl Posts {
     }
 
     /// Waits at the barrier of this name until every member of the group has come, at most so long; the error names the
-    /// missing. Not to be called by a handler.
+    /// missing. A handler is refused.
     pub fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), WaitError> {
+        if self.is_own_thread() {
+            return Err(WaitError::Refused {
+                name: name.to_owned(),
+                reason: PostError::OwnThread.to_string(),
+            });
+        }
         let (done, answer) = sync_channel(1);
         let within = within.min(WITHIN_MAX);
         self.tell(Work::Barrier { name: name.to_owned(), group, within, done });
@@ -237,8 +312,11 @@ impl Posts {
         }
     }
 
-    /// As [`Posts::post`], and waits for all answers. Not to be called by a handler.
+    /// As [`Posts::post`], and waits for all answers. A handler is refused.
     pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
+        if self.is_own_thread() {
+            return vec![PostAnswer { from: whose(to), of: 1, result: Err(PostError::OwnThread) }];
+        }
         let (tell, answers) = channel();
         self.post(to, message, within, move |answer| drop(tell.send(answer)));
         // The sender goes with the last answer, which comes within its deadline.
@@ -249,14 +327,25 @@ impl Posts {
 impl Drop for Inner {
     fn drop(&mut self) {
         let _ = self.work.send(Work::End);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) else {
+            return;
+        };
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(END_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            let stuck =
+                self.known.stuck().map_or_else(|| "a callback does not return".into(), |s| s.to_string());
+            tracing::error!("the thread of messages is left behind: {stuck}");
+        } else if thread.join().is_err() {
             tracing::error!("the thread of messages panicked");
         }
     }
+}
+
+/// Who is named where nobody has answered: the receiver, or of a group the scheduler.
+fn whose(to: PostTo) -> MemberId {
+    let scheduler = MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
+    if let PostTo::One(one) = to { one } else { scheduler }
 }
 
 struct Asked {
@@ -270,6 +359,7 @@ struct Asked {
 
 /// The thread's side.
 struct Hub {
+    known: Arc<Known>,
     queue: Receiver<Work>,
     work: Sender<Work>,
     out: Option<Out>,
@@ -305,19 +395,17 @@ impl Hub {
                 self.out = Some(out);
                 std::mem::take(&mut self.unsent).into_iter().for_each(|message| self.say(message));
             }
-            Work::Register(app, handler, done) => {
-                let is_free = !self.handlers.contains_key(&app);
-                if is_free {
-                    self.handlers.insert(app, handler);
-                    let (mine, others) = self.waiting.drain(..).partition(|(_, post)| post.app == app);
-                    self.waiting = others;
-                    let mine: VecDeque<(Instant, Post)> = mine;
-                    mine.into_iter().for_each(|(_, post)| self.deliver(post));
-                }
-                let _ = done.try_send(is_free);
+            Work::Register(app, handler) => {
+                self.handlers.insert(app, handler);
+                let (mine, others) = self.waiting.drain(..).partition(|(_, post)| post.app == app);
+                self.waiting = others;
+                let mine: VecDeque<(Instant, Post)> = mine;
+                mine.into_iter().for_each(|(_, post)| self.deliver(post));
             }
             Work::Unregister(app, done) => {
-                let _ = done.try_send(self.handlers.remove(&app).is_some());
+                drop(self.handlers.remove(&app));
+                // Nobody listens any more where it took too long.
+                let _ = done.try_send(());
             }
             Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
             Work::Heard(FromScheduler::Posted { ticket, from, message, timeout_ms }) => {
@@ -363,6 +451,9 @@ impl Hub {
         let (request, timeout_ms) = (self.next, within.as_millis() as u64);
         let deadline = Instant::now() + within + GRACE;
         self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline });
+        if let Err(error) = bounded(&message.body) {
+            return self.answered(request, PostAnswer { from: whose(to), of: 1, result: Err(error) });
+        }
         if self.lost.is_some() {
             return self.refuse(request);
         }
@@ -391,9 +482,7 @@ impl Hub {
         let Some(Asked { mut on_answer, to, answers, within, .. }) = self.asked.remove(&request) else {
             return;
         };
-        let scheduler =
-            MemberId { role: proto_common::ids::Role::Scheduler, rank: proto_common::ids::Rank(0) };
-        let member = if let PostTo::One(one) = to { one } else { scheduler };
+        let member = whose(to);
         let error = match &self.lost {
             Some(why) => PostError::NotNow(why.clone()),
             None => PostError::Deadline { member, waited_ms: (within + GRACE).as_millis() as u64 },
@@ -419,8 +508,12 @@ impl Hub {
     fn deliver(&mut self, post: Post) {
         let app = post.app;
         let Some(handler) = self.handlers.get_mut(&app) else { return };
-        if !guarded(|| handler(post)) {
+        self.known.running.store(u64::from(app), Ordering::Relaxed);
+        let is_whole = guarded(|| handler(post));
+        self.known.running.store(Known::NOBODY, Ordering::Relaxed);
+        if !is_whole {
             tracing::error!(app, "a handler of messages panicked and is gone");
+            self.known.apps().remove(&app);
             self.handlers.remove(&app);
         }
     }
@@ -440,4 +533,81 @@ impl Hub {
 /// False where it panicked: one program's mistake does not end the others' messages.
 fn guarded(work: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(work)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::ids::{Rank, Role};
+
+    const APP: u32 = 4;
+
+    fn message(bytes: usize) -> PostMessage {
+        PostMessage { app: APP, head: 1, body: vec![0; bytes] }
+    }
+
+    fn server() -> MemberId {
+        MemberId { role: Role::Server, rank: Rank(0) }
+    }
+
+    /// A message comes, as the scheduler passes it on.
+    fn come(posts: &Posts, ticket: u64) {
+        let posted =
+            FromScheduler::Posted { ticket, from: server(), message: message(0), timeout_ms: 60_000 };
+        assert!(posts.heard(posted).is_none());
+    }
+
+    #[test]
+    fn a_handler_that_does_not_return_holds_up_no_registration_and_no_end() {
+        let posts = Posts::start().unwrap();
+        let ((go_on, blocked), (tell, told)) = (channel::<()>(), channel());
+        assert!(posts.register(APP, move |_| {
+            tell.send(()).unwrap();
+            let _ = blocked.recv();
+        }));
+        come(&posts, 1);
+        told.recv().unwrap();
+        assert!(posts.register(APP + 1, drop), "it does not wait for another handler");
+        assert!(!posts.register(APP + 1, drop), "there is one");
+        let stuck = posts.unregister(APP + 1).unwrap_err();
+        assert_eq!(stuck.app, APP, "who is in the way");
+        drop(posts);
+        drop(go_on);
+    }
+
+    #[test]
+    fn a_handler_is_told_that_it_cannot_wait() {
+        let posts = Posts::start().unwrap();
+        let (tell, told) = channel();
+        let inside = posts.clone();
+        posts.register(APP, move |_| {
+            let mut answers =
+                inside.post_and_wait(PostTo::One(server()), message(0), Duration::from_secs(60));
+            let barrier = inside.barrier("b", NodeGroup::WORKERS, Duration::from_secs(60));
+            tell.send((answers.remove(0).result, barrier)).unwrap();
+        });
+        come(&posts, 1);
+        let (answer, barrier) = told.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(answer, Err(PostError::OwnThread));
+        assert!(barrier.unwrap_err().to_string().contains("another thread"));
+        posts.unregister(APP).unwrap();
+    }
+
+    #[test]
+    fn bodies_that_no_frame_holds_are_refused_here() {
+        let posts = Posts::start().unwrap();
+        let (say, said) = channel();
+        posts.attach(move |message| say.send(message).is_ok());
+        let long = POST_BODY_BYTES_MAX + 1;
+        let refusal = || PostError::TooLong { bytes: long as u64 };
+        let mut answers = posts.post_and_wait(PostTo::One(server()), message(long), Duration::from_secs(60));
+        assert_eq!(answers.remove(0).result, Err(refusal()));
+        let (tell, told) = channel();
+        posts.register(APP, move |post: Post| tell.send(post.reply.send(0, vec![0; long])).unwrap());
+        come(&posts, 9);
+        assert_eq!(told.recv().unwrap(), Err(refusal()));
+        let reply = ToScheduler::PostReply { ticket: 9, result: Err(refusal()) };
+        assert_eq!(said.recv().unwrap(), reply, "the only thing that was said");
+        posts.unregister(APP).unwrap();
+    }
 }

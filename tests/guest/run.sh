@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest
-folder=$(tests/guest/build.sh drivers machine verbs_faults verbs_shared rdma_train process_placement process_buffers)
+folder=$(tests/guest/build.sh drivers machine verbs_faults verbs_shared rdma_train process_placement process_buffers \
+    process_calls)
 bin=$folder/bin
 tests/guest/base.sh "$folder/base"
 # What needs no device.
@@ -17,5 +18,5 @@ tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{v
     "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.
 tests/guest/boot.sh -m 3000 -t 400 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
-    "$bin"/{rdma_train,process_placement,process_buffers} "$(command -v setpriv)" examples/digits/digits.csv
+    "$bin"/{rdma_train,process_placement,process_buffers,process_calls} "$(command -v setpriv)" examples/digits/digits.csv
 tests/guest/boot.sh -m 2000 -t 200 "$folder/base" tests/guest/doctor.sh "$bin/gradwire"

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_server::Call;
+use gradwire_server::app::ReplyError;
 use gradwire_tests::over_each;
 use gradwire_tests::rigs::bed::{Bed, ECHO, echo};
 use gradwire_worker::{CallFault, CallRequest, ClientError, OpError, Piece};
@@ -40,12 +41,47 @@ over_each!(
     a_reply_without_room_is_told,
     more_than_is_kept_goes_through_in_turns,
     a_server_that_ends_ends_its_calls,
+    a_handler_that_does_not_return_holds_up_nobody_s_end,
+    replies_longer_than_is_kept_are_refused_at_the_handler,
     callbacks_run_and_bad_requests_are_refused,
 );
 
+/// Where bodies are read, and replies written, by a device, out of memory that is registered with it.
+#[cfg(feature = "verbs")]
+mod over_verbs {
+    use super::Driver::Verbs;
+
+    #[test]
+    fn every_size_arrives_and_comes_back() {
+        super::every_size_arrives_and_comes_back(Verbs);
+    }
+
+    #[test]
+    fn pieces_are_seen_as_one() {
+        super::pieces_are_seen_as_one(Verbs);
+    }
+
+    #[test]
+    fn calls_of_a_worker_are_taken_in_order() {
+        super::calls_of_a_worker_are_taken_in_order(Verbs);
+    }
+
+    #[test]
+    fn a_reply_without_room_is_told() {
+        super::a_reply_without_room_is_told(Verbs);
+    }
+
+    #[test]
+    fn more_than_is_kept_goes_through_in_turns() {
+        super::more_than_is_kept_goes_through_in_turns(Verbs);
+    }
+}
+
 fn every_size_arrives_and_comes_back(driver: Driver) {
     let bed = Bed::new(driver, (2, 2), |_| {});
-    let sizes = [0, 1, 16, 4 << 10, 8 << 10, 32 << 10, (32 << 10) + 1, 64 << 10, 300_001, 1 << 20, 64 << 20];
+    // An emulated device is slow.
+    let largest = if driver == Driver::Verbs { 6 << 20 } else { 64 << 20 };
+    let sizes = [0, 1, 16, 4 << 10, 8 << 10, 32 << 10, (32 << 10) + 1, 64 << 10, 300_001, 1 << 20, largest];
     for (at, size) in sizes.into_iter().enumerate() {
         let (client, server) = (&bed.clients[at % 2], (at / 2 % 2) as u32);
         for known in [false, true] {
@@ -110,7 +146,7 @@ fn calls_of_a_worker_are_taken_in_order(driver: Driver) {
             });
         }
     });
-    bed.servers[0].unregister(APP);
+    assert!(bed.servers[0].unregister(APP).unwrap());
     let order: Vec<_> = order.iter().collect();
     for rank in 0..2 {
         let mine: Vec<u32> = order.iter().filter(|(from, _)| *from == rank).map(|(_, at)| *at).collect();
@@ -239,6 +275,59 @@ fn a_server_that_ends_ends_its_calls(driver: Driver) {
     assert!(began.elapsed() < PATIENCE && error.to_string().contains("server 1"), "{error}");
     assert!(reply.send(b"", Vec::new()).is_err(), "the server has ended");
     drop(bed);
+}
+
+fn a_handler_that_does_not_return_holds_up_nobody_s_end(driver: Driver) {
+    let mut bed = Bed::new(driver, (2, 1), |settings| settings.deadlines.drain_ms = 200);
+    let client = &bed.clients[0];
+    let ((go_on, blocked), (tell, told)) = (channel::<()>(), channel());
+    bed.servers[1]
+        .register(5, move |call: Call| {
+            tell.send(call.from).unwrap();
+            // Until the test is over.
+            let _ = blocked.recv();
+        })
+        .unwrap();
+    let call = client.call(5, 1, request(b"", vec![])).unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
+    let error = bed.servers[1].unregister(5).unwrap_err().to_string();
+    assert!(error.contains("handler 5") && error.contains("200 ms"), "{error}");
+    let server = bed.servers.remove(1);
+    // Its thread is left behind already; another one is not.
+    server.register(6, echo).unwrap();
+    server.close().unwrap();
+    assert!(call.wait().is_err());
+    drop(go_on);
+    drop(bed);
+    let mut bed = Bed::new(driver, (2, 1), |settings| settings.deadlines.drain_ms = 200);
+    let ((go_on, blocked), (tell, told)) = (channel::<()>(), channel());
+    bed.servers[1]
+        .register(5, move |call: Call| {
+            tell.send(call.from).unwrap();
+            let _ = blocked.recv();
+        })
+        .unwrap();
+    let call = bed.clients[0].call(5, 1, request(b"", vec![])).unwrap();
+    told.recv_timeout(PATIENCE).unwrap();
+    let began = Instant::now();
+    let error = bed.servers.remove(1).close().unwrap_err();
+    assert!(error.to_string().contains("handler 5 has not returned"), "{error:#}");
+    assert!(began.elapsed() < PATIENCE);
+    assert!(call.wait().is_err());
+    drop((go_on, bed));
+}
+
+fn replies_longer_than_is_kept_are_refused_at_the_handler(driver: Driver) {
+    let bed = Bed::new(driver, (1, 1), |settings| settings.memory.call_bytes = 1 << 20);
+    let (tell, told) = channel();
+    let answer = move |call: Call| tell.send(call.reply.send(b"", vec![1; (1 << 20) + 1])).unwrap();
+    bed.servers[0].register(5, answer).unwrap();
+    let error = bed.clients[0].call(5, 0, request(b"", vec![])).unwrap().wait().unwrap_err();
+    assert_eq!(fault(error), CallFault::NoReply);
+    let error = told.recv_timeout(PATIENCE).unwrap().unwrap_err();
+    assert_eq!(error, ReplyError::LongBody { bytes: (1 << 20) + 1, most: 1 << 20 });
+    assert!(error.to_string().contains("memory.call_bytes"), "{error}");
+    bed.end();
 }
 
 fn callbacks_run_and_bad_requests_are_refused(driver: Driver) {

@@ -33,7 +33,7 @@ fn message(head: i32, body: &[u8]) -> PostMessage {
 /// Answers with the head's negative, and the body with its sender before it.
 fn answer(post: Post) {
     let body = [post.from.to_string().as_bytes(), &post.body].concat();
-    post.reply.send(-post.head, body);
+    post.reply.send(-post.head, body).unwrap();
 }
 
 fn error(mut answers: Vec<PostAnswer>) -> PostError {
@@ -65,7 +65,7 @@ fn everyone_reaches_everyone_and_groups() {
     }
     // In order, also those that nobody waits for one by one.
     let (tell, told) = std::sync::mpsc::channel();
-    all[2].1.unregister(APP);
+    assert!(all[2].1.unregister(APP).unwrap());
     all[2].1.register(APP, move |post: Post| tell.send(post.head).unwrap());
     for head in 0..300 {
         all[4].1.post(PostTo::One(all[2].0), message(head, b""), PATIENCE, drop);
@@ -93,7 +93,7 @@ fn what_cannot_be_answered_is_told() {
         answer(post);
     });
     assert_eq!(told.recv_timeout(PATIENCE).unwrap().result.unwrap().head, -2);
-    assert!(server.1.unregister(APP) && !server.1.unregister(APP));
+    assert!(server.1.unregister(APP).unwrap() && !server.1.unregister(APP).unwrap());
     server.1.register(APP, drop::<Post>);
     assert_eq!(error(ask(PostTo::One(server.0), message(1, b""), PATIENCE)), PostError::NoReply);
     let long = error(ask(PostTo::One(server.0), message(1, &vec![0; POST_BODY_BYTES_MAX + 1]), PATIENCE));

@@ -144,6 +144,16 @@ pub enum CallFault {
         /// Its bytes.
         bytes: u64,
     },
+    /// The server has not taken it, because it keeps too much of others.
+    #[error(
+        "the server had no room for it beside the requests and replies that it keeps of other calls: look whether a handler holds them (`gradwire status`), or raise the server's memory.call_bytes"
+    )]
+    Crowded,
+    /// The server has no memory for the body or the reply.
+    #[error(
+        "the server has no memory for its body or its reply beside those of other calls, or cannot register it (its log says which); raise the server's memory.call_bytes or its memlock limit, or answer in parts"
+    )]
+    NoMemory,
     /// There is no memory here for the reply.
     #[error(
         "the reply has {bytes} bytes, for which this client has no memory; drop buffers, or raise memory.pool_bytes"
@@ -354,7 +364,9 @@ impl ClientError {
                 | OpError::StillRead { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Call { fault, .. } => match fault {
-                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer => ExitCode::Deadline,
+                    CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded => {
+                        ExitCode::Deadline
+                    }
                     _ => ExitCode::Failure,
                 },
                 OpError::Died(death) => death_code(death),

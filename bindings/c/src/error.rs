@@ -162,7 +162,10 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Call { fault, .. } => match fault {
             CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
-            CallFault::TooLong { .. } | CallFault::NoRoom { .. } => GradwireCode::Memory,
+            CallFault::TooLong { .. }
+            | CallFault::NoRoom { .. }
+            | CallFault::Crowded
+            | CallFault::NoMemory => GradwireCode::Memory,
             CallFault::Refused(_) => GradwireCode::Refused,
         },
         OpError::Closed(_) => GradwireCode::Closed,

@@ -89,8 +89,8 @@ impl From<PostError> for Failure {
             PostError::Deadline { .. } => GradwireCode::Deadline,
             PostError::NoReply => GradwireCode::NoReply,
             PostError::Gone { .. } | PostError::NotNow(_) => GradwireCode::Closed,
-            PostError::Nobody | PostError::TooLong { .. } => GradwireCode::BadArgument,
-            PostError::Busy => GradwireCode::Refused,
+            PostError::Nobody | PostError::TooLong { .. } | PostError::OwnThread => GradwireCode::BadArgument,
+            PostError::Busy | PostError::Crowded { .. } => GradwireCode::Refused,
         };
         Self::new(code, error.to_string())
     }
@@ -211,8 +211,8 @@ pub extern "C" fn gradwire_messages_unregister(
     app: u32,
 ) -> GradwireCode {
     guard(|| {
-        object(messages, "messages")?.0.unregister(app);
-        Ok(())
+        let stuck = |error: daemon::post::Stuck| Failure::new(GradwireCode::Deadline, error.to_string());
+        object(messages, "messages")?.0.unregister(app).map(drop).map_err(stuck)
     })
 }
 
@@ -284,8 +284,7 @@ pub extern "C" fn gradwire_message_reply(
         let answered = || Failure::argument("the message was answered already; answer once");
         let reply =
             message.reply.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(answered)?;
-        reply.send(head, body);
-        Ok(())
+        Ok(reply.send(head, body)?)
     })
 }
 

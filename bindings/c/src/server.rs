@@ -49,6 +49,7 @@ impl From<ReplyError> for Failure {
     fn from(error: ReplyError) -> Self {
         let code = match error {
             ReplyError::Ended => GradwireCode::Closed,
+            ReplyError::NoRoom { .. } => GradwireCode::Memory,
             ReplyError::LongHead(_) | ReplyError::LongBody { .. } => GradwireCode::BadArgument,
         };
         Self::new(code, error.to_string())
@@ -157,8 +158,10 @@ impl Handler {
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_server_unregister(server: Option<&GradwireServer>, app: u32) -> GradwireCode {
     guard(|| {
-        object(server, "server")?.apps.unregister(app);
-        Ok(())
+        let stuck = |error: gradwire_server::app::StuckHandler| {
+            Failure::new(GradwireCode::Deadline, error.to_string())
+        };
+        object(server, "server")?.apps.unregister(app).map(drop).map_err(stuck)
     })
 }
 

@@ -105,6 +105,11 @@ pub enum Status {
     NoReply = 16,
     /// To a call: the reply has `round` bytes, for which the request had no room; ask again, with room.
     ReplyRoom = 17,
+    /// To a call: beside what the server keeps of others (`memory.call_bytes`) it has no room for this one now; send it
+    /// again.
+    CallRoom = 18,
+    /// To a call: the server has no memory for its body or its reply, or cannot register it. The call is over.
+    NoMemory = 19,
 }
 
 impl Status {
@@ -130,6 +135,8 @@ impl Status {
             15 => Self::NoHandler,
             16 => Self::NoReply,
             17 => Self::ReplyRoom,
+            18 => Self::CallRoom,
+            19 => Self::NoMemory,
             _ => return None,
         })
     }

@@ -101,6 +101,19 @@ pub enum PostError {
     /// Too much is under way.
     #[error("too many messages are under way; wait for answers before sending more")]
     Busy,
+    /// An answer that its asker has no room for: it has not read others.
+    #[error(
+        "the answer has {bytes} bytes, for which there is no room beside those that are on their way to its asker; ask for less at once"
+    )]
+    Crowded {
+        /// Bytes of its body.
+        bytes: u64,
+    },
+    /// A handler of messages waits for answers.
+    #[error(
+        "a handler of messages cannot wait for answers, which are taken on the thread that it runs on; use `post`, whose callback takes them, or another thread"
+    )]
+    OwnThread,
     /// The cluster is not complete, or is ending.
     #[error("{0}")]
     NotNow(String),

@@ -33,10 +33,13 @@ struct Load {
     owed_bytes: usize,
 }
 
+/// A message's number, and one of its receivers: all of them are told the same, so that it is encoded once.
+type Ticket = (u64, ConnectionId);
+
 /// Messages that are not answered.
 #[derive(Debug, Default)]
 pub(super) struct Posts {
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<Ticket, Pending>,
     next: u64,
     loads: BTreeMap<ConnectionId, Load>,
 }
@@ -52,17 +55,15 @@ impl Posts {
         load.owed < POSTS_OWED_MAX && load.owed_bytes + bytes <= POSTS_OWED_BYTES_MAX
     }
 
-    fn add(&mut self, pending: Pending) -> u64 {
-        self.next += 1;
-        self.pending.insert(self.next, pending);
+    fn add(&mut self, number: u64, pending: Pending) {
+        self.pending.insert((number, pending.owes), pending);
         self.loads.entry(pending.asker).or_default().asked += 1;
         let owes = self.loads.entry(pending.owes).or_default();
         owes.owed += 1;
         owes.owed_bytes += pending.bytes;
-        self.next
     }
 
-    fn take(&mut self, ticket: u64) -> Option<Pending> {
+    fn take(&mut self, ticket: Ticket) -> Option<Pending> {
         let pending = self.pending.remove(&ticket)?;
         if let Some(load) = self.loads.get_mut(&pending.asker) {
             load.asked = load.asked.saturating_sub(1);
@@ -78,7 +79,7 @@ impl Posts {
         self.pending.values().map(|pending| pending.deadline_ms).min()
     }
 
-    fn answers(&mut self, tickets: &[u64], error: impl Fn(&Pending) -> PostError, out: &mut Vec<Command>) {
+    fn answers(&mut self, tickets: &[Ticket], error: impl Fn(&Pending) -> PostError, out: &mut Vec<Command>) {
         for pending in tickets.iter().filter_map(|ticket| self.take(*ticket)) {
             let result = Err(error(&pending));
             out.push(answered(&pending, result));
@@ -88,7 +89,7 @@ impl Posts {
     /// Deadlines that have passed.
     pub(super) fn expire(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let due = self.pending.iter().filter(|(_, pending)| pending.deadline_ms <= now_ms);
-        let due: Vec<u64> = due.map(|(ticket, _)| *ticket).collect();
+        let due: Vec<Ticket> = due.map(|(ticket, _)| *ticket).collect();
         let error = |pending: &Pending| PostError::Deadline {
             member: pending.to,
             waited_ms: now_ms.saturating_sub(pending.since_ms),
@@ -99,12 +100,12 @@ impl Posts {
     /// A connection is of no more use: what it owes is answered for it, what it asked is not answered.
     pub(super) fn forget(&mut self, connection: ConnectionId, out: &mut Vec<Command>) {
         let asked = self.pending.iter().filter(|(_, pending)| pending.asker == connection);
-        let asked: Vec<u64> = asked.map(|(ticket, _)| *ticket).collect();
+        let asked: Vec<Ticket> = asked.map(|(ticket, _)| *ticket).collect();
         for ticket in asked {
             self.take(ticket);
         }
         let owed = self.pending.iter().filter(|(_, pending)| pending.owes == connection);
-        let owed: Vec<u64> = owed.map(|(ticket, _)| *ticket).collect();
+        let owed: Vec<Ticket> = owed.map(|(ticket, _)| *ticket).collect();
         self.answers(&owed, |pending| PostError::Gone { member: pending.to }, out);
         self.loads.remove(&connection);
     }
@@ -160,6 +161,8 @@ impl Engine {
             return;
         }
         let of = receivers.len() as u32;
+        self.posts.next += 1;
+        let (ticket, mut told) = (self.posts.next, Vec::new());
         for to in receivers {
             let there = self.members.get(&to).filter(|member| !member.gone).map(|member| member.connection);
             let owes = if to == SCHEDULER { Some(LOCAL) } else { there };
@@ -169,14 +172,17 @@ impl Engine {
                     let deadline_ms = deadline_ms(now_ms, timeout_ms);
                     let pending =
                         Pending { asker, request, of, to, owes, bytes, since_ms: now_ms, deadline_ms };
-                    let ticket = self.posts.add(pending);
-                    let message = message.clone();
-                    out.push(send(owes, FromScheduler::Posted { ticket, from: sender, message, timeout_ms }));
+                    self.posts.add(ticket, pending);
+                    told.push(owes);
                     continue;
                 }
                 Some(_) => PostError::Busy,
             };
             out.push(send(asker, FromScheduler::PostAnswered { request, from: to, of, result: Err(error) }));
+        }
+        if !told.is_empty() {
+            let message = FromScheduler::Posted { ticket, from: sender, message, timeout_ms };
+            out.push(Command::Send { to: told, message: Box::new(message) });
         }
     }
 
@@ -188,17 +194,15 @@ impl Engine {
         result: Result<PostReply, PostError>,
         out: &mut Vec<Command>,
     ) {
-        if self.posts.pending.get(&ticket).is_none_or(|pending| pending.owes != from) {
-            return;
-        }
         let result = match result {
             Ok(reply) if reply.body.len() > POST_BODY_BYTES_MAX => {
                 Err(PostError::TooLong { bytes: reply.body.len() as u64 })
             }
             Ok(reply) => Ok(reply),
-            // Whatever it says: its words are not passed on.
+            Err(PostError::TooLong { bytes }) => Err(PostError::TooLong { bytes }),
+            // Whatever else it says: its words are not passed on.
             Err(_) => Err(PostError::NoReply),
         };
-        out.extend(self.posts.take(ticket).map(|pending| answered(&pending, result)));
+        out.extend(self.posts.take((ticket, from)).map(|pending| answered(&pending, result)));
     }
 }

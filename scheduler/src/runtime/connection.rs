@@ -15,10 +15,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Messages that may wait for one peer: all that it may have asked others can be answered at once.
-const QUEUE_MAX: usize = 1024 + POSTS_ASKED_MAX;
+/// Messages that may wait for one peer before it may not ask other members any more.
+const CROWDED_MAX: usize = 1024;
+/// Messages that may wait for one peer. All that it has asked others may be answered at once, and so may a message to all
+/// that was taken just before it was crowded.
+const QUEUE_MAX: usize = 4 * CROWDED_MAX + 2 * POSTS_ASKED_MAX;
 /// Bytes that may wait for one peer: the largest message four times.
 const QUEUE_BYTES_MAX: usize = 4 * CONTROL_FRAME_BYTES_MAX;
+/// Bytes that may wait for one peer when an answer of another member joins them: what the scheduler itself has to say is as
+/// much at most.
+const ANSWERS_BYTES_MAX: usize = QUEUE_BYTES_MAX / 2;
 /// Milliseconds for which a closed connection's input is still read and thrown away: closing a socket with
 /// unread input would destroy the last message to the peer.
 const LINGER_MS: u64 = 500;
@@ -79,6 +85,17 @@ impl Outbox {
 
     pub(super) fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Does so much wait for the peer that it is to read first, and then to ask others?
+    pub(super) fn is_crowded(&self) -> bool {
+        let waiting = self.frames.max_capacity() - self.frames.capacity();
+        waiting >= CROWDED_MAX || !self.has_room(0)
+    }
+
+    /// Is there room for another member's answer of so many bytes?
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.queued_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= ANSWERS_BYTES_MAX
     }
 
     /// Queues a frame, or says why the peer is to be given up.

@@ -19,8 +19,8 @@ pub use embed::Scheduler;
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
-use proto_common::ids::Role;
-use proto_common::message::{FromScheduler, ToScheduler};
+use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::message::{FromScheduler, PostError, ToScheduler};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -293,7 +293,15 @@ impl Core {
     fn input_of(&mut self, event: Event) -> Option<Input> {
         match event {
             Event::Message { from, message } => {
-                self.connections.contains_key(&from).then_some(Input::Message { from, message })
+                let outbox = self.connections.get(&from)?;
+                match message {
+                    // It has not read what it was told: nothing of others comes on top.
+                    ToScheduler::Post { request, .. } if outbox.is_crowded() => {
+                        self.refuse_post(from, request);
+                        None
+                    }
+                    message => Some(Input::Message { from, message }),
+                }
             }
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
@@ -330,13 +338,17 @@ impl Core {
 
     /// Queues a message; a connection whose queue is full is given up.
     fn send(&mut self, to: &[ConnectionId], message: &FromScheduler, inputs: &mut Vec<Input>) {
-        if to == [LOCAL] {
+        if to.contains(&LOCAL) {
             // Of messages: nothing else is said to our own program.
             let _ = self.posts.heard(message.clone());
+        }
+        if to == [LOCAL] {
             return;
         }
         self.note(to, message);
-        self.metrics.count_message(message, to.len() as u64);
+        self.metrics.count_message(message, to.iter().filter(|to| **to != LOCAL).count() as u64);
+        let refusal = self.without_room(to, message);
+        let message = refusal.as_ref().unwrap_or(message);
         let frame: Arc<[u8]> = match frame_of(message) {
             Ok(frame) => frame.into(),
             Err(error) => {
@@ -351,6 +363,27 @@ impl Core {
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });
             }
         }
+    }
+
+    /// An answer of another member that has no room beside what its asker has not read is told as that.
+    fn without_room(&self, to: &[ConnectionId], message: &FromScheduler) -> Option<FromScheduler> {
+        let FromScheduler::PostAnswered { request, from, of, result: Ok(reply) } = message else {
+            return None;
+        };
+        let outbox = to.first().and_then(|to| self.connections.get(to))?;
+        let bytes = reply.body.len();
+        let result = Err(PostError::Crowded { bytes: bytes as u64 });
+        let refusal = FromScheduler::PostAnswered { request: *request, from: *from, of: *of, result };
+        (!outbox.has_room(bytes)).then_some(refusal)
+    }
+
+    /// Who does not read may not ask.
+    fn refuse_post(&mut self, asker: ConnectionId, request: u64) {
+        let from = MemberId { role: Role::Scheduler, rank: Rank(0) };
+        let result = Err(PostError::Busy);
+        let mut inputs = Vec::new();
+        self.send(&[asker], &FromScheduler::PostAnswered { request, from, of: 1, result }, &mut inputs);
+        inputs.into_iter().for_each(|input| drop(self.step(input)));
     }
 
     /// What the log should say about a message.

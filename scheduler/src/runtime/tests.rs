@@ -3,9 +3,11 @@
 use super::*;
 use daemon::control::{Connection, LinkError, LinkEvent, SchedulerLink};
 use daemon::shutdown::{self, Trigger};
-use proto_common::ids::{Incarnation, MemberId, Rank};
+use proto_common::ids::Incarnation;
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{MemberReport, NodeGroup, Register, ToScheduler};
+use proto_common::message::{
+    MemberReport, NodeGroup, POST_BODY_BYTES_MAX, PostMessage, PostReply, PostTo, Register, ToScheduler,
+};
 use proto_common::transport::Policies;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
@@ -217,6 +219,41 @@ async fn a_member_that_stops_reading_is_dead_and_nothing_grows() {
         () = flood => panic!("the flood ended before the death"),
     };
     assert!(death.to_string().contains("read its control connection"), "{death}");
+}
+
+#[tokio::test]
+async fn a_member_that_asks_for_much_and_does_not_read_is_told_and_lives() {
+    const ASKED: u64 = 60;
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 60_000).await;
+    let mut server = job.join(Role::Server).await.unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
+    let mut asker = Connection::new(stream).unwrap();
+    asker.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
+    assert!(matches!(next(&mut server).await, FromScheduler::Roster { .. }));
+    let to = PostTo::One(MemberId { role: Role::Server, rank: Rank(0) });
+    for request in 0..ASKED {
+        let message = PostMessage { app: 1, head: 0, body: Vec::new() };
+        let post = ToScheduler::Post { request, to, message, timeout_ms: 60_000 };
+        asker.send_within(&post, LONG).await.unwrap();
+    }
+    // 60 MiB are answered, which nobody has read yet.
+    for _ in 0..ASKED {
+        let FromScheduler::Posted { ticket, .. } = next(&mut server).await else { panic!("no message") };
+        let result = Ok(PostReply { head: 0, body: vec![7; POST_BODY_BYTES_MAX] });
+        server.sender().send(&ToScheduler::PostReply { ticket, result }).await.unwrap();
+    }
+    let (mut whole, mut refused) = (0, 0);
+    while whole + refused < ASKED {
+        let message = asker.receive_within::<FromScheduler>(LONG).await.unwrap();
+        match message {
+            Some(FromScheduler::PostAnswered { result: Ok(_), .. }) => whole += 1,
+            Some(FromScheduler::PostAnswered { result: Err(PostError::Crowded { .. }), .. }) => refused += 1,
+            Some(FromScheduler::PostAnswered { result, .. }) => panic!("{result:?}"),
+            Some(_) => {}
+            None => panic!("its connection was closed"),
+        }
+    }
+    assert!(whole >= 20 && refused > 0, "{whole} answers, {refused} refusals");
 }
 
 #[tokio::test]

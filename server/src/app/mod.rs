@@ -5,7 +5,8 @@ mod queue;
 mod reply;
 
 pub(crate) use queue::Queue;
-pub use queue::{Apps, RegisterError};
+pub use queue::{Apps, RegisterError, StuckHandler};
+pub(crate) use reply::ReplyMemory;
 pub use reply::{Body, CallBuffer, Reply, ReplyBody, ReplyError};
 
 use proto_common::ids::Rank;

@@ -7,6 +7,7 @@ use proto_common::table::TABLE_APPS;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +32,21 @@ pub enum RegisterError {
     },
 }
 
+/// A handler that did not return in time. Its thread is left behind, and ends when the handler returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "handler {app} has not returned from a call within {waited_ms} ms, so its thread is left behind; look what it waits for, or raise deadlines.drain_ms"
+)]
+pub struct StuckHandler {
+    /// Its number.
+    pub app: u32,
+    /// How long it had.
+    pub waited_ms: u64,
+}
+
+/// How long a handler may take to return at its end, where no server has said it yet.
+const DRAIN_DEFAULT: Duration = Duration::from_secs(3);
+
 /// The handlers of one server. Clones share them.
 #[derive(Clone, Default)]
 pub struct Apps(Arc<Inner>);
@@ -40,13 +56,59 @@ struct Inner {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     queues: BTreeMap<u32, Arc<Queue>>,
-    threads: BTreeMap<u32, JoinHandle<()>>,
+    threads: BTreeMap<u32, Running>,
     /// Who is told that a handler came or went; there once the lanes are.
     news: Vec<HandlerNews>,
     spin: Duration,
+    /// How long a handler may take to return at its end.
+    drain: Duration,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            queues: BTreeMap::new(),
+            threads: BTreeMap::new(),
+            news: Vec::new(),
+            spin: Duration::ZERO,
+            drain: DRAIN_DEFAULT,
+        }
+    }
+}
+
+/// A handler's thread.
+struct Running {
+    thread: JoinHandle<()>,
+    /// Nothing comes out of it: the other end goes with the thread.
+    ended: Receiver<()>,
+}
+
+impl Running {
+    fn start(name: String, work: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
+        let (alive, ended) = sync_channel(0);
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let _alive: SyncSender<()> = alive;
+            work();
+        })?;
+        Ok(Self { thread, ended })
+    }
+
+    /// Waits for its end until then, but for the thread that calls. False where it has not come.
+    fn join(self, until: Instant) -> bool {
+        if self.thread.thread().id() == std::thread::current().id() {
+            return true;
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if self.ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+            return false;
+        }
+        if self.thread.join().is_err() {
+            tracing::error!("a handler's thread panicked");
+        }
+        true
+    }
 }
 
 impl std::fmt::Debug for Apps {
@@ -61,13 +123,14 @@ impl Apps {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lanes are there: they hear of handlers from now on. `spin`: how long a handler's thread spins before it sleeps.
-    pub(crate) fn attach(&self, news: Vec<HandlerNews>, spin: Duration) {
+    /// The lanes are there: they hear of handlers from now on. `spin`: how long a handler's thread spins before it sleeps;
+    /// `drain`: how long a handler may take to return at its end.
+    pub(crate) fn attach(&self, news: Vec<HandlerNews>, (spin, drain): (Duration, Duration)) {
         let mut state = self.lock();
         for app in state.threads.keys() {
             news.iter().for_each(|lane| lane.tell(*app, true));
         }
-        (state.news, state.spin) = (news, spin);
+        (state.news, state.spin, state.drain) = (news, spin, drain);
     }
 
     /// A call's queue; made for a handler that is not there yet.
@@ -81,13 +144,13 @@ impl Apps {
             return Err(RegisterError::OfTables(app));
         }
         let mut state = self.lock();
-        if state.threads.get(&app).is_some_and(|thread| !thread.is_finished()) {
+        if state.threads.get(&app).is_some_and(|running| !running.thread.is_finished()) {
             return Err(RegisterError::Taken(app));
         }
         let queue = state.queues.entry(app).or_default().clone();
         let life = queue.open();
         let (apps, spin) = (Arc::downgrade(&self.0), state.spin);
-        let thread = std::thread::Builder::new().name(format!("gradwire-app-{app}")).spawn(move || {
+        let running = Running::start(format!("gradwire-app-{app}"), move || {
             let mut handler = handler;
             while let Some(call) = queue.next(life, spin) {
                 if catch_unwind(AssertUnwindSafe(|| handler.call(call))).is_err() {
@@ -102,8 +165,8 @@ impl Apps {
                 Self(inner).ended(app, &queue, life);
             }
         });
-        let thread = thread.map_err(|source| RegisterError::Thread { app, source })?;
-        state.threads.insert(app, thread);
+        let running = running.map_err(|source| RegisterError::Thread { app, source })?;
+        state.threads.insert(app, running);
         state.news.iter().for_each(|lane| lane.tell(app, true));
         Ok(())
     }
@@ -116,38 +179,45 @@ impl Apps {
         }
     }
 
-    /// Ends a handler when it is done with the call that it has, and waits for that. Calls that come wait for another.
-    /// From a handler's own thread it does not wait.
-    pub fn unregister(&self, app: u32) -> bool {
+    /// Ends a handler when it is done with the call that it has, and waits for that: `deadlines.drain_ms` at most. Calls that
+    /// come wait for another. From a handler's own thread it does not wait. False where there is none.
+    pub fn unregister(&self, app: u32) -> Result<bool, StuckHandler> {
         let mut state = self.lock();
-        let Some(thread) = state.threads.remove(&app) else { return false };
+        let Some(running) = state.threads.remove(&app) else { return Ok(false) };
         if let Some(queue) = state.queues.get(&app) {
             queue.close_any();
         }
         state.news.iter().for_each(|lane| lane.tell(app, false));
+        let drain = state.drain;
         drop(state);
-        join(thread);
-        true
+        ended(app, running, Instant::now() + drain, drain).map(|()| true)
     }
 
-    /// Ends all handlers.
-    pub(crate) fn end(&self) {
+    /// Ends all handlers, within `deadlines.drain_ms` in all; tells of one that did not return.
+    pub(crate) fn end(&self) -> Result<(), StuckHandler> {
         let mut state = self.lock();
         let threads = std::mem::take(&mut state.threads);
         let queues = std::mem::take(&mut state.queues);
         state.news.clear();
+        let drain = state.drain;
         drop(state);
         queues.values().for_each(|queue| queue.close_any());
-        threads.into_values().for_each(join);
+        let until = Instant::now() + drain;
+        let all = threads.into_iter().map(|(app, running)| ended(app, running, until, drain));
+        let all: Vec<_> = all.collect();
         // The calls in them answer lanes that have ended: without the lock.
         drop(queues);
+        all.into_iter().collect()
     }
 }
 
-fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-        tracing::error!("a handler's thread panicked");
+fn ended(app: u32, running: Running, until: Instant, drain: Duration) -> Result<(), StuckHandler> {
+    if running.join(until) {
+        return Ok(());
     }
+    let stuck = StuckHandler { app, waited_ms: drain.as_millis() as u64 };
+    tracing::error!("{stuck}");
+    Err(stuck)
 }
 
 /// The calls that wait for one handler.
@@ -244,5 +314,42 @@ impl Queue {
                 std::thread::yield_now();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// A thread that does not return until it is let, as one whose handler is stuck.
+    fn stuck() -> (std::sync::mpsc::Sender<()>, Running) {
+        let (go_on, blocked) = channel::<()>();
+        let running = Running::start("stuck".into(), move || {
+            let _ = blocked.recv();
+        })
+        .unwrap();
+        (go_on, running)
+    }
+
+    #[test]
+    fn a_handler_that_does_not_return_is_left_behind_and_named() {
+        let apps = Apps::default();
+        let (go_on, running) = stuck();
+        let (free, other) = stuck();
+        drop(free);
+        let mut state = apps.lock();
+        state.drain = Duration::from_millis(20);
+        state.threads.extend([(7, running), (3, other)]);
+        drop(state);
+        assert_eq!(apps.end(), Err(StuckHandler { app: 7, waited_ms: 20 }));
+        drop(go_on);
+        let (go_on, running) = stuck();
+        apps.lock().threads.insert(5, running);
+        let error = apps.unregister(5).unwrap_err();
+        assert!(error.to_string().contains("handler 5") && error.to_string().contains("drain_ms"), "{error}");
+        assert_eq!(apps.unregister(5), Ok(false));
+        drop(go_on);
+        assert_eq!(apps.end(), Ok(()));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::runtime::{AnswerBody, Answers};
 use fabric::{Buffer, Pool, Region};
-use proto_common::call::CALL_HEAD_BYTES_MAX;
+use proto_common::call::{CALL_HEAD_BYTES_MAX, REPLY_INLINE_BYTES_MAX};
 use std::ops::{Deref, DerefMut};
 use thiserror::Error;
 
@@ -23,6 +23,14 @@ pub enum ReplyError {
         bytes: u64,
         /// Bytes that are kept.
         most: u64,
+    },
+    /// There is no memory for the body beside those of others.
+    #[error(
+        "there are no {bytes} bytes in one piece for the reply's body beside those of other calls; raise memory.call_bytes, or answer in parts"
+    )]
+    NoRoom {
+        /// Its bytes.
+        bytes: u64,
     },
     /// The server has ended.
     #[error("the server has ended")]
@@ -104,7 +112,8 @@ impl DerefMut for CallBuffer {
     }
 }
 
-/// What a reply's body is sent from. None of them is copied, where it is large.
+/// What a reply's body is sent from. None of them is copied, where it is large; but over an RDMA device, which reads registered
+/// memory only, all but [`ReplyBody::Buffer`] are copied into such.
 #[derive(Debug)]
 pub enum ReplyBody {
     /// Plain bytes.
@@ -163,28 +172,57 @@ pub struct Reply {
     /// The lane that the call came over; gone once it is answered.
     answers: Option<Answers>,
     call: u64,
-    memory: Pool,
+    memory: ReplyMemory,
+}
+
+/// Where replies are made, and how long they may be.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplyMemory {
+    pub(crate) pool: Pool,
+    /// Bytes that a lane keeps of all calls.
+    pub(crate) most_bytes: u64,
+    /// Long replies are sent from the pool only, which is registered once.
+    pub(crate) is_registered: bool,
+}
+
+impl ReplyMemory {
+    /// The body as it may be sent from where it lies.
+    fn settle(&self, body: ReplyBody) -> Result<ReplyBody, ReplyError> {
+        let bytes = body.len() as u64;
+        if bytes > self.most_bytes {
+            return Err(ReplyError::LongBody { bytes, most: self.most_bytes });
+        }
+        if !self.is_registered || bytes <= REPLY_INLINE_BYTES_MAX / 2 || matches!(body, ReplyBody::Buffer(_))
+        {
+            return Ok(body);
+        }
+        let mut copy = self.pool.allocate(bytes).map_err(|_| ReplyError::NoRoom { bytes })?;
+        match &body {
+            ReplyBody::Bytes(bytes) => copy.copy_from_slice(bytes),
+            ReplyBody::Buffer(buffer) => copy.copy_from_slice(buffer),
+            // All of it: it is as long.
+            ReplyBody::Adopted(region) => drop(region.read(0, &mut copy)),
+        }
+        Ok(ReplyBody::Buffer(CallBuffer::new(copy)))
+    }
 }
 
 impl Reply {
-    pub(crate) fn new(answers: Answers, call: u64, memory: Pool) -> Self {
+    pub(crate) fn new(answers: Answers, call: u64, memory: ReplyMemory) -> Self {
         Self { answers: Some(answers), call, memory }
     }
 
     /// Registered memory for the body; its content is whatever was there before.
     pub fn allocate(&self, bytes: u64) -> Result<CallBuffer, fabric::PoolError> {
-        self.memory.allocate(bytes).map(CallBuffer)
+        self.memory.pool.allocate(bytes).map(CallBuffer)
     }
 
     /// Answers the call.
     pub fn send(mut self, head: &[u8], body: impl Into<ReplyBody>) -> Result<(), ReplyError> {
-        let (body, most) = (body.into(), self.memory.region().len() as u64);
         if head.len() > CALL_HEAD_BYTES_MAX {
             return Err(ReplyError::LongHead(head.len()));
         }
-        if body.len() as u64 > most {
-            return Err(ReplyError::LongBody { bytes: body.len() as u64, most });
-        }
+        let body = self.memory.settle(body.into())?;
         let answer = AnswerBody::new(head, body);
         match self.answers.take() {
             Some(answers) if answers.send(self.call, Some(answer)) => Ok(()),

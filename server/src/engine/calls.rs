@@ -5,215 +5,17 @@
 use super::answers::push_result;
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::lane::{BatchContext, LaneEngine};
+use super::lines::{CallAnswer, Entry, Stage};
+use super::waiting::{CallWaits, Waiting};
 use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
-use proto_common::call::{CALL_APPS_MAX, CALLS_IN_FLIGHT_MAX, REPLY_INLINE_BYTES_MAX, called};
+use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Incarnation, Operation, Rank};
+use proto_common::ids::{Incarnation, Operation, Rank};
 use proto_common::table::table_of;
-use std::collections::hash_map::Entry as Slot;
-use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Bytes of requests and replies that a lane keeps unless it is told otherwise.
-const BYTES_DEFAULT: u64 = 1 << 30;
-/// The length of a reply's head, in a result's payload.
-const HEAD_LENGTH_BYTES: u64 = 2;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Its body is being read.
-    Fetching,
-    /// Whole; calls before it are not.
-    Ready,
-    /// The handler has it.
-    Delivered,
-    /// Kept until the worker says that it knows.
-    Answered(CallAnswer),
-}
-
-/// How a call ended, without its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CallAnswer {
-    /// [`Status::Done`], or why not.
-    pub status: Status,
-    /// Bytes of the reply's head.
-    pub head_bytes: u32,
-    /// Bytes of its body.
-    pub body_bytes: u64,
-}
-
-impl CallAnswer {
-    /// An answer without a reply.
-    const fn failed(status: Status) -> Self {
-        Self { status, head_bytes: 0, body_bytes: 0 }
-    }
-
-    fn prefix_bytes(&self) -> u64 {
-        HEAD_LENGTH_BYTES + u64::from(self.head_bytes)
-    }
-
-    /// Does all of it travel with the result?
-    pub(crate) fn is_inline(&self) -> bool {
-        self.prefix_bytes().saturating_add(self.body_bytes) <= REPLY_INLINE_BYTES_MAX
-    }
-
-    /// Bytes that are counted while it is kept.
-    fn kept_bytes(&self) -> u64 {
-        if self.is_inline() { 0 } else { self.body_bytes }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    id: u64,
-    /// As the worker names handler and server.
-    named: ChunkId,
-    operation: u64,
-    stage: Stage,
-    /// Bytes that it is counted with.
-    bytes: u64,
-    /// As its newest block says.
-    token: u64,
-    landing: Option<Landing>,
-    deadline_ms: u64,
-    /// The worker was told to ask again with room: until then its reply is not given up for others.
-    awaits_room: bool,
-}
-
-/// The calls of one worker to one handler.
-#[derive(Debug, Default)]
-struct Line {
-    /// The operation that is next.
-    next: u64,
-    /// Operations before this are known to be answered.
-    acked: u64,
-    /// In order of their operations; some that are answered may be gone.
-    entries: VecDeque<Entry>,
-}
-
-impl Line {
-    fn find(&mut self, operation: u64) -> Option<&mut Entry> {
-        let at = self.entries.binary_search_by_key(&operation, |entry| entry.operation).ok()?;
-        self.entries.get_mut(at)
-    }
-}
-
-/// What the lane knows of calls.
-#[derive(Debug)]
-pub(super) struct Calls {
-    lines: HashMap<(Rank, u32), Line>,
-    /// The life of each worker that its lines are of.
-    lives: HashMap<Rank, (Incarnation, usize)>,
-    /// Whose call an id is.
-    by_id: HashMap<u64, (Rank, u32, u64)>,
-    next_id: u64,
-    /// Handlers that are there.
-    handlers: HashSet<u32>,
-    /// Bytes of bodies, and of replies that are kept.
-    bytes: u64,
-    most_bytes: u64,
-    /// Answered calls whose replies are kept beyond their result, oldest first.
-    kept: VecDeque<u64>,
-    /// Calls that are over: the runtime lets go of them with the next commands.
-    gone: Vec<u64>,
-}
-
-impl Default for Calls {
-    fn default() -> Self {
-        Self {
-            lines: HashMap::new(),
-            lives: HashMap::new(),
-            by_id: HashMap::new(),
-            next_id: 1,
-            handlers: HashSet::new(),
-            bytes: 0,
-            most_bytes: BYTES_DEFAULT,
-            kept: VecDeque::new(),
-            gone: Vec::new(),
-        }
-    }
-}
-
-impl Calls {
-    fn entry(&mut self, id: u64) -> Option<(Rank, u32, &mut Entry)> {
-        let (rank, app, operation) = *self.by_id.get(&id)?;
-        let entry = self.lines.get_mut(&(rank, app))?.find(operation)?;
-        (entry.id == id).then_some((rank, app, entry))
-    }
-
-    /// Nothing is kept of this call any more.
-    fn forget(&mut self, entry: &Entry) {
-        self.bytes = self.bytes.saturating_sub(entry.bytes);
-        self.by_id.remove(&entry.id);
-        if matches!(entry.stage, Stage::Answered(answer) if answer.kept_bytes() > 0)
-            && let Some(at) = self.kept.iter().position(|kept| *kept == entry.id)
-        {
-            self.kept.remove(at);
-        }
-        self.gone.push(entry.id);
-    }
-
-    /// Makes room for so many bytes, by replies that workers most likely have. False where there is none.
-    fn make_room(&mut self, bytes: u64) -> bool {
-        let mut looked_at = self.kept.len();
-        while self.bytes.saturating_add(bytes) > self.most_bytes && looked_at > 0 {
-            looked_at -= 1;
-            let Some(id) = self.kept.pop_front() else { break };
-            let Some((rank, app, entry)) = self.entry(id) else { continue };
-            if entry.awaits_room {
-                self.kept.push_back(id);
-                continue;
-            }
-            let entry = *entry;
-            if let Some(line) = self.lines.get_mut(&(rank, app)) {
-                line.entries.retain(|other| other.id != id);
-            }
-            self.forget(&entry);
-        }
-        self.bytes.saturating_add(bytes) <= self.most_bytes
-    }
-
-    /// The worker knows the answers of all calls before `from`. False where one of them is not answered.
-    fn acknowledge(&mut self, rank: Rank, app: u32, from: u64) -> bool {
-        let Some(line) = self.lines.get_mut(&(rank, app)) else { return true };
-        line.acked = line.acked.max(from);
-        // A deadline may have ended calls behind one that was still to come whole when the channel broke: those do not
-        // come again.
-        line.next = line.next.max(from);
-        let known = line.entries.partition_point(|entry| entry.operation < from);
-        let known: Vec<Entry> = line.entries.drain(..known).collect();
-        known.iter().for_each(|entry| self.forget(entry));
-        known.iter().all(|entry| matches!(entry.stage, Stage::Answered(_)))
-    }
-
-    /// A worker's line to a handler; `None` where it would be one too many.
-    fn line(&mut self, rank: Rank, app: u32) -> Option<&mut Line> {
-        let Self { lines, lives, .. } = self;
-        let (_, count) = lives.entry(rank).or_default();
-        match lines.entry((rank, app)) {
-            Slot::Occupied(line) => Some(line.into_mut()),
-            Slot::Vacant(_) if *count >= CALL_APPS_MAX => None,
-            Slot::Vacant(place) => {
-                *count += 1;
-                Some(place.insert(Line { next: 1, acked: 1, entries: VecDeque::new() }))
-            }
-        }
-    }
-
-    /// The next calls of a line whose bodies are whole go to their handler.
-    fn deliver(&mut self, rank: Rank, app: u32, out: &mut Commands) {
-        let Some(line) = self.lines.get_mut(&(rank, app)) else { return };
-        for entry in &mut line.entries {
-            match entry.stage {
-                Stage::Fetching => break,
-                Stage::Ready => {
-                    entry.stage = Stage::Delivered;
-                    out.push(Command::CallDeliver { call: entry.id });
-                }
-                Stage::Delivered | Stage::Answered(_) => {}
-            }
-        }
-    }
-}
+/// A worker whose reply waits for room asks again at once, or says that it gives up. Where it does neither, its reply is kept
+/// so long.
+const ROOM_WITHIN_MS: u64 = 30_000;
 
 impl LaneEngine {
     /// Bytes of requests and replies that this lane keeps at most.
@@ -301,8 +103,12 @@ impl LaneEngine {
             _ if total > self.calls.most_bytes => Some(Status::WrongShape),
             _ => None,
         };
-        if refused.is_none() && !self.calls.make_room(total) {
-            self.retry(peer, block, Vec::new());
+        // The room that it has for its reply says how long that will be.
+        let expected = block.landing.map_or(0, |landing| landing.bytes);
+        let bytes = total.saturating_add(expected).min(self.calls.most_bytes);
+        if refused.is_none() && !self.calls.make_room(bytes, &self.peers) {
+            self.stats.retries += 1;
+            self.send_back(peer, block, Status::CallRoom, Vec::new());
             return;
         }
         let id = self.calls.next_id;
@@ -312,11 +118,14 @@ impl LaneEngine {
             named: block.id,
             operation: block.operation.0,
             stage: Stage::Fetching,
-            bytes: if refused.is_none() { total } else { 0 },
+            bytes: if refused.is_none() { bytes } else { 0 },
             token: block.token,
             landing: block.landing,
+            since_ms: now_ms,
             deadline_ms: now_ms.saturating_add(u64::from(block.timeout_ms)),
+            is_landing: false,
             awaits_room: false,
+            room_until_ms: None,
         };
         let Some(line) = self.calls.line(peer, app) else { return };
         line.next += 1;
@@ -334,7 +143,7 @@ impl LaneEngine {
         }
     }
 
-    /// The same call again: over a new channel, or with room for its reply.
+    /// The same call again: over a new channel, with room for its reply, or because its worker has given it up.
     fn repeated_call(&mut self, peer: Rank, app: u32, block: &Block, now_ms: u64, out: &mut Commands) {
         self.stats.duplicates += 1;
         let entry = self.calls.lines.get_mut(&(peer, app)).and_then(|line| line.find(block.operation.0));
@@ -344,15 +153,22 @@ impl LaneEngine {
         };
         (entry.token, entry.landing) = (block.token, block.landing);
         entry.deadline_ms = now_ms.saturating_add(u64::from(block.timeout_ms));
-        let (id, stage) = (entry.id, entry.stage);
+        let (id, stage, is_landing) = (entry.id, entry.stage, entry.is_landing);
         match stage {
+            Stage::Answered(_) if is_landing => self.one_less_unanswered(peer),
+            Stage::Answered(_) if block.status == Status::Corrupt => {
+                self.let_go(id, Status::Refused, out);
+                self.tell_call(id, out);
+            }
             Stage::Answered(_) => self.tell_call(id, out),
             // It replaces itself.
-            _ => {
-                if let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) {
-                    state.unanswered = state.unanswered.saturating_sub(1);
-                }
-            }
+            _ => self.one_less_unanswered(peer),
+        }
+    }
+
+    fn one_less_unanswered(&mut self, peer: Rank) {
+        if let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) {
+            state.unanswered = state.unanswered.saturating_sub(1);
         }
     }
 
@@ -376,54 +192,120 @@ impl LaneEngine {
 
     fn end_call(&mut self, id: u64, answer: CallAnswer, out: &mut Commands) {
         let Some((_, _, entry)) = self.calls.entry(id) else { return };
-        let (before, kept) = (entry.bytes, answer.kept_bytes());
+        let before = std::mem::take(&mut entry.bytes);
+        self.calls.bytes = self.calls.bytes.saturating_sub(before);
+        let kept = answer.kept_bytes();
+        // Short ones are never refused: there are no more of them than calls that were taken.
+        let has_room = self.calls.make_room(kept, &self.peers) || answer.is_inline();
+        let answer = if has_room { answer } else { CallAnswer::failed(Status::NoMemory) };
+        if !has_room {
+            out.push(Command::CallDrop { call: id });
+        }
+        let kept = answer.kept_bytes();
+        let Some((_, _, entry)) = self.calls.entry(id) else { return };
         (entry.stage, entry.bytes) = (Stage::Answered(answer), kept);
-        self.calls.bytes = self.calls.bytes.saturating_sub(before).saturating_add(kept);
+        self.calls.bytes = self.calls.bytes.saturating_add(kept);
         if kept > 0 {
-            self.calls.kept.retain(|other| *other != id);
-            self.calls.kept.push_back(id);
+            self.calls.keep(id);
         }
         self.stats.answers += 1;
         self.tell_call(id, out);
     }
 
-    /// Says how a call ended, with its reply where that has a place.
+    /// A reply that nobody will take any more: its call is answered with this from now on.
+    fn let_go(&mut self, id: u64, status: Status, out: &mut Commands) {
+        let Some((_, _, entry)) = self.calls.entry(id) else { return };
+        let bytes = std::mem::take(&mut entry.bytes);
+        entry.stage = Stage::Answered(CallAnswer::failed(status));
+        (entry.is_landing, entry.awaits_room) = (false, false);
+        self.calls.bytes = self.calls.bytes.saturating_sub(bytes);
+        out.push(Command::CallDrop { call: id });
+    }
+
+    /// Says how a call ended, when its reply is where it has a place.
     fn tell_call(&mut self, id: u64, out: &mut Commands) {
         let Some((peer, _, entry)) = self.calls.entry(id) else { return };
         let Stage::Answered(answer) = entry.stage else { return };
         let room = entry.landing.filter(|landing| landing.bytes >= answer.body_bytes);
         let landing = if answer.is_inline() { None } else { room };
-        let has_place = answer.is_inline() || landing.is_some();
-        entry.awaits_room = answer.status == Status::Done && !has_place;
+        entry.awaits_room = answer.status == Status::Done && !answer.is_inline() && landing.is_none();
+        match landing {
+            Some(landing) => {
+                entry.is_landing = true;
+                let landing = Landing { bytes: answer.body_bytes, ..landing };
+                out.push(Command::CallLand { peer, call: id, landing });
+            }
+            None => self.push_call(id, None),
+        }
+    }
+
+    /// All of a reply is on its way to where it has room, or cannot be sent: the answer to `Command::CallLand`.
+    pub fn call_landed(&mut self, id: u64, is_sent: bool, out: &mut Commands) {
+        let Some((_, _, entry)) = self.calls.entry(id).filter(|(.., entry)| entry.is_landing) else { return };
+        entry.is_landing = false;
+        let landing = entry.landing;
+        match is_sent {
+            true => self.push_call(id, landing),
+            false => {
+                self.let_go(id, Status::NoMemory, out);
+                self.push_call(id, None);
+            }
+        }
+    }
+
+    /// A call's body cannot be had, because there is no memory for it here.
+    pub fn call_failed(&mut self, id: u64, out: &mut Commands) {
+        let Some((rank, app, entry)) = self.calls.entry(id) else { return };
+        if entry.stage == Stage::Fetching {
+            self.end_call(id, CallAnswer::failed(Status::NoMemory), out);
+            out.push(Command::CallDrop { call: id });
+            self.calls.deliver(rank, app, out);
+        }
+    }
+
+    fn push_call(&mut self, id: u64, landing: Option<Landing>) {
+        let Some((peer, _, entry)) = self.calls.entry(id) else { return };
+        let Stage::Answered(answer) = entry.stage else { return };
         let status = if entry.awaits_room { Status::ReplyRoom } else { answer.status };
         let bytes = match (status, landing) {
             (Status::Done, None) => answer.prefix_bytes() + answer.body_bytes,
             (Status::Done, Some(_)) => answer.prefix_bytes(),
             _ => 0,
         };
-        let (named, operation, token) = (entry.named, entry.operation, entry.token);
-        let landing = landing.map(|landing| Landing { bytes: answer.body_bytes, ..landing });
-        if let Some(landing) = landing {
-            out.push(Command::CallLand { peer, call: id, landing });
-        }
         let block = Block {
-            id: named,
+            id: entry.named,
             op: OpKind::Call,
             dtype: Dtype::F32,
             codec: 0,
             status,
-            operation: Operation(operation),
+            operation: Operation(entry.operation),
             round: answer.body_bytes,
             bytes,
             data: BlockData::Inline { offset: 0 },
-            landing: landing.map(|landing| Landing { region: 0, offset: 0, ..landing }),
+            landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
             view: false,
             reading: Reading::default(),
             timeout_ms: 0,
-            token,
+            token: entry.token,
         };
         let result = ResultBlock { block, missing: Vec::new(), call: (bytes > 0).then_some(id) };
         push_result(&mut self.peers, &mut self.dirty, peer, result);
+    }
+
+    /// The call that waits longest, for people.
+    pub(super) fn oldest_call(&self, now_ms: u64) -> Option<Waiting> {
+        let lines = self.calls.lines.iter();
+        let all = lines.flat_map(|((rank, app), line)| line.entries.iter().map(|entry| (*rank, *app, entry)));
+        let open = all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)));
+        let (rank, app, entry) = open.min_by_key(|(.., entry)| entry.since_ms)?;
+        let call = match entry.stage {
+            Stage::Fetching => CallWaits::Body,
+            Stage::Ready => CallWaits::Turn,
+            _ if self.calls.handlers.contains(&app) || table_of(app).is_some() => CallWaits::Answer,
+            _ => CallWaits::Handler,
+        };
+        let waited_ms = now_ms.saturating_sub(entry.since_ms);
+        Some(Waiting { chunk: entry.named, rank, round: 0, waited_ms, missing: Vec::new(), call: Some(call) })
     }
 
     /// Calls whose deadline is over are answered.
@@ -446,6 +328,19 @@ impl LaneEngine {
         }
         // They may be what others waited for, whose deadline is not over.
         ended.into_iter().for_each(|(rank, app)| self.calls.deliver(rank, app, out));
+        self.tick_rooms(now_ms, out);
+    }
+
+    /// Replies that their workers should have asked for long ago are kept no longer.
+    fn tick_rooms(&mut self, now_ms: u64, out: &mut Commands) {
+        let mut late = Vec::new();
+        let entries = self.calls.lines.values_mut().flat_map(|line| &mut line.entries);
+        for entry in entries.filter(|entry| entry.awaits_room) {
+            if *entry.room_until_ms.get_or_insert(now_ms.saturating_add(ROOM_WITHIN_MS)) <= now_ms {
+                late.push(entry.id);
+            }
+        }
+        late.into_iter().for_each(|id| self.let_go(id, Status::NoReply, out));
     }
 
     /// A worker's channel is closed: calls that no handler has will come again.
@@ -459,6 +354,8 @@ impl LaneEngine {
             line.next = line.entries[at].operation;
             dropped.extend(line.entries.drain(at..));
         }
+        let lines = calls.lines.iter_mut().filter(|((of, _), _)| *of == rank);
+        lines.for_each(|(_, line)| line.entries.iter_mut().for_each(|entry| entry.is_landing = false));
         dropped.iter().for_each(|entry| calls.forget(entry));
     }
 

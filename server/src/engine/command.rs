@@ -181,7 +181,8 @@ pub enum Command {
         /// The call.
         call: u64,
     },
-    /// Write a reply's body one-sided to where the call granted.
+    /// Write a reply's body one-sided to where the call granted. Answered by `LaneEngine::call_landed`, when all of it is on
+    /// its way.
     CallLand {
         /// The worker.
         peer: Rank,

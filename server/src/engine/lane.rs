@@ -1,13 +1,14 @@
 //! The engine of one lane: what to do with each batch, notice, completed landing and tick.
 
 use super::answers::{Found, answer_block, push_result};
-use super::calls::Calls;
 use super::chunk::{Chunk, ChunkSpec, Number, Stage, Waiter};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::contribute::Taken;
 use super::credits::{Ledger, Misuse};
+use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
@@ -93,21 +94,6 @@ pub struct LaneStats {
     pub corrupt_batches: u64,
     /// Calls taken for handlers.
     pub calls: u64,
-}
-
-/// The oldest unanswered operation, for `status`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// Which chunk.
-    pub chunk: ChunkId,
-    /// Whose operation.
-    pub rank: Rank,
-    /// Round being collected.
-    pub round: u64,
-    /// Milliseconds it waits.
-    pub waited_ms: u64,
-    /// Ranks that have not contributed, or that still read what is to be overwritten (the first few).
-    pub missing: Vec<Rank>,
 }
 
 /// See the module.
@@ -551,14 +537,20 @@ impl LaneEngine {
     pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
         let all =
             (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
-        let (index, waiter) = all.min_by_key(|(_, waiter)| waiter.since_ms)?;
+        let call = self.oldest_call(now_ms);
+        let Some((index, waiter)) = all.min_by_key(|(_, waiter)| waiter.since_ms) else { return call };
+        let waited_ms = now_ms.saturating_sub(waiter.since_ms);
+        if call.as_ref().is_some_and(|call| call.waited_ms > waited_ms) {
+            return call;
+        }
         let chunk = &self.chunks[index as usize];
         Some(Waiting {
             chunk: chunk.spec.id,
             rank: waiter.rank,
             round: chunk.round(),
-            waited_ms: now_ms.saturating_sub(waiter.since_ms),
+            waited_ms,
             missing: self.late(index, waiter, &mut Found::default()).1,
+            call: None,
         })
     }
 }

@@ -12,15 +12,18 @@ mod flow;
 mod held;
 mod lane;
 mod lengths;
+mod lines;
 mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod waiting;
 
-pub use calls::CallAnswer;
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
-pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats, Waiting};
+pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
+pub use lines::CallAnswer;
+pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]
 mod tests;

@@ -2,20 +2,17 @@
 //! back. Which of that happens, and when, is the engine's to decide.
 
 use super::lane::{DataLane, LaneError};
-use super::link::Post;
 use super::thread::LaneMessage;
-use crate::app::{Body, ReplyBody};
+use crate::app::{Body, ReplyBody, ReplyMemory};
 use crate::engine::{CallAnswer, Source};
 use fabric::{
     Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey, RemoteSpan, Span,
 };
-use proto_common::batch::{Landing, Status};
+use proto_common::batch::Status;
 use proto_common::call::{Frame, PieceAt};
 use proto_common::ids::Rank;
 use std::collections::{HashMap, VecDeque};
 
-/// A body is read out of a worker's memory so much at once: other lanes' work goes on in between.
-const READ_BYTES: u64 = 4 << 20;
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
 const SPACE: u64 = 4;
 
@@ -121,7 +118,9 @@ struct Held {
     app: u32,
     head: Vec<u8>,
     body: Option<Body>,
-    /// Reads into the body that are not completed.
+    /// Bytes of the body that are still to come.
+    unread_bytes: u64,
+    /// Reads into it that are posted and not completed.
     reads: usize,
     is_delivered: bool,
     reply: Option<AnswerBody>,
@@ -134,7 +133,7 @@ struct Held {
 /// The calls of a lane whose bytes it has.
 #[derive(Debug)]
 pub(super) struct CallMemory {
-    pool: Pool,
+    memory: ReplyMemory,
     held: HashMap<u64, Held>,
     events: VecDeque<CallEvent>,
 }
@@ -143,7 +142,8 @@ impl CallMemory {
     pub(super) fn new(most_bytes: u64) -> Result<Self, FabricError> {
         // Handlers read it, and no peer maps it.
         let pool = Pool::with_pages(Pages::Private, most_bytes.saturating_mul(SPACE), "gradwire-calls")?;
-        Ok(Self { pool, held: HashMap::new(), events: VecDeque::new() })
+        let memory = ReplyMemory { pool, most_bytes, is_registered: false };
+        Ok(Self { memory, held: HashMap::new(), events: VecDeque::new() })
     }
 
     /// Memory for a body. The engine has counted it; where no hole is long enough it gets pages of its own.
@@ -152,7 +152,7 @@ impl CallMemory {
             let pool = Pool::with_pages(Pages::Private, bytes, "gradwire-call")?;
             pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()))
         };
-        self.pool.allocate(bytes).or_else(|_| own())
+        self.memory.pool.allocate(bytes).or_else(|_| own())
     }
 
     /// A stretch of a body that is being read.
@@ -187,6 +187,36 @@ impl CallMemory {
         let Some(held) = self.held.get_mut(&call) else { return };
         held.reads = held.reads.saturating_sub(1);
         self.sweep(call);
+    }
+
+    /// A read into its body is posted.
+    pub(super) fn reading(&mut self, call: u64) {
+        self.held.get_mut(&call).into_iter().for_each(|held| held.reads += 1);
+    }
+
+    /// Is its body still to be read?
+    pub(super) fn is_reading(&self, call: u64) -> bool {
+        self.held.get(&call).is_some_and(|held| !held.is_over && held.body.is_some())
+    }
+
+    /// Part of its body is there. True when all of it is.
+    pub(super) fn read(&mut self, call: u64, bytes: u64) -> bool {
+        let Some(held) = self.held.get_mut(&call) else { return false };
+        held.reads = held.reads.saturating_sub(1);
+        held.unread_bytes = held.unread_bytes.saturating_sub(bytes);
+        let is_whole = held.unread_bytes == 0 && !held.is_over;
+        self.sweep(call);
+        is_whole
+    }
+
+    /// Is its reply to be written?
+    pub(super) fn is_sending(&self, call: u64) -> bool {
+        self.held.get(&call).is_some_and(|held| !held.is_over) && self.reply_span(call).is_some()
+    }
+
+    /// A write of its reply is posted.
+    pub(super) fn landing(&mut self, call: u64) {
+        self.held.get_mut(&call).into_iter().for_each(|held| held.landings += 1);
     }
 
     pub(super) fn landed(&mut self, call: u64) {
@@ -262,8 +292,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// Where bodies and replies lie.
-    pub(super) fn call_memory(&self) -> &Pool {
-        &self.calls.pool
+    pub(super) fn reply_memory(&self) -> &ReplyMemory {
+        &self.calls.memory
+    }
+
+    /// Replies are sent from memory that is registered once, because a device would register other memory for each.
+    pub fn register_replies(&mut self) {
+        self.calls.memory.is_registered = true;
     }
 
     /// Bytes of rows that this lane's tables keep at most.
@@ -300,13 +335,21 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.expel(taken.peer, "the frame of its call is cut short, or says more than it may");
             return Ok(());
         };
-        let (head, mut reads) = (frame.head.to_vec(), Vec::new());
+        let Taken { call, peer, app, .. } = *taken;
+        let (head, mut unread_bytes) = (frame.head.to_vec(), 0);
         let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
         let body = if is_whole || taken.bytes == 0 {
             let from = bytes.len() - taken.bytes as usize;
             Body::plain(bytes, from)
         } else {
-            let mut buffer = self.calls.allocate(taken.bytes)?;
+            let mut buffer = match self.calls.allocate(taken.bytes) {
+                Ok(buffer) => buffer,
+                Err(error) => {
+                    tracing::error!(worker = peer.0, app, %error, "there is no memory for a call's body");
+                    self.engine.call_failed(call, &mut self.commands);
+                    return Ok(());
+                }
+            };
             let mut at = 0;
             for piece in frame.pieces() {
                 match piece {
@@ -314,54 +357,32 @@ impl<Q: CompletionQueue> DataLane<Q> {
                         let to = at as usize;
                         buffer[to..to + length].copy_from_slice(&bytes[offset..offset + length]);
                     }
-                    PieceAt::Worker { offset, bytes } => cut(taken, (at, offset, bytes), &mut reads),
+                    PieceAt::Worker { offset, bytes } => {
+                        let from = RemoteSpan { key: RemoteKey(taken.region), offset };
+                        self.queue_read(peer, (call, at), from, bytes);
+                        unread_bytes += bytes;
+                    }
                 }
                 at += piece.bytes();
             }
             Body::of_pool(buffer)
         };
-        let Taken { call, peer, app, .. } = *taken;
         let held = Held {
             peer,
             app,
             head,
             body: Some(body),
-            reads: reads.len(),
+            unread_bytes,
+            reads: 0,
             is_delivered: false,
             reply: None,
             landings: 0,
             is_over: false,
         };
         self.calls.held.insert(call, held);
-        if reads.is_empty() {
+        if unread_bytes == 0 {
             self.engine.call_arrived(call, &mut self.commands);
         }
-        reads.into_iter().try_for_each(|read| self.post(peer, read))
-    }
-
-    /// Part of a body is there.
-    pub(super) fn call_read(&mut self, call: u64) {
-        let Some(held) = self.calls.held.get_mut(&call) else { return };
-        held.reads = held.reads.saturating_sub(1);
-        if held.reads == 0 && !held.is_over {
-            self.engine.call_arrived(call, &mut self.commands);
-        }
-        self.calls.sweep(call);
-    }
-
-    pub(super) fn land_call(&mut self, peer: Rank, call: u64, landing: Landing) -> Result<(), LaneError> {
-        let Some(held) = self.calls.held.get_mut(&call) else { return Ok(()) };
-        held.landings += 1;
-        self.post(peer, Post::CallLand { call, landing })
-    }
-}
-
-/// Reads of a piece, none too long.
-fn cut(taken: &Taken, (mut at, mut offset, mut left): (u64, u64, u64), reads: &mut Vec<Post>) {
-    while left > 0 {
-        let bytes = left.min(READ_BYTES);
-        let from = RemoteSpan { key: RemoteKey(taken.region), offset };
-        reads.push(Post::CallRead { call: taken.call, at, bytes, from });
-        (at, offset, left) = (at + bytes, offset + bytes, left - bytes);
+        self.read_on(peer)
     }
 }

@@ -1,7 +1,7 @@
 //! A server inside any process: on a thread of its own, with handlers that the program registers. What it does is `run`'s.
 
 use super::run::run_with;
-use crate::app::{App, Apps, RegisterError};
+use crate::app::{App, Apps, RegisterError, StuckHandler};
 use daemon::exit::Failure;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, Trigger};
@@ -113,8 +113,9 @@ impl Server {
         self.apps.register(app, handler)
     }
 
-    /// Ends a handler when it is done with the call that it has. False where there is none.
-    pub fn unregister(&self, app: u32) -> bool {
+    /// Ends a handler when it is done with the call that it has; the error says that it did not return in time. False where
+    /// there is none.
+    pub fn unregister(&self, app: u32) -> Result<bool, StuckHandler> {
         self.apps.unregister(app)
     }
 
@@ -142,7 +143,7 @@ impl Server {
         self.wait()
     }
 
-    /// Leaves the cluster in good order.
+    /// Leaves the cluster in good order. A handler that does not return within `deadlines.drain_ms` is an error that names it.
     pub fn close(mut self) -> anyhow::Result<()> {
         self.trigger.fire("it was closed");
         self.wait()

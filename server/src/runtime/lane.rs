@@ -346,7 +346,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 if let Some(link) = self.links[rank.0 as usize].as_mut() {
                     link.posted.pop_front();
                 }
-                self.completed(rank, Posted::from_id(id));
+                let posted = Posted::from_id(id);
+                self.completed(rank, posted);
+                if matches!(posted, Posted::Reply(_)) {
+                    self.call_written(rank)?;
+                }
             }
             CompletionKind::ReadDone { .. } => {
                 let link = self.links[rank.0 as usize].as_mut();
@@ -354,7 +358,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                     Some(Fetch::Chunk { chunk, block }) => {
                         self.engine.fetched(rank, chunk, block, &mut self.commands);
                     }
-                    Some(Fetch::Call(call)) => self.call_read(call),
+                    Some(Fetch::Call { call, bytes }) => self.call_read(rank, call, bytes)?,
                     None => {}
                 }
             }

@@ -1,5 +1,6 @@
 //! One worker's channel on one lane: what is posted, what waits to be posted, what is not completed.
 
+use super::moving::Moves;
 use fabric::{ChannelId, CompletionQueue, MappedRegions, PostError, RemoteKey, RemoteSpan};
 use proto_common::batch::{Landing, SlotGrant};
 use std::collections::VecDeque;
@@ -28,8 +29,8 @@ pub(super) enum Post {
     Fetch { chunk: u32, block: u32, bytes: u64, from: RemoteSpan },
     /// Part of a call's body, read out of its memory.
     CallRead { call: u64, at: u64, bytes: u64, from: RemoteSpan },
-    /// A reply's body to where the call granted.
-    CallLand { call: u64, landing: Landing },
+    /// Part of a reply's body, to where the call granted.
+    CallLand { call: u64, at: u64, landing: Landing },
     /// A bare notice.
     Notice(u32),
 }
@@ -40,7 +41,7 @@ pub(super) enum Fetch {
     /// A contribution.
     Chunk { chunk: u32, block: u32 },
     /// Part of a call's body.
-    Call(u64),
+    Call { call: u64, bytes: u64 },
 }
 
 /// What a posted write was for, by its id.
@@ -98,13 +99,16 @@ pub(super) struct Link {
     pub(super) posted: VecDeque<Posted>,
     /// Of the reads posted and not completed, in order.
     pub(super) fetches: VecDeque<Fetch>,
+    /// Bodies and replies of calls.
+    pub(super) moves: Moves,
 }
 
 impl Link {
     pub(super) fn new(channel: ChannelId, inbox: WorkerInbox, in_place: bool) -> Self {
         let (backlog, posted, fetches) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        let (spill_key, weights_key, mapped) = (None, None, MappedRegions::default());
-        Self { channel, inbox, in_place, spill_key, weights_key, mapped, backlog, posted, fetches }
+        let (spill_key, weights_key) = (None, None);
+        let (mapped, moves) = (MappedRegions::default(), Moves::default());
+        Self { channel, inbox, in_place, spill_key, weights_key, mapped, backlog, posted, fetches, moves }
     }
 
     /// Maps a stretch of the worker's memory, to be read where it lies.

@@ -7,6 +7,7 @@ mod change;
 mod embed;
 mod lane;
 mod link;
+mod moving;
 mod posting;
 mod results;
 mod run;

@@ -40,12 +40,15 @@ pub(super) fn start<Q: CompletionQueue>(
             let Some(local) = calls.body_span(call, at, bytes) else { return Ok(Ok(())) };
             let result = queue.post_read(link.channel, &Read { id: call, local: &local?, remote: from });
             if result.is_ok() {
-                link.fetches.push_back(Fetch::Call(call));
+                link.fetches.push_back(Fetch::Call { call, bytes });
             }
             return Ok(result);
         }
-        Post::CallLand { call, landing } => {
-            gather_reply = calls.reply_span(call);
+        Post::CallLand { call, at, landing } => {
+            gather_reply = match calls.reply_span(call) {
+                Some(span) => Some(span.slice(at, landing.bytes)?),
+                None => None,
+            };
             let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
             (gather_reply.as_slice(), remote, None, Some(Posted::Reply(call)))
         }

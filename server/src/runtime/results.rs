@@ -57,7 +57,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let offset = storage.spill_cells().start(landing.offset as u32);
             Some(Landing { region: key?, offset, ..landing })
         };
-        let bytes = encode_results(&mut self.prefix, header, results, grants, place);
+        let calls = &self.calls;
+        let is_kept = |call| calls.reply_prefix(call).is_some();
+        let bytes = encode_results(&mut self.prefix, header, (results, is_kept), grants, place);
         self.blocks.write(block, 0, &self.prefix[..bytes])?;
         let mut end = bytes as u64;
         for result in results {
@@ -74,10 +76,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.post(peer, Post::Results { slot, block, bytes: end })
     }
 
-    /// Writes what of a reply travels with its result. One that is not kept any more is for nobody: its place stays as it
-    /// was.
+    /// Writes what of a reply travels with its result. One that is not kept any more is for nobody: its place is left empty.
     fn write_reply(&self, block: u32, at: u64, call: u64, bytes: u64) -> Result<(), LaneError> {
-        let Some((head, body)) = self.calls.reply_prefix(call) else { return Ok(()) };
+        let Some((head, body)) = self.calls.reply_prefix(call) else {
+            return Ok(self.blocks.write(block, at, &vec![0; bytes as usize])?);
+        };
         let body = if bytes > (2 + head.len()) as u64 { body } else { &[] };
         self.blocks.write(block, at, &(head.len() as u16).to_le_bytes())?;
         self.blocks.write(block, at + 2, head)?;
@@ -135,7 +138,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 fn encode_results(
     prefix: &mut [u8],
     header: BatchHeader,
-    results: &[ResultBlock],
+    (results, is_kept): (&[ResultBlock], impl Fn(u64) -> bool),
     grants: &[SlotGrant],
     place: impl Fn(&Block) -> Option<Landing>,
 ) -> usize {
@@ -144,7 +147,10 @@ fn encode_results(
     for result in results {
         let bytes = result.inline_bytes();
         let landing = place(&result.block);
-        let block = Block { bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
+        // Without its reply a call was answered for nothing.
+        let is_gone = result.call.is_some_and(|call| !is_kept(call));
+        let status = if is_gone { Status::NoReply } else { result.block.status };
+        let block = Block { status, bytes, data: BlockData::Inline { offset: 0 }, landing, ..result.block };
         let fitted = writer.push(block);
         debug_assert!(fitted, "packed with the same room");
     }

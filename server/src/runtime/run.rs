@@ -140,8 +140,9 @@ pub(super) async fn run_with(
     accepting.abort();
     posts.lose("the server has left the job");
     stop(lanes);
-    apps.end();
-    ended
+    // What failed before is the reason; else it is that a handler of the program's is left behind.
+    let returned = apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
+    ended.and(returned.map_err(Into::into))
 }
 
 fn register(
@@ -194,6 +195,9 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        if devices.verbs.is_some() {
+            lane.register_replies();
+        }
         lane.limit_tables(settings.memory.table_bytes);
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
@@ -204,7 +208,8 @@ fn start_lanes(
         lanes.threads.push(thread);
     }
     let spin = Duration::from_micros(settings.memory.spin_us);
-    apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), spin);
+    let drain = Duration::from_millis(settings.deadlines.drain_ms);
+    apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), (spin, drain));
     Ok(lanes)
 }
 

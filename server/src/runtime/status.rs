@@ -88,15 +88,7 @@ pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatu
         if let Some(waiting) = report.oldest
             && (status.oldest.is_none() || waiting.waited_ms > status.oldest_ms)
         {
-            let missing: Vec<String> = waiting.missing.iter().map(ToString::to_string).collect();
-            let text = format!(
-                "worker {} waits for round {} of chunk {}, missing workers: {}",
-                waiting.rank,
-                waiting.round,
-                waiting.chunk,
-                missing.join(", ")
-            );
-            (status.oldest, status.oldest_ms) = (Some(text), waiting.waited_ms);
+            (status.oldest, status.oldest_ms) = (Some(waiting.to_string()), waiting.waited_ms);
         }
     }
     status

@@ -3,10 +3,10 @@
 use super::calls::{AnswerBody, Answers, CallEvent};
 use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
-use crate::app::{Apps, Call, Queue, Reply};
+use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, Waiting};
 use crate::tables::TableStats;
-use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox, Pool};
+use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use proto_common::tensor::RuleChange;
@@ -121,7 +121,7 @@ impl Callers {
         queues.entry(app).or_insert_with(|| apps.queue(app))
     }
 
-    fn tell(&mut self, event: CallEvent, memory: &Pool) {
+    fn tell(&mut self, event: CallEvent, memory: &ReplyMemory) {
         match event {
             CallEvent::Deliver { call: id, app, from, head, body } => {
                 let reply = Reply::new(self.answers.clone(), id, memory.clone());
@@ -156,7 +156,7 @@ impl Loop {
             busy |= self.lane.take(now_ms)?;
             // Before workers hear of it: a call that is told to be over is not begun any more.
             while let Some(event) = self.lane.next_call_event() {
-                self.callers.tell(event, self.lane.call_memory());
+                self.callers.tell(event, self.lane.reply_memory());
             }
             self.lane.send()?;
             if busy {

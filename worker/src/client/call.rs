@@ -404,6 +404,7 @@ impl Of {
                 Status::DeadlineWaiting => CallFault::Deadline,
                 Status::NoHandler => CallFault::NoHandler,
                 Status::NoReply => CallFault::NoReply,
+                Status::NoMemory => CallFault::NoMemory,
                 Status::WrongShape => CallFault::TooLong { bytes: *bytes },
                 status => CallFault::Refused(status),
             },

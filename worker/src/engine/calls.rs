@@ -1,17 +1,23 @@
 //! Calls on their way: how many of a line may be under way, and what their answers mean.
 
 use super::command::{Command, Commands};
-use super::lane::{ChunkQueue, LaneEngine};
+use super::lane::{CORRUPT_RETRIES_MAX, ChunkQueue, LaneEngine};
 use super::part::{Coded, Op, Part, Slab};
 use crate::error::{CallFault, OpError};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
-use proto_common::ids::Rank;
+use proto_common::ids::{ChunkId, Rank};
 
 /// The operation number of a part that is a call.
 pub(super) fn call_of(parts: &Slab<Part>, ops: &Slab<Op>, index: u32) -> Option<u64> {
     let op = ops.get(parts.get(index)?.op)?;
     (op.kind == OpKind::Call).then_some(op.operation.0)
+}
+
+/// The error of a call that its server had no room for until its deadline.
+pub(super) fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
+    let (app, server) = called(id).unwrap_or_default();
+    OpError::Call { app, server, waited_ms, fault: CallFault::Crowded }
 }
 
 impl ChunkQueue {
@@ -46,11 +52,16 @@ impl LaneEngine {
         }
         match (block.status, block.data, block.landing.map(|landing| landing.bytes)) {
             (Status::ReplyRoom, _, None) if block.round > spec.bytes => {
-                out.list.push(Command::Room { op: id, bytes: block.round });
+                // Its caller was told already that it failed: then nobody wants the reply.
+                let is_over = op.failed;
+                if !is_over {
+                    out.list.push(Command::Room { op: id, bytes: block.round });
+                }
                 // The server has the request.
                 (spec.bytes, spec.coded) = (block.round, Some(Coded { codec: 0, offset: 0, bytes: 0 }));
                 if let Some(part) = self.parts.get_mut(index) {
                     part.spec = spec;
+                    part.corrupt = if is_over { CORRUPT_RETRIES_MAX + 1 } else { part.corrupt };
                 }
                 self.requeue(index, Part { spec, ..part });
                 self.enqueue(spec.id);
@@ -71,25 +82,20 @@ impl LaneEngine {
         }
     }
 
-    /// There is no room of so many bytes for a call's reply: it ends, whatever the server still says.
+    /// There is no room of so many bytes for a call's reply: it has failed, and its server is told to let go of that.
     pub fn give_up(&mut self, op: u64, bytes: u64, out: &mut Commands) {
         let part = self.parts.iter().find(|(_, part)| self.ops.get(part.op).is_some_and(|of| of.id == op));
-        let Some((index, spec)) = part.map(|(index, part)| (index, part.spec)) else { return };
-        if let Some(chunk) = self.chunks.get_mut(&spec.id) {
-            if chunk.waiting.front() == Some(&index) {
-                chunk.queued = false;
-            }
-            chunk.waiting.retain(|waiting| *waiting != index);
-            // It had left the count when it was to be sent again.
-            chunk.sent += 1;
+        let Some((index, part)) = part.map(|(index, part)| (index, *part)) else { return };
+        // It goes out once more, as its number only.
+        if let Some(part) = self.parts.get_mut(index) {
+            part.corrupt = CORRUPT_RETRIES_MAX + 1;
         }
-        if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
-            link.sent_parts += 1;
-        }
-        let (app, server) = called(spec.id).unwrap_or((0, spec.server));
-        let waited_ms =
-            self.ops.iter().find(|(_, of)| of.id == op).map_or(0, |(_, op)| self.now_ms - op.since_ms);
+        let Some(op) = self.ops.get_mut(part.op).filter(|op| !op.failed) else { return };
+        op.failed = true;
+        self.stats.failed += 1;
+        let (app, server) = called(part.spec.id).unwrap_or((0, part.spec.server));
+        let waited_ms = self.now_ms.saturating_sub(op.since_ms);
         let error = OpError::Call { app, server, waited_ms, fault: CallFault::NoRoom { bytes } };
-        self.end_part(index, spec, 0, Some(error), out);
+        out.list.push(Command::Failed { op: op.id, error });
     }
 }

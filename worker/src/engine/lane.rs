@@ -1,7 +1,7 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
-use super::calls::call_of;
+use super::calls::{call_of, crowded};
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
@@ -354,7 +354,7 @@ impl LaneEngine {
             }
             return;
         }
-        if block.status == Status::Retry {
+        if matches!(block.status, Status::Retry | Status::CallRoom) {
             self.stats.retries += 1;
             self.put_back(index, part);
             self.note_awaited(index, part.op, block, payload);
@@ -407,7 +407,8 @@ impl LaneEngine {
     /// Keeps whom the server waits for before it can take a part: an operation that ends late names them.
     fn note_awaited(&mut self, index: u32, op: u32, block: &Block, payload: &[u8]) {
         let missing = listed(block, payload);
-        let told_ms = (!missing.is_empty()).then_some(self.now_ms);
+        let says_why = !missing.is_empty() || block.status == Status::CallRoom;
+        let told_ms = says_why.then_some(self.now_ms);
         if let Some(part) = self.parts.get_mut(index) {
             part.told_ms = told_ms;
         }
@@ -520,6 +521,7 @@ impl LaneEngine {
             self.stats.failed += 1;
             let waited_ms = now_ms - op.since_ms;
             let error = match op.told.take().filter(|_| told) {
+                Some(told) if op.kind == OpKind::Call => crowded(told.chunk, waited_ms),
                 Some(told) => {
                     let (Told { chunk, missing }, round) = (*told, op.round);
                     OpError::Deadline { chunk, round, waited_ms, missing }

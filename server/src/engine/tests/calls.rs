@@ -1,7 +1,7 @@
 //! Calls: taken in order and once, answered again after a broken channel, kept no longer and no more than allowed.
 
 use super::*;
-use crate::engine::CallAnswer;
+use crate::engine::{CallAnswer, CallWaits};
 use proptest::prelude::*;
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 
@@ -49,6 +49,13 @@ impl Rig {
         let answer = CallAnswer { status: Status::Done, head_bytes: 4, body_bytes };
         self.engine.call_answered(call, answer, &mut out);
         out.list
+    }
+
+    /// A reply is on its way to its room.
+    fn reply_sent(&mut self, call: u64) {
+        let mut out = Commands::default();
+        self.engine.call_landed(call, true, &mut out);
+        assert_eq!(out.list, []);
     }
 
     /// What workers are told, and which calls are over.
@@ -135,11 +142,128 @@ fn a_long_reply_waits_for_room() {
     let again = Block { landing: Some(landing), bytes: 0, ..call(1) };
     let landed = Landing { bytes: LONG, ..landing };
     assert_eq!(rig.send(0, &[again]), [Command::CallLand { peer: Rank(0), call: 1, landing: landed }]);
+    assert_eq!(rig.send(0, &[again]), [], "it is on its way");
+    assert_eq!(rig.flush_calls().0, [], "its result follows the reply");
+    rig.reply_sent(1);
     assert_eq!(rig.flush_calls().0, [(1, Status::Done, 6)]);
     let with_room = Block { landing: Some(landing), ..call_from(2, 2, 10) };
     rig.send(0, &[with_room]);
     rig.arrived(2);
     assert_eq!(rig.answered(2, LONG), [Command::CallLand { peer: Rank(0), call: 2, landing: landed }]);
+    // A broken channel ends what was on its way; the replay starts anew.
+    rig.down(Rank(0));
+    rig.reply_sent(2);
+    assert_eq!(rig.flush_calls().0, []);
+    rig.connect(0);
+    assert_eq!(rig.send(0, &[with_room]), [Command::CallLand { peer: Rank(0), call: 2, landing: landed }]);
+    let mut out = Commands::default();
+    rig.engine.call_landed(2, false, &mut out);
+    assert_eq!(out.list, [Command::CallDrop { call: 2 }], "it cannot be sent");
+    assert_eq!(rig.flush_calls().0, [(2, Status::NoMemory, 0)]);
+}
+
+#[test]
+fn a_reply_that_nobody_asks_for_is_let_go_of() {
+    let mut rig = Rig::new(config(1));
+    rig.engine.limit_calls(2 * LONG);
+    rig.send(0, &[call(1), call(2)]);
+    rig.arrived(1);
+    rig.arrived(2);
+    rig.answered(1, LONG);
+    rig.answered(2, LONG - 100);
+    assert_eq!(rig.flush_calls().0, [(1, Status::ReplyRoom, 0), (2, Status::ReplyRoom, 0)]);
+    // Its worker has no room either, and says so.
+    let given_up = Block { status: Status::Corrupt, bytes: 0, landing: None, ..call(1) };
+    assert_eq!(rig.send(0, &[given_up]), [Command::CallDrop { call: 1 }]);
+    assert_eq!(rig.flush_calls().0, [(1, Status::Refused, 0)]);
+    assert!(rig.engine.call_bytes() < LONG);
+    // Or it says nothing.
+    rig.now_ms = 1_000;
+    assert_eq!(rig.time(), [], "a tick sees it wait");
+    rig.now_ms = 31_000;
+    assert_eq!(rig.time(), [Command::CallDrop { call: 2 }]);
+    assert_eq!(rig.engine.call_bytes(), 0);
+    let landing = Some(Landing { region: REGION, offset: 0, bytes: LONG });
+    rig.send(0, &[Block { landing, ..call(2) }]);
+    assert_eq!(rig.flush_calls().0, [(2, Status::NoReply, 0)]);
+}
+
+#[test]
+fn a_reply_whose_result_is_not_sent_makes_no_way() {
+    let mut rig = Rig::new(config(1));
+    rig.engine.limit_calls(2 * LONG);
+    let landing = Some(Landing { region: REGION, offset: 0, bytes: LONG });
+    let long = |operation, bytes| Block { landing, ..call_from(operation, 1, bytes) };
+    rig.send(0, &[long(1, 10)]);
+    rig.arrived(1);
+    rig.answered(1, LONG);
+    let next = Block { landing: None, ..call_from(2, 1, 2 * LONG) };
+    assert_eq!(rig.send(0, &[next]), [], "it is being written");
+    rig.reply_sent(1);
+    assert_eq!(rig.send(0, &[next]), [], "its result waits to be sent, and has its head");
+    let told = [(2, Status::CallRoom, 0), (1, Status::Done, 6), (2, Status::CallRoom, 0)];
+    assert_eq!(rig.flush_calls().0, told);
+    assert_eq!(rig.send(0, &[next]), [take(&rig, 2, 2 * LONG)].map(|take| without_region(take)));
+    assert_eq!(rig.flush_calls().1, [1]);
+}
+
+fn without_region(take: Command) -> Command {
+    match take {
+        Command::CallTake { call, peer, app, from, frame_bytes, bytes, .. } => {
+            Command::CallTake { call, peer, app, from, frame_bytes, region: 0, bytes }
+        }
+        other => other,
+    }
+}
+
+#[test]
+fn replies_are_within_the_bound_too() {
+    let mut rig = Rig::new(config(1));
+    rig.engine.limit_calls(4 * LONG);
+    // Nobody said how long they would be: they have come, and one is too much.
+    rig.send(0, &[call(1), call(2), call(3)]);
+    (1..=3).for_each(|call| drop(rig.arrived(call)));
+    rig.answered(1, 2 * LONG);
+    assert_eq!(rig.answered(2, 2 * LONG), [Command::CallDrop { call: 2 }]);
+    assert_eq!(rig.answered(3, LONG), []);
+    let told = [(1, Status::ReplyRoom, 0), (2, Status::NoMemory, 0), (3, Status::ReplyRoom, 0)];
+    assert_eq!(rig.flush_calls().0, told);
+    // What they have room for is kept free from the start.
+    let mut rig = Rig::new(config(1));
+    rig.engine.limit_calls(4 * LONG);
+    let landing = Some(Landing { region: REGION, offset: 0, bytes: 3 * LONG });
+    let long = |operation| Block { landing, ..call(operation) };
+    assert_eq!(rig.send(0, &[long(1), long(2)]).len(), 1);
+    assert_eq!(rig.flush_calls().0, [(2, Status::CallRoom, 0)]);
+    // Short ones count, and make way.
+    let mut rig = Rig::new(config(1));
+    rig.engine.limit_calls(1_000);
+    for operation in 1..=100 {
+        assert_eq!(rig.send(0, &[call(operation)]), [take(&rig, operation, 10)]);
+        rig.arrived(operation);
+        rig.answered(operation, 94);
+        assert_eq!(rig.flush_calls().0, [(operation, Status::Done, 100)]);
+        assert!(rig.engine.call_bytes() <= 1_000);
+    }
+    assert!(rig.engine.calls() <= 10, "{}", rig.engine.calls());
+    assert_eq!(rig.send(0, &[call(1)]), []);
+    assert_eq!(rig.flush_calls().0, [(1, Status::NoReply, 0)]);
+}
+
+#[test]
+fn a_stuck_handler_is_told_of() {
+    let mut rig = Rig::new(config(1));
+    assert_eq!(rig.engine.oldest(5), None);
+    rig.send(0, &[call(1), call(2)]);
+    let call_of = |rig: &Rig, now_ms| rig.engine.oldest(now_ms).map(|oldest| (oldest.call, oldest.waited_ms));
+    assert_eq!(call_of(&rig, 7), Some((Some(CallWaits::Body), 7)));
+    rig.arrived(1);
+    assert_eq!(call_of(&rig, 7), Some((Some(CallWaits::Handler), 7)));
+    rig.engine.set_handler(APP, true);
+    let text = rig.engine.oldest(7).unwrap().to_string();
+    assert_eq!(text, "a call of worker 0 to handler 4 at server 0 waits: the handler has not answered it");
+    rig.answered(1, 0);
+    assert_eq!(call_of(&rig, 8), Some((Some(CallWaits::Body), 8)), "the second");
 }
 
 #[test]
@@ -166,17 +290,20 @@ fn what_is_kept_is_bounded() {
     rig.engine.limit_calls(2 * LONG);
     let landing = Some(Landing { region: REGION, offset: 0, bytes: LONG });
     let long = |operation, bytes| Block { landing, ..call_from(operation, 1, bytes) };
+    let short = |operation, bytes| call_from(operation, 1, bytes);
     assert_eq!(rig.send(0, &[long(1, 2 * LONG + 1)]), []);
     assert_eq!(rig.flush_calls().0, [(1, Status::WrongShape, 0)], "never");
     rig.send(0, &[long(2, 2 * LONG)]);
     assert_eq!(rig.send(0, &[long(3, 1)]), []);
-    assert_eq!(rig.flush_calls().0, [(3, Status::Retry, 0)], "not now");
+    assert_eq!(rig.flush_calls().0, [(3, Status::CallRoom, 0)], "not now");
     rig.arrived(2);
-    rig.answered(2, LONG);
-    rig.send(0, &[long(3, LONG)]);
+    rig.answered(2, LONG - 6);
+    rig.reply_sent(2);
     assert_eq!(rig.flush_calls().0, [(2, Status::Done, 6)]);
+    rig.send(0, &[short(3, LONG)]);
+    assert_eq!(rig.flush_calls(), (vec![], vec![]));
     // The kept reply makes way, and is not told again.
-    let taken = rig.send(0, &[long(4, LONG)]);
+    let taken = rig.send(0, &[short(4, LONG)]);
     assert_eq!(taken, [take(&rig, 4, LONG)]);
     assert_eq!(rig.flush_calls().1, [2]);
     rig.send(0, &[long(2, 2 * LONG)]);
@@ -208,6 +335,7 @@ enum Step {
     Submit { bytes: u64 },
     Send { most: usize },
     Arrive(usize),
+    Land(usize),
     Answer(usize, u64),
     Break,
     Pass(u64),
@@ -220,6 +348,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => bytes.clone().prop_map(|bytes| Step::Submit { bytes }),
         6 => (1usize..5).prop_map(|most| Step::Send { most }),
         6 => any().prop_map(Step::Arrive),
+        6 => any().prop_map(Step::Land),
         6 => (any(), bytes).prop_map(|(at, bytes)| Step::Answer(at, bytes)),
         1 => Just(Step::Break),
         1 => (0u64..700).prop_map(Step::Pass),
@@ -237,6 +366,8 @@ struct Play {
     fetching: Vec<u64>,
     /// With the handler.
     delivered: Vec<u64>,
+    /// Replies on their way.
+    landing: Vec<u64>,
     /// Operation of each call that was ever taken.
     operations: std::collections::BTreeMap<u64, u64>,
     /// Operations in the order in which handlers got them.
@@ -254,6 +385,7 @@ impl Play {
             next: 1,
             fetching: Vec::new(),
             delivered: Vec::new(),
+            landing: Vec::new(),
             operations: Default::default(),
             handed: Vec::new(),
             ended: Default::default(),
@@ -273,7 +405,8 @@ impl Play {
                     self.delivered.push(call);
                     self.handed.push(self.operations[&call]);
                 }
-                Command::CallCancel { .. } | Command::CallDrop { .. } | Command::CallLand { .. } => {}
+                Command::CallLand { call, .. } => self.landing.push(call),
+                Command::CallCancel { .. } | Command::CallDrop { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -287,8 +420,9 @@ impl Play {
         if due.is_empty() || self.rig.held(0) == 0 {
             return self.flush();
         }
-        let room = Some(Landing { region: REGION, offset: 0, bytes: 8 * LONG });
         let block = |operation: &u64| {
+            // None, too little, or enough.
+            let room = Some(Landing { region: REGION, offset: 0, bytes: (operation % 3) * 2 * LONG });
             let call = call_from(*operation, from, self.open[operation].0);
             Block { landing: room, bytes: *operation, ..call }
         };
@@ -302,7 +436,7 @@ impl Play {
     fn flush(&mut self) {
         for (operation, status, _) in self.rig.flush_calls().0 {
             match status {
-                Status::Retry => {
+                Status::Retry | Status::CallRoom => {
                     if let Some((_, sent)) = self.open.get_mut(&operation) {
                         *sent = false;
                     }
@@ -333,9 +467,14 @@ impl Play {
                 let commands = self.rig.answered(call, bytes);
                 self.execute(commands);
             }
+            Step::Land(at) if !self.landing.is_empty() => {
+                let call = self.landing.remove(at % self.landing.len());
+                self.rig.reply_sent(call);
+            }
             Step::Break => {
                 self.rig.down(Rank(0));
                 self.fetching.clear();
+                self.landing.clear();
                 self.rig.flush_calls();
                 self.rig.connect(0);
                 self.open.values_mut().for_each(|(_, sent)| *sent = false);
@@ -345,7 +484,7 @@ impl Play {
                 let commands = self.rig.time();
                 self.execute(commands);
             }
-            Step::Arrive(_) | Step::Answer(..) => {}
+            Step::Arrive(_) | Step::Answer(..) | Step::Land(_) => {}
         }
         self.flush();
     }
@@ -364,6 +503,7 @@ proptest! {
             play.step(Step::Send { most: 4 });
             play.step(Step::Arrive(0));
             play.step(Step::Answer(0, 10));
+            play.step(Step::Land(0));
         }
         prop_assert!(play.open.is_empty(), "{:?}", play.open);
         let mut once = play.handed.clone();
@@ -371,7 +511,10 @@ proptest! {
         once.dedup();
         prop_assert_eq!(&once, &play.handed, "handed over twice, or not in order");
         for (operation, status) in &play.ended {
-            let fine = matches!(status, Status::Done | Status::NoHandler | Status::WrongShape | Status::NoReply);
+            let fine = match status {
+                Status::ReplyRoom | Status::NoMemory => play.handed.contains(operation),
+                status => matches!(status, Status::Done | Status::NoHandler | Status::WrongShape | Status::NoReply),
+            };
             prop_assert!(fine, "{operation}: {status:?}");
             if *status == Status::Done {
                 prop_assert!(play.handed.contains(operation));
@@ -385,6 +528,8 @@ enum Wild {
     Batch { rank: u32, calls: Vec<Block> },
     Arrived(u64),
     Answered(u64, u64),
+    Landed(u64, bool),
+    Failed(u64),
     Down(u32),
     Up(u32, u64),
     Tick(u64),
@@ -412,6 +557,8 @@ fn wild() -> impl Strategy<Value = Vec<Wild>> {
         10 => (0u32..2, prop::collection::vec(wild_call(), 1..4)).prop_map(|(rank, calls)| Wild::Batch { rank, calls }),
         4 => (0u64..30).prop_map(Wild::Arrived),
         4 => (0u64..30, wild_number()).prop_map(|(call, bytes)| Wild::Answered(call, bytes)),
+        4 => (0u64..30, any::<bool>()).prop_map(|(call, is_sent)| Wild::Landed(call, is_sent)),
+        1 => (0u64..30).prop_map(Wild::Failed),
         1 => (0u32..2).prop_map(Wild::Down),
         1 => (0u32..2, 0u64..2).prop_map(|(rank, life)| Wild::Up(rank, life)),
         1 => (0u64..2_000).prop_map(Wild::Tick),
@@ -433,6 +580,16 @@ proptest! {
                 }
                 Wild::Arrived(call) => rig.arrived(call),
                 Wild::Answered(call, bytes) => rig.answered(call, bytes),
+                Wild::Landed(call, is_sent) => {
+                    let mut out = Commands::default();
+                    rig.engine.call_landed(call, is_sent, &mut out);
+                    out.list
+                }
+                Wild::Failed(call) => {
+                    let mut out = Commands::default();
+                    rig.engine.call_failed(call, &mut out);
+                    out.list
+                }
                 Wild::Down(rank) => {
                     rig.down(Rank(rank));
                     Vec::new()

@@ -1,6 +1,7 @@
 //! Calls on their way: windows, what servers are told of answers, replies with and without room.
 
 use super::*;
+use crate::error::CallFault;
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 
 /// Bytes of each frame.
@@ -85,10 +86,34 @@ fn a_reply_without_room_is_asked_for_again_without_the_request() {
     rig.results(0, &[reply(&block, Status::ReplyRoom, 500)], &[]);
     let mut out = Commands::default();
     rig.engine.give_up(op, 500, &mut out);
-    assert!(matches!(&out.list[..], [Command::Failed { .. }, Command::Done { .. }]), "{:?}", out.list);
-    assert_eq!(rig.flush(), Happened::default());
+    assert!(matches!(&out.list[..], [Command::Failed { .. }]), "{:?}", out.list);
+    // The server is told, so that it lets go of the reply.
+    let last = rig.sent()[0].blocks[0];
+    assert_eq!((last.operation, last.status, last.landing), (block.operation, Status::Corrupt, None));
+    assert_eq!(rig.results(0, &[reply(&last, Status::Refused, 0)], &[]), [Command::Done { op, version: 0 }]);
     rig.call(3, call_part(4, 0, 0));
     assert_eq!(rig.sent()[0].blocks[0].reading.from, Operation(3));
+    // Whose caller was told that it failed needs no room.
+    rig.call(4, call_part(4, 0, 0));
+    let block = rig.sent().remove(0).blocks[0];
+    rig.tick(1_000_000);
+    assert_eq!(rig.results(0, &[reply(&block, Status::ReplyRoom, 500)], &grants(90..94)), []);
+    assert_eq!(rig.sent()[0].blocks[0].status, Status::Corrupt);
+}
+
+#[test]
+fn a_call_that_finds_no_room_at_its_server_says_so() {
+    let mut rig = Rig::new(8);
+    let op = rig.call(1, call_part(4, 0, 10));
+    let block = rig.sent()[0].blocks[0];
+    rig.now_ms += 5_000_000;
+    rig.results(0, &[reply(&block, Status::CallRoom, 0)], &[]);
+    let told = rig.tick(0);
+    let [Command::Failed { op: failed, error: OpError::Call { app: 4, fault, .. } }, ..] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((*failed, fault), (op, &CallFault::Crowded));
+    assert!(fault.to_string().contains("memory.call_bytes"));
 }
 
 #[test]

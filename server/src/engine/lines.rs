@@ -1,0 +1,227 @@
+//! What a lane knows of calls: the lines of workers to handlers, and how many bytes of them are kept. What is done with a
+//! call is in `calls`.
+
+use super::command::{Command, Commands};
+use super::peer::Peer;
+use proto_common::batch::{Landing, Status};
+use proto_common::call::{CALL_APPS_MAX, REPLY_INLINE_BYTES_MAX};
+use proto_common::ids::{ChunkId, Incarnation, Rank};
+use std::collections::hash_map::Entry as Slot;
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// Bytes of requests and replies that a lane keeps unless it is told otherwise.
+const BYTES_DEFAULT: u64 = 1 << 30;
+/// Calls that are over may be as many among those with kept replies, beside one for each that is not.
+const KEPT_SLACK: usize = 64;
+/// The length of a reply's head, in a result's payload.
+const HEAD_LENGTH_BYTES: u64 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its body is being read.
+    Fetching,
+    /// Whole; calls before it are not.
+    Ready,
+    /// The handler has it.
+    Delivered,
+    /// Kept until the worker says that it knows.
+    Answered(CallAnswer),
+}
+
+/// How a call ended, without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallAnswer {
+    /// [`Status::Done`], or why not.
+    pub status: Status,
+    /// Bytes of the reply's head.
+    pub head_bytes: u32,
+    /// Bytes of its body.
+    pub body_bytes: u64,
+}
+
+impl CallAnswer {
+    /// An answer without a reply.
+    pub(super) const fn failed(status: Status) -> Self {
+        Self { status, head_bytes: 0, body_bytes: 0 }
+    }
+
+    pub(super) fn prefix_bytes(&self) -> u64 {
+        HEAD_LENGTH_BYTES + u64::from(self.head_bytes)
+    }
+
+    /// Does all of it travel with the result?
+    pub(crate) fn is_inline(&self) -> bool {
+        self.prefix_bytes().saturating_add(self.body_bytes) <= REPLY_INLINE_BYTES_MAX
+    }
+
+    /// Bytes that are counted while it is kept.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        if self.status == Status::Done { self.prefix_bytes().saturating_add(self.body_bytes) } else { 0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) id: u64,
+    /// As the worker names handler and server.
+    pub(super) named: ChunkId,
+    pub(super) operation: u64,
+    pub(super) stage: Stage,
+    /// Bytes that it is counted with.
+    pub(super) bytes: u64,
+    /// As its newest block says.
+    pub(super) token: u64,
+    pub(super) landing: Option<Landing>,
+    pub(super) since_ms: u64,
+    pub(super) deadline_ms: u64,
+    /// Its reply is being written to where it was granted room; its result follows.
+    pub(super) is_landing: bool,
+    /// The worker was told to ask again with room: until then its reply is not given up for others,
+    pub(super) awaits_room: bool,
+    /// or until this time, once a tick has seen it wait.
+    pub(super) room_until_ms: Option<u64>,
+}
+
+/// The calls of one worker to one handler.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// The operation that is next.
+    pub(super) next: u64,
+    /// Operations before this are known to be answered.
+    pub(super) acked: u64,
+    /// In order of their operations; some that are answered may be gone.
+    pub(super) entries: VecDeque<Entry>,
+}
+
+impl Line {
+    pub(super) fn find(&mut self, operation: u64) -> Option<&mut Entry> {
+        let at = self.entries.binary_search_by_key(&operation, |entry| entry.operation).ok()?;
+        self.entries.get_mut(at)
+    }
+}
+
+/// What the lane knows of calls.
+#[derive(Debug)]
+pub(super) struct Calls {
+    pub(super) lines: HashMap<(Rank, u32), Line>,
+    /// The life of each worker that its lines are of.
+    pub(super) lives: HashMap<Rank, (Incarnation, usize)>,
+    /// Whose call an id is.
+    pub(super) by_id: HashMap<u64, (Rank, u32, u64)>,
+    pub(super) next_id: u64,
+    /// Handlers that are there.
+    pub(super) handlers: HashSet<u32>,
+    /// Bytes of bodies, and of replies that are kept.
+    pub(super) bytes: u64,
+    pub(super) most_bytes: u64,
+    /// Answered calls whose replies are kept beyond their result, oldest first; some may be over.
+    pub(super) kept: VecDeque<u64>,
+    /// Calls that are over: the runtime lets go of them with the next commands.
+    pub(super) gone: Vec<u64>,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self {
+            lines: HashMap::new(),
+            lives: HashMap::new(),
+            by_id: HashMap::new(),
+            next_id: 1,
+            handlers: HashSet::new(),
+            bytes: 0,
+            most_bytes: BYTES_DEFAULT,
+            kept: VecDeque::new(),
+            gone: Vec::new(),
+        }
+    }
+}
+
+impl Calls {
+    pub(super) fn entry(&mut self, id: u64) -> Option<(Rank, u32, &mut Entry)> {
+        let (rank, app, operation) = *self.by_id.get(&id)?;
+        let entry = self.lines.get_mut(&(rank, app))?.find(operation)?;
+        (entry.id == id).then_some((rank, app, entry))
+    }
+
+    /// Nothing is kept of this call any more.
+    pub(super) fn forget(&mut self, entry: &Entry) {
+        self.bytes = self.bytes.saturating_sub(entry.bytes);
+        self.by_id.remove(&entry.id);
+        self.gone.push(entry.id);
+    }
+
+    /// A reply is kept until its worker knows it, or others need the room.
+    pub(super) fn keep(&mut self, id: u64) {
+        // Most are over before anybody looks here: those make way now and then.
+        if self.kept.len() >= 2 * self.by_id.len() + KEPT_SLACK {
+            let Self { kept, by_id, .. } = self;
+            kept.retain(|id| by_id.contains_key(id));
+        }
+        self.kept.push_back(id);
+    }
+
+    /// Makes room for so many bytes, by replies that workers most likely have. False where there is none.
+    pub(super) fn make_room(&mut self, bytes: u64, peers: &[Option<Peer>]) -> bool {
+        let mut looked_at = self.kept.len();
+        while self.bytes.saturating_add(bytes) > self.most_bytes && looked_at > 0 {
+            looked_at -= 1;
+            let Some(id) = self.kept.pop_front() else { break };
+            let Some((rank, app, entry)) = self.entry(id) else { continue };
+            let entry = *entry;
+            // What its worker cannot have yet is kept.
+            let peer = peers.get(rank.0 as usize).and_then(Option::as_ref);
+            let is_unsent = || peer.is_some_and(|peer| peer.results.iter().any(|told| told.call == Some(id)));
+            if entry.awaits_room || entry.is_landing || is_unsent() {
+                self.kept.push_back(id);
+                continue;
+            }
+            if let Some(line) = self.lines.get_mut(&(rank, app)) {
+                line.entries.retain(|other| other.id != id);
+            }
+            self.forget(&entry);
+        }
+        self.bytes.saturating_add(bytes) <= self.most_bytes
+    }
+
+    /// The worker knows the answers of all calls before `from`. False where one of them is not answered.
+    pub(super) fn acknowledge(&mut self, rank: Rank, app: u32, from: u64) -> bool {
+        let Some(line) = self.lines.get_mut(&(rank, app)) else { return true };
+        line.acked = line.acked.max(from);
+        // A deadline may have ended calls behind one that was still to come whole when the channel broke: those do not
+        // come again.
+        line.next = line.next.max(from);
+        let known = line.entries.partition_point(|entry| entry.operation < from);
+        let known: Vec<Entry> = line.entries.drain(..known).collect();
+        known.iter().for_each(|entry| self.forget(entry));
+        known.iter().all(|entry| matches!(entry.stage, Stage::Answered(_)) && !entry.is_landing)
+    }
+
+    /// A worker's line to a handler; `None` where it would be one too many.
+    pub(super) fn line(&mut self, rank: Rank, app: u32) -> Option<&mut Line> {
+        let Self { lines, lives, .. } = self;
+        let (_, count) = lives.entry(rank).or_default();
+        match lines.entry((rank, app)) {
+            Slot::Occupied(line) => Some(line.into_mut()),
+            Slot::Vacant(_) if *count >= CALL_APPS_MAX => None,
+            Slot::Vacant(place) => {
+                *count += 1;
+                Some(place.insert(Line { next: 1, acked: 1, entries: VecDeque::new() }))
+            }
+        }
+    }
+
+    /// The next calls of a line whose bodies are whole go to their handler.
+    pub(super) fn deliver(&mut self, rank: Rank, app: u32, out: &mut Commands) {
+        let Some(line) = self.lines.get_mut(&(rank, app)) else { return };
+        for entry in &mut line.entries {
+            match entry.stage {
+                Stage::Fetching => break,
+                Stage::Ready => {
+                    entry.stage = Stage::Delivered;
+                    out.push(Command::CallDeliver { call: entry.id });
+                }
+                Stage::Delivered | Stage::Answered(_) => {}
+            }
+        }
+    }
+}

@@ -366,7 +366,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let link = self.links.get(taken.peer.0 as usize)?.as_ref()?;
         let mut pieces = frame.pieces();
         match (pieces.next(), pieces.next()) {
-            (Some(PieceAt::Worker { offset, bytes }), None) if link.in_place && table_of(taken.app).is_some() => {
+            (Some(PieceAt::Worker { offset, bytes }), None)
+                if link.in_place && table_of(taken.app).is_some() =>
+            {
                 Some((RemoteSpan { key: RemoteKey(taken.region), offset }, bytes))
             }
             _ => None,

@@ -194,7 +194,7 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
-        lane.limit_tables(settings.memory.table_bytes);
+        lane.limit_tables(table_bytes(settings, &shape));
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
@@ -206,6 +206,14 @@ fn start_lanes(
     let spin = Duration::from_micros(settings.memory.spin_us);
     apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), spin);
     Ok(lanes)
+}
+
+/// Bytes that a lane's sparse tables may take: as set, or its share of half of the memory that there is.
+fn table_bytes(settings: &Settings, shape: &ClusterShape) -> u64 {
+    match settings.memory.table_bytes {
+        0 => fabric::memory_bytes() / 2 / u64::from(shape.lanes.max(1)),
+        bytes => bytes,
+    }
 }
 
 /// As many slots as are set, or as may be registered with a RDMA device beside everything else.

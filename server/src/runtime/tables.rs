@@ -65,7 +65,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// A stretch of a worker's memory; none where it is not reached in place.
-    fn worker_memory(&mut self, peer: Rank, (at, bytes): (RemoteSpan, u64)) -> Result<Option<View>, PostError> {
+    fn worker_memory(
+        &mut self,
+        peer: Rank,
+        (at, bytes): (RemoteSpan, u64),
+    ) -> Result<Option<View>, PostError> {
         let Self { queue, links, .. } = self;
         let link = links.get_mut(peer.0 as usize).and_then(Option::as_mut).ok_or(PostError::Closed)?;
         if !link.in_place {

@@ -130,7 +130,8 @@ impl Tables {
                 let rows = Rows::new(spec, parts);
                 let bytes = rows.bytes();
                 if bytes > self.most_bytes.saturating_sub(self.bytes) {
-                    let why = format!("the table takes {bytes} bytes before it has rows; raise memory.table_bytes");
+                    let why =
+                        format!("the table takes {bytes} bytes before it has rows; raise memory.table_bytes");
                     return Told::Status(RowStatus::Full, why);
                 }
                 self.bytes += bytes;
@@ -170,3 +171,6 @@ fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) ->
         Err(error) => Told::Status(RowStatus::Full, error.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests;

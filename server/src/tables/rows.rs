@@ -5,11 +5,12 @@ use super::index::{Index, Seen};
 use super::places::{Sink, Values};
 use crate::kernel::{self, Weights};
 use fabric::simd::prefetch_row;
+use fabric::{Floats, HUGE_PAGE_BYTES};
 use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::table::{TableSpec, mix};
 
-/// Bytes of one stretch of memory, but for rows that are longer.
-const SEGMENT_BYTES: usize = 1 << 20;
+/// Bytes of one stretch of memory. They are taken as they are touched.
+const SEGMENT_BYTES: usize = 32 << 20;
 /// Counts of touches of rows that are not admitted yet.
 const COUNTS: usize = 1 << 20;
 /// Touches after which those counts are halved: an id that is rare for ever is never admitted.
@@ -73,7 +74,7 @@ pub struct Rows {
     rows_max: usize,
     index: Index,
     /// Weights, then what the rule keeps, row by row.
-    segments: Vec<Box<[f32]>>,
+    segments: Vec<Floats>,
     /// Rows of each: a power of two, as its exponent.
     segment_shift: u32,
     meta: Vec<Meta>,
@@ -144,12 +145,15 @@ impl Rows {
     /// Bytes that its rows take, what is kept beside their numbers included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let rows = self.meta.len() as u64 * self.bytes_per_row();
-        rows + self.index.bytes() + self.counts.len() as u64
+        self.bytes_of(self.meta.len())
     }
 
-    fn bytes_per_row(&self) -> u64 {
-        (row_bytes(&self.spec) + size_of::<Meta>()) as u64
+    /// As [`Rows::bytes`] with so many rows. Memory beyond the first huge page's worth is taken in huge pages.
+    fn bytes_of(&self, rows: usize) -> u64 {
+        let (numbers, page) = ((rows * row_bytes(&self.spec)) as u64, HUGE_PAGE_BYTES as u64);
+        let numbers = if numbers <= page { numbers } else { numbers.next_multiple_of(page) };
+        let beside = (rows * size_of::<Meta>() + self.counts.len()) as u64;
+        numbers + beside + self.index.bytes()
     }
 
     /// Bytes that it may have: beyond them the least recently touched rows go, where the table has a limit of its own, or no
@@ -232,12 +236,10 @@ impl Rows {
         let rows = self.meta.len();
         let has_limit = self.rows_max > 0;
         let is_within = !has_limit || rows < self.rows_max;
-        let bytes = self.bytes() + self.bytes_per_row() + self.index.growth_bytes();
+        let bytes = self.bytes_of(rows + 1) + self.index.growth_bytes();
         let has_room = bytes <= self.most_bytes && rows < NONE as usize - 1;
+        let has_room = has_room && (!is_within || self.has_segment(rows));
         if is_within && has_room {
-            if rows == self.segments.len() << self.segment_shift {
-                self.segments.push(vec![0.0; self.row_elements() << self.segment_shift].into());
-            }
             return u32::try_from(rows).ok();
         }
         let row = self.oldest;
@@ -250,6 +252,16 @@ impl Rows {
         self.index.remove(meta.id);
         self.stats.evicted += 1;
         Some(row)
+    }
+
+    /// Is there, or can there be, a place for one more row than so many?
+    fn has_segment(&mut self, rows: usize) -> bool {
+        if rows < self.segments.len() << self.segment_shift {
+            return true;
+        }
+        let small_bytes = if self.segments.is_empty() { HUGE_PAGE_BYTES } else { 0 };
+        let segment = Floats::zeroed(self.row_elements() << self.segment_shift, small_bytes);
+        segment.map(|segment| self.segments.push(segment)).is_ok()
     }
 
     fn renew(&mut self, row: u32) {
@@ -482,6 +494,18 @@ mod tests {
         assert_eq!((rows.stats().rows, rows.stats().left_out), (0, 1));
         push(&mut rows, &[5], &[1.0]);
         assert_eq!(pull(&mut rows, &[5]), [plus(&initial(5), 1.0)]);
+        assert_eq!(rows.stats().rows, 1);
+    }
+
+    #[test]
+    fn counts_of_touches_fade() {
+        let mut rows = Rows::new(TableSpec { admit_after: 3, ..table(Optimizer::sum()) }, 1);
+        push(&mut rows, &[5, 5], &[1.0; 2]);
+        assert_eq!(rows.stats().rows, 0);
+        rows.counted = COUNTS_FADE_AFTER - 1;
+        push(&mut rows, &[5], &[1.0]);
+        assert_eq!(rows.stats().rows, 0, "2 became 1, and 1 is one too few");
+        push(&mut rows, &[5], &[1.0]);
         assert_eq!(rows.stats().rows, 1);
     }
 

@@ -1,8 +1,8 @@
 //! Rows of sparse tables: spread over servers and lanes by their ids, pushed and pulled in requests of a bounded size, many
 //! at once. Requests are calls to the tables' own numbers.
 
-use super::{Client, TensorBuffer};
 use super::call::{CallHandle, CallReply, CallRequest, Piece};
+use super::{Client, TensorBuffer};
 use crate::error::ClientError;
 use proto_common::ids::Incarnation;
 use proto_common::message;
@@ -181,7 +181,9 @@ impl Client {
         let mut calls = VecDeque::with_capacity(PULLS_AHEAD);
         for (part, rows) in parts.ranges.iter().enumerate().flat_map(requests) {
             let free = match calls.len() >= PULLS_AHEAD {
-                true => calls.pop_front().map(|call| scatter(table, &parts, call, out)).transpose()?.flatten(),
+                true => {
+                    calls.pop_front().map(|call| scatter(table, &parts, call, out)).transpose()?.flatten()
+                }
                 false => None,
             };
             let mut body = self.allocate((rows.len() * ID_BYTES) as u64)?;
@@ -290,7 +292,7 @@ fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
             Err(refused(
                 key,
                 &format!(
-                    "a server has no room for the rows it was to send ({why}); pull again later, or raise its memory.call_bytes"
+                    "a server has no room for it ({why}); try again later, or raise memory.call_bytes for rows that are sent, memory.table_bytes for tables"
                 ),
             ))
         }

@@ -145,6 +145,12 @@ pub trait CompletionQueue: Send {
         self.map(channel, remote.key)?.slice(remote.offset, bytes).map_err(|_| PostError::RemoteAccess)
     }
 
+    /// Works on the peer's memory where it lies: `work` runs at once, as a post would, and a peer that closes its channel waits
+    /// for it to end. Where the channel has ended already it does not run. It is to be brief, and must not touch this queue.
+    fn while_open(&mut self, _channel: ChannelId, _work: &mut dyn FnMut()) -> Result<(), PostError> {
+        Err(PostError::RemoteAccess)
+    }
+
     /// Starts whatever was posted and not started yet (chained posts, one system call for many frames).
     fn flush(&mut self);
 

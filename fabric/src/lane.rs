@@ -267,6 +267,13 @@ impl CompletionQueue for LaneQueue {
         }
     }
 
+    fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
+        match route(channel) {
+            Route::Shm(channel) => self.shm.while_open(channel, work),
+            Route::Tcp(_) | Route::Verbs(_) => Err(PostError::RemoteAccess),
+        }
+    }
+
     fn flush(&mut self) {
         self.shm.flush();
         self.tcp.flush();

@@ -32,12 +32,12 @@ mod work;
 pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
 pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
-pub use host::host_identity;
+pub use host::{host_identity, memory_bytes};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{
-    Access, Blocks, Buffer, BufferId, Handles, MappedRegions, Number, Numbers, OutOfBounds, Pages, Pool,
-    PoolError, Region, Span, UserBuffer, View,
+    Access, Blocks, Buffer, BufferId, Floats, HUGE_PAGE_BYTES, Handles, MappedRegions, Number, Numbers,
+    OutOfBounds, Pages, Pool, PoolError, Region, Span, UserBuffer, View,
 };
 pub use rest::{Rest, Sleeper};
 pub use shm::{SharedWord, SharedWords, ShmDevice};

@@ -232,8 +232,9 @@ pub struct MemorySettings {
     /// Bytes of calls that a server keeps, per lane: bodies of requests until they are answered, and long replies until the
     /// worker has them. No body is larger. Taken as it is used.
     pub call_bytes: u64,
-    /// Bytes of rows of sparse tables that a server keeps, per lane; beyond that only tables with a limit of their own make
-    /// rows, and pushes to rows that are not there are errors. Taken as it is used.
+    /// Bytes of rows of sparse tables that a server keeps, per lane, with what finds them. Beyond that a table with a limit of
+    /// its own gives its oldest rows up for new ones; others make none, and pushes to rows that are not there are errors. 0:
+    /// half of the machine's memory (or of the control group's), divided among the lanes. Taken as it is used.
     pub table_bytes: u64,
     /// Bytes of a worker's pool of registered memory for buffers.
     pub pool_bytes: u64,
@@ -260,7 +261,7 @@ impl Default for MemorySettings {
             result_slots: 4,
             spill_bytes: 256 << 20,
             call_bytes: 1 << 30,
-            table_bytes: 1 << 36,
+            table_bytes: 0,
             pool_bytes: 8 << 30,
             registered_bytes: 1 << 40,
             operations: 65_536,
@@ -352,7 +353,9 @@ impl Settings {
         if memory.spill_bytes < cluster.chunk_bytes {
             return wrong("memory.spill_bytes", memory.spill_bytes, "it must hold at least one chunk");
         }
-        within("memory.table_bytes", memory.table_bytes, 1 << 20, 1 << 50)?;
+        if memory.table_bytes != 0 {
+            within("memory.table_bytes", memory.table_bytes, 1 << 20, 1 << 50)?;
+        }
         within("memory.call_bytes", memory.call_bytes, 1 << 20, 1 << 40)?;
         self.deadlines.validate()?;
         self.verbs.validate()?;

@@ -13,6 +13,8 @@ pub const TABLE_APPS: u32 = 1 << 31;
 pub const TABLES_MAX: u32 = 1 << 16;
 /// Elements of a row.
 pub const ROW_WIDTH_MAX: u32 = 1 << 16;
+/// Touches that a row can be made to wait for: they are counted in a byte.
+pub const ADMIT_AFTER_MAX: u32 = 255;
 /// Rows of one request.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
 /// Bytes of the rows that one request pulls or pushes at most.
@@ -68,8 +70,9 @@ pub struct TableSpec {
     /// What rows begin with.
     pub initial: Initial,
     /// Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to
-    /// it are left out. 0 and 1: at its first touch. Counted in so few bytes that ids may share a count: a row may be
-    /// admitted too early, never too late.
+    /// it are left out; at most [`ADMIT_AFTER_MAX`]. 0 and 1: at its first touch. Counted in so few bytes that ids may share a
+    /// count, so a row may be admitted too early; and counts are halved now and then, so what is touched rarely for ever
+    /// is never admitted.
     pub admit_after: u32,
     /// Rows that are kept, spread evenly over servers and lanes, which keep at least one each: beyond that the least recently
     /// touched ones go. 0: no limit.
@@ -121,6 +124,9 @@ impl TableSpec {
         }
         if self.width == 0 || self.width > ROW_WIDTH_MAX {
             return wrong("width", self.width.to_string(), format!("1 to {ROW_WIDTH_MAX}"));
+        }
+        if self.admit_after > ADMIT_AFTER_MAX {
+            return wrong("admit_after", self.admit_after.to_string(), format!("0 to {ADMIT_AFTER_MAX}"));
         }
         let is_finite = match self.initial {
             Initial::Constant(value) => value.is_finite(),
@@ -299,6 +305,8 @@ mod tests {
         refused(TableSpec { key: TABLES_MAX, ..spec() }, "key = 65536");
         refused(TableSpec { width: 0, ..spec() }, "width = 0");
         refused(TableSpec { width: ROW_WIDTH_MAX + 1, ..spec() }, "1 to 65536");
+        refused(TableSpec { admit_after: ADMIT_AFTER_MAX + 1, ..spec() }, "0 to 255");
+        assert_eq!(TableSpec { admit_after: ADMIT_AFTER_MAX, ..spec() }.validate(), Ok(()));
         refused(TableSpec { initial: Initial::Constant(f32::NAN), ..spec() }, "finite");
         refused(
             TableSpec { initial: Initial::Uniform { low: 1.0, high: 1.0, seed: 0 }, ..spec() },

@@ -147,7 +147,13 @@ fn a_server_without_room_says_so(driver: Driver) {
     let full = push(29_999).unwrap_err();
     assert!(full.to_string().contains("memory.table_bytes"), "{full}");
     push(0).unwrap();
-    pull(&limited, 0, &mut out).unwrap();
-    pull(&limited, 5000, &mut out).unwrap();
+    // A table with a limit of its own makes room for what is new.
+    for lap in 0..30 {
+        let ids: Vec<u64> = (lap * 1000..(lap + 1) * 1000).collect();
+        client.push_rows(&limited, &ids, &vec![1.0; 1000 * WIDTH]).unwrap().wait().unwrap();
+    }
+    pull(&limited, 29_000, &mut out).unwrap();
+    let want: Vec<f32> = initial(29_999).into_iter().map(|number| number + 1.0).collect();
+    assert_eq!(out[999 * WIDTH..], want);
     bed.end();
 }

@@ -1,6 +1,8 @@
 //! Rows of 256 bytes, drawn by Zipf's law: pulled and pushed, beside a gather of the same rows out of this process's own
-//! memory, which asks for rows ahead.
+//! memory, which asks for rows ahead. That memory is of normal pages and of huge ones, as tables are: the faster one counts.
 
+use crate::stats::{quantile_sorted, sorted};
+use fabric::Floats;
 use fabric::simd::prefetch_row;
 use gradwire_worker::{Client, Table};
 use proto_common::optimizer::Optimizer;
@@ -10,7 +12,7 @@ use std::time::Instant;
 const WIDTH: usize = 64;
 /// Rows of one request of the trainer's.
 const DRAWS: usize = 64 << 10;
-const LAPS: usize = 12;
+const LAPS: usize = 60;
 const AHEAD: usize = 12;
 /// As YCSB has it (Cooper et al., "Benchmarking Cloud Serving Systems with YCSB", section 5.3).
 const ZIPF_EXPONENT: f64 = 0.99;
@@ -50,25 +52,48 @@ pub(super) fn measure(client: &Client, name: &str, rows: usize) -> anyhow::Resul
         client.pull_rows(&table, ids, &mut out[..ids.len() * WIDTH])?;
     }
     let own = vec![1f32; rows * WIDTH];
+    let mut huge = Floats::zeroed(rows * WIDTH, 0)?;
+    huge.fill(1.0);
     let mut draws = Draws::new(rows);
-    let mut best = [0f64; 3];
+    let mut rates: [Vec<f64>; 4] = Default::default();
     for _ in 0..LAPS {
         let ids: Vec<u64> = (0..DRAWS).map(|_| draws.next()).collect();
         let laps = [
             gather(&own, &ids, &mut out),
+            gather(&huge, &ids, &mut out),
             pull(client, &table, &ids, &mut out)?,
             push(client, &table, &ids, &out)?,
         ];
-        best.iter_mut().zip(laps).for_each(|(best, lap)| *best = best.max(lap));
+        rates.iter_mut().zip(laps).for_each(|(rates, lap)| rates.push(lap));
     }
-    let [gathered, pulled, pushed] = best;
+    let [normal, huge, pulled, pushed] = &rates;
+    let gathered: Vec<f64> = normal.iter().zip(huge).map(|(normal, huge)| normal.max(*huge)).collect();
+    // Each lap beside its own gather: what else the machine does then is the same for both.
+    let ratio =
+        |rates: &[f64]| quantiles(rates.iter().zip(&gathered).map(|(rate, gathered)| rate / gathered));
+    let (pull, push) = (ratio(pulled), ratio(pushed));
+    let median = |rates: &[f64]| quantiles(rates.iter().copied())[1];
     crate::report::progress(&format!(
-        "{name:4} rows of {} bytes by Zipf's law, {rows} in the table, {DRAWS} at once: gather {gathered:.1} M/s, pull {pulled:.1} M/s ({:.2} x), push {pushed:.1} M/s ({:.2} x)",
+        "{name:4} rows of {} bytes by Zipf's law, {rows} in the table, {DRAWS} at once, median of {LAPS}: gather {:.1} M/s (huge pages {:.1}), pull {:.1} M/s ({:.2} x, quartiles {:.2} to {:.2}), push {:.1} M/s ({:.2} x, {:.2} to {:.2})",
         WIDTH * size_of::<f32>(),
-        pulled / gathered,
-        pushed / gathered
+        median(normal),
+        median(huge),
+        median(pulled),
+        pull[1],
+        pull[0],
+        pull[2],
+        median(pushed),
+        push[1],
+        push[0],
+        push[2],
     ));
     Ok(())
+}
+
+/// Quartiles and median.
+fn quantiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let sorted = sorted(values.collect());
+    [0.25, 0.5, 0.75].map(|at| quantile_sorted(&sorted, at).unwrap_or(f64::NAN))
 }
 
 fn rate(count: usize, began: Instant) -> f64 {

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod elements;
+mod floats;
 mod mapped;
 mod pool;
 mod region;
@@ -10,6 +11,7 @@ mod view;
 
 pub use blocks::Blocks;
 pub use elements::{Number, Numbers};
+pub use floats::{Floats, HUGE_PAGE_BYTES};
 pub use mapped::MappedRegions;
 pub use pool::{Buffer, Pool, PoolError};
 pub(crate) use region::Mapping;

@@ -1,5 +1,5 @@
-//! A view: a stretch of memory that somebody else may write, read where it lies. It hands out copies and numbers only:
-//! the bytes may change at any time, so they are never a Rust reference.
+//! A view: a stretch of memory that somebody else may write, read, or written, where it lies. It hands out copies and numbers
+//! only: the bytes may change at any time, so they are never a Rust reference.
 
 use super::elements::{Number, Numbers};
 use super::region::{Mapping, OutOfBounds, Region, Span};
@@ -69,6 +69,28 @@ impl View {
         Ok(())
     }
 
+    /// Copies bytes in, at `offset` within the view: only while the protocol gives this side the right to
+    /// ([`CompletionQueue::while_open`](crate::CompletionQueue::while_open)). Memory that is for reading only is out of bounds.
+    #[inline]
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
+        let bytes = from.len() as u64;
+        OutOfBounds::unless_within(offset, bytes, if self.is_writable() { self.bytes } else { 0 })?;
+        let to = self.mapping().at(self.offset + offset, bytes)?;
+        // SAFETY: the target is mapped for writing as long as the holder lives, and in bounds (both checked); the source is
+        // private memory, at other addresses as in `read`. Needed because a peer's memory must not be a Rust reference.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    /// May its bytes be written?
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        match &self.holder {
+            Holder::Mapped(mapping) => mapping.is_writable(),
+            Holder::Ours(region) => region.is_writable(),
+        }
+    }
+
     /// As [`View::read`] with stores that do not pass through the cache: for what is not read again soon.
     pub fn read_streaming(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let bytes = into.len() as u64;
@@ -128,5 +150,18 @@ mod tests {
         assert!(view.copy_to(&region, 4085).is_err());
         region.read(4084, &mut plain).unwrap();
         assert_eq!(plain, streamed);
+    }
+
+    #[test]
+    fn bytes_are_written_within_it_and_only_where_that_may_be() {
+        let region = Region::allocate(4096, "view").unwrap();
+        let view = View::from(region.span(8, 16).unwrap());
+        view.write(4, b"twelve bytes").unwrap();
+        let mut found = [0; 12];
+        region.read(12, &mut found).unwrap();
+        assert_eq!(&found, b"twelve bytes");
+        assert!(view.write(5, b"twelve bytes").is_err() && view.write(u64::MAX, b"1").is_err());
+        let constant = View::from(Region::of_bytes(vec![0; 16]).all());
+        assert!(!constant.is_writable() && constant.write(0, b"1").is_err());
     }
 }

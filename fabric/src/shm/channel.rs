@@ -295,6 +295,17 @@ impl Channel {
         Ok(())
     }
 
+    /// Runs `work` as a copy of ours: whoever closes waits for it.
+    pub(super) fn while_open(&mut self, work: &mut dyn FnMut()) -> Result<(), PostError> {
+        self.open()?;
+        if !self.send.enter() {
+            return Err(PostError::Closed);
+        }
+        work();
+        self.send.leave();
+        Ok(())
+    }
+
     fn complete(&mut self, kind: CompletionKind, completions: &mut Vec<Completion>) {
         self.undelivered += 1;
         completions.push(Completion { channel: self.id, kind });

@@ -230,6 +230,10 @@ impl CompletionQueue for ShmQueue {
         self.find(channel)?.mapping(key).map(View::all)
     }
 
+    fn while_open(&mut self, channel: ChannelId, work: &mut dyn FnMut()) -> Result<(), PostError> {
+        self.find(channel)?.while_open(work)
+    }
+
     /// Posts start at once.
     fn flush(&mut self) {}
 

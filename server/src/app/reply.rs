@@ -56,14 +56,6 @@ impl Body {
         Self(Held::Pool(buffer))
     }
 
-    /// To be worked on in place.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        match &mut self.0 {
-            Held::Plain { bytes, from } => bytes.get_mut(*from..).unwrap_or_default(),
-            Held::Pool(buffer) => buffer,
-        }
-    }
-
     /// What it was read into, until it is whole.
     pub(crate) fn buffer(&self) -> Option<&Buffer> {
         match &self.0 {

@@ -17,6 +17,12 @@ use proto_common::table::table_of;
 /// so long.
 const ROOM_WITHIN_MS: u64 = 30_000;
 
+/// The runtime is to take the call that this block is of.
+fn take(call: u64, peer: Rank, app: u32, from: Source, block: &Block) -> Command {
+    let region = block.landing.map_or(0, |landing| landing.region);
+    Command::CallTake { call, peer, app, from, frame_bytes: block.bytes, region, bytes: block.round }
+}
+
 impl LaneEngine {
     /// Bytes of requests and replies that this lane keeps at most.
     pub fn limit_calls(&mut self, bytes: u64) {
@@ -75,13 +81,13 @@ impl LaneEngine {
         if operation < line.acked || operation >= line.acked.saturating_add(CALLS_IN_FLIGHT_MAX) {
             return expel("it has more calls under way than it may");
         }
+        let slot = batch.slot.slot;
+        let from = Source::Slot { slot, offset: batch.header.payload_offset.saturating_add(offset) };
         if operation < line.next {
-            self.repeated_call(peer, app, block, now_ms, out);
+            self.repeated_call(peer, app, block, from, now_ms, out);
         } else if operation > line.next {
             self.retry(peer, block, Vec::new());
         } else {
-            let slot = batch.slot.slot;
-            let from = Source::Slot { slot, offset: batch.header.payload_offset.saturating_add(offset) };
             self.fresh_call(peer, app, block, from, now_ms, out);
         }
         true
@@ -126,6 +132,7 @@ impl LaneEngine {
             is_landing: false,
             awaits_room: false,
             room_until_ms: None,
+            runs_again: false,
         };
         let Some(line) = self.calls.line(peer, app) else { return };
         line.next += 1;
@@ -136,15 +143,21 @@ impl LaneEngine {
             Some(status) => self.end_call(id, CallAnswer::failed(status), out),
             None => {
                 self.stats.calls += 1;
-                let region = block.landing.map_or(0, |landing| landing.region);
-                let frame_bytes = block.bytes;
-                out.push(Command::CallTake { call: id, peer, app, from, frame_bytes, region, bytes: total });
+                out.push(take(id, peer, app, from, block));
             }
         }
     }
 
     /// The same call again: over a new channel, with room for its reply, or because its worker has given it up.
-    fn repeated_call(&mut self, peer: Rank, app: u32, block: &Block, now_ms: u64, out: &mut Commands) {
+    fn repeated_call(
+        &mut self,
+        peer: Rank,
+        app: u32,
+        block: &Block,
+        from: Source,
+        now_ms: u64,
+        out: &mut Commands,
+    ) {
         self.stats.duplicates += 1;
         let entry = self.calls.lines.get_mut(&(peer, app)).and_then(|line| line.find(block.operation.0));
         let Some(entry) = entry else {
@@ -159,6 +172,12 @@ impl LaneEngine {
             Stage::Answered(_) if block.status == Status::Corrupt => {
                 self.let_go(id, Status::Refused, out);
                 self.tell_call(id, out);
+            }
+            Stage::Answered(_) if entry.runs_again => {
+                let before = std::mem::replace(&mut entry.bytes, block.round);
+                entry.stage = Stage::Fetching;
+                self.calls.bytes = self.calls.bytes.saturating_sub(before).saturating_add(block.round);
+                out.push(take(id, peer, app, from, block));
             }
             Stage::Answered(_) => self.tell_call(id, out),
             // It replaces itself.
@@ -183,25 +202,60 @@ impl LaneEngine {
 
     /// A handler has answered a call, or let go of it.
     pub fn call_answered(&mut self, id: u64, answer: CallAnswer, out: &mut Commands) {
+        self.end_delivered(id, answer, false, out);
+    }
+
+    /// As [`LaneEngine::call_answered`], of a reply whose body was written to its landing already. It is not kept, and the
+    /// call changes nothing: a replay runs it again, and then sees what later calls have changed.
+    pub fn call_placed(&mut self, id: u64, answer: CallAnswer, out: &mut Commands) {
+        self.end_delivered(id, answer, true, out);
+    }
+
+    fn end_delivered(&mut self, id: u64, answer: CallAnswer, is_placed: bool, out: &mut Commands) {
         match self.calls.entry(id) {
-            Some((_, _, entry)) if entry.stage == Stage::Delivered => self.end_call(id, answer, out),
+            Some((_, _, entry)) if entry.stage == Stage::Delivered => {
+                let has_place = entry.landing.is_some_and(|landing| landing.bytes >= answer.body_bytes);
+                entry.runs_again = is_placed && has_place;
+                self.end_call(id, answer, out);
+            }
             // Too late: its worker was told something else, or has gone.
             _ => out.push(Command::CallDrop { call: id }),
         }
     }
 
+    /// Where a delivered call's reply may be written.
+    pub(crate) fn call_landing(&mut self, id: u64) -> Option<Landing> {
+        let (_, _, entry) = self.calls.entry(id)?;
+        entry.landing.filter(|_| entry.stage == Stage::Delivered)
+    }
+
+    /// A delivered call's body can be read no more, because its channel has ended, and nothing was done: the worker sends it
+    /// again, with those after it.
+    pub fn call_returned(&mut self, id: u64) {
+        let Some((rank, app, entry)) = self.calls.entry(id) else { return };
+        if entry.stage != Stage::Delivered || entry.put_back() {
+            return;
+        }
+        let operation = entry.operation;
+        let Some(line) = self.calls.lines.get_mut(&(rank, app)) else { return };
+        let at = line.entries.partition_point(|entry| entry.operation < operation);
+        line.next = operation;
+        let returned: Vec<Entry> = line.entries.drain(at..).collect();
+        returned.iter().for_each(|entry| self.calls.forget(entry));
+    }
+
     fn end_call(&mut self, id: u64, answer: CallAnswer, out: &mut Commands) {
         let Some((_, _, entry)) = self.calls.entry(id) else { return };
-        let before = std::mem::take(&mut entry.bytes);
+        let (before, is_kept) = (std::mem::take(&mut entry.bytes), !entry.runs_again);
         self.calls.bytes = self.calls.bytes.saturating_sub(before);
-        let kept = answer.kept_bytes();
+        let kept = if is_kept { answer.kept_bytes() } else { 0 };
         // Short ones are never refused: there are no more of them than calls that were taken.
-        let has_room = self.calls.make_room(kept, &self.peers) || answer.is_inline();
+        let has_room = kept == 0 || self.calls.make_room(kept, &self.peers) || answer.is_inline();
         let answer = if has_room { answer } else { CallAnswer::failed(Status::NoMemory) };
         if !has_room {
             out.push(Command::CallDrop { call: id });
         }
-        let kept = answer.kept_bytes();
+        let kept = kept.min(answer.kept_bytes());
         let Some((_, _, entry)) = self.calls.entry(id) else { return };
         (entry.stage, entry.bytes) = (Stage::Answered(answer), kept);
         self.calls.bytes = self.calls.bytes.saturating_add(kept);
@@ -227,15 +281,16 @@ impl LaneEngine {
         let Some((peer, _, entry)) = self.calls.entry(id) else { return };
         let Stage::Answered(answer) = entry.stage else { return };
         let room = entry.landing.filter(|landing| landing.bytes >= answer.body_bytes);
-        let landing = if answer.is_inline() { None } else { room };
+        let is_placed = entry.runs_again;
+        let landing = if answer.is_inline() && !is_placed { None } else { room };
         entry.awaits_room = answer.status == Status::Done && !answer.is_inline() && landing.is_none();
         match landing {
-            Some(landing) => {
+            Some(landing) if !is_placed => {
                 entry.is_landing = true;
                 let landing = Landing { bytes: answer.body_bytes, ..landing };
                 out.push(Command::CallLand { peer, call: id, landing });
             }
-            None => self.push_call(id, None),
+            landing => self.push_call(id, landing),
         }
     }
 
@@ -323,6 +378,9 @@ impl LaneEngine {
             if stage == Stage::Delivered {
                 out.push(Command::CallCancel { call: id });
             }
+            if let Some((_, _, entry)) = self.calls.entry(id) {
+                entry.runs_again = false;
+            }
             self.end_call(id, CallAnswer::failed(status), out);
             ended.extend(self.calls.by_id.get(&id).map(|(rank, app, _)| (*rank, *app)));
         }
@@ -348,6 +406,7 @@ impl LaneEngine {
         let calls = &mut self.calls;
         let mut dropped = Vec::new();
         for (_, line) in calls.lines.iter_mut().filter(|((of, _), _)| *of == rank) {
+            line.entries.iter_mut().for_each(|entry| _ = entry.put_back());
             let undelivered = |entry: &Entry| matches!(entry.stage, Stage::Fetching | Stage::Ready);
             // Handlers get them in order: these are the last ones, but for some that a deadline ended.
             let Some(at) = line.entries.iter().position(undelivered) else { continue };

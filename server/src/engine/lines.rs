@@ -80,6 +80,19 @@ pub(super) struct Entry {
     pub(super) awaits_room: bool,
     /// or until this time, once a tick has seen it wait.
     pub(super) room_until_ms: Option<u64>,
+    /// Its reply was written where it is to lie, and is not kept: a replay runs it again, which changes nothing.
+    pub(super) runs_again: bool,
+}
+
+impl Entry {
+    /// Of a call that is under way a second time: it is answered as before, since those after it are. True where that was so.
+    pub(super) fn put_back(&mut self) -> bool {
+        let is_repeated = self.runs_again && !matches!(self.stage, Stage::Answered(_));
+        if is_repeated {
+            self.stage = Stage::Answered(CallAnswer::failed(Status::NoReply));
+        }
+        is_repeated
+    }
 }
 
 /// The calls of one worker to one handler.

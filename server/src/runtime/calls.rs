@@ -11,6 +11,7 @@ use fabric::{
 use proto_common::batch::Status;
 use proto_common::call::{Frame, PieceAt};
 use proto_common::ids::Rank;
+use proto_common::table::table_of;
 use std::collections::{HashMap, VecDeque};
 
 /// Address space for so many times what is kept, so that holes between bodies do no harm; memory is taken at first touch.
@@ -118,6 +119,8 @@ struct Held {
     app: u32,
     head: Vec<u8>,
     body: Option<Body>,
+    /// Where the worker has it, of a request that is executed from there.
+    lies: Option<(RemoteSpan, u64)>,
     /// Bytes of the body that are still to come.
     unread_bytes: u64,
     /// Reads into it that are posted and not completed.
@@ -260,16 +263,25 @@ impl CallMemory {
         self.held.get(&call).map(|held| held.app)
     }
 
-    /// Head and body of a call that is answered here.
-    pub(super) fn take_request(&mut self, call: u64) -> Option<(Vec<u8>, Body)> {
+    /// A call that is answered here.
+    pub(super) fn take_request(&mut self, call: u64) -> Option<Request> {
         let held = self.held.get_mut(&call)?;
-        Some((std::mem::take(&mut held.head), held.body.take()?))
+        let (head, body, lies) = (std::mem::take(&mut held.head), held.body.take(), held.lies.take());
+        Some(Request { peer: held.peer, head, body, lies })
     }
 
     /// What handlers are to hear, in order.
     pub(super) fn next_event(&mut self) -> Option<CallEvent> {
         self.events.pop_front()
     }
+}
+
+/// A request that is answered here: its body was read, or lies with its worker.
+pub(super) struct Request {
+    pub(super) peer: Rank,
+    pub(super) head: Vec<u8>,
+    pub(super) body: Option<Body>,
+    pub(super) lies: Option<(RemoteSpan, u64)>,
 }
 
 /// A call as its batch brought it.
@@ -317,6 +329,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.execute()
     }
 
+    /// As [`DataLane::note_answer`], of a reply whose body, so many bytes, is where the worker wants it.
+    pub(super) fn note_placed(&mut self, call: u64, head: &[u8], body_bytes: u64) {
+        let Some(held) = self.calls.held.get_mut(&call).filter(|held| !held.is_over) else { return };
+        held.reply = Some(AnswerBody { head: head.to_vec(), body: Sent::Inline(Vec::new()) });
+        self.engine.call_placed(call, answer_of(head, body_bytes), &mut self.commands);
+    }
+
     /// As [`DataLane::answer_call`], and what follows is executed by the caller.
     pub(super) fn note_answer(&mut self, call: u64, answer: Option<AnswerBody>) {
         let told = answer.as_ref().map(AnswerBody::answer);
@@ -338,9 +357,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Taken { call, peer, app, .. } = *taken;
         let (head, mut unread_bytes) = (frame.head.to_vec(), 0);
         let is_whole = frame.pieces().all(|piece| matches!(piece, PieceAt::Frame { .. }));
+        let lies = self.lies(taken, &frame);
         let body = if is_whole || taken.bytes == 0 {
             let from = bytes.len() - taken.bytes as usize;
-            Body::plain(bytes, from)
+            Some(Body::plain(bytes, from))
+        } else if lies.is_some() {
+            None
         } else {
             let mut buffer = match self.calls.allocate(taken.bytes) {
                 Ok(buffer) => buffer,
@@ -365,13 +387,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 }
                 at += piece.bytes();
             }
-            Body::of_pool(buffer)
+            Some(Body::of_pool(buffer))
         };
         let held = Held {
             peer,
             app,
             head,
-            body: Some(body),
+            body,
+            lies,
             unread_bytes,
             reads: 0,
             is_delivered: false,
@@ -384,5 +407,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.call_arrived(call, &mut self.commands);
         }
         self.read_on(peer)
+    }
+
+    /// Where a request about rows lies that is read there: over a channel whose peer's memory can be, as one piece.
+    fn lies(&self, taken: &Taken, frame: &Frame<'_>) -> Option<(RemoteSpan, u64)> {
+        let link = self.links.get(taken.peer.0 as usize)?.as_ref()?;
+        let mut pieces = frame.pieces();
+        match (pieces.next(), pieces.next()) {
+            (Some(PieceAt::Worker { offset, bytes }), None)
+                if link.in_place && table_of(taken.app).is_some() =>
+            {
+                Some((RemoteSpan { key: RemoteKey(taken.region), offset }, bytes))
+            }
+            _ => None,
+        }
     }
 }

@@ -198,7 +198,7 @@ fn start_lanes(
         if devices.verbs.is_some() {
             lane.register_replies();
         }
-        lane.limit_tables(settings.memory.table_bytes);
+        lane.limit_tables(table_bytes(settings, &shape));
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
@@ -211,6 +211,14 @@ fn start_lanes(
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
     apps.attach(lanes.mailboxes.iter().cloned().map(HandlerNews).collect(), (spin, drain));
     Ok(lanes)
+}
+
+/// Bytes that a lane's sparse tables may take: as set, or its share of half of the memory that there is.
+fn table_bytes(settings: &Settings, shape: &ClusterShape) -> u64 {
+    match settings.memory.table_bytes {
+        0 => fabric::memory_bytes() / 2 / u64::from(shape.lanes.max(1)),
+        bytes => bytes,
+    }
 }
 
 /// As many slots as are set, or as may be registered with a RDMA device beside everything else.

@@ -1,10 +1,12 @@
-//! Requests about rows: calls that the lane's own tables answer, at once and on its data thread.
+//! Requests about rows: calls that the lane's own tables answer, at once and on its data thread. Where the worker's memory
+//! can be read and written where it lies, values are taken from there and rows put there.
 
-use super::calls::AnswerBody;
+use super::calls::{AnswerBody, Request};
 use super::lane::{DataLane, LaneError};
 use crate::app::{CallBuffer, ReplyBody};
-use crate::tables::{TableStats, Told};
-use fabric::CompletionQueue;
+use crate::tables::{Asked, Room, TableStats, Told};
+use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
+use proto_common::ids::Rank;
 use proto_common::table::{RowStatus, table_of};
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -14,17 +16,66 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.calls.deliver(call);
             return Ok(());
         };
-        let Some((head, mut body)) = self.calls.take_request(call) else { return Ok(()) };
-        let Self { tables, calls, .. } = self;
-        let told = tables.request(key, &head, body.bytes_mut(), |bytes| calls.allocate(bytes));
-        let answer = match told {
-            Told::Status(status, why) => AnswerBody::new(&[status as u8], ReplyBody::Bytes(why.into_bytes())),
-            Told::Rows(rows) => {
-                AnswerBody::new(&[RowStatus::Done as u8], ReplyBody::Buffer(CallBuffer::new(rows)))
+        let Some(request) = self.calls.take_request(call) else { return Ok(()) };
+        match self.ask_table(call, key, &request) {
+            Ok(Told::Placed(bytes)) => self.note_placed(call, &[RowStatus::Done as u8], bytes),
+            Ok(Told::Status(status, why)) => {
+                let answer = AnswerBody::new(&[status as u8], ReplyBody::Bytes(why.into_bytes()));
+                self.note_answer(call, Some(answer));
             }
-        };
-        self.note_answer(call, Some(answer));
+            Ok(Told::Rows(rows)) => {
+                let rows = ReplyBody::Buffer(CallBuffer::new(rows));
+                self.note_answer(call, Some(AnswerBody::new(&[RowStatus::Done as u8], rows)));
+            }
+            // Nothing was done; the worker's next channel brings it again.
+            Err(PostError::Closed) => self.engine.call_returned(call),
+            Err(_) => {
+                self.engine.call_returned(call);
+                self.expel(request.peer, "its request about rows refers to memory that it did not hand over");
+            }
+        }
+        // The worker goes on with this one while the next one is executed.
+        self.engine.flush(self.blocks.free(), &mut self.commands);
         Ok(())
+    }
+
+    fn ask_table(&mut self, call: u64, key: u32, request: &Request) -> Result<Told, PostError> {
+        let landing = self.engine.call_landing(call).filter(|landing| landing.bytes > 0);
+        let Request { peer, head, body, lies } = request;
+        let room = |landing: proto_common::batch::Landing| {
+            let at = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+            (at, landing.bytes)
+        };
+        let there = landing.map(room).map(|place| self.worker_memory(*peer, place)).transpose()?.flatten();
+        let body = match (lies, body) {
+            (Some(place), _) => Asked::There(self.worker_memory(*peer, *place)?.ok_or(PostError::Closed)?),
+            (None, Some(body)) => Asked::Here(body),
+            (None, None) => return Err(PostError::Closed),
+        };
+        let Self { queue, tables, calls, links, .. } = self;
+        let allocate = |bytes| calls.allocate(bytes);
+        if lies.is_none() && there.is_none() {
+            return Ok(tables.request(key, head, &body, &Room { there, allocate: &allocate }));
+        }
+        let link = links.get(peer.0 as usize).and_then(Option::as_ref).ok_or(PostError::Closed)?;
+        let room = Room { there, allocate: &allocate };
+        let mut told = None;
+        queue.while_open(link.channel, &mut || told = Some(tables.request(key, head, &body, &room)))?;
+        told.ok_or(PostError::Closed)
+    }
+
+    /// A stretch of a worker's memory; none where it is not reached in place.
+    fn worker_memory(
+        &mut self,
+        peer: Rank,
+        (at, bytes): (RemoteSpan, u64),
+    ) -> Result<Option<View>, PostError> {
+        let Self { queue, links, .. } = self;
+        let link = links.get_mut(peer.0 as usize).and_then(Option::as_mut).ok_or(PostError::Closed)?;
+        if !link.in_place {
+            return Ok(None);
+        }
+        link.mapped.view(queue, link.channel, at, bytes).map(Some)
     }
 
     /// What the lane's tables have done.

@@ -1,15 +1,17 @@
 //! The sparse tables of one lane: requests about rows, executed where the rows are, on the lane's data thread. How requests
 //! come, and that each is executed once, is the business of calls.
 
+mod index;
+mod places;
 mod rows;
 
-pub use rows::{Rows, TableStats};
+pub use places::{Asked, RowsHere, Sink, Values};
+pub use rows::{Rows, Scratch, TableStats};
 
-use fabric::{Buffer, FabricError};
+use fabric::{Buffer, FabricError, View};
 use proto_common::message;
 use proto_common::table::{ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
 use std::collections::HashMap;
-use zerocopy::{FromBytes, IntoBytes};
 
 /// Tables of one server.
 const TABLES_MAX: usize = 1024;
@@ -24,30 +26,34 @@ pub(crate) enum Told {
     Status(RowStatus, String),
     /// Rows.
     Rows(Buffer),
+    /// Rows, so many bytes of them, which were written where they are to lie.
+    Placed(u64),
+}
+
+/// Where rows that are pulled go.
+pub(crate) struct Room<'a> {
+    /// The place that the worker granted for them, where it can be written to.
+    pub(crate) there: Option<View>,
+    /// Memory to send them from, else.
+    pub(crate) allocate: &'a dyn Fn(u64) -> Result<Buffer, FabricError>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Tables {
     tables: HashMap<u32, Rows>,
-    /// Bytes of all of them, and how many there may be before no more rows are made.
+    /// Bytes of all of them, and how many there may be.
     bytes: u64,
     most_bytes: u64,
-    /// Used again by each push.
-    found: Vec<u32>,
-    /// Values that do not lie where numbers may.
-    aligned: Vec<f32>,
+    /// Used again by each request.
+    ids: Vec<u64>,
+    scratch: Scratch,
 }
 
 impl Default for Tables {
     fn default() -> Self {
-        Self {
-            tables: HashMap::new(),
-            bytes: 0,
-            most_bytes: u64::MAX,
-            found: Vec::new(),
-            aligned: Vec::new(),
-        }
+        let (tables, ids, scratch) = Default::default();
+        Self { tables, bytes: 0, most_bytes: u64::MAX, ids, scratch }
     }
 }
 
@@ -61,81 +67,47 @@ impl Tables {
         self.tables.values().map(Rows::stats).fold(TableStats::default(), |sum, table| sum.plus(&table))
     }
 
-    /// Bytes of rows that are kept at most, but for what one request adds.
+    /// Bytes that tables take at most, all told.
     pub(crate) fn limit(&mut self, bytes: u64) {
         self.most_bytes = bytes;
     }
 
     /// Executes a request. Without memory for more rows pulls bring what rows would begin with, and pushes to rows that are
-    /// not there are left out and told. `allocate` gives memory for rows that are to be sent.
-    pub(crate) fn request(
-        &mut self,
-        key: u32,
-        head: &[u8],
-        body: &mut [u8],
-        allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
-    ) -> Told {
+    /// not there are left out and told; a table with a limit of its own gives older rows up instead.
+    pub(crate) fn request(&mut self, key: u32, head: &[u8], body: &Asked<'_>, room: &Room<'_>) -> Told {
         let Some([op, _, _, _, count @ ..]) = head.first_chunk::<HEAD_BYTES>() else {
             return malformed();
         };
         let count = u32::from_le_bytes(*count) as usize;
         let op = RowOp::from_wire(*op);
         if op == Some(RowOp::Declare) {
-            return self.declare(key, count, body);
+            return match body {
+                Asked::Here(body) => self.declare(key, count, body),
+                Asked::There(_) => malformed(),
+            };
         }
         let Some(rows) = self.tables.get_mut(&key) else {
             return Told::Status(RowStatus::Undeclared, String::new());
         };
-        rows.set_full(self.bytes >= self.most_bytes);
+        let row_bytes = rows.spec().row_bytes();
+        if count == 0
+            || count > ROWS_PER_REQUEST_MAX
+            || count * row_bytes > ROW_BYTES_PER_REQUEST_MAX
+            || !body.ids(count, &mut self.ids)
+        {
+            return malformed();
+        }
         let before = rows.bytes();
-        let told = Self::execute(rows, (op, count), body, (&mut self.found, &mut self.aligned), allocate);
+        rows.limit(before.saturating_add(self.most_bytes.saturating_sub(self.bytes)));
+        let rest = body.len() - (count * ID_BYTES) as u64;
+        let (ids, scratch) = (&self.ids, &mut self.scratch);
+        let told = match op {
+            Some(RowOp::Push) if rest == (count * row_bytes) as u64 => push(rows, ids, body, scratch),
+            Some(RowOp::Pull) if rest == 0 => pull(rows, ids, room, scratch),
+            _ => malformed(),
+        };
         self.bytes += rows.bytes() - before;
         told
-    }
-
-    fn execute(
-        rows: &mut Rows,
-        (op, count): (Option<RowOp>, usize),
-        body: &mut [u8],
-        (found, aligned): (&mut Vec<u32>, &mut Vec<f32>),
-        allocate: impl FnOnce(u64) -> Result<Buffer, FabricError>,
-    ) -> Told {
-        let row_bytes = rows.spec().row_bytes();
-        let Some((ids, values)) = body.split_at_mut_checked(count.saturating_mul(ID_BYTES)) else {
-            return malformed();
-        };
-        let (ids, _) = ids.as_chunks::<ID_BYTES>();
-        let ids = ids.iter().map(|id| u64::from_le_bytes(*id));
-        match op {
-            _ if count == 0 || count > ROWS_PER_REQUEST_MAX => malformed(),
-            _ if count * row_bytes > ROW_BYTES_PER_REQUEST_MAX => malformed(),
-            Some(RowOp::Push) if values.len() == count * row_bytes => {
-                let left_out = rows.stats().left_out;
-                match <[f32]>::mut_from_bytes(values) {
-                    Ok(values) => rows.push(ids, values, found),
-                    Err(_) => {
-                        aligned.resize(count * row_bytes / size_of::<f32>(), 0.0);
-                        aligned.as_mut_bytes().copy_from_slice(values);
-                        rows.push(ids, aligned, found);
-                    }
-                }
-                let is_short = rows.is_full() && rows.stats().left_out > left_out;
-                let status = if is_short { RowStatus::Full } else { RowStatus::Done };
-                Told::Status(status, String::new())
-            }
-            Some(RowOp::Pull) if values.is_empty() => {
-                let mut buffer = match allocate((count * row_bytes) as u64) {
-                    Ok(buffer) => buffer,
-                    Err(error) => return Told::Status(RowStatus::Full, error.to_string()),
-                };
-                // Buffers lie where numbers may.
-                if let Ok(out) = <[f32]>::mut_from_bytes(&mut buffer) {
-                    rows.pull(ids, out, found);
-                }
-                Told::Rows(buffer)
-            }
-            _ => malformed(),
-        }
     }
 
     /// Every worker declares a table; the first one makes it.
@@ -154,8 +126,51 @@ impl Tables {
             None if self.tables.len() >= TABLES_MAX => {
                 return conflict(format!("a server has at most {TABLES_MAX} tables"));
             }
-            None => drop(self.tables.insert(key, Rows::new(spec, parts))),
+            None => {
+                let rows = Rows::new(spec, parts);
+                let bytes = rows.bytes();
+                if bytes > self.most_bytes.saturating_sub(self.bytes) {
+                    let why =
+                        format!("the table takes {bytes} bytes before it has rows; raise memory.table_bytes");
+                    return Told::Status(RowStatus::Full, why);
+                }
+                self.bytes += bytes;
+                self.tables.insert(key, rows);
+            }
         }
         Told::Status(RowStatus::Done, String::new())
     }
 }
+
+fn push(rows: &mut Rows, ids: &[u64], body: &Asked<'_>, scratch: &mut Scratch) -> Told {
+    let without_room = rows.without_room();
+    let from = size_of_val(ids);
+    match body {
+        Asked::Here(body) => rows.push(ids, &body.get(from..).unwrap_or_default(), scratch),
+        Asked::There(view) => match view.slice(from as u64, view.len() - from as u64) {
+            Ok(values) => rows.push(ids, &values, scratch),
+            Err(_) => return malformed(),
+        },
+    }
+    let is_short = rows.without_room() > without_room;
+    Told::Status(if is_short { RowStatus::Full } else { RowStatus::Done }, String::new())
+}
+
+fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) -> Told {
+    let width = rows.spec().width as usize;
+    let bytes = (ids.len() * rows.spec().row_bytes()) as u64;
+    if let Some(mut there) = room.there.clone().filter(|there| there.is_writable() && there.len() >= bytes) {
+        rows.pull(ids, &mut there, scratch);
+        return Told::Placed(bytes);
+    }
+    match (room.allocate)(bytes) {
+        Ok(mut buffer) => {
+            rows.pull(ids, &mut RowsHere::of_bytes(&mut buffer, width), scratch);
+            Told::Rows(buffer)
+        }
+        Err(error) => Told::Status(RowStatus::Full, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

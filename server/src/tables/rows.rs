@@ -1,90 +1,26 @@
 //! The rows of one table on one lane: found by id, made when they are admitted, and the least recently touched ones given
 //! up beyond a limit. It must not know of requests.
 
+use super::index::{Index, Seen};
+use super::places::{Sink, Values};
 use crate::kernel::{self, Weights};
-use fabric::simd::{prefetch, prefetch_row};
+use fabric::simd::prefetch_row;
+use fabric::{Floats, HUGE_PAGE_BYTES};
 use proto_common::optimizer::{Optimizer, Rule};
 use proto_common::table::{TableSpec, mix};
 
-/// Bytes of one stretch of memory, but for rows that are longer.
-const SEGMENT_BYTES: usize = 1 << 20;
+/// Bytes of one stretch of memory. They are taken as they are touched.
+const SEGMENT_BYTES: usize = 32 << 20;
 /// Counts of touches of rows that are not admitted yet.
 const COUNTS: usize = 1 << 20;
+/// Touches after which those counts are halved: an id that is rare for ever is never admitted.
+const COUNTS_FADE_AFTER: usize = 4 * COUNTS;
 /// Rows that are asked for ahead of the one that is worked on.
 const AHEAD: usize = 12;
+/// Of a row that stands in a push several times: the rest of its number is where its sum is.
+const SUMMED: u32 = 1 << 31;
 /// No row.
 const NONE: u32 = u32::MAX;
-
-/// Who is where, by open addressing: at most half of the places are taken.
-#[derive(Debug)]
-struct Index {
-    /// Id, and row plus one: 0 is an empty place.
-    places: Vec<(u64, u32)>,
-    taken: usize,
-}
-
-impl Index {
-    fn new() -> Self {
-        Self { places: vec![(0, 0); 1 << 10], taken: 0 }
-    }
-
-    fn start(&self, id: u64) -> usize {
-        mix(id) as usize & (self.places.len() - 1)
-    }
-
-    /// The place of an id, or the empty one where it would be.
-    fn place(&self, id: u64) -> usize {
-        let mask = self.places.len() - 1;
-        let mut at = self.start(id);
-        while self.places[at].1 != 0 && self.places[at].0 != id {
-            at = (at + 1) & mask;
-        }
-        at
-    }
-
-    fn get(&self, id: u64) -> Option<u32> {
-        self.places[self.place(id)].1.checked_sub(1)
-    }
-
-    fn insert(&mut self, id: u64, row: u32) {
-        if 2 * (self.taken + 1) > self.places.len() {
-            let twice = vec![(0, 0); 2 * self.places.len()];
-            let before = std::mem::replace(&mut self.places, twice);
-            for (id, row) in before.into_iter().filter(|(_, row)| *row != 0) {
-                let at = self.place(id);
-                self.places[at] = (id, row);
-            }
-        }
-        let at = self.place(id);
-        self.places[at] = (id, row + 1);
-        self.taken += 1;
-    }
-
-    /// What follows moves up, so that no search ends too early.
-    fn remove(&mut self, id: u64) {
-        let mask = self.places.len() - 1;
-        let mut hole = self.place(id);
-        if self.places[hole].1 == 0 {
-            return;
-        }
-        let mut at = hole;
-        loop {
-            at = (at + 1) & mask;
-            let (other, row) = self.places[at];
-            if row == 0 {
-                break;
-            }
-            // May it move to the hole? Not before the place where its search begins.
-            let start = self.start(other);
-            if (at.wrapping_sub(start) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.places[hole] = (other, row);
-                hole = at;
-            }
-        }
-        self.places[hole] = (0, 0);
-        self.taken -= 1;
-    }
-}
 
 /// What is kept of a row beside its numbers.
 #[derive(Clone, Copy, Debug)]
@@ -92,9 +28,8 @@ struct Meta {
     id: u64,
     /// Pushes that it had.
     pushes: u64,
-    /// The request that last pushed to it, and at which place of it.
+    /// The request that last pushed to it, where that counts.
     stamp: u64,
-    place: u32,
     /// Neighbours by time of touch, where that counts.
     older: u32,
     newer: u32,
@@ -139,7 +74,7 @@ pub struct Rows {
     rows_max: usize,
     index: Index,
     /// Weights, then what the rule keeps, row by row.
-    segments: Vec<Box<[f32]>>,
+    segments: Vec<Floats>,
     /// Rows of each: a power of two, as its exponent.
     segment_shift: u32,
     meta: Vec<Meta>,
@@ -148,10 +83,26 @@ pub struct Rows {
     newest: u32,
     /// Touches of rows that are not admitted, by hash.
     counts: Vec<u8>,
+    counted: usize,
     request: u64,
-    /// No memory for more rows.
-    is_full: bool,
+    /// Bytes that it may have.
+    most_bytes: u64,
+    /// Pushes left out because there was no memory for their rows.
+    without_room: u64,
     stats: TableStats,
+}
+
+/// Used again by each request of any table.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// The row of each id.
+    found: Vec<u32>,
+    /// One row's numbers.
+    row: Vec<f32>,
+    seen: Seen,
+    /// Rows that stand in a push several times, and the sums of what it has for them.
+    again: Vec<u32>,
+    sums: Vec<f32>,
 }
 
 impl Rows {
@@ -170,8 +121,10 @@ impl Rows {
             oldest: NONE,
             newest: NONE,
             counts: if spec.admit_after > 1 { vec![0; COUNTS] } else { Vec::new() },
+            counted: 0,
             request: 0,
-            is_full: false,
+            most_bytes: u64::MAX,
+            without_room: 0,
             stats: TableStats::default(),
             spec,
         }
@@ -186,26 +139,33 @@ impl Rows {
     /// Counts so far.
     #[must_use]
     pub fn stats(&self) -> TableStats {
-        TableStats { rows: self.index.taken as u64, ..self.stats }
+        TableStats { rows: self.index.taken() as u64, ..self.stats }
     }
 
     /// Bytes that its rows take, what is kept beside their numbers included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let rows = (self.segments.len() << self.segment_shift) * row_bytes(&self.spec);
-        let beside = size_of_val::<[Meta]>(&self.meta) + size_of_val::<[(u64, u32)]>(&self.index.places);
-        (rows + beside + self.counts.len()) as u64
+        self.bytes_of(self.meta.len())
     }
 
-    /// Whether rows may still be made; a table with a limit of its own goes on within that.
-    pub fn set_full(&mut self, is_full: bool) {
-        self.is_full = is_full && self.rows_max == 0;
+    /// As [`Rows::bytes`] with so many rows. Memory beyond the first huge page's worth is taken in huge pages.
+    fn bytes_of(&self, rows: usize) -> u64 {
+        let (numbers, page) = ((rows * row_bytes(&self.spec)) as u64, HUGE_PAGE_BYTES as u64);
+        let numbers = if numbers <= page { numbers } else { numbers.next_multiple_of(page) };
+        let beside = (rows * size_of::<Meta>() + self.counts.len()) as u64;
+        numbers + beside + self.index.bytes()
     }
 
-    /// May no more rows be made?
+    /// Bytes that it may have: beyond them the least recently touched rows go, where the table has a limit of its own, or no
+    /// more are made.
+    pub fn limit(&mut self, bytes: u64) {
+        self.most_bytes = bytes;
+    }
+
+    /// Pushes left out so far because there was no memory for their rows.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.is_full
+    pub fn without_room(&self) -> u64 {
+        self.without_room
     }
 
     fn row_elements(&self) -> usize {
@@ -226,24 +186,37 @@ impl Rows {
 
     /// Counts a touch of a row that is not there; true when it is admitted with it.
     fn admits(&mut self, id: u64) -> bool {
-        let needed = u8::try_from(self.spec.admit_after).unwrap_or(u8::MAX);
-        let place = (mix(id) >> 20) as usize % COUNTS;
-        let Some(count) = self.counts.get_mut(place) else { return true };
+        if self.counts.is_empty() {
+            return true;
+        }
+        self.counted += 1;
+        if self.counted >= COUNTS_FADE_AFTER {
+            self.counted = 0;
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+        }
+        let count = &mut self.counts[(mix(id) >> 20) as usize % COUNTS];
         *count = count.saturating_add(1);
-        *count >= needed
+        u32::from(*count) >= self.spec.admit_after
     }
 
-    /// The row of an id, touched; `None` where it is not admitted, or the request itself has all rows that are kept.
+    /// The row of an id, touched; `None` where it is not admitted, or there is no room.
+    #[inline]
     fn touch(&mut self, id: u64) -> Option<u32> {
-        if let Some(row) = self.index.get(id) {
-            self.renew(row);
-            return Some(row);
+        match self.index.get(id) {
+            Some(row) => {
+                self.renew(row);
+                Some(row)
+            }
+            None => self.make(id),
         }
-        if self.is_full || !self.admits(id) {
+    }
+
+    fn make(&mut self, id: u64) -> Option<u32> {
+        if !self.admits(id) {
             return None;
         }
         let row = self.vacate()?;
-        let meta = Meta { id, pushes: 0, stamp: 0, place: 0, older: NONE, newer: NONE };
+        let meta = Meta { id, pushes: 0, stamp: 0, older: NONE, newer: NONE };
         if row as usize == self.meta.len() {
             self.meta.push(meta);
         } else {
@@ -258,24 +231,37 @@ impl Rows {
         Some(row)
     }
 
-    /// Memory for one more row: new, or the least recently touched one's.
+    /// Memory for one more row: new, or the least recently touched one's, unless the request itself has all of them.
     fn vacate(&mut self) -> Option<u32> {
         let rows = self.meta.len();
-        if self.rows_max == 0 || rows < self.rows_max {
-            if rows == self.segments.len() << self.segment_shift {
-                self.segments.push(vec![0.0; self.row_elements() << self.segment_shift].into());
-            }
-            return u32::try_from(rows).ok().filter(|row| *row < NONE - 1);
+        let has_limit = self.rows_max > 0;
+        let is_within = !has_limit || rows < self.rows_max;
+        let bytes = self.bytes_of(rows + 1) + self.index.growth_bytes();
+        let has_room = bytes <= self.most_bytes && rows < NONE as usize - 1;
+        let has_room = has_room && (!is_within || self.has_segment(rows));
+        if is_within && has_room {
+            return u32::try_from(rows).ok();
         }
         let row = self.oldest;
-        let meta = *self.meta.get(row as usize)?;
-        if meta.stamp == self.request && self.request > 0 {
+        let oldest = self.meta.get(row as usize).filter(|_| has_limit).copied();
+        let Some(meta) = oldest.filter(|meta| meta.stamp != self.request) else {
+            self.without_room += u64::from(!has_room);
             return None;
-        }
+        };
         self.unlink(row);
         self.index.remove(meta.id);
         self.stats.evicted += 1;
         Some(row)
+    }
+
+    /// Is there, or can there be, a place for one more row than so many?
+    fn has_segment(&mut self, rows: usize) -> bool {
+        if rows < self.segments.len() << self.segment_shift {
+            return true;
+        }
+        let small_bytes = if self.segments.is_empty() { HUGE_PAGE_BYTES } else { 0 };
+        let segment = Floats::zeroed(self.row_elements() << self.segment_shift, small_bytes);
+        segment.map(|segment| self.segments.push(segment)).is_ok()
     }
 
     fn renew(&mut self, row: u32) {
@@ -309,47 +295,52 @@ impl Rows {
         }
     }
 
-    /// Copies the rows of these ids out. Rows that are not admitted bring what they would begin with. `found` is used again
-    /// by each request.
-    pub fn pull(&mut self, ids: impl Iterator<Item = u64> + Clone, out: &mut [f32], found: &mut Vec<u32>) {
-        let width = self.width;
+    /// Hands out the rows of these ids. Rows that are not admitted bring what they would begin with.
+    pub fn pull(&mut self, ids: &[u64], out: &mut impl Sink, scratch: &mut Scratch) {
+        self.stats.pulled += ids.len() as u64;
         self.request += 1;
+        let Scratch { found, row: initial, .. } = scratch;
+        initial.resize(self.width, 0.0);
         if self.rows_max > 0 {
             // A row may be given up for a later one of the same request: it is copied before.
-            for (id, to) in ids.zip(out.chunks_exact_mut(width)) {
-                let row = self.touch(id);
-                self.read(id, row, to);
+            for (at, id) in ids.iter().enumerate() {
+                let row = self.touch(*id);
+                self.hand_out((at, *id), row, out, initial);
             }
             return;
         }
-        self.find(ids.clone(), found);
-        for (at, (id, to)) in ids.zip(out.chunks_exact_mut(width)).enumerate() {
-            self.ask_ahead(found, at);
-            self.read(id, Some(found[at]).filter(|row| *row != NONE), to);
-        }
-    }
-
-    fn read(&mut self, id: u64, row: Option<u32>, to: &mut [f32]) {
-        self.stats.pulled += 1;
-        match row {
-            Some(row) => to.copy_from_slice(&self.row(row)[..self.width]),
-            None => self.spec.initial.fill(id, to),
-        }
-    }
-
-    /// Touches the rows of these ids; [`NONE`] where there is none.
-    fn find(&mut self, ids: impl Iterator<Item = u64> + Clone, found: &mut Vec<u32>) {
         found.clear();
-        let mut ahead = ids.clone().skip(AHEAD);
-        for id in ids {
-            if let Some(id) = ahead.next() {
-                prefetch(&self.index.places[self.index.start(id)]);
+        for (at, id) in ids.iter().enumerate() {
+            self.look_ahead(ids, at);
+            found.push(self.touch(*id).unwrap_or(NONE));
+        }
+        for (at, id) in ids.iter().enumerate() {
+            self.ask_ahead(found, at);
+            self.hand_out((at, *id), Some(found[at]).filter(|row| *row != NONE), out, initial);
+        }
+    }
+
+    #[inline]
+    fn hand_out(&self, (at, id): (usize, u64), row: Option<u32>, out: &mut impl Sink, initial: &mut [f32]) {
+        match row {
+            Some(row) => out.put(at, &self.row(row)[..self.width]),
+            None => {
+                self.spec.initial.fill(id, initial);
+                out.put(at, initial);
             }
-            found.push(self.touch(id).unwrap_or(NONE));
+        }
+    }
+
+    /// The id that is looked for a little later has its place on the way by then.
+    #[inline]
+    fn look_ahead(&self, ids: &[u64], at: usize) {
+        if let Some(id) = ids.get(at + AHEAD) {
+            self.index.ask_ahead(*id);
         }
     }
 
     /// The row that is worked on a little later is on its way by then.
+    #[inline]
     fn ask_ahead(&self, found: &[u32], at: usize) {
         if let Some(row) = found.get(at + AHEAD).filter(|row| **row != NONE) {
             prefetch_row(self.row(*row));
@@ -357,51 +348,63 @@ impl Rows {
     }
 
     /// Applies the rule to the rows of these ids, each once: values of an id that stands there several times are summed
-    /// first, in `values`.
-    pub fn push(&mut self, ids: impl Iterator<Item = u64> + Clone, values: &mut [f32], found: &mut Vec<u32>) {
+    /// first.
+    pub fn push(&mut self, ids: &[u64], values: &impl Values, scratch: &mut Scratch) {
         self.request += 1;
-        found.clear();
-        let width = self.width;
-        let mut ahead = ids.clone().skip(AHEAD);
-        for (at, id) in ids.enumerate() {
-            if let Some(id) = ahead.next() {
-                prefetch(&self.index.places[self.index.start(id)]);
-            }
-            let Some(row) = self.touch(id) else {
+        let Scratch { found, row: one, seen, again, sums } = scratch;
+        one.resize(self.width, 0.0);
+        (found.clear(), again.clear(), sums.clear());
+        seen.clear(ids.len());
+        for (at, id) in ids.iter().enumerate() {
+            self.look_ahead(ids, at);
+            let Some(row) = self.touch(*id) else {
                 self.stats.left_out += 1;
                 found.push(NONE);
                 continue;
             };
-            let meta = &mut self.meta[row as usize];
-            if meta.stamp == self.request {
-                let (sums, more) = values.split_at_mut(at * width);
-                let sum = &mut sums[meta.place as usize * width..][..width];
-                sum.iter_mut().zip(&more[..width]).for_each(|(sum, value)| *sum += value);
-                found.push(NONE);
-            } else {
-                (meta.stamp, meta.place) = (self.request, at as u32);
+            if self.rows_max > 0 {
+                self.meta[row as usize].stamp = self.request;
+            }
+            let Some(number) = seen.insert(row, at as u32) else {
                 found.push(row);
+                continue;
+            };
+            found.push(NONE);
+            if *number & SUMMED == 0 {
+                let first = std::mem::replace(number, again.len() as u32 | SUMMED) as usize;
+                found[first] = NONE;
+                again.push(row);
+                values.read(first, one);
+                sums.extend_from_slice(one);
+            }
+            let sum = &mut sums[(*number & !SUMMED) as usize * self.width..][..self.width];
+            values.read(at, one);
+            sum.iter_mut().zip(&*one).for_each(|(sum, value)| *sum += value);
+        }
+        for (at, row) in found.iter().enumerate() {
+            self.ask_ahead(found, at);
+            if *row != NONE {
+                values.read(at, one);
+                self.update(*row, one);
             }
         }
-        for (at, values) in values.chunks_exact(width).enumerate() {
-            self.ask_ahead(found, at);
-            if found[at] != NONE {
-                self.update(found[at], values);
-            }
+        for (row, sum) in again.iter().zip(sums.chunks_exact(self.width)) {
+            self.update(*row, sum);
         }
     }
 
+    #[inline]
     fn update(&mut self, row: u32, values: &[f32]) {
         self.stats.pushed += 1;
+        if self.optimizer.rule == Rule::Sum && self.optimizer.rescale == 1.0 {
+            // By far the most frequent, and nothing to work out: not even how many pushes the row has had.
+            self.row_mut(row).iter_mut().zip(values).for_each(|(number, value)| *number += value);
+            return;
+        }
         let meta = &mut self.meta[row as usize];
         meta.pushes += 1;
         let (pushes, optimizer, width) = (meta.pushes, self.optimizer, self.width);
         let numbers = self.row_mut(row);
-        if optimizer.rule == Rule::Sum && optimizer.rescale == 1.0 {
-            // By far the most frequent, and nothing to work out.
-            numbers.iter_mut().zip(values).for_each(|(number, value)| *number += value);
-            return;
-        }
         let step = optimizer.step(pushes, 1);
         let (weights, state) = numbers.split_at_mut(width);
         let (first, second) = state.split_at_mut(width.min(state.len()));
@@ -416,11 +419,13 @@ fn row_bytes(spec: &TableSpec) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::places::RowsHere;
     use super::*;
     use proptest::prelude::*;
     use proto_common::optimizer::Moments;
     use proto_common::table::Initial;
     use std::collections::HashMap;
+    use zerocopy::IntoBytes;
 
     const UNIFORM: Initial = Initial::Uniform { low: -1.0, high: 1.0, seed: 5 };
 
@@ -436,13 +441,13 @@ mod tests {
 
     fn pull(rows: &mut Rows, ids: &[u64]) -> Vec<Vec<f32>> {
         let mut out = vec![0.0; ids.len() * 4];
-        rows.pull(ids.iter().copied(), &mut out, &mut Vec::new());
+        rows.pull(ids, &mut RowsHere(&mut out, 4), &mut Scratch::default());
         out.chunks(4).map(<[f32]>::to_vec).collect()
     }
 
     fn push(rows: &mut Rows, ids: &[u64], values: &[f32]) {
-        let mut values: Vec<f32> = values.iter().flat_map(|value| [*value; 4]).collect();
-        rows.push(ids.iter().copied(), &mut values, &mut Vec::new());
+        let values: Vec<f32> = values.iter().flat_map(|value| [*value; 4]).collect();
+        rows.push(ids, &values.as_bytes(), &mut Scratch::default());
     }
 
     fn plus(row: &[f32], value: f32) -> Vec<f32> {
@@ -489,6 +494,18 @@ mod tests {
         assert_eq!((rows.stats().rows, rows.stats().left_out), (0, 1));
         push(&mut rows, &[5], &[1.0]);
         assert_eq!(pull(&mut rows, &[5]), [plus(&initial(5), 1.0)]);
+        assert_eq!(rows.stats().rows, 1);
+    }
+
+    #[test]
+    fn counts_of_touches_fade() {
+        let mut rows = Rows::new(TableSpec { admit_after: 3, ..table(Optimizer::sum()) }, 1);
+        push(&mut rows, &[5, 5], &[1.0; 2]);
+        assert_eq!(rows.stats().rows, 0);
+        rows.counted = COUNTS_FADE_AFTER - 1;
+        push(&mut rows, &[5], &[1.0]);
+        assert_eq!(rows.stats().rows, 0, "2 became 1, and 1 is one too few");
+        push(&mut rows, &[5], &[1.0]);
         assert_eq!(rows.stats().rows, 1);
     }
 

@@ -1,17 +1,22 @@
 //! Rows of sparse tables: spread over servers and lanes by their ids, pushed and pulled in requests of a bounded size, many
 //! at once. Requests are calls to the tables' own numbers.
 
-use super::Client;
 use super::call::{CallHandle, CallReply, CallRequest, Piece};
+use super::{Client, TensorBuffer};
 use crate::error::ClientError;
 use proto_common::ids::Incarnation;
 use proto_common::message;
 use proto_common::table::{ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix, table_app};
+use std::collections::VecDeque;
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
-/// Bytes of rows in one request: what is on its way while the next one is made.
-const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of rows in one request. Several fit a cache: what one side has just written, the other reads from there.
+const REQUEST_BYTES: usize = 256 << 10;
+/// Requests of one pull that are under way: their buffers are used again for those that follow.
+const PULLS_AHEAD: usize = 4;
+/// Requests of one push that are under way: beyond them a push waits for its first.
+const PUSHES_AHEAD: usize = 64;
 const ID_BYTES: usize = size_of::<u64>();
 
 /// A declared table. Cheap to clone.
@@ -120,13 +125,14 @@ impl Client {
         self.check_rows(table, ids, values.len())?;
         let shares = ids.len().div_ceil(table.spread.parts() * table.most_rows()).max(1);
         let parts = Parts::new(table.spread, ids, shares);
-        let mut calls = Vec::new();
+        let mut calls = VecDeque::new();
         for (share, range) in parts.ranges.iter().enumerate() {
             let part = share / shares;
             for rows in cut(range, ROWS_PER_REQUEST_MAX) {
                 let ids_bytes = rows.len() * ID_BYTES;
-                let mut body = self.allocate((ids_bytes + rows.len() * table.spec.row_bytes()) as u64)?;
-                let (to_ids, to_values) = body.split_at_mut(ids_bytes);
+                let bytes = ids_bytes + rows.len() * table.spec.row_bytes();
+                let mut body = self.push_buffer(table, bytes, &mut calls)?;
+                let (to_ids, to_values) = body[..bytes].split_at_mut(ids_bytes);
                 write_ids(&parts, ids, rows.clone(), to_ids);
                 match parts.places.is_empty() {
                     true => {
@@ -140,34 +146,54 @@ impl Client {
                     }
                 }
                 let request = request(RowOp::Push, rows.len(), Piece::Buffer(body), 1);
-                calls.push(self.call_table(table, part, request)?);
+                calls.push_back(self.call_table(table, part, request)?);
             }
         }
-        Ok(RowsHandle { calls, key: table.spec.key })
+        Ok(RowsHandle { calls: calls.into(), key: table.spec.key })
+    }
+
+    /// Memory for a request: an earlier one's that has ended, which caches still have.
+    fn push_buffer(
+        &self,
+        table: &Table,
+        bytes: usize,
+        calls: &mut VecDeque<CallHandle>,
+    ) -> Result<TensorBuffer, ClientError> {
+        let is_over = |call: &CallHandle| call.is_done();
+        if calls.len() >= PUSHES_AHEAD || calls.front().is_some_and(is_over) {
+            let reply = calls.pop_front().map(|call| ended(table.spec.key, call)).transpose()?;
+            let body = reply.and_then(|reply| reply.request.into_iter().next());
+            if let Some(Piece::Buffer(buffer)) = body
+                && buffer.len() == bytes
+            {
+                return Ok(buffer);
+            }
+        }
+        self.allocate(bytes as u64)
     }
 
     /// Pulls rows into `out`: `width` numbers for each id, in the order of the ids. Waits for them.
     pub fn pull_rows(&self, table: &Table, ids: &[u64], out: &mut [f32]) -> Result<(), ClientError> {
         self.check_rows(table, ids, out.len())?;
         let parts = Parts::new(table.spread, ids, 1);
-        let mut calls = Vec::new();
-        for (part, range) in parts.ranges.iter().enumerate() {
-            for rows in cut(range, table.most_rows()) {
-                let mut body = self.allocate((rows.len() * ID_BYTES) as u64)?;
-                write_ids(&parts, ids, rows.clone(), &mut body);
-                let bytes = (rows.len() * table.spec.row_bytes()) as u64;
-                let request = request(RowOp::Pull, rows.len(), Piece::Buffer(body), bytes);
-                calls.push((rows, self.call_table(table, part, request)?));
-            }
+        let most = table.most_rows();
+        let requests = |(part, range)| cut(range, most).map(move |rows| (part, rows));
+        let mut calls = VecDeque::with_capacity(PULLS_AHEAD);
+        for (part, rows) in parts.ranges.iter().enumerate().flat_map(requests) {
+            let free = match calls.len() >= PULLS_AHEAD {
+                true => {
+                    calls.pop_front().map(|call| scatter(table, &parts, call, out)).transpose()?.flatten()
+                }
+                false => None,
+            };
+            let mut body = self.allocate((rows.len() * ID_BYTES) as u64)?;
+            write_ids(&parts, ids, rows.clone(), &mut body);
+            let bytes = (rows.len() * table.spec.row_bytes()) as u64;
+            let mut request = request(RowOp::Pull, rows.len(), Piece::Buffer(body), bytes);
+            request.reply_into = free;
+            calls.push_back((rows, self.call_table(table, part, request)?));
         }
-        for (rows, call) in calls {
-            let reply = ended(table.spec.key, call)?;
-            if reply.body.len() != rows.len() * table.spec.row_bytes() {
-                return Err(refused(table.spec.key, "the server sent rows of another length"));
-            }
-            read_rows(&parts, rows, &reply.body, table.spec.width as usize, out);
-        }
-        Ok(())
+        calls.into_iter().try_for_each(|call| scatter(table, &parts, call, out).map(drop))
     }
 
     fn check_rows(&self, table: &Table, ids: &[u64], numbers: usize) -> Result<(), ClientError> {
@@ -233,6 +259,21 @@ fn read_rows(parts: &Parts, rows: Range<usize>, from: &[u8], width: usize, out: 
     }
 }
 
+/// Waits for rows and copies them to where they belong. Returns the buffer that they were in.
+fn scatter(
+    table: &Table,
+    parts: &Parts,
+    (rows, call): (Range<usize>, CallHandle),
+    out: &mut [f32],
+) -> Result<Option<TensorBuffer>, ClientError> {
+    let reply = ended(table.spec.key, call)?;
+    if reply.body.len() != rows.len() * table.spec.row_bytes() {
+        return Err(refused(table.spec.key, "the server sent rows of another length"));
+    }
+    read_rows(parts, rows, &reply.body, table.spec.width as usize, out);
+    Ok(reply.body.into_buffer())
+}
+
 /// Waits for a request, and reads how it ended.
 fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
     let reply = call.wait()?;
@@ -251,7 +292,7 @@ fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
             Err(refused(
                 key,
                 &format!(
-                    "a server has no room for the rows it was to send ({why}); pull again later, or raise its memory.call_bytes"
+                    "a server has no room for it ({why}); try again later, or raise memory.call_bytes for rows that are sent, memory.table_bytes for tables"
                 ),
             ))
         }

@@ -15,6 +15,7 @@ mod placed;
 mod properties;
 mod refusals;
 mod replays;
+mod reruns;
 mod rounds;
 mod values;
 

@@ -161,6 +161,11 @@ def main() -> None:
         for name, took in seconds.items():
             quarters = statistics.quantiles(took, n=4)
             print(f"{name:42} {1e3 * quarters[1]:8.1f} ms ({1e3 * quarters[0]:.1f} to {1e3 * quarters[2]:.1f})")
+        base = seconds["alone, both at once"]
+        print("what averaging costs a step, as the median of each turn's difference")
+        for name, took in list(seconds.items())[1:]:
+            quarters = statistics.quantiles([mine - alone for mine, alone in zip(took, base)], n=4)
+            print(f"{name:42} {1e3 * quarters[1]:8.1f} ms ({1e3 * quarters[0]:.1f} to {1e3 * quarters[2]:.1f})")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Rows:
 
 
 def step(tables, words, pairs, random):
-    """Learns from a batch of pairs; returns its mean loss, for one pair and its negatives."""
+    """Learns from a batch of pairs; returns its mean loss, for one pair and its negatives, and what is on its way."""
     negatives = np.searchsorted(words.drawn, random.random((len(pairs), NEGATIVES)))
     others = np.concatenate([pairs[:, 1:], negatives.clip(0, len(words.all) - 1)], axis=1)
     centre, near = Rows(tables[0], words.keys, pairs[:, 0]), Rows(tables[1], words.keys, others)
@@ -89,9 +89,9 @@ def step(tables, words, pairs, random):
     is_near = np.zeros_like(chances)
     is_near[:, 0] = 1
     errors = chances - is_near
-    centre.push(np.einsum("bn,bnd->bd", errors, theirs))
-    near.push(errors[:, :, None] * mine[:, None, :])
-    return -float(np.log(np.clip(np.where(is_near > 0, chances, 1 - chances), 1e-7, 1)).sum(axis=1).mean())
+    pushes = [centre.push(np.einsum("bn,bnd->bd", errors, theirs)), near.push(errors[:, :, None] * mine[:, None, :])]
+    losses = -np.log(np.clip(np.where(is_near > 0, chances, 1 - chances), 1e-7, 1)).sum(axis=1)
+    return float(losses.mean()), pushes
 
 
 def work(client, files, args):
@@ -107,7 +107,8 @@ def work(client, files, args):
     for epoch in range(args.epochs):
         pairs = words.pairs(text[client.rank :: client.workers], random)
         each = [step(tables, words, pairs[at : at + args.batch], random) for at in range(0, len(pairs), args.batch)]
-        losses.append(float(np.mean(each)))
+        gradwire.wait_all(push for _, pushes in each for push in pushes)
+        losses.append(float(np.mean([loss for loss, _ in each])))
         if client.rank == 0:
             print(f"epoch {epoch + 1} of {args.epochs}: {len(pairs)} pairs, loss {losses[-1]:.4f}", flush=True)
     client.barrier()

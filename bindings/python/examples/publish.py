@@ -44,7 +44,7 @@ def train(client, weights, begun, args):
         client.push(weights, mine).wait()
         if version % max(1, args.versions // 5) == 0:
             print(f"trainer: version {version} of {args.versions} is published, by {weights.placement}", flush=True)
-    return {"placement": weights.placement}
+    return {"placement": weights.placement, "chunks_placed": client.stats()["placed"]}
 
 
 def read(client, weights, begun, args):
@@ -114,7 +114,7 @@ def main():
     told = {
         "readers": args.readers,
         "versions": args.versions,
-        "placement": trainer["placement"],
+        **trainer,
         "seen": [reader["seen"] for reader in readers],
         "pulls_repeated": sum(reader["mixed"] for reader in readers),
         "torn": 0,

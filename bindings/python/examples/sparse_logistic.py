@@ -106,13 +106,14 @@ def work(client, path, args):
     mine = [row for at, row in enumerate(rows) if at % HELD_OUT][client.rank :: client.workers]
     random = np.random.default_rng(client.rank)
     for epoch in range(args.epochs):
-        losses = []
+        losses, pushes = [], []
         for at in range(0, len(mine), args.batch):
             batch = Batch(mine[at : at + args.batch])
             chances = batch.chances(weights_of(table, batch.features))
             # The next pull of this worker sees it, whether or not somebody waits here.
-            table.push_rows(batch.features, batch.gradient(chances).reshape(-1, 1))
+            pushes.append(table.push_rows(batch.features, batch.gradient(chances).reshape(-1, 1)))
             losses.append(log_loss(chances, batch.labels))
+        gradwire.wait_all(pushes)
         if client.rank == 0:
             print(f"epoch {epoch + 1} of {args.epochs}: loss {np.mean(losses):.4f}", flush=True)
         random.shuffle(mine)

@@ -89,8 +89,8 @@ def main():
     else:
         with gradwire.connect() as client:
             rank, shares = client.rank, [Batches(rows, client.rank, client.workers)]
-            broadcast_parameters(net.named_parameters(), client)
-            optimizer = DistributedOptimizer(optimizer, net.named_parameters(), client)
+            broadcast_parameters(net.named_parameters(), client=client)
+            optimizer = DistributedOptimizer(optimizer, net.named_parameters(), client=client)
             ms = learn(net, optimizer, shares, images, digits, args, told=rank == 0)
     with torch.no_grad():
         scores = net(images[held_out])

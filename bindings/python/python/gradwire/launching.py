@@ -227,10 +227,14 @@ def _start_what_is_ordered(orders: queue.SimpleQueue[_Order]) -> None:
     while True:
         started, args, words = orders.get()
         try:
-            started.set_result(subprocess.Popen(*args, **words))
+            started.set_result(_popen(args, words))
         except BaseException as error:
             started.set_exception(error)
         del started
+
+
+def _popen(args: tuple[Any, ...], words: dict[str, Any]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(*args, **words)
 
 
 def _forget_orders() -> None:

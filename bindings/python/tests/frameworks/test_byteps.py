@@ -30,7 +30,8 @@ def run_script(way: str, where: Path) -> list[dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "BYTEPS_LOCAL_SIZE": "1"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        # Two processes import torch first.
+        timeout=3 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [torch.load(where / f"{rank}.pt") for rank in range(2)]

@@ -425,7 +425,8 @@ impl Region {
     /// Writes bytes to pages that were never touched, through their file: so that they are neither cleared nor mapped first,
     /// which takes longer than the copy. How many were written: none where there is no file, or it says no.
     pub(super) fn write_untouched(&self, offset: u64, from: &[u8]) -> usize {
-        let Some(memfd) = self.memfd().filter(|_| self.mapping().check(offset, from.len() as u64).is_ok()) else {
+        let Some(memfd) = self.memfd().filter(|_| self.mapping().check(offset, from.len() as u64).is_ok())
+        else {
             return 0;
         };
         let mut written = 0;

@@ -95,14 +95,12 @@ impl Mapping {
     /// Fresh memory that nobody else has.
     fn private(bytes: usize) -> Result<Self, FabricError> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because the allocator gives no memory that huge
-        // pages can be asked for.
+        // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because a pool of all that may ever be kept must
+        // take no pages before they are used, which the allocator does not promise.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
         .map_err(|e| FabricError::os(format!("mapping {bytes} bytes of memory"), e))?;
-        // SAFETY: the range just mapped. Where the system has no huge pages it stays as it is.
-        let _ = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
         Ok(Self { base, bytes, is_ours: true, is_writable: true })
@@ -176,8 +174,8 @@ pub enum Pages {
     Normal,
     /// Huge ones where as many are free, taken at once; else normal ones.
     Huge,
-    /// For this process alone: what the system likes, taken at first touch, huge ones where it can. First touches of shared
-    /// memory take several times as long.
+    /// For this process alone, the system's usual ones, taken at first touch, which takes less time than that of memory that
+    /// others may map.
     Private,
 }
 

@@ -58,7 +58,9 @@ fn messages_reach_everyone_over_the_scheduler() {
 /// What the workers of the example say last, over this transport: accuracy and weights.
 fn logistic(native: &Native, program: &std::path::Path, transport: &str) -> Vec<(f64, String)> {
     let mut command = native.command(&programs::program("gradwire"));
-    command.args(["launch", "--every-role", "-n", "2", "-s", "2", "--transport", transport, "--"]).arg(program);
+    command
+        .args(["launch", "--every-role", "-n", "2", "-s", "2", "--transport", transport, "--"])
+        .arg(program);
     let mut launched = Process::start("launch", &mut command);
     let code = launched.expect_end(PATIENCE);
     let text = launched.log().text();

@@ -162,9 +162,7 @@ impl GradwireOptimizer {
         match self.form {
             0 => Ok(Form::Published),
             1 => Ok(Form::Mxnet),
-            form => {
-                Err(Failure::argument(format!("form {form} is none; use a GRADWIRE_FORM_ constant")))
-            }
+            form => Err(Failure::argument(format!("form {form} is none; use a GRADWIRE_FORM_ constant"))),
         }
     }
 

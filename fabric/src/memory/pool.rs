@@ -260,7 +260,10 @@ mod tests {
             half_new.copy_in_region(&Region::of_bytes([&bytes[..], &bytes[..]].concat()));
             assert!(half_new[..bytes.len()] == bytes[..] && half_new[bytes.len()..] == bytes[..]);
             half_new.copy_in(&bytes[7..]);
-            assert!(half_new[..bytes.len() - 7] == bytes[7..] && half_new[bytes.len() - 7] == bytes[bytes.len() - 7]);
+            assert!(
+                half_new[..bytes.len() - 7] == bytes[7..]
+                    && half_new[bytes.len() - 7] == bytes[bytes.len() - 7]
+            );
         }
     }
 

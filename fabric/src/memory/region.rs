@@ -95,14 +95,12 @@ impl Mapping {
     /// Fresh memory that nobody else has.
     fn private(bytes: usize) -> Result<Self, FabricError> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because the allocator gives no memory that huge
-        // pages can be asked for.
+        // SAFETY: a fresh mapping at an address of the kernel's choice. Needed because a pool of all that may ever be kept must
+        // take no pages before they are used, which the allocator does not promise.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
         .map_err(|e| FabricError::os(format!("mapping {bytes} bytes of memory"), e))?;
-        // SAFETY: the range just mapped. Where the system has no huge pages it stays as it is.
-        let _ = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
         let base =
             NonNull::new(base.cast()).ok_or_else(|| FabricError::Internal("mmap returned null".into()))?;
         Ok(Self { base, bytes, is_ours: true, is_writable: true })
@@ -176,8 +174,8 @@ pub enum Pages {
     Normal,
     /// Huge ones where as many are free, taken at once; else normal ones.
     Huge,
-    /// For this process alone: what the system likes, taken at first touch, huge ones where it can. First touches of shared
-    /// memory take several times as long.
+    /// For this process alone, the system's usual ones, taken at first touch, which takes less time than that of memory that
+    /// others may map.
     Private,
 }
 
@@ -425,7 +423,8 @@ impl Region {
     /// Writes bytes to pages that were never touched, through their file: so that they are neither cleared nor mapped first,
     /// which takes longer than the copy. How many were written: none where there is no file, or it says no.
     pub(super) fn write_untouched(&self, offset: u64, from: &[u8]) -> usize {
-        let Some(memfd) = self.memfd().filter(|_| self.mapping().check(offset, from.len() as u64).is_ok()) else {
+        let Some(memfd) = self.memfd().filter(|_| self.mapping().check(offset, from.len() as u64).is_ok())
+        else {
             return 0;
         };
         let mut written = 0;

@@ -6,7 +6,8 @@ use super::thread::LaneMessage;
 use crate::app::{Body, ReplyBody, ReplyMemory};
 use crate::engine::{CallAnswer, Source};
 use fabric::{
-    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey, RemoteSpan, Span,
+    Buffer, CompletionQueue, FabricError, Mailbox, OutOfBounds, Pages, Pool, Region, RemoteKey, RemoteSpan,
+    Span,
 };
 use proto_common::batch::Status;
 use proto_common::call::{Frame, PieceAt};

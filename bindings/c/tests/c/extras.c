@@ -175,16 +175,16 @@ static void rows(const GradwireClient *client) {
         const float want = start[i] + 2 * (values[i] + 1), off = out[i] - want;
         REQUIRE(off < 1e-5f && off > -1e-5f && out[2 * WIDTH + i] == out[i]);
     }
-    FAILS(GRADWIRE_CODE_REFUSED, "3 rows of 4", gradwire_pull_rows(client, table, ids, 3, out, 11));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "3 rows of 4", gradwire_pull_rows(client, table, ids, 3, out, 11));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "ids", gradwire_pull_rows(client, table, NULL, 3, out, 12));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handle",
           gradwire_push_rows(client, table, ids, 3, values, 3 * WIDTH, NULL));
     spec.initial = 9;
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "initial 9", gradwire_declare_table(client, &spec, &none));
     spec.initial = GRADWIRE_INITIAL_CONSTANT;
-    FAILS(GRADWIRE_CODE_REFUSED, "table 3", gradwire_declare_table(client, &spec, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "table 3", gradwire_declare_table(client, &spec, &none));
     spec.width = 0;
-    FAILS(GRADWIRE_CODE_REFUSED, "width", gradwire_declare_table(client, &spec, &none));
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "width", gradwire_declare_table(client, &spec, &none));
     REQUIRE(none == NULL);
     gradwire_table_free(table);
 }

@@ -187,8 +187,7 @@ impl Core {
     /// A caller sleeps in the data thread's place: until something came, or until the time is over.
     fn lead(&mut self, until: Instant) {
         self.look_at_clock();
-        let left = until.saturating_duration_since(Instant::now());
-        let time = Duration::from_millis(self.idle_ms()).min(left);
+        let time = Duration::from_millis(self.idle_ms()).min(until.saturating_duration_since(Instant::now()));
         self.driver.queue_mut().wait(time);
         self.look_at_clock();
     }
@@ -321,9 +320,7 @@ impl Seat {
     }
 
     fn unpark(&self) {
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
+        self.thread.get().into_iter().for_each(Thread::unpark);
     }
 }
 

@@ -96,7 +96,7 @@ impl MxKey {
         let is_brief = key.bytes() <= COPIED_AT_ONCE_BYTES_MAX;
         let copies = gradient.is_some() && !is_brief;
         let on = if copies { On::Beside } else { On::Pusher };
-        let waits = self.turns.is_again(self.number) && is_brief && !weights.is_empty();
+        let waits = !weights.is_empty() && self.turns.is_again(self.number) && is_brief;
         let operation = Operation::new(key.clone(), source, targets, priority);
         patience::with(waits, || self.library.push(operation, (&reads, &writes), (on, priority)))
             .map_err(refused)

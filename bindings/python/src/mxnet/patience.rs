@@ -25,7 +25,7 @@ pub(super) fn with<R>(may: bool, call: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Which key a store's operations are on. A script that has many wants their operations on their way together; one that
+/// Which key a store's operations that bring weights are on. A script that has many wants their operations on their way together; one that
 /// moves the same key again and again wants each as soon as it can be had.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
@@ -39,7 +39,7 @@ impl Turns {
         self.keys.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// An operation on a key: was the one before on the same?
+    /// An operation that brings weights: was the one before on the same key?
     pub(super) fn is_again(&self, key: u64) -> bool {
         self.last.swap(key, Ordering::Relaxed) == key
     }

@@ -93,8 +93,10 @@ class Way:
 
     def weights(self, arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         """Arrays for the native half to write, and those that the first of them is to be copied to afterwards."""
-        plain = [array for array in arrays if self._is_plain(array)]
-        rest = [array for array in arrays if not self._is_plain(array)]
+        plain: list[Any] = []
+        rest: list[Any] = []
+        for array in arrays:
+            (plain if self._is_plain(array) else rest).append(array)
         if plain or not rest:
             return plain, rest
         if self._out is None:

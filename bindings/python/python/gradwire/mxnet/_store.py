@@ -163,9 +163,8 @@ class Store(KVStore):  # type: ignore[misc]
             self._pull(self._key(one), arrays, priority, ignore_sparse)
 
     def _pull(self, key: Key, arrays: list[Any], priority: int, ignore_sparse: bool) -> None:
-        sparse = [array for array in arrays if _arrays.is_sparse(array)]
         dense = [array for array in arrays if not _arrays.is_sparse(array)]
-        if sparse and not ignore_sparse:
+        if len(dense) < len(arrays) and not ignore_sparse:
             raise MXNetError("gradwire: pull rows of sparse weights with row_sparse_pull")
         if not dense:
             return

@@ -1,0 +1,80 @@
+"""One script over MXNet's own store and over this one, where what counts is what MXNet's servers make of it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import conftest
+import mxnet as mx
+import pytest
+
+import gradwire
+
+#: Workers take turns, so that what each contribution meets is known.
+ASYNCHRONOUS = """
+import json
+import mxnet as mx
+kv = mx.kv.create("dist_async")
+seen, out = [], mx.nd.zeros((4,))
+for key, scheduler in (
+    (3, mx.lr_scheduler.FactorScheduler(4, 0.5, base_lr=1.0)),
+    (4, mx.lr_scheduler.MultiFactorScheduler([2, 6], 0.1, base_lr=1.0)),
+):
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, lr_scheduler=scheduler))
+    kv.init(key, mx.nd.zeros((4,)))
+    for turn in range(6):
+        for rank in range(kv.num_workers):
+            if rank == kv.rank:
+                kv.push(key, mx.nd.ones((4,)))
+                kv.pull(key, out=out)
+                out.wait_to_read()
+            kv._barrier()
+        kv.pull(key, out=out)
+        seen.append(round(float(out.asnumpy()[0]), 5))
+        kv._barrier()
+print(json.dumps(seen))
+"""
+
+
+def over_mxnet(command, workers=2):
+    """What each worker says over MXNet's own store."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
+    environ |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": "127.0.0.1"}
+    environ |= {"DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(workers)}
+    start = lambda words, role: subprocess.Popen(
+        [sys.executable, *map(str, words)], env={**environ, "DMLC_ROLE": role}, stdout=subprocess.PIPE, text=True
+    )
+    others = [start(["-c", "import mxnet"], role) for role in ("scheduler", "server")]
+    processes = [start(command, "worker") for _ in range(workers)]
+    try:
+        return [process.communicate(timeout=conftest.WITHIN_S)[0] for process in processes]
+    finally:
+        for process in [*processes, *others]:
+            process.kill()
+            process.wait()
+
+
+def test_asynchronous_rates_fall_as_mxnets(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ASYNCHRONOUS)
+    theirs = [json.loads(out.splitlines()[-1]) for out in over_mxnet([script])]
+    ours = [json.loads(out) for out in conftest.run_workers(["-m", "gradwire.run", script], servers=1)]
+    assert ours[0] == ours[1] == theirs[0] == theirs[1], (ours, theirs)
+    # Two workers, and rates that fall with the third turn, and with the second and the fourth.
+    assert theirs[0][:3] == [-2.0, -4.0, -5.0] and theirs[0][6:8] == [-2.0, -2.2], theirs
+
+
+def test_only_releases_that_were_tried_are_taken(monkeypatch):
+    from gradwire.mxnet import _engine
+
+    monkeypatch.setattr(mx, "__version__", "1.7.0")
+    with pytest.raises(mx.base.MXNetError, match="1.7.0 was never tried; use one of 1.9.1"):
+        _engine.start(None)
+    with gradwire.launch(servers=1, workers=1) as cluster, cluster.connect() as client:
+        monkeypatch.undo()
+        assert _engine.start(client) is not None

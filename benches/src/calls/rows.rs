@@ -92,7 +92,7 @@ pub(super) fn measure(client: &Client, name: &str, rows: usize) -> anyhow::Resul
 
 /// Quartiles and median.
 fn quantiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
-    let sorted = sorted(values.collect());
+    let sorted = sorted(values);
     [0.25, 0.5, 0.75].map(|at| quantile_sorted(&sorted, at).unwrap_or(f64::NAN))
 }
 

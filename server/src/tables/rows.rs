@@ -17,6 +17,8 @@ const COUNTS: usize = 1 << 20;
 const COUNTS_FADE_AFTER: usize = 4 * COUNTS;
 /// Rows that are asked for ahead of the one that is worked on.
 const AHEAD: usize = 12;
+/// Ids that are looked for ahead: less is done for each of them.
+const LOOK_AHEAD: usize = 32;
 /// Of a row that stands in a push several times: the rest of its number is where its sum is.
 const SUMMED: u32 = 1 << 31;
 /// No row.
@@ -334,7 +336,7 @@ impl Rows {
     /// The id that is looked for a little later has its place on the way by then.
     #[inline]
     fn look_ahead(&self, ids: &[u64], at: usize) {
-        if let Some(id) = ids.get(at + AHEAD) {
+        if let Some(id) = ids.get(at + LOOK_AHEAD) {
             self.index.ask_ahead(*id);
         }
     }
@@ -353,7 +355,9 @@ impl Rows {
         self.request += 1;
         let Scratch { found, row: one, seen, again, sums } = scratch;
         one.resize(self.width, 0.0);
-        (found.clear(), again.clear(), sums.clear());
+        found.clear();
+        again.clear();
+        sums.clear();
         seen.clear(ids.len());
         for (at, id) in ids.iter().enumerate() {
             self.look_ahead(ids, at);

@@ -17,8 +17,6 @@ const COUNTS: usize = 1 << 20;
 const COUNTS_FADE_AFTER: usize = 4 * COUNTS;
 /// Rows that are asked for ahead of the one that is worked on.
 const AHEAD: usize = 12;
-/// Ids that are looked for ahead: less is done for each of them.
-const LOOK_AHEAD: usize = 32;
 /// Of a row that stands in a push several times: the rest of its number is where its sum is.
 const SUMMED: u32 = 1 << 31;
 /// No row.
@@ -336,7 +334,7 @@ impl Rows {
     /// The id that is looked for a little later has its place on the way by then.
     #[inline]
     fn look_ahead(&self, ids: &[u64], at: usize) {
-        if let Some(id) = ids.get(at + LOOK_AHEAD) {
+        if let Some(id) = ids.get(at + AHEAD) {
             self.index.ask_ahead(*id);
         }
     }

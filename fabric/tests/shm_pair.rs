@@ -52,6 +52,32 @@ fn what_is_exposed_for_reading_is_not_written() {
 }
 
 #[test]
+fn a_peers_memory_is_worked_on_while_its_channel_is_open() {
+    let (mut a, mut b) = pair();
+    let (remote, weights) = (region(4096), Region::allocate_readable(4096, "weights").unwrap());
+    let (key, weights_key) = (b.expose(&remote), b.expose(&weights));
+    let view = a.queue.view(a.channel, at(key, 8), 8).unwrap();
+    let constant = a.queue.view(a.channel, at(weights_key, 0), 8).unwrap();
+    let mut ran = 0;
+    let mut work = || {
+        ran += 1;
+        view.write(2, b"rows").unwrap();
+        assert!(view.write(5, b"rows").is_err() && constant.write(0, b"rows").is_err());
+    };
+    assert_eq!(a.queue.while_open(a.channel, &mut work), Ok(()));
+    assert_eq!(a.queue.while_open(fabric::ChannelId(99), &mut work), Err(PostError::Closed));
+    b.queue.close(b.channel);
+    assert_eq!(
+        a.queue.while_open(a.channel, &mut work),
+        Err(PostError::Closed),
+        "b may use it otherwise now"
+    );
+    let mut got = [0; 4];
+    remote.read(10, &mut got).unwrap();
+    assert_eq!((&got, ran), (b"rows", 1));
+}
+
+#[test]
 fn writes_past_the_cache_are_there_with_their_notice() {
     const BYTES: u64 = (1 << 20) + 13;
     let (mut a, mut b) = pair();

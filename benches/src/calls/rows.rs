@@ -1,5 +1,5 @@
 //! Rows of 256 bytes, drawn by Zipf's law: pulled and pushed, beside a gather of the same rows out of this process's own
-//! memory, which asks for rows ahead. That memory is of normal pages and of huge ones, as tables are: the faster one counts.
+//! memory, which asks for rows ahead. That memory is of normal pages and of huge ones, as tables are.
 
 use crate::stats::{quantile_sorted, sorted};
 use fabric::Floats;
@@ -67,32 +67,30 @@ pub(super) fn measure(client: &Client, name: &str, rows: usize) -> anyhow::Resul
         rates.iter_mut().zip(laps).for_each(|(rates, lap)| rates.push(lap));
     }
     let [normal, huge, pulled, pushed] = &rates;
-    let gathered: Vec<f64> = normal.iter().zip(huge).map(|(normal, huge)| normal.max(*huge)).collect();
-    // Each lap beside its own gather: what else the machine does then is the same for both.
-    let ratio =
-        |rates: &[f64]| quantiles(rates.iter().zip(&gathered).map(|(rate, gathered)| rate / gathered));
-    let (pull, push) = (ratio(pulled), ratio(pushed));
-    let median = |rates: &[f64]| quantiles(rates.iter().copied())[1];
+    // Each lap beside its own gathers: what else the machine does then is the same for all.
+    let beside = |rates: &[f64], gathered: &[f64]| {
+        let [low, median, high] =
+            quantiles(rates.iter().zip(gathered).map(|(rate, gathered)| rate / gathered));
+        format!("{median:.2} x ({low:.2} to {high:.2})")
+    };
+    let told = |what: &str, rates: &[f64]| {
+        let [_, median, _] = quantiles(rates.iter().copied());
+        format!("{what} {median:.1} M/s: {}, from huge pages {}", beside(rates, normal), beside(rates, huge))
+    };
     crate::report::progress(&format!(
-        "{name:4} rows of {} bytes by Zipf's law, {rows} in the table, {DRAWS} at once, median of {LAPS}: gather {:.1} M/s (huge pages {:.1}), pull {:.1} M/s ({:.2} x, quartiles {:.2} to {:.2}), push {:.1} M/s ({:.2} x, {:.2} to {:.2})",
+        "{name:4} rows of {} bytes by Zipf's law, {rows} in the table, {DRAWS} at once, median (quartiles) of {LAPS}: gather {:.1} M/s, from huge pages {:.1}; {}; {}",
         WIDTH * size_of::<f32>(),
-        median(normal),
-        median(huge),
-        median(pulled),
-        pull[1],
-        pull[0],
-        pull[2],
-        median(pushed),
-        push[1],
-        push[0],
-        push[2],
+        quantiles(normal.iter().copied())[1],
+        quantiles(huge.iter().copied())[1],
+        told("pull", pulled),
+        told("push", pushed),
     ));
     Ok(())
 }
 
 /// Quartiles and median.
 fn quantiles(values: impl Iterator<Item = f64>) -> [f64; 3] {
-    let sorted = sorted(values.collect());
+    let sorted = sorted(values);
     [0.25, 0.5, 0.75].map(|at| quantile_sorted(&sorted, at).unwrap_or(f64::NAN))
 }
 

@@ -353,7 +353,9 @@ impl Rows {
         self.request += 1;
         let Scratch { found, row: one, seen, again, sums } = scratch;
         one.resize(self.width, 0.0);
-        (found.clear(), again.clear(), sums.clear());
+        found.clear();
+        again.clear();
+        sums.clear();
         seen.clear(ids.len());
         for (at, id) in ids.iter().enumerate() {
             self.look_ahead(ids, at);

@@ -16,7 +16,7 @@ const REQUEST_BYTES: usize = 256 << 10;
 /// Requests of one pull that are under way: their buffers are used again for those that follow.
 const PULLS_AHEAD: usize = 4;
 /// Requests of one push that are under way: beyond them a push waits for its first.
-const PUSHES_AHEAD: usize = 64;
+const PUSHES_AHEAD: usize = 16;
 const ID_BYTES: usize = size_of::<u64>();
 
 /// A declared table. Cheap to clone.

@@ -203,7 +203,7 @@ fn a_reply_whose_result_is_not_sent_makes_no_way() {
     assert_eq!(rig.send(0, &[next]), [], "its result waits to be sent, and has its head");
     let told = [(2, Status::CallRoom, 0), (1, Status::Done, 6), (2, Status::CallRoom, 0)];
     assert_eq!(rig.flush_calls().0, told);
-    assert_eq!(rig.send(0, &[next]), [take(&rig, 2, 2 * LONG)].map(|take| without_region(take)));
+    assert_eq!(rig.send(0, &[next]), [take(&rig, 2, 2 * LONG)].map(without_region));
     assert_eq!(rig.flush_calls().1, [1]);
 }
 

@@ -36,6 +36,7 @@
 
 pub mod control;
 pub mod devices;
+pub mod embed;
 pub mod exit;
 pub mod host;
 pub mod http;

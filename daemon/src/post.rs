@@ -415,7 +415,8 @@ impl Hub {
                 if self.handlers.contains_key(&app) {
                     self.deliver(post);
                 } else if self.waiting.len() < WAITING_MAX {
-                    self.waiting.push_back((Instant::now() + Duration::from_millis(timeout_ms), post));
+                    let within = Duration::from_millis(timeout_ms).min(WITHIN_MAX);
+                    self.waiting.push_back((Instant::now() + within, post));
                 }
             }
             Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
@@ -519,7 +520,14 @@ impl Hub {
     }
 
     fn expire(&mut self, now: Instant) {
-        self.waiting.retain(|(deadline, _)| *deadline > now);
+        self.waiting.retain_mut(|(deadline, post)| {
+            let has_time = *deadline > now;
+            if !has_time {
+                // The scheduler tells its sender of the deadline: that there was no handler is no handler's silence.
+                post.reply.work = None;
+            }
+            has_time
+        });
         let late: Vec<u64> = self
             .asked
             .iter()
@@ -573,6 +581,22 @@ mod tests {
         assert_eq!(stuck.app, APP, "who is in the way");
         drop(posts);
         drop(go_on);
+    }
+
+    #[test]
+    fn a_message_that_no_handler_came_for_is_left_to_its_deadline() {
+        let posts = Posts::start().unwrap();
+        let (say, said) = channel();
+        posts.attach(move |message| say.send(message).is_ok());
+        let posted = FromScheduler::Posted { ticket: 1, from: server(), message: message(0), timeout_ms: 0 };
+        assert!(posts.heard(posted).is_none());
+        // The thread takes one thing after the other: the message is over before this one is there.
+        posts.unregister(APP).unwrap();
+        posts.register(APP, drop);
+        come(&posts, 2);
+        let reply = ToScheduler::PostReply { ticket: 2, result: Err(PostError::NoReply) };
+        assert_eq!(said.recv().unwrap(), reply, "of the first nothing is said");
+        posts.unregister(APP).unwrap();
     }
 
     #[test]

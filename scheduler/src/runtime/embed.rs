@@ -2,49 +2,39 @@
 
 use super::{bind, run_with, verdict};
 use crate::engine::Outcome;
+use daemon::embed::{Embedded, Ready, StartError};
 use daemon::post::Posts;
-use daemon::shutdown::Trigger;
 use proto_common::config::Settings;
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Binding may have to look up a name.
+const BOUND_WITHIN: Duration = Duration::from_secs(60);
 
 /// A scheduler in this process. Dropping it ends the job, as [`Scheduler::close`] does.
 #[derive(Debug)]
 pub struct Scheduler {
     control: SocketAddr,
     posts: Posts,
-    trigger: Trigger,
-    ended: Receiver<anyhow::Result<Outcome>>,
-    thread: Option<JoinHandle<()>>,
+    role: Embedded<Outcome>,
 }
 
 impl Scheduler {
     /// Binds what the settings say, and takes registrations from then on.
     pub fn start(settings: Settings) -> anyhow::Result<Self> {
-        let (trigger, shutdown) = daemon::shutdown::channel();
-        let (tell, ended) = sync_channel(1);
         let posts = Posts::start()?;
         let for_core = posts.clone();
-        let (tell_bound, bound) = sync_channel(1);
-        let thread = std::thread::Builder::new().name("gradwire-scheduler".into()).spawn(move || {
-            let body = async move {
+        let started =
+            Embedded::start("scheduler", BOUND_WITHIN, |shutdown, ready: Ready<SocketAddr>| async move {
                 let listeners = bind(&settings).await?;
-                let _ = tell_bound.try_send(listeners.control.local_addr()?);
+                ready.tell(listeners.control.local_addr()?);
                 run_with(listeners, &settings, shutdown, Some(for_core)).await
-            };
-            let result = daemon::process::run_to_end(body);
-            // Nobody listens any more where it was dropped.
-            let _ = tell.try_send(result.map_err(Into::into).and_then(|result| result));
+            });
+        let (role, control) = started.map_err(|error| match error {
+            StartError::Ended(error) => error,
+            other => anyhow::Error::new(other).context("cannot start a scheduler in this process"),
         })?;
-        // It is bound at once, or the thread ends.
-        match bound.recv() {
-            Ok(control) => Ok(Self { control, posts, trigger, ended, thread: Some(thread) }),
-            Err(_) => match ended.recv() {
-                Ok(Err(error)) => Err(error),
-                _ => Err(anyhow::anyhow!("the scheduler's thread ended before it was bound")),
-            },
-        }
+        Ok(Self { control, posts, role })
     }
 
     /// Where members connect.
@@ -62,35 +52,23 @@ impl Scheduler {
     /// Has the job ended?
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.role.is_over()
     }
 
     /// Waits until the job has ended: in good order, or the error says how.
     pub fn join(mut self) -> anyhow::Result<()> {
-        self.wait()
+        Ok(verdict(&self.role.wait()?)?)
     }
 
     /// Ends the job.
     pub fn close(mut self) -> anyhow::Result<()> {
-        self.trigger.fire("the scheduler was closed");
-        self.wait()
-    }
-
-    fn wait(&mut self) -> anyhow::Result<()> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        let panicked =
-            || anyhow::anyhow!("the scheduler's thread panicked; please report it with what the log says");
-        let ended = self.ended.recv().map_err(|_| panicked());
-        thread.join().map_err(|_| panicked())?;
-        Ok(verdict(&ended??)?)
+        self.role.stop("the scheduler was closed");
+        Ok(verdict(&self.role.wait()?)?)
     }
 }
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        self.trigger.fire("the scheduler was dropped");
-        if let Err(error) = self.wait() {
-            tracing::warn!(%error, "a scheduler in this process ended badly");
-        }
+        self.role.end();
     }
 }

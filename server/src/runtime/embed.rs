@@ -2,15 +2,14 @@
 
 use super::run::run_with;
 use crate::app::{App, Apps, RegisterError, StuckHandler};
+use daemon::embed::{self, Embedded, Ready};
 use daemon::exit::Failure;
 use daemon::post::Posts;
-use daemon::shutdown::{Shutdown, Trigger};
+use daemon::shutdown::Shutdown;
 use proto_common::config::Settings;
 use proto_common::ids::Rank;
 use proto_common::message::ClusterShape;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 use tokio::net::TcpListener;
 
@@ -42,9 +41,7 @@ pub struct Server {
     shape: ClusterShape,
     apps: Apps,
     posts: Posts,
-    trigger: Trigger,
-    ended: Receiver<anyhow::Result<()>>,
-    thread: Option<JoinHandle<()>>,
+    role: Embedded<()>,
 }
 
 impl Server {
@@ -56,9 +53,6 @@ impl Server {
 
     /// As [`Server::start`], with handlers that are there from the first call on.
     pub fn start_with(settings: Settings, apps: Apps) -> Result<Self, StartError> {
-        let (trigger, shutdown) = daemon::shutdown::channel();
-        let (tell, ended) = sync_channel(1);
-        let (tell_place, place) = sync_channel(1);
         let deadlines = &settings.deadlines;
         // The scheduler is sought that long, and a registration answered.
         let within = Duration::from_millis(deadlines.connect_ms.saturating_add(deadlines.handshake_ms))
@@ -66,27 +60,15 @@ impl Server {
         let scheduler = format!("{}:{}", settings.scheduler.host, settings.scheduler.port);
         let posts = Posts::start()?;
         let own = (apps.clone(), posts.clone());
-        let thread = std::thread::Builder::new().name("gradwire-server".into()).spawn(move || {
-            let body = serve(settings, own, shutdown, move |rank, shape| {
-                let _ = tell_place.try_send((rank, shape));
+        let started =
+            Embedded::start("server", within, move |shutdown, ready: Ready<(Rank, ClusterShape)>| {
+                serve(settings, own, shutdown, |rank, shape| ready.tell((rank, shape)))
             });
-            let result = daemon::process::run_to_end(body);
-            // Nobody listens any more where it was dropped.
-            let _ = tell.try_send(result.map_err(Into::into).and_then(|result| result));
-        })?;
-        let began = Instant::now();
-        match place.recv_timeout(within) {
-            Ok((rank, shape)) => Ok(Self { rank, shape, apps, posts, trigger, ended, thread: Some(thread) }),
-            Err(RecvTimeoutError::Disconnected) => {
-                let ended =
-                    ended.recv_timeout(within).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
-                let error = ended.err().unwrap_or_else(|| anyhow::anyhow!("it was asked to stop"));
-                Err(StartError::Ended(error))
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                trigger.fire("it was given up");
-                Err(StartError::NoRank { scheduler, waited_ms: began.elapsed().as_millis() as u64 })
-            }
+        match started {
+            Ok((role, (rank, shape))) => Ok(Self { rank, shape, apps, posts, role }),
+            Err(embed::StartError::Ended(error)) => Err(StartError::Ended(error)),
+            Err(embed::StartError::Thread(error)) => Err(error.into()),
+            Err(embed::StartError::Late { waited_ms }) => Err(StartError::NoRank { scheduler, waited_ms }),
         }
     }
 
@@ -134,39 +116,25 @@ impl Server {
     /// Has it ended?
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.role.is_over()
     }
 
     /// Waits until the job has ended, and says how. It has no deadline of its own: members' silence, the scheduler's end and
     /// the job's all end it.
     pub fn join(mut self) -> anyhow::Result<()> {
-        self.wait()
+        self.role.wait()
     }
 
     /// Leaves the cluster in good order. A handler that does not return within `deadlines.drain_ms` is an error that names it.
     pub fn close(mut self) -> anyhow::Result<()> {
-        self.trigger.fire("it was closed");
-        self.wait()
-    }
-
-    fn wait(&mut self) -> anyhow::Result<()> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        let panicked =
-            || anyhow::anyhow!("the server's thread panicked; please report it with what the log says");
-        let ended = self.ended.recv().unwrap_or_else(|_| Err(panicked()));
-        if thread.join().is_err() {
-            return Err(panicked());
-        }
-        ended
+        self.role.stop("it was closed");
+        self.role.wait()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.trigger.fire("it was dropped");
-        if let Err(error) = self.wait() {
-            tracing::warn!(%error, "a server in this process ended badly");
-        }
+        self.role.end();
     }
 }
 

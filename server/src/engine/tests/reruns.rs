@@ -112,7 +112,11 @@ fn a_replay_of_it_runs_again_and_what_follows_does_not() {
     calls.answer(1, true, LONG - 1);
     assert_eq!(calls.told(), [(2, Status::Done, None), (1, Status::Done, Some(LONG - 1))]);
     let third = 10 + LONG;
-    assert_eq!(calls.0.engine.call_bytes(), third + SHORT, "the third one's, with its room, and the second one's reply");
+    assert_eq!(
+        calls.0.engine.call_bytes(),
+        third + SHORT,
+        "the third one's, with its room, and the second one's reply"
+    );
 }
 
 #[test]

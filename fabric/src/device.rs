@@ -146,7 +146,8 @@ pub trait CompletionQueue: Send {
     }
 
     /// Works on the peer's memory where it lies: `work` runs at once, as a post would, and a peer that closes its channel waits
-    /// for it to end. Where the channel has ended already it does not run. It is to be brief, and must not touch this queue.
+    /// for it to end as it waits for writes: a while, then it warns. Where the channel has ended already it does not run. It is
+    /// to be brief, and must not touch this queue.
     fn while_open(&mut self, _channel: ChannelId, _work: &mut dyn FnMut()) -> Result<(), PostError> {
         Err(PostError::RemoteAccess)
     }

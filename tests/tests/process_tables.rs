@@ -15,6 +15,7 @@ const UNIFORM: Initial = Initial::Uniform { low: -0.1, high: 0.1, seed: 11 };
 
 over_each!(
     rows_are_what_was_pushed_to_them,
+    an_id_may_stand_there_any_number_of_times,
     a_server_without_room_says_so,
     rules_schedules_and_limits_hold,
     what_cannot_be_is_told
@@ -68,6 +69,25 @@ fn rows_are_what_was_pushed_to_them(driver: Driver) {
         bed.clients[0].push_rows(&tables[0], &[], &[]).unwrap().wait().unwrap();
         bed.end();
     }
+}
+
+/// More values of one id than a request has room for are one update all the same, among others that are as usual.
+fn an_id_may_stand_there_any_number_of_times(driver: Driver) {
+    const TIMES: usize = (16 << 20) / (4 * WIDTH) + 1000;
+    let bed = Bed::new(driver, (1, 1), |settings| settings.cluster.lanes = 2);
+    let client = &bed.clients[0];
+    let zero = TableSpec::new(3, WIDTH as u32, Optimizer::assign(), Initial::Constant(0.0));
+    let table = client.declare_table(&zero).unwrap();
+    let ids: Vec<u64> =
+        (0..4 * TIMES as u64).map(|at| if at % 4 == 1 { 7 } else { 100 + at % 1000 }).collect();
+    let values = vec![1.0; ids.len() * WIDTH];
+    client.push_rows(&table, &ids, &values).unwrap().wait().unwrap();
+    let mut out = vec![0.0; 2 * WIDTH];
+    client.pull_rows(&table, &[7, 100], &mut out).unwrap();
+    // A row becomes the sum of its values.
+    let of = |id: u64| ids.iter().filter(|other| **other == id).count() as f32;
+    assert_eq!((out[0], out[2 * WIDTH - 1]), (TIMES as f32, of(100)));
+    bed.end();
 }
 
 fn rules_schedules_and_limits_hold(driver: Driver) {

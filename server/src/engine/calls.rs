@@ -109,9 +109,7 @@ impl LaneEngine {
             _ if total > self.calls.most_bytes => Some(Status::WrongShape),
             _ => None,
         };
-        // The room that it has for its reply says how long that will be.
-        let expected = block.landing.map_or(0, |landing| landing.bytes);
-        let bytes = total.saturating_add(expected).min(self.calls.most_bytes);
+        let bytes = self.calls.needed(block);
         if refused.is_none() && !self.calls.make_room(bytes, &self.peers) {
             self.stats.retries += 1;
             self.send_back(peer, block, Status::CallRoom, Vec::new());
@@ -173,16 +171,29 @@ impl LaneEngine {
                 self.let_go(id, Status::Refused, out);
                 self.tell_call(id, out);
             }
-            Stage::Answered(_) if entry.runs_again => {
-                let before = std::mem::replace(&mut entry.bytes, block.round);
-                entry.stage = Stage::Fetching;
-                self.calls.bytes = self.calls.bytes.saturating_sub(before).saturating_add(block.round);
-                out.push(take(id, peer, app, from, block));
-            }
+            Stage::Answered(_) if entry.runs_again => self.run_again(id, peer, app, block, from, out),
             Stage::Answered(_) => self.tell_call(id, out),
             // It replaces itself.
             _ => self.one_less_unanswered(peer),
         }
+    }
+
+    /// A call whose reply was not kept comes again. It needs its room as a new one does.
+    fn run_again(&mut self, id: u64, peer: Rank, app: u32, block: &Block, from: Source, out: &mut Commands) {
+        let bytes = self.calls.needed(block);
+        let Some((_, _, entry)) = self.calls.entry(id) else { return };
+        let before = std::mem::take(&mut entry.bytes);
+        self.calls.bytes = self.calls.bytes.saturating_sub(before);
+        if block.round > self.calls.most_bytes || !self.calls.make_room(bytes, &self.peers) {
+            self.stats.retries += 1;
+            self.send_back(peer, block, Status::CallRoom, Vec::new());
+            return;
+        }
+        self.calls.bytes += bytes;
+        if let Some((_, _, entry)) = self.calls.entry(id) {
+            (entry.stage, entry.bytes) = (Stage::Fetching, bytes);
+        }
+        out.push(take(id, peer, app, from, block));
     }
 
     fn one_less_unanswered(&mut self, peer: Rank) {
@@ -375,8 +386,10 @@ impl LaneEngine {
             self.stats.deadlines += 1;
             let has_handler = self.calls.handlers.contains(&app) || table_of(app).is_some();
             let status = if has_handler { Status::DeadlineWaiting } else { Status::NoHandler };
-            if stage == Stage::Delivered {
-                out.push(Command::CallCancel { call: id });
+            match stage {
+                Stage::Delivered => out.push(Command::CallCancel { call: id }),
+                // Its body is counted no more, so it is let go of.
+                _ => out.push(Command::CallDrop { call: id }),
             }
             if let Some((_, _, entry)) = self.calls.entry(id) {
                 entry.runs_again = false;

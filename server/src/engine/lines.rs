@@ -3,7 +3,7 @@
 
 use super::command::{Command, Commands};
 use super::peer::Peer;
-use proto_common::batch::{Landing, Status};
+use proto_common::batch::{Block, Landing, Status};
 use proto_common::call::{CALL_APPS_MAX, REPLY_INLINE_BYTES_MAX};
 use proto_common::ids::{ChunkId, Incarnation, Rank};
 use std::collections::hash_map::Entry as Slot;
@@ -161,6 +161,12 @@ impl Calls {
         self.bytes = self.bytes.saturating_sub(entry.bytes);
         self.by_id.remove(&entry.id);
         self.gone.push(entry.id);
+    }
+
+    /// Bytes that a call is counted with: the room that it has for its reply says how long that will be.
+    pub(super) fn needed(&self, block: &Block) -> u64 {
+        let expected = block.landing.map_or(0, |landing| landing.bytes);
+        block.round.saturating_add(expected).min(self.most_bytes)
     }
 
     /// A reply is kept until its worker knows it, or others need the room.

@@ -9,6 +9,9 @@ use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
 use proto_common::ids::Rank;
 use proto_common::table::{RowStatus, table_of};
 
+/// Rows of one request that are written where the worker wants them: a worker that closes does not wait long for that.
+const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
+
 impl<Q: CompletionQueue> DataLane<Q> {
     /// A call goes to its handler, or to the table that it is about.
     pub(super) fn deliver_call(&mut self, call: u64) -> Result<(), LaneError> {
@@ -40,7 +43,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn ask_table(&mut self, call: u64, key: u32, request: &Request) -> Result<Told, PostError> {
-        let landing = self.engine.call_landing(call).filter(|landing| landing.bytes > 0);
+        let in_place = 1..=IN_PLACE_BYTES_MAX;
+        let landing = self.engine.call_landing(call).filter(|landing| in_place.contains(&landing.bytes));
         let Request { peer, head, body, lies } = request;
         let room = |landing: proto_common::batch::Landing| {
             let at = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };

@@ -440,6 +440,15 @@ impl Of {
     }
 }
 
+/// A lane that knows of a call's callback, until it has run.
+struct Expected(LaneHandle);
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        self.0.forget_callback();
+    }
+}
+
 impl CallHandle {
     /// Has it ended, well or not?
     #[must_use]
@@ -451,9 +460,12 @@ impl CallHandle {
     /// at once if it has.
     pub fn on_end(self, callback: impl FnOnce(Result<CallReply, OpError>) + Send + 'static) {
         self.lane.expect_callback();
-        let Self { state, of, .. } = self;
-        let ended = state.clone();
-        state.on_end(Box::new(move |result| callback(of.reply(&ended, result))));
+        let Self { state, of, lane, .. } = self;
+        let (ended, expected) = (state.clone(), Expected(lane));
+        state.on_end(Box::new(move |result| {
+            callback(of.reply(&ended, result));
+            drop(expected);
+        }));
     }
 
     /// Waits until it has ended, which it does by its deadline; the error names handler and server.

@@ -6,7 +6,9 @@ use super::{Client, TensorBuffer};
 use crate::error::ClientError;
 use proto_common::ids::Incarnation;
 use proto_common::message;
-use proto_common::table::{ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix, table_app};
+use proto_common::table::{
+    ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix, table_app,
+};
 use std::collections::VecDeque;
 use std::ops::Range;
 use zerocopy::IntoBytes;
@@ -38,6 +40,11 @@ impl Table {
     /// Rows of one request.
     fn most_rows(&self) -> usize {
         (REQUEST_BYTES / (ID_BYTES + self.spec.row_bytes())).clamp(1, ROWS_PER_REQUEST_MAX)
+    }
+
+    /// Rows that a server takes in one push.
+    fn most_pushed(&self) -> usize {
+        (ROW_BYTES_PER_REQUEST_MAX / self.spec.row_bytes()).clamp(1, ROWS_PER_REQUEST_MAX)
     }
 }
 
@@ -128,28 +135,47 @@ impl Client {
         let mut calls = VecDeque::new();
         for (share, range) in parts.ranges.iter().enumerate() {
             let part = share / shares;
-            for rows in cut(range, ROWS_PER_REQUEST_MAX) {
-                let ids_bytes = rows.len() * ID_BYTES;
-                let bytes = ids_bytes + rows.len() * table.spec.row_bytes();
-                let mut body = self.push_buffer(table, bytes, &mut calls)?;
-                let (to_ids, to_values) = body[..bytes].split_at_mut(ids_bytes);
-                write_ids(&parts, ids, rows.clone(), to_ids);
-                match parts.places.is_empty() {
-                    true => {
-                        to_values.copy_from_slice(values[rows.start * width..rows.end * width].as_bytes());
-                    }
-                    false => {
-                        for (at, to) in rows.clone().zip(to_values.chunks_exact_mut(table.spec.row_bytes())) {
-                            let place = parts.place(at);
-                            to.copy_from_slice(values[place * width..][..width].as_bytes());
-                        }
-                    }
+            if range.len() <= table.most_pushed() {
+                if !range.is_empty() {
+                    self.push_request(table, part, (&parts, ids, values), range.clone(), &mut calls)?;
                 }
-                let request = request(RowOp::Push, rows.len(), Piece::Buffer(body), 1);
-                calls.push_back(self.call_table(table, part, request)?);
+                continue;
+            }
+            // What has one id is in one request, however often it stands there.
+            let (ids, values) = summed(&parts, ids, values, range.clone(), width);
+            let all = Parts { places: Vec::new(), ranges: Vec::new() };
+            for rows in cut(&(0..ids.len()), table.most_rows()) {
+                self.push_request(table, part, (&all, &ids, &values), rows, &mut calls)?;
             }
         }
         Ok(RowsHandle { calls: calls.into(), key: table.spec.key })
+    }
+
+    fn push_request(
+        &self,
+        table: &Table,
+        part: usize,
+        (parts, ids, values): (&Parts, &[u64], &[f32]),
+        rows: Range<usize>,
+        calls: &mut VecDeque<CallHandle>,
+    ) -> Result<(), ClientError> {
+        let (width, row_bytes) = (table.spec.width as usize, table.spec.row_bytes());
+        let ids_bytes = rows.len() * ID_BYTES;
+        let bytes = ids_bytes + rows.len() * row_bytes;
+        let mut body = self.push_buffer(table, bytes, calls)?;
+        let (to_ids, to_values) = body[..bytes].split_at_mut(ids_bytes);
+        write_ids(parts, ids, rows.clone(), to_ids);
+        match parts.places.is_empty() {
+            true => to_values.copy_from_slice(values[rows.start * width..rows.end * width].as_bytes()),
+            false => {
+                for (at, to) in rows.clone().zip(to_values.chunks_exact_mut(row_bytes)) {
+                    to.copy_from_slice(values[parts.place(at) * width..][..width].as_bytes());
+                }
+            }
+        }
+        let request = request(RowOp::Push, rows.len(), Piece::Buffer(body), 1);
+        calls.push_back(self.call_table(table, part, request)?);
+        Ok(())
     }
 
     /// Memory for a request: an earlier one's that has ended, which caches still have.
@@ -241,6 +267,31 @@ fn request(op: RowOp, count: usize, body: Piece, reply_bytes: u64) -> CallReques
 fn cut(range: &Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
     range.clone().step_by(most).map(move |start| start..end.min(start + most))
+}
+
+/// The rows of a range with each id once: the sums of its values, in the order in which they stand there.
+fn summed(
+    parts: &Parts,
+    ids: &[u64],
+    values: &[f32],
+    range: Range<usize>,
+    width: usize,
+) -> (Vec<u64>, Vec<f32>) {
+    let mut places: Vec<usize> = range.map(|at| parts.place(at)).collect();
+    places.sort_by_key(|place| ids[*place]);
+    let (mut once, mut sums) = (Vec::new(), Vec::new());
+    for place in places {
+        let row = &values[place * width..][..width];
+        if once.last() == Some(&ids[place]) {
+            let at = sums.len() - width;
+            let sum: &mut [f32] = &mut sums[at..];
+            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        } else {
+            once.push(ids[place]);
+            sums.extend_from_slice(row);
+        }
+    }
+    (once, sums)
 }
 
 fn write_ids(parts: &Parts, ids: &[u64], rows: Range<usize>, to: &mut [u8]) {

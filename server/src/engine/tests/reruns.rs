@@ -159,3 +159,25 @@ fn one_that_runs_again_is_ended_by_its_deadline() {
     calls.reconnect();
     assert_eq!(calls.0.send(0, &[call(1)]), [], "it has ended for good");
 }
+
+#[test]
+fn a_rerun_needs_its_room_as_a_new_call_does() {
+    let mut calls = Calls::new();
+    calls.0.engine.limit_calls(4 * LONG);
+    calls.0.send(0, &[call(1), call(2)]);
+    calls.deliver(1);
+    calls.answer(1, true, LONG);
+    calls.told();
+    calls.reconnect();
+    assert_eq!(calls.0.send(0, &[Block { round: 1 << 40, ..call(1) }]), [], "no body is so long");
+    assert_eq!(calls.told(), [(1, Status::CallRoom, None)]);
+    let full = [call(1), Block { round: 3 * LONG + 1, landing: None, ..call(2) }];
+    assert_eq!(taken(&calls.0.send(0, &full[1..])), [3]);
+    assert_eq!(calls.0.send(0, &full[..1]), []);
+    assert_eq!(calls.told(), [(1, Status::CallRoom, None)], "not now");
+    assert_eq!(calls.0.engine.call_bytes(), 3 * LONG + 1);
+    calls.deliver(3);
+    calls.answer(3, false, 0);
+    assert_eq!(calls.told(), [(2, Status::Done, None)]);
+    assert_eq!(taken(&calls.0.send(0, &full[..1])), [1]);
+}

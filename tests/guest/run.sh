@@ -17,6 +17,8 @@ tests/guest/boot.sh -m 1536 -t 400 "$folder/base" tests/guest/fabric.sh \
 tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,rdma_train} \
     "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.
-tests/guest/boot.sh -m 3000 -t 400 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
-    "$bin"/{rdma_train,process_placement,process_buffers,process_calls} "$(command -v setpriv)" examples/digits/digits.csv
+tests/guest/boot.sh -m 3000 -t 500 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
+    "$bin"/{rdma_train,process_placement,process_buffers} "$(command -v setpriv)" examples/digits/digits.csv
+tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/calls.sh "$bin"/gradwire-{scheduler,server,worker} \
+    "$bin/process_calls"
 tests/guest/boot.sh -m 2000 -t 200 "$folder/base" tests/guest/doctor.sh "$bin/gradwire"

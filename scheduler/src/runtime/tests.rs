@@ -290,7 +290,7 @@ async fn a_member_that_pauses_while_others_ask_with_short_deadlines_lives() {
     while asked.is_none() {
         match paused.receive_within::<FromScheduler>(LONG).await.unwrap() {
             Some(FromScheduler::Posted { ticket, message, .. }) if message.body.is_empty() => {
-                asked = Some(ticket)
+                asked = Some(ticket);
             }
             Some(FromScheduler::Posted { .. }) => long += 1,
             Some(_) => {}

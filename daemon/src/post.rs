@@ -2,6 +2,7 @@
 //! handlers and callbacks, one after the other; the way to the scheduler is somebody else's.
 
 mod room;
+mod way;
 
 use crate::control::LinkSender;
 use proto_common::ids::MemberId;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use way::Way;
 
 /// An answer may come this much after the deadline that the scheduler keeps itself.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000 });
@@ -35,8 +37,6 @@ const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 
 /// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
 const OURS: u64 = 1 << 63;
 
-/// Sends to the scheduler; false when it cannot any more.
-type Out = Box<dyn Fn(ToScheduler) -> bool + Send>;
 type Handler = Box<dyn FnMut(Post) + Send>;
 type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
 
@@ -123,34 +123,6 @@ struct Waiting {
     place: Place,
 }
 
-/// The way to the scheduler. It has a lock, so that a handler that does not return is not in it.
-#[derive(Default)]
-struct Way {
-    out: Option<Out>,
-    /// What was sent before there was a way.
-    unsent: Vec<ToScheduler>,
-}
-
-impl Way {
-    fn of(way: &Mutex<Self>) -> MutexGuard<'_, Self> {
-        // What is there is whole, whatever happened to others.
-        way.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn attach(&mut self, out: Out) {
-        self.out = Some(out);
-        std::mem::take(&mut self.unsent).into_iter().for_each(|message| self.say(message));
-    }
-
-    fn say(&mut self, message: ToScheduler) {
-        match &self.out {
-            // Where nobody takes it any more, everyone hears of that as a loss.
-            Some(out) => _ = out(message),
-            None => self.unsent.push(message),
-        }
-    }
-}
-
 enum Work {
     Register(u32, Handler),
     Unregister(u32, SyncSender<()>),
@@ -180,7 +152,7 @@ pub struct Posts(Arc<Inner>);
 
 struct Inner {
     work: Sender<Work>,
-    way: Arc<Mutex<Way>>,
+    way: Arc<Way>,
     room: Arc<Room>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Nothing comes out of it: the other end goes with the thread.
@@ -222,7 +194,7 @@ impl Posts {
     pub fn start() -> std::io::Result<Self> {
         let ((work, queue), (alive, ended)) = (channel(), sync_channel(0));
         let known = Known { apps: Mutex::default(), running: AtomicU64::new(Known::NOBODY) };
-        let (known, way) = (Arc::new(known), Arc::<Mutex<Way>>::default());
+        let (known, way) = (Arc::new(known), Arc::<Way>::default());
         let hub = Hub {
             known: known.clone(),
             queue,
@@ -251,7 +223,7 @@ impl Posts {
 
     /// The way to the scheduler is there: `out` hands over without waiting.
     pub fn attach(&self, out: impl Fn(ToScheduler) -> bool + Send + 'static) {
-        Way::of(&self.0.way).attach(Box::new(out));
+        self.0.way.attach(Box::new(out));
     }
 
     /// As [`Posts::attach`] over a link, by a task of the current tokio runtime.
@@ -291,7 +263,7 @@ impl Posts {
             Some(place) => self.tell(Work::Deliver(Waiting { ticket, from, message, deadline, place })),
             None => {
                 let result = Err(PostError::Busy);
-                Way::of(&self.0.way).say(ToScheduler::PostReply { ticket, result });
+                self.0.way.say(ToScheduler::PostReply { ticket, result });
             }
         }
     }
@@ -437,7 +409,7 @@ struct Hub {
     known: Arc<Known>,
     queue: Receiver<Work>,
     work: Sender<Work>,
-    way: Arc<Mutex<Way>>,
+    way: Arc<Way>,
     handlers: HashMap<u32, Handler>,
     /// Messages without a handler.
     waiting: VecDeque<Waiting>,
@@ -500,7 +472,7 @@ impl Hub {
     }
 
     fn say(&mut self, message: ToScheduler) {
-        Way::of(&self.way).say(message);
+        self.way.say(message);
     }
 
     fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {

@@ -1,12 +1,16 @@
 //! Messages between programs: handlers of this process, and the answers that it waits for. One thread runs all of its
 //! handlers and callbacks, one after the other; the way to the scheduler is somebody else's.
 
+mod room;
+mod way;
+
 use crate::control::LinkSender;
 use proto_common::ids::MemberId;
 use proto_common::message::{
-    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, PostError, PostMessage, PostReply, PostTo, ToScheduler,
-    WaitError,
+    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
+    PostMessage, PostReply, PostTo, ToScheduler, WaitError,
 };
+use room::{Place, Room};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +19,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use way::Way;
 
 /// An answer may come this much after the deadline that the scheduler keeps itself.
-const GRACE: Duration = Duration::from_secs(2);
-/// Messages that wait for a handler to be registered; the scheduler allows no member more unanswered ones.
-const WAITING_MAX: usize = proto_common::message::POSTS_OWED_MAX;
+const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000 });
+/// Messages that wait for a handler, to be registered or to be done with others: as many as the scheduler lets one member
+/// owe, and as many whose time is up there, and not yet here.
+const WAITING_MAX: usize = 2 * POSTS_OWED_MAX;
+/// Bytes of those.
+const WAITING_BYTES_MAX: usize = 2 * POSTS_OWED_BYTES_MAX;
 /// Nobody waits longer, whatever was asked for: seven weeks.
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long the thread sleeps where nothing has a deadline.
@@ -29,8 +37,6 @@ const END_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 
 /// Requests at barriers have this bit, so that their answers are told apart from those of other askers of this process.
 const OURS: u64 = 1 << 63;
 
-/// Sends to the scheduler; false when it cannot any more.
-type Out = Box<dyn Fn(ToScheduler) -> bool + Send>;
 type Handler = Box<dyn FnMut(Post) + Send>;
 type OnAnswer = Box<dyn FnMut(PostAnswer) + Send>;
 
@@ -107,8 +113,17 @@ pub struct PostAnswer {
     pub result: Result<PostReply, PostError>,
 }
 
+/// A message that waits for its handler, in the room that it takes.
+struct Waiting {
+    ticket: u64,
+    from: MemberId,
+    message: PostMessage,
+    /// Until when somebody waits for the answer. After it the scheduler has told its sender.
+    deadline: Instant,
+    place: Place,
+}
+
 enum Work {
-    Attach(Out),
     Register(u32, Handler),
     Unregister(u32, SyncSender<()>),
     Ask {
@@ -123,6 +138,7 @@ enum Work {
         within: Duration,
         done: SyncSender<Result<(), WaitError>>,
     },
+    Deliver(Waiting),
     Heard(FromScheduler),
     Say(ToScheduler),
     /// The way to the scheduler has ended.
@@ -136,6 +152,8 @@ pub struct Posts(Arc<Inner>);
 
 struct Inner {
     work: Sender<Work>,
+    way: Arc<Way>,
+    room: Arc<Room>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Nothing comes out of it: the other end goes with the thread.
     ended: Mutex<Receiver<()>>,
@@ -176,13 +194,12 @@ impl Posts {
     pub fn start() -> std::io::Result<Self> {
         let ((work, queue), (alive, ended)) = (channel(), sync_channel(0));
         let known = Known { apps: Mutex::default(), running: AtomicU64::new(Known::NOBODY) };
-        let known = Arc::new(known);
+        let (known, way) = (Arc::new(known), Arc::<Way>::default());
         let hub = Hub {
             known: known.clone(),
             queue,
             work: work.clone(),
-            out: None,
-            unsent: Vec::new(),
+            way: way.clone(),
             handlers: HashMap::new(),
             waiting: VecDeque::new(),
             asked: HashMap::new(),
@@ -195,7 +212,8 @@ impl Posts {
             hub.run();
         })?;
         let (thread, ended) = (Mutex::new(Some(thread)), Mutex::new(ended));
-        Ok(Self(Arc::new(Inner { work, thread, ended, known })))
+        let room = Room::new(WAITING_MAX, WAITING_BYTES_MAX);
+        Ok(Self(Arc::new(Inner { work, way, room, thread, ended, known })))
     }
 
     fn tell(&self, work: Work) {
@@ -205,7 +223,7 @@ impl Posts {
 
     /// The way to the scheduler is there: `out` hands over without waiting.
     pub fn attach(&self, out: impl Fn(ToScheduler) -> bool + Send + 'static) {
-        self.tell(Work::Attach(Box::new(out)));
+        self.0.way.attach(Box::new(out));
     }
 
     /// As [`Posts::attach`] over a link, by a task of the current tokio runtime.
@@ -226,13 +244,27 @@ impl Posts {
     pub fn heard(&self, message: FromScheduler) -> Option<FromScheduler> {
         match message {
             FromScheduler::Released { request, .. } if request & OURS == 0 => Some(message),
-            FromScheduler::Posted { .. }
-            | FromScheduler::PostAnswered { .. }
-            | FromScheduler::Released { .. } => {
+            FromScheduler::Posted { ticket, from, message, timeout_ms } => {
+                self.come(ticket, from, message, timeout_ms);
+                None
+            }
+            FromScheduler::PostAnswered { .. } | FromScheduler::Released { .. } => {
                 self.tell(Work::Heard(message));
                 None
             }
             other => Some(other),
+        }
+    }
+
+    /// A message came. Where a handler is behind with too many its sender is told at once, past that handler.
+    fn come(&self, ticket: u64, from: MemberId, message: PostMessage, timeout_ms: u64) {
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms).min(WITHIN_MAX);
+        match self.0.room.place(message.body.len()) {
+            Some(place) => self.tell(Work::Deliver(Waiting { ticket, from, message, deadline, place })),
+            None => {
+                let result = Err(PostError::Busy);
+                self.0.way.say(ToScheduler::PostReply { ticket, result });
+            }
         }
     }
 
@@ -312,15 +344,30 @@ impl Posts {
         }
     }
 
-    /// As [`Posts::post`], and waits for all answers. A handler is refused.
+    /// As [`Posts::post`], and waits for all answers, or until a little after `within`, also where a handler of this process
+    /// holds the thread that takes them: those that have not come then are past their deadline. A handler is refused.
     pub fn post_and_wait(&self, to: PostTo, message: PostMessage, within: Duration) -> Vec<PostAnswer> {
         if self.is_own_thread() {
             return vec![PostAnswer { from: whose(to), of: 1, result: Err(PostError::OwnThread) }];
         }
-        let (tell, answers) = channel();
+        let (tell, told) = channel();
+        let (member, waits) = (whose(to), within.min(WITHIN_MAX) + GRACE);
+        let until = Instant::now() + waits;
         self.post(to, message, within, move |answer| drop(tell.send(answer)));
-        // The sender goes with the last answer, which comes within its deadline.
-        answers.iter().collect()
+        let mut answers: Vec<PostAnswer> = Vec::new();
+        loop {
+            match told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(answer) => answers.push(answer),
+                // The sender goes with the last answer.
+                Err(RecvTimeoutError::Disconnected) => return answers,
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+        }
+        let of = answers.first().map_or(1, |answer| answer.of);
+        let late = || Err(PostError::Deadline { member, waited_ms: waits.as_millis() as u64 });
+        let missing = (of as usize).saturating_sub(answers.len());
+        answers.extend((0..missing).map(|_| PostAnswer { from: member, of, result: late() }));
+        answers
     }
 }
 
@@ -362,12 +409,10 @@ struct Hub {
     known: Arc<Known>,
     queue: Receiver<Work>,
     work: Sender<Work>,
-    out: Option<Out>,
-    /// What was sent before there was a way.
-    unsent: Vec<ToScheduler>,
+    way: Arc<Way>,
     handlers: HashMap<u32, Handler>,
-    /// Messages without a handler, and until when somebody waits for their answer.
-    waiting: VecDeque<(Instant, Post)>,
+    /// Messages without a handler.
+    waiting: VecDeque<Waiting>,
     asked: HashMap<u64, Asked>,
     barriers: HashMap<u64, SyncSender<Result<(), WaitError>>>,
     next: u64,
@@ -377,9 +422,9 @@ struct Hub {
 impl Hub {
     fn run(mut self) {
         loop {
-            let due =
-                self.asked.values().map(|asked| asked.deadline).chain(self.waiting.iter().map(|(at, _)| *at));
-            let left = due.min().map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
+            let waiting = self.waiting.iter().map(|waiting| waiting.deadline);
+            let due = self.asked.values().map(|asked| asked.deadline).chain(waiting).min();
+            let left = due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
             match self.queue.recv_timeout(left) {
                 Ok(Work::End) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(work) => self.take(work),
@@ -391,16 +436,12 @@ impl Hub {
 
     fn take(&mut self, work: Work) {
         match work {
-            Work::Attach(out) => {
-                self.out = Some(out);
-                std::mem::take(&mut self.unsent).into_iter().for_each(|message| self.say(message));
-            }
             Work::Register(app, handler) => {
                 self.handlers.insert(app, handler);
-                let (mine, others) = self.waiting.drain(..).partition(|(_, post)| post.app == app);
+                let (mine, others) = self.waiting.drain(..).partition(|waiting| waiting.message.app == app);
                 self.waiting = others;
-                let mine: VecDeque<(Instant, Post)> = mine;
-                mine.into_iter().for_each(|(_, post)| self.deliver(post));
+                let mine: VecDeque<Waiting> = mine;
+                mine.into_iter().for_each(|waiting| self.deliver(waiting));
             }
             Work::Unregister(app, done) => {
                 drop(self.handlers.remove(&app));
@@ -408,17 +449,7 @@ impl Hub {
                 let _ = done.try_send(());
             }
             Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
-            Work::Heard(FromScheduler::Posted { ticket, from, message, timeout_ms }) => {
-                let PostMessage { app, head, body } = message;
-                let reply = Answering { ticket, work: Some(self.work.clone()) };
-                let post = Post { from, app, head, body, reply };
-                if self.handlers.contains_key(&app) {
-                    self.deliver(post);
-                } else if self.waiting.len() < WAITING_MAX {
-                    let within = Duration::from_millis(timeout_ms).min(WITHIN_MAX);
-                    self.waiting.push_back((Instant::now() + within, post));
-                }
-            }
+            Work::Deliver(waiting) => self.deliver(waiting),
             Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
             Work::Heard(FromScheduler::Released { request, result }) => {
                 if let Some(done) = self.barriers.remove(&request) {
@@ -441,10 +472,7 @@ impl Hub {
     }
 
     fn say(&mut self, message: ToScheduler) {
-        match &self.out {
-            Some(out) => drop(out(message)),
-            None => self.unsent.push(message),
-        }
+        self.way.say(message);
     }
 
     fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {
@@ -506,9 +534,21 @@ impl Hub {
         }
     }
 
-    fn deliver(&mut self, post: Post) {
-        let app = post.app;
-        let Some(handler) = self.handlers.get_mut(&app) else { return };
+    /// To its handler, or to those that wait for one. Nothing is said of one whose time is up: the scheduler has told its
+    /// sender, and that there was no handler is no handler's silence.
+    fn deliver(&mut self, waiting: Waiting) {
+        if waiting.deadline <= Instant::now() {
+            return;
+        }
+        let app = waiting.message.app;
+        let Some(handler) = self.handlers.get_mut(&app) else {
+            return self.waiting.push_back(waiting);
+        };
+        let Waiting { ticket, from, message: PostMessage { app, head, body }, place, .. } = waiting;
+        // What it does with it takes none of the room.
+        drop(place);
+        let reply = Answering { ticket, work: Some(self.work.clone()) };
+        let post = Post { from, app, head, body, reply };
         self.known.running.store(u64::from(app), Ordering::Relaxed);
         let is_whole = guarded(|| handler(post));
         self.known.running.store(Known::NOBODY, Ordering::Relaxed);
@@ -520,14 +560,7 @@ impl Hub {
     }
 
     fn expire(&mut self, now: Instant) {
-        self.waiting.retain_mut(|(deadline, post)| {
-            let has_time = *deadline > now;
-            if !has_time {
-                // The scheduler tells its sender of the deadline: that there was no handler is no handler's silence.
-                post.reply.work = None;
-            }
-            has_time
-        });
+        self.waiting.retain(|waiting| waiting.deadline > now);
         let late: Vec<u64> = self
             .asked
             .iter()
@@ -596,6 +629,80 @@ mod tests {
         come(&posts, 2);
         let reply = ToScheduler::PostReply { ticket: 2, result: Err(PostError::NoReply) };
         assert_eq!(said.recv().unwrap(), reply, "of the first nothing is said");
+        posts.unregister(APP).unwrap();
+    }
+
+    fn posted(ticket: u64, bytes: usize, timeout_ms: u64) -> FromScheduler {
+        FromScheduler::Posted { ticket, from: server(), message: message(bytes), timeout_ms }
+    }
+
+    /// A handler that has a message and does not return until the sender is dropped, and then tells of all others.
+    fn held(posts: &Posts) -> (Sender<()>, Receiver<u64>) {
+        let ((go_on, blocked), (tell, told)) = (channel::<()>(), channel());
+        assert!(posts.register(APP, move |post| {
+            tell.send(post.reply.ticket).unwrap();
+            let _ = blocked.recv();
+        }));
+        come(posts, 0);
+        told.recv().unwrap();
+        (go_on, told)
+    }
+
+    #[test]
+    fn what_waits_for_a_handler_is_bounded_and_what_is_late_is_dropped() {
+        let posts = Posts::start().unwrap();
+        let (say, said) = channel();
+        posts.attach(move |message| say.send(message).is_ok());
+        let (go_on, told) = held(&posts);
+        // By their bytes. The handler holds the thread all the time.
+        let whole = (WAITING_BYTES_MAX / POST_BODY_BYTES_MAX) as u64;
+        (1..=whole).for_each(|ticket| drop(posts.heard(posted(ticket, POST_BODY_BYTES_MAX, 0))));
+        assert!(said.try_recv().is_err(), "there is room");
+        posts.heard(posted(u64::MAX, 1, 60_000));
+        let busy = ToScheduler::PostReply { ticket: u64::MAX, result: Err(PostError::Busy) };
+        assert_eq!(said.try_recv().unwrap(), busy, "at once");
+        // By their number.
+        let count = WAITING_MAX as u64 - whole;
+        (1..=count).for_each(|ticket| drop(posts.heard(posted(whole + ticket, 0, 0))));
+        assert!(said.try_recv().is_err(), "there is room");
+        posts.heard(posted(u64::MAX, 0, 60_000));
+        assert_eq!(said.try_recv().unwrap(), busy);
+        drop(go_on);
+        assert_eq!(
+            said.recv().unwrap(),
+            ToScheduler::PostReply { ticket: 0, result: Err(PostError::NoReply) }
+        );
+        let last = 2 * WAITING_MAX as u64;
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            posts.heard(posted(last, POST_BODY_BYTES_MAX, 60_000));
+            let ToScheduler::PostReply { ticket, result } = said.recv().unwrap() else { panic!("no answer") };
+            assert_eq!(ticket, last, "of those that are late nothing is said");
+            if result == Err(PostError::NoReply) {
+                break;
+            }
+            assert!(Instant::now() < until, "there is room again");
+        }
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [last], "the handler sees none that is late");
+        posts.unregister(APP).unwrap();
+    }
+
+    #[test]
+    fn who_waits_for_answers_waits_no_longer_for_a_handler_that_does_not_return() {
+        let posts = Posts::start().unwrap();
+        let (go_on, _told) = held(&posts);
+        let (tell, answers) = channel();
+        let asker = posts.clone();
+        let thread = std::thread::spawn(move || {
+            let within = Duration::from_millis(10);
+            tell.send(asker.post_and_wait(PostTo::One(server()), message(0), within)).unwrap();
+        });
+        let mut answers = answers.recv_timeout(Duration::from_secs(60)).expect("its own deadline");
+        assert_eq!(answers.len(), 1);
+        let late = PostError::Deadline { member: server(), waited_ms: 10 + GRACE.as_millis() as u64 };
+        assert_eq!(answers.remove(0).result, Err(late));
+        thread.join().unwrap();
+        drop(go_on);
         posts.unregister(APP).unwrap();
     }
 

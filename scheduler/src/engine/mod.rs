@@ -83,6 +83,13 @@ pub enum Input {
         /// What the peer did wrong, where it did not just close.
         fault: Option<String>,
     },
+    /// A message of a member was not sent to a receiver: too much waits for it.
+    NotPosted {
+        /// The message's number.
+        ticket: u64,
+        /// Who did not get it.
+        to: ConnectionId,
+    },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
@@ -193,6 +200,7 @@ impl Engine {
         match input {
             Input::Message { from, message } => self.message(now_ms, from, message, &mut out),
             Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, &mut out),
+            Input::NotPosted { ticket, to } => self.posts.refuse((ticket, to), &mut out),
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }

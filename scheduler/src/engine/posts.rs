@@ -34,7 +34,7 @@ struct Load {
 }
 
 /// A message's number, and one of its receivers: all of them are told the same, so that it is encoded once.
-type Ticket = (u64, ConnectionId);
+pub(super) type Ticket = (u64, ConnectionId);
 
 /// Messages that are not answered.
 #[derive(Debug, Default)]
@@ -95,6 +95,11 @@ impl Posts {
             waited_ms: now_ms.saturating_sub(pending.since_ms),
         };
         self.answers(&due, error, out);
+    }
+
+    /// A receiver has no room for it.
+    pub(super) fn refuse(&mut self, ticket: Ticket, out: &mut Vec<Command>) {
+        self.answers(&[ticket], |_| PostError::Busy, out);
     }
 
     /// A connection is of no more use: what it owes is answered for it, what it asked is not answered.
@@ -199,7 +204,7 @@ impl Engine {
                 Err(PostError::TooLong { bytes: reply.body.len() as u64 })
             }
             Ok(reply) => Ok(reply),
-            Err(PostError::TooLong { bytes }) => Err(PostError::TooLong { bytes }),
+            Err(error @ (PostError::TooLong { .. } | PostError::Busy)) => Err(error),
             // Whatever else it says: its words are not passed on.
             Err(_) => Err(PostError::NoReply),
         };

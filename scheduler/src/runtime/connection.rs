@@ -4,7 +4,7 @@
 use crate::engine::ConnectionId;
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
-use proto_common::message::{POSTS_ASKED_MAX, ToScheduler};
+use proto_common::message::{POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,6 +25,13 @@ const QUEUE_BYTES_MAX: usize = 4 * CONTROL_FRAME_BYTES_MAX;
 /// Bytes that may wait for one peer when an answer of another member joins them: what the scheduler itself has to say is as
 /// much at most.
 const ANSWERS_BYTES_MAX: usize = if cfg!(test) { 4 << 20 } else { QUEUE_BYTES_MAX / 2 };
+/// Bytes that may wait for one peer when a message of another member joins them: all that it may owe, and answers to what it
+/// has asked itself still have room.
+const POSTED_BYTES_MAX: usize = ANSWERS_BYTES_MAX / 4 * 3;
+/// Messages that may wait for one peer when a message of another member joins them: all that it may owe, and as much beside.
+const POSTED_MAX: usize = 2 * POSTS_OWED_MAX;
+const _: () = assert!(cfg!(test) || POSTED_BYTES_MAX > POSTS_OWED_BYTES_MAX);
+const _: () = assert!(POSTED_MAX <= QUEUE_MAX / 2);
 /// Milliseconds for which a closed connection's input is still read and thrown away: closing a socket with
 /// unread input would destroy the last message to the peer.
 const LINGER_MS: u64 = 500;
@@ -89,13 +96,22 @@ impl Outbox {
 
     /// Does so much wait for the peer that it is to read first, and then to ask others?
     pub(super) fn is_crowded(&self) -> bool {
-        let waiting = self.frames.max_capacity() - self.frames.capacity();
-        waiting >= CROWDED_MAX || !self.has_room(0)
+        self.waiting() >= CROWDED_MAX || !self.has_room(0)
+    }
+
+    fn waiting(&self) -> usize {
+        self.frames.max_capacity() - self.frames.capacity()
     }
 
     /// Is there room for another member's answer of so many bytes?
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         self.queued_bytes.load(Ordering::Relaxed).saturating_add(bytes) <= ANSWERS_BYTES_MAX
+    }
+
+    /// Is there room for another member's message of so many bytes?
+    pub(super) fn has_room_for_post(&self, bytes: usize) -> bool {
+        let queued_bytes = self.queued_bytes.load(Ordering::Relaxed);
+        self.waiting() < POSTED_MAX && queued_bytes.saturating_add(bytes) <= POSTED_BYTES_MAX
     }
 
     /// Queues a frame, or says why the peer is to be given up.

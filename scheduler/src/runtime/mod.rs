@@ -21,6 +21,7 @@ use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::message::{FromScheduler, PostError, ToScheduler};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -338,11 +339,12 @@ impl Core {
 
     /// Queues a message; a connection whose queue is full is given up.
     fn send(&mut self, to: &[ConnectionId], message: &FromScheduler, inputs: &mut Vec<Input>) {
+        let to = &self.with_room(to, message, inputs)[..];
         if to.contains(&LOCAL) {
             // Of messages: nothing else is said to our own program.
             let _ = self.posts.heard(message.clone());
         }
-        if to == [LOCAL] {
+        if to.iter().all(|to| *to == LOCAL) {
             return;
         }
         self.note(to, message);
@@ -363,6 +365,23 @@ impl Core {
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });
             }
         }
+    }
+
+    /// Whom a message goes to. A member's goes only to those that have room for it beside what they have not read: where its
+    /// time is up it waits for them all the same, so that what is owed bounds no queue. The engine hears of the others.
+    fn with_room<'a>(
+        &self,
+        to: &'a [ConnectionId],
+        message: &FromScheduler,
+        inputs: &mut Vec<Input>,
+    ) -> Cow<'a, [ConnectionId]> {
+        let FromScheduler::Posted { ticket, message, .. } = message else { return Cow::Borrowed(to) };
+        let has_room = |to: &ConnectionId| {
+            self.connections.get(to).is_none_or(|outbox| outbox.has_room_for_post(message.body.len()))
+        };
+        let (told, full): (Vec<_>, Vec<_>) = to.iter().copied().partition(has_room);
+        inputs.extend(full.into_iter().map(|to| Input::NotPosted { ticket: *ticket, to }));
+        Cow::Owned(told)
     }
 
     /// An answer of another member that has no room beside what its asker has not read is told as that.

@@ -257,6 +257,54 @@ async fn a_member_that_asks_for_much_and_does_not_read_is_told_and_lives() {
 }
 
 #[tokio::test]
+async fn a_member_that_pauses_while_others_ask_with_short_deadlines_lives() {
+    // More than closes a connection.
+    const ASKED: u64 = 80;
+    let job = job(1, 1, |settings| settings.deadlines.silence_ms = 60_000).await;
+    let mut worker = job.join(Role::Worker).await.unwrap();
+    let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
+    let mut paused = Connection::new(stream).unwrap();
+    paused.send_within(&ToScheduler::Register(register(Role::Server)), LONG).await.unwrap();
+    assert!(matches!(next(&mut worker).await, FromScheduler::Roster { .. }));
+    let ask = |request, body, timeout_ms| {
+        let to = PostTo::One(MemberId { role: Role::Server, rank: Rank(0) });
+        let message = PostMessage { app: 1, head: 0, body };
+        ToScheduler::Post { request, to, message, timeout_ms }
+    };
+    let (mut late, mut busy) = (0, 0);
+    for request in 0..ASKED {
+        worker.sender().send(&ask(request, vec![7; POST_BODY_BYTES_MAX], 1)).await.unwrap();
+        match next(&mut worker).await {
+            FromScheduler::PostAnswered { result: Err(PostError::Deadline { .. }), .. } => late += 1,
+            FromScheduler::PostAnswered { result: Err(PostError::Busy), .. } => busy += 1,
+            other => panic!("{other:?}"),
+        }
+        if busy == 2 {
+            break;
+        }
+    }
+    assert!(late >= 3 && busy > 0, "{late} late, {busy} refused");
+    // It goes on: what was sent to it is there, and there is room again.
+    worker.sender().send(&ask(ASKED, Vec::new(), 60_000)).await.unwrap();
+    let (mut asked, mut long) = (None, 0);
+    while asked.is_none() {
+        match paused.receive_within::<FromScheduler>(LONG).await.unwrap() {
+            Some(FromScheduler::Posted { ticket, message, .. }) if message.body.is_empty() => {
+                asked = Some(ticket);
+            }
+            Some(FromScheduler::Posted { .. }) => long += 1,
+            Some(_) => {}
+            None => panic!("its connection was closed"),
+        }
+    }
+    assert_eq!(long, late, "what was refused was not sent");
+    let (ticket, result) = (asked.unwrap(), Ok(PostReply { head: 0, body: Vec::new() }));
+    paused.send_within(&ToScheduler::PostReply { ticket, result }, LONG).await.unwrap();
+    let answer = next(&mut worker).await;
+    assert!(matches!(answer, FromScheduler::PostAnswered { result: Ok(_), .. }), "{answer:?}");
+}
+
+#[tokio::test]
 async fn a_member_whose_heartbeats_stop_is_dead_even_if_others_talk_all_the_time() {
     let job = job(1, 1, |settings| settings.deadlines.silence_ms = 200).await;
     let mut server = job.join(Role::Server).await.unwrap();

@@ -125,3 +125,24 @@ fn both_sides_of_each_bound() {
     early.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
     assert!(matches!(refusal(&early.say(worker(0), post(1, one, 0))), PostError::NotNow(_)));
 }
+
+#[test]
+fn what_a_receiver_has_no_room_for_is_told_as_that_and_is_not_owed() {
+    let mut rig = Rig::running(1, 2);
+    let one = PostTo::One(server(0));
+    for request in 0..POSTS_OWED_MAX as u64 {
+        rig.say(worker(0), post(request, one, 0));
+    }
+    // By the scheduler, which has not sent it, and by the receiver, whose handler is behind.
+    let busy = |request| [to(&[worker(0)], answer(request, server(0), 1, Err(PostError::Busy)))];
+    let not_sent = Input::NotPosted { ticket: 1, to: connection(server(0)) };
+    assert_eq!(rig.handle(not_sent.clone()), busy(0));
+    assert_eq!(rig.handle(not_sent), [], "once");
+    let behind = ToScheduler::PostReply { ticket: 2, result: Err(PostError::Busy) };
+    assert_eq!(rig.say(server(0), behind), busy(1));
+    for _ in 0..2 {
+        let commands = rig.say(worker(1), post(1, one, 0));
+        assert!(matches!(only(&commands), FromScheduler::Posted { .. }));
+    }
+    assert_eq!(refusal(&rig.say(worker(1), post(1, one, 0))), &PostError::Busy);
+}

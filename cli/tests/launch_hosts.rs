@@ -250,7 +250,7 @@ fn a_machines_part_is_started_as_bpslaunch_does() {
 fn tasks_of_slurm_and_mpi_find_their_role() {
     let bed = Bed::new();
     bed.program("gradwire-scheduler", "echo \"port $GRADWIRE_SCHEDULER__PORT job $GRADWIRE_JOB\"\n");
-    let script = r#"echo "$DMLC_ROLE $GRADWIRE_NODE__RANK port $GRADWIRE_SCHEDULER__PORT job $GRADWIRE_JOB""#;
+    let script = r#"echo "$DMLC_ROLE $GRADWIRE_NODE__RANK port $GRADWIRE_SCHEDULER__PORT job $GRADWIRE_JOB"; echo "place $BYTEPS_LOCAL_RANK/$BYTEPS_LOCAL_SIZE""#;
     let task = |kind: &str, env: &[(&str, &str)]| {
         let mut command = Command::new(GRADWIRE);
         command.args(["launch", "--cluster", kind, "-s", "1", "--bin-dir"]).arg(bed.directory.path());
@@ -265,7 +265,11 @@ fn tasks_of_slurm_and_mpi_find_their_role() {
     let (code, scheduler) = slurm("0", "n1");
     assert_eq!(code, Some(0), "{scheduler}");
     let place = scheduler.trim().strip_prefix("[scheduler] ").unwrap();
-    assert_eq!(slurm("2", "n1"), (Some(0), format!("worker 0 {place}\n")), "it meets the scheduler");
+    assert_eq!(
+        slurm("2", "n1"),
+        (Some(0), format!("worker 0 {place}\nplace 0/1\n")),
+        "it meets the scheduler"
+    );
     let (code, err) = slurm("3", "n[1");
     assert!(code == Some(78) && err.contains("a bracket is not closed"), "{err}");
     let (code, err) = slurm("2", "no-such-host,n2");
@@ -273,6 +277,11 @@ fn tasks_of_slurm_and_mpi_find_their_role() {
     let mpi = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"), ("PMIX_NAMESPACE", "8")];
     let (code, err) = task("mpi", &[&mpi[..], &[("OMPI_COMM_WORLD_SIZE", "4")]].concat());
     assert!(code == Some(0) && err.contains("worker 0 port 2"), "{err}");
+    let (code, err) = task(
+        "mpi",
+        &[&mpi[..], &[("OMPI_COMM_WORLD_LOCAL_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]].concat(),
+    );
+    assert!(code == Some(0) && err.contains("place 0/2\n"), "of the workers, not of all tasks: {err}");
     let (code, err) = task("mpi", &[&mpi[..], &[("OMPI_COMM_WORLD_SIZE", "2")]].concat());
     assert!(code == Some(2) && err.contains("2 tasks were started"), "{err}");
 }

@@ -84,12 +84,31 @@ fn trainer() -> Vec<String> {
     [vec![path, "train".into()], TRAIN.map(str::to_owned).to_vec()].concat()
 }
 
-fn trains(env: &[(&str, &str)], flags: &[&str], workers: u32) {
-    let trainer = trainer();
+/// Trains, and returns what was said, with each worker's place on its host in it.
+fn trains(env: &[(&str, &str)], flags: &[&str], workers: u32) -> String {
+    let trainer = telling_trainer();
     let words: Vec<&str> = trainer.iter().map(String::as_str).collect();
     let (code, text) = launch(env, flags, &words);
     assert_eq!(code, 0, "{text}");
     assert_eq!(hash_in(&text), reference(workers), "{text}");
+    text
+}
+
+/// The trainer, by way of a shell that says its place first.
+fn telling_trainer() -> Vec<String> {
+    let script =
+        "echo \"worker $DMLC_WORKER_ID is $BYTEPS_LOCAL_RANK/$BYTEPS_LOCAL_SIZE\"; exec \"$0\" \"$@\"";
+    [vec!["sh".into(), "-c".into(), script.into()], trainer()].concat()
+}
+
+/// Each worker, in order, took its number among the workers of its host.
+fn assert_places(text: &str, places: &[&str]) {
+    for (rank, place) in places.iter().enumerate() {
+        assert!(
+            text.contains(&format!("worker {rank} is {place}\n")),
+            "worker {rank} is not {place}: {text}"
+        );
+    }
 }
 
 /// One worker fails before anything else, one waits for ever; the first one's code counts.
@@ -355,10 +374,14 @@ fn trains_under_slurm_with_the_references_bits() {
     let config = slurm.config();
     let env = [("SLURM_CONF", config.as_str())];
     let flags = ["--cluster", "slurm", "-n", "2", "-s", "2", "--jobname", "train", "--queue", "p"];
-    trains(&env, &flags, 2);
-    // Over both nodes, whose names have no address here.
+    assert_places(&trains(&env, &flags, 2), &["0/2", "1/2"]);
+    // Over both nodes, whose names have no address here, in a row and in turns.
     let both = [env[0], ("SLURM_JOB_NUM_NODES", "2")];
-    trains(&both, &["--cluster", "slurm", "-n", "3", "-s", "1", "--host-ip", "127.0.0.1"], 3);
+    let flags = ["--cluster", "slurm", "-n", "3", "-s", "1", "--host-ip", "127.0.0.1"];
+    for (distribution, places) in [("block", ["0/1", "0/2", "1/2"]), ("cyclic", ["0/2", "0/1", "1/2"])] {
+        let text = trains(&[&both[..], &[("SLURM_DISTRIBUTION", distribution)]].concat(), &flags, 3);
+        assert_places(&text, &places);
+    }
     let (code, text) = launch(&both, &["--cluster", "slurm", "-n", "1"], &["true"]);
     assert_eq!(code, 74, "{text}");
     assert!(text.contains("leads to n1"), "a name without an address is told: {text}");
@@ -417,7 +440,7 @@ const MPI: [(&str, &str); 3] = [
 #[test]
 #[ignore = "slow tier: needs Open MPI"]
 fn trains_under_mpirun_with_the_references_bits() {
-    trains(&MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"], 2);
+    assert_places(&trains(&MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"], 2), &["0/2", "1/2"]);
     let bed = Bed::new();
     fails(&bed, &MPI, &["--cluster", "mpi", "-n", "2", "-s", "1"]);
 }
@@ -435,9 +458,10 @@ fn ranks_that_either_mpi_has_started_find_one_another() {
             "2",
             "--",
         ]);
-        command.args(trainer()).envs(MPI).current_dir(repository());
+        command.args(telling_trainer()).envs(MPI).current_dir(repository());
         let mut process = Process::start(mpirun, &mut command);
         assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.log().text());
         assert_eq!(hash_in(&process.log().text()), reference(2), "{mpirun}");
+        assert_places(&process.log().text(), &["0/2", "1/2"]);
     }
 }

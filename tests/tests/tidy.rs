@@ -95,6 +95,11 @@ fn inventory_rows_are_proven() {
 }
 
 #[test]
+fn inventory_has_a_row_for_each_entry() {
+    holds(inventory::whole);
+}
+
+#[test]
 fn every_test_belongs_to_a_suite() {
     holds(suites::complete);
 }

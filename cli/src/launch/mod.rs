@@ -9,6 +9,7 @@ mod dmlc;
 mod guard;
 mod hosts;
 mod kind;
+mod neighbours;
 mod nodelist;
 mod output;
 mod plan;

@@ -2,10 +2,11 @@
 //! the workers. All tasks come to the same answer without a word between them. The environment is an argument.
 
 use super::hosts::is_loopback;
-use super::nodelist;
+use super::{neighbours, nodelist};
 use daemon::exit::{Failure, WithCode as _};
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
+use std::ops::Range;
 
 /// Ports that follow from a job's id: below those that systems give to whoever asks for any.
 const PORTS: std::ops::Range<u64> = 20_000..30_000;
@@ -19,6 +20,8 @@ pub(super) struct Task {
     pub(super) first_host: Option<String>,
     /// All tasks are on one host.
     pub(super) is_alone: bool,
+    /// The tasks on this one's host; empty where that is not known.
+    pub(super) here: Vec<Range<u32>>,
     /// The same for all tasks of this job, and for no other job of the host.
     pub(super) seed: Option<String>,
 }
@@ -44,10 +47,12 @@ pub(super) fn slurm(env: &[(String, String)]) -> Result<Option<Task>, Failure> {
     let list = value(env, "SLURM_STEP_NODELIST").or_else(|| value(env, "SLURM_JOB_NODELIST"));
     let nodes = list.map(nodelist::expand).transpose().code(ExitCode::Config)?.unwrap_or_default();
     let ids = value(env, "SLURM_JOB_ID").zip(value(env, "SLURM_STEP_ID"));
+    let is_alone = nodes.len() == 1;
     Ok(Some(Task {
         rank,
         size,
-        is_alone: nodes.len() == 1,
+        is_alone,
+        here: neighbours::of_slurm(env, rank, size, is_alone),
         first_host: nodes.into_iter().next(),
         seed: ids.map(|(job, step)| format!("slurm {job}.{step}")),
     }))
@@ -60,12 +65,18 @@ pub(super) fn mpi(env: &[(String, String)], parent: u32) -> Result<Option<Task>,
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
     ];
-    for (rank, size, local) in kinds {
+    for (rank, size, count) in kinds {
         let (Some(rank), Some(size)) = (number(env, rank)?, number(env, size)?) else { continue };
-        let is_alone = number(env, local)? == Some(size);
+        let count = number(env, count)?;
+        let is_alone = count == Some(size);
+        let here = match number(env, "OMPI_COMM_WORLD_LOCAL_RANK")?.zip(count) {
+            Some(local) => neighbours::of_open_mpi(env, (rank, size), local),
+            None if is_alone => neighbours::all(rank, size),
+            None => Vec::new(),
+        };
         let id = value(env, "PMIX_NAMESPACE").or_else(|| value(env, "OMPI_MCA_ess_base_jobid"));
         let seed = id.map(|id| format!("mpi {id}")).or_else(|| is_alone.then(|| format!("mpi {parent}")));
-        return Ok(Some(Task { rank, size, first_host: None, is_alone, seed }));
+        return Ok(Some(Task { rank, size, first_host: None, is_alone, here, seed }));
     }
     Ok(None)
 }
@@ -209,6 +220,7 @@ mod tests {
                 size: 3,
                 first_host: None,
                 is_alone: true,
+                here: Vec::new(),
                 seed: Some(format!("slurm 7.{step}")),
             };
             root(&task, None, None).unwrap()

@@ -3,6 +3,7 @@
 use super::args::LaunchArgs;
 use super::hosts::{self, Host, is_loopback};
 use super::kind::Kind;
+use super::neighbours;
 use super::plan::{Meeting, Plan, Programs, Seat, bind_towards, seats};
 use super::ranks::{self, Root, Task, value};
 use crate::find;
@@ -45,7 +46,7 @@ pub(super) fn plan(
             let root =
                 ranks::root(task, host_ip(args).or(value(env, "DMLC_PS_ROOT_URI")), root_port(args, env)?)?;
             let MemberId { role, rank } = ranks::member(task.rank, servers);
-            let seat = Seat::here(role, rank.0);
+            let seat = Seat { local: neighbours::place(task, servers), ..Seat::here(role, rank.0) };
             (Meeting::Known(root), vec![seat], servers, workers)
         }
         (Kind::Ssh, _) => ssh(args)?,

@@ -17,6 +17,7 @@ import gradwire.torch as bps
 from conftest import PATIENCE_S
 from gradwire.client import Client
 from gradwire.launching import program
+from gradwire.torch import _process
 from test_torch import Branches, alone, assert_same, loss_of, model, on_each
 
 SCRIPT = Path(__file__).parent / "byteps_script.py"
@@ -65,7 +66,7 @@ def test_an_unchanged_script_learns_what_one_process_learns(way: str, tmp_path: 
         assert torch.allclose(one, alone_, rtol=1e-4, atol=1e-6)
     assert first["mean"] == second["mean"] == pytest.approx((first["loss"] + second["loss"]) / 2)
     assert first["total"] == second["total"] == 3.0
-    assert [one["place"][:2] for one in (first, second)] == [(0, 2), (1, 2)]
+    assert [one["place"] for one in (first, second)] == [(0, 2, 0, 2), (1, 2, 1, 2)]
 
 
 def test_a_model_s_gradients_are_averaged_when_backward_returns() -> None:
@@ -234,3 +235,32 @@ def test_the_process_s_client_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
         bps.shutdown()
         bps.shutdown()
         assert not bps.initialized()
+
+
+def test_places_are_those_of_workers_or_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [*sum(_process._PLACES, ()), *_process._OF_TASKS, *_process._TASKS, "SLURM_LOCALID"]
+
+    def place(workers: int, **told: int) -> tuple[int, int] | None:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in told.items():
+            monkeypatch.setenv(name, str(value))
+        return _process._place(workers)
+
+    ours = {"BYTEPS_LOCAL_RANK": 1, "BYTEPS_LOCAL_SIZE": 2}
+    mpi = {"OMPI_COMM_WORLD_SIZE": 4, "OMPI_COMM_WORLD_LOCAL_RANK": 3, "OMPI_COMM_WORLD_LOCAL_SIZE": 4}
+    slurm = {"SLURM_STEP_NUM_TASKS": 4, "SLURM_LOCALID": 3}
+    assert place(2, **ours, **mpi) == place(2, **ours, **slurm) == (1, 2)
+    assert place(2, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2) == (1, 2)
+    assert place(4, **mpi) == (3, 4), "every task is a worker"
+    assert place(2, **mpi) is place(2, **slurm) is place(2, PMI_SIZE=4) is None
+    assert place(1, **mpi) == place(1, **slurm) == place(2) == place(2, SLURM_STEP_NUM_TASKS=1) == (0, 1)
+
+
+def test_a_place_that_is_not_told_is_an_error_and_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_process, "client_or_default", lambda: None)
+    monkeypatch.setattr(_process, "_local", None)
+    for ask in (bps.local_rank, bps.local_size):
+        with pytest.raises(gradwire.SettingError, match="BYTEPS_LOCAL_RANK") as error:
+            ask()
+        assert (error.value.code, error.value.exit_code) == ("unknown_place", 78)

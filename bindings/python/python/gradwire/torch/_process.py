@@ -8,7 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 from ..client import Client, connect
-from ..errors import InputError
+from ..errors import InputError, SettingError
 
 
 class _Local(NamedTuple):
@@ -18,16 +18,18 @@ class _Local(NamedTuple):
     size: int
 
 
-# Launchers tell a process its place on its machine by these.
-_PLACES = (
-    ("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"),
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-)
+# Launchers tell a worker its place on its machine by these.
+_PLACES = (("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+# Open MPI counts all of its tasks, so that this is a worker's place only where every task is a worker.
+_OF_TASKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+# How many tasks there are, as Open MPI, other MPIs and Slurm tell each.
+_TASKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+# Of a configuration that is wrong.
+_EXIT_CONFIG = 78
 
 _lock = threading.Lock()
 _client: Client | None = None
-_local = _Local(0, 1)
+_local: _Local | None = None
 
 
 def init(lazy: bool = True, **settings: Any) -> None:
@@ -36,7 +38,8 @@ def init(lazy: bool = True, **settings: Any) -> None:
     global _client, _local
     with _lock:
         if _client is None:
-            _client, _local = connect(**settings), _place()
+            _client = connect(**settings)
+            _local = _place(_client.workers)
 
 
 def shutdown() -> None:
@@ -75,20 +78,41 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This worker's number on its machine, as its launcher says (BYTEPS_LOCAL_RANK, LOCAL_RANK); else 0."""
-    client_or_default()
-    return _local.rank
+    """This worker's number among the workers of its machine, as its launcher says (BYTEPS_LOCAL_RANK, LOCAL_RANK); 0 where
+    nothing launched it. Raises SettingError in tasks of Slurm and MPI that do not tell."""
+    return _known_place().rank
 
 
 def local_size() -> int:
-    """How many workers this machine has, as its launcher says (BYTEPS_LOCAL_SIZE, LOCAL_WORLD_SIZE); else 1."""
+    """How many workers this machine has, as its launcher says (BYTEPS_LOCAL_SIZE, LOCAL_WORLD_SIZE); 1 where nothing
+    launched it. Raises SettingError in tasks of Slurm and MPI that do not tell."""
+    return _known_place().size
+
+
+def _known_place() -> _Local:
     client_or_default()
-    return _local.size
+    if _local is None:
+        raise SettingError(
+            "which worker of its machine this is cannot be told from what its tasks are given; set BYTEPS_LOCAL_RANK and "
+            "BYTEPS_LOCAL_SIZE, or have consecutive tasks on each machine (mpirun --map-by slot)",
+            "unknown_place",
+            _EXIT_CONFIG,
+        )
+    return _local
 
 
-def _place() -> _Local:
-    for rank_name, size_name in _PLACES:
-        number, count = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
-        if number.isdecimal():
-            return _Local(int(number), int(count) if count.isdecimal() else int(number) + 1)
-    return _Local(0, 1)
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _place(workers: int) -> _Local | None:
+    """The place that the environment tells; none where tasks of several workers are not told theirs, as whoever takes a device
+    by a wrong number shares it silently."""
+    tasks = [count for count in map(_number, _TASKS) if count is not None]
+    of_tasks = [_OF_TASKS] if _number("OMPI_COMM_WORLD_SIZE") == workers else []
+    for rank_name, size_name in [*_PLACES, *of_tasks]:
+        number, count = _number(rank_name), _number(size_name)
+        if number is not None:
+            return _Local(number, number + 1 if count is None else count)
+    return None if workers > 1 and any(count > 1 for count in tasks) else _Local(0, 1)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import cases_models
 import cases_optimizers
+import cases_rows
 import cases_values
 import gradwire.mxnet
 import mxnet as mx
 
-MODULES = (cases_values, cases_optimizers, cases_models)
+MODULES = (cases_values, cases_optimizers, cases_rows, cases_models)
 
 
 def cases():

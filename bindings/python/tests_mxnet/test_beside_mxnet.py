@@ -8,6 +8,7 @@ import sys
 
 import conftest
 import mxnet as mx
+import numpy as np
 import pytest
 
 import gradwire
@@ -35,6 +36,35 @@ for key, scheduler in (
         seen.append(round(float(out.asnumpy()[0]), 5))
         kv._barrier()
 print(json.dumps(seen))
+"""
+
+#: Each worker pushes a row of its own and one that turns, some of zeros; row 7 is nobody's.
+ROWS = """
+import json
+import mxnet as mx
+import numpy as np
+kv = mx.kv.create("dist_sync")
+shape, said = (8, 2), {}
+optimizers = {
+    "momentum": lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5, lazy_update=True),
+    "decay": lambda: mx.optimizer.SGD(learning_rate=0.5, wd=0.1, lazy_update=True),
+    "adam": lambda: mx.optimizer.Adam(learning_rate=0.1, lazy_update=True),
+    "whole": lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5, wd=0.1, lazy_update=False),
+}
+for key, (name, make) in enumerate(optimizers.items()):
+    kv.set_optimizer(make())
+    kv.init(key, mx.nd.sparse.row_sparse_array((np.ones(shape), np.arange(8)), shape=shape))
+    kv._barrier()
+    for step in range(6):
+        ids = sorted({kv.rank, 2 + step % 5})
+        values = np.full((len(ids), 2), step % 3, "f4")
+        kv.push(key, mx.nd.sparse.row_sparse_array((values, np.array(ids)), shape=shape))
+        out = mx.nd.sparse.zeros("row_sparse", shape)
+        kv.row_sparse_pull(key, out=out, row_ids=mx.nd.arange(8))
+        out.wait_to_read()
+    said[name] = out.asnumpy().tolist()
+    kv._barrier()
+print(json.dumps(said))
 """
 
 
@@ -67,6 +97,17 @@ def test_asynchronous_rates_fall_as_mxnets(tmp_path):
     assert ours[0] == ours[1] == theirs[0] == theirs[1], (ours, theirs)
     # Two workers, and rates that fall with the third turn, and with the second and the fourth.
     assert theirs[0][:3] == [-2.0, -4.0, -5.0] and theirs[0][6:8] == [-2.0, -2.2], theirs
+
+
+def test_rows_are_updated_as_mxnets(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ROWS)
+    theirs = [json.loads(out.splitlines()[-1]) for out in over_mxnet([script])]
+    ours = [json.loads(out.splitlines()[-1]) for out in conftest.run_workers(["-m", "gradwire.run", script])]
+    assert theirs[0] == theirs[1] and ours[0] == ours[1]
+    for name, weights in theirs[0].items():
+        assert np.allclose(ours[0][name], weights, rtol=2e-5, atol=2e-6), (name, ours[0][name], weights)
+        assert (weights[7] == [1, 1]) == (name != "whole"), (name, weights)
 
 
 def test_only_releases_that_were_tried_are_taken(monkeypatch):

@@ -46,6 +46,7 @@ def test_updates_on_workers_and_copies_by_mxnet():
     script = conftest.HERE / "session.py"
     names = ["pushes_are_summed", "a_gradient_is_never_aliased", "operations_of_a_key_are_in_order", "shapes_and_types"]
     names += ["gluon_learns_with_encoded_gradients", "parameters_have_their_own_rates", "rows_of_sparse_weights"]
+    names += [f"rows_of_{name}_are_mxnets" for name in ("momentum", "decay", "adam")]
     outs = conftest.run_workers([script, "-", *names], environ=environ)
     assert all(out.count(": well in ") == len(names) for out in outs), outs
 

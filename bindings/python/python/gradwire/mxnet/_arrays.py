@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import RowSparseNDArray
 
@@ -19,6 +20,11 @@ STAGED_VARIABLE = "MXNET_GRADWIRE_STAGED"
 
 def is_sparse(array: Any) -> bool:
     return isinstance(array, RowSparseNDArray)
+
+
+def whole(array: Any) -> Any:
+    """An array with all its rows."""
+    return array.tostype("default") if is_sparse(array) else array
 
 
 def handle_of(array: Any) -> int:
@@ -79,7 +85,7 @@ class Way:
         """The sum of the devices' arrays, as one that the native half can read."""
         if len(arrays) == 1 and self._is_plain(arrays[0]):
             return arrays[0]
-        parts = [array.tostype("default") if is_sparse(array) else array for array in arrays]
+        parts = [whole(array) for array in arrays]
         if len(parts) == 1 and parts[0] is not arrays[0] and self._is_plain(parts[0]):
             return parts[0]
         if self._in is None:
@@ -102,6 +108,28 @@ class Way:
         if self._out is None:
             self._out = self._buffer()
         return [self._out], rest
+
+
+def marks_of(arrays: list[Any], rows: int) -> Any:
+    """1 for each row that one of the row-sparse arrays names, be it of zeros; 0 for the others. It waits for them."""
+    marks = np.zeros(rows, "float32")
+    for array in arrays:
+        marks[array.indices.asnumpy()] = 1
+    return mx.nd.array(marks)
+
+
+def rows_of(dense: Any, marks: Any) -> Any:
+    """An array as a row-sparse one of the rows that are marked, and of those that are not zero."""
+    # A cast drops rows of zeros; the sum of two has the rows of both.
+    column = marks.astype(dense.dtype).reshape((-1, *[1] * (len(dense.shape) - 1)))
+    marked = mx.nd.cast_storage(mx.nd.broadcast_to(column, shape=dense.shape), "row_sparse")
+    return mx.nd.sparse.elemwise_add(mx.nd.cast_storage(dense, "row_sparse"), marked * 0)
+
+
+def all_rows(dense: Any) -> Any:
+    """An array as a row-sparse one that names every row, as MXNet's optimizers need weights."""
+    ids = mx.nd.arange(dense.shape[0], dtype="int64")
+    return mx.nd.sparse.row_sparse_array((dense, ids), shape=dense.shape, dtype=dense.dtype)
 
 
 def copy_rows(dense: Any, ids: Any, outs: list[Any]) -> None:

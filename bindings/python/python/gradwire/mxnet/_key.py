@@ -7,6 +7,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+import gradwire
+
 from . import _arrays, _rules
 from ._arrays import Way, handle_of
 from ._connection import Connection
@@ -21,7 +23,9 @@ class Key:
         self.shape, self.is_sparse = tuple(value.shape), _arrays.is_sparse(value)
         self.dtype = np.dtype(value.dtype)
         self.rule = rule
-        self._client = connection.client
+        #: Are its gradients rows, as the optimizer needs to know? None: nothing was pushed yet that says.
+        self.has_rows: bool | None = None
+        self._name, self._connection, self._client = name, connection, connection.client
         elements = int(np.prod(self.shape, dtype=np.int64))
         self.tensor = self._client.declare(name, (elements,), self.dtype, optimizer=rule, codec=codec, mode=mode)
         self.way = Way(self.shape, self.dtype)
@@ -30,10 +34,13 @@ class Key:
         # Where workers update: the weights, and the sum of a round's gradients.
         self.stored: Any = None
         self._sum: Any = None
+        # And where gradients are rows: which of them a round has, as a key of its own.
+        self._marks: Key | None = None
+        self._marked: Any = None
 
     def set_initial(self, value: Any) -> None:
         """Rank 0's counts; every rank's call ends when it is set."""
-        dense = value.tostype("default") if self.is_sparse else value
+        dense = _arrays.whole(value)
         self._client.init(self.tensor, np.ascontiguousarray(dense.asnumpy()).reshape(-1))
 
     def change_rule(self, rule: Any) -> None:
@@ -84,16 +91,42 @@ class Key:
         self.push_pull(arrays, [self._sum], priority)
         updater(name, self._sum, self.stored)
 
+    def hold_rows(self) -> None:
+        """As `hold`, for gradients that are rows."""
+        self.hold()
+        if self._marks is not None:
+            return
+        rows = mx.nd.zeros((self.shape[0],), mx.cpu())
+        # No name of a script's begins so.
+        self._marks = Key(self._connection, f"rows/{self._name}", None, rows, gradwire.Assign(), None, "sync")
+        self._marked = rows
+        if self.is_sparse:
+            self.stored = _arrays.all_rows(self.stored)
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Has a worker held it as rows are updated? It stays so."""
+        return self._marks is not None
+
+    def update_rows(self, arrays: list[Any], updater: Any, name: Any, priority: int) -> None:
+        """As `update`, with the rows that some worker pushed and no others."""
+        assert self._marks is not None
+        marks = _arrays.marks_of(arrays, self.shape[0])
+        self._marks.push_pull([marks], [self._marked], priority)
+        self.push_pull(arrays, [self._sum], priority)
+        updater(name, _arrays.rows_of(self._sum, self._marked), self.stored)
+
     def read(self, arrays: list[Any]) -> None:
         """What this worker holds."""
-        _copy(self.stored, arrays)
+        _copy(_arrays.whole(self.stored), arrays)
 
     def pull_rows(self, ids: list[Any], arrays: list[Any], priority: int) -> None:
         """Rows of it, for each array its own or for all the same."""
-        dense = self.stored
-        if dense is None:
+        if self.stored is None:
             dense = mx.nd.empty(self.shape, mx.cpu(), dtype=self.dtype)
             self.pull([dense], priority)
+        else:
+            dense = _arrays.whole(self.stored)
         if len(ids) == 1:
             _arrays.copy_rows(dense, ids[0], arrays)
             return

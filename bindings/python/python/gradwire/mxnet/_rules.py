@@ -122,6 +122,26 @@ def rule_of(optimizer: Any, index: Any) -> Rule:
     )
 
 
+def leaves_rows(optimizer: Any, index: Any, is_sparse: bool) -> bool:
+    """Does MXNet's own leave a parameter's rows alone that a row-sparse gradient does not name, where a gradient of
+    zeros would change them, or what is kept of them? `is_sparse`: the weights are row-sparse, too."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("mxnet."):
+        # A script's own class, or none at all: it is to see what MXNet would show it.
+        return True
+    if not getattr(optimizer, "lazy_update", True):
+        return False
+    if kind.__name__ in _WHOLE or (kind.__name__ == "NAG" and (optimizer.momentum or IS_2)):
+        return False
+    if kind.__name__ == "Ftrl":
+        return is_sparse
+    if kind.__name__ == "AdaGrad" or not getattr(optimizer, "momentum", True):
+        return bool(optimizer._get_wd(index))
+    return True
+
+
+#: MXNet makes their gradients whole.
+_WHOLE = ("RMSProp", "LAMB", "AdamW", "Signum", "AdaDelta")
 #: How many arrays servers keep for a rule; momentum of 0 needs none.
 _KEPT = {"sgd": 1, "ada_grad": 1, "rms_prop": 1, "adam": 2, "adam_w": 2, "ftrl": 2}
 

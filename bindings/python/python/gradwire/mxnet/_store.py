@@ -38,6 +38,10 @@ def _as_mxnet(call: _Call) -> _Call:
     return wrapped  # type: ignore[return-value]
 
 
+def _advice(optimizer: Any) -> str:
+    return ", or make the optimizer with lazy_update=False" if hasattr(optimizer, "lazy_update") else ""
+
+
 class Store(KVStore):  # type: ignore[misc]
     """A key-value store over Gradwire. It is a `KVStore` because gluon takes no other for sparse weights; nothing of
     MXNet's own is made."""
@@ -56,6 +60,8 @@ class Store(KVStore):  # type: ignore[misc]
         self._optimizer: Any = None
         # What is called with key, gradient and weights where workers update.
         self._updater: Any = None
+        # The same for keys whose gradients are rows, where servers update the others.
+        self._rows_updater: Any = None
         # It is a function of the script's, which calls keys as the script does; optimizers number them.
         self._is_scripts = False
         self.handle = None
@@ -150,11 +156,44 @@ class Store(KVStore):  # type: ignore[misc]
 
     def _push(self, name: Any, arrays: list[Any], priority: int) -> None:
         key = self._key(name)
-        if self._updater is not None:
-            key.update(arrays, self._updater, name if self._is_scripts else key.index, priority)
-            return
-        self._advance(key)
-        key.push(arrays, priority)
+        called = name if self._is_scripts else key.index
+        if self._is_for_rows(key, name, arrays):
+            key.update_rows(arrays, self._updater or self._updater_of_rows(key), called, priority)
+        elif self._updater is not None:
+            key.update(arrays, self._updater, called, priority)
+        else:
+            self._advance(key)
+            key.push(arrays, priority)
+
+    def _is_for_rows(self, key: Key, name: Any, arrays: list[Any]) -> bool:
+        """Are these gradients rows, and the optimizer one that leaves others alone? Then it runs here, because servers
+        update whole tensors. A key's first such gradients decide, and others are refused."""
+        optimizer = self._updater if self._is_scripts else self._optimizer
+        if optimizer is None or not (key.is_by_rows or _rules.leaves_rows(optimizer, key.index, key.is_sparse)):
+            return False
+        kinds = {_arrays.is_sparse(array) for array in arrays}
+        if len(kinds | ({key.has_rows} - {None})) > 1:
+            raise MXNetError(
+                f"gradwire: key {name!r} has row-sparse and dense gradients, and this optimizer updates the rows of the former "
+                f"only; push one kind on every worker{_advice(optimizer)}"
+            )
+        has_rows = kinds.pop()
+        if has_rows and self.is_async:
+            raise MXNetError(
+                f"gradwire: key {name!r} has row-sparse gradients, this optimizer is to leave other rows alone, and servers of "
+                f"an asynchronous store update them all; push dense gradients, use a synchronous store{_advice(optimizer)}"
+            )
+        key.has_rows = has_rows
+        if has_rows:
+            key.hold_rows()
+        return has_rows
+
+    def _updater_of_rows(self, key: Key) -> Any:
+        """MXNet's own updater, which has the key from now on."""
+        if self._rows_updater is None:
+            self._rows_updater = mx.optimizer.get_updater(self._optimizer)
+        self._sum_only(key)
+        return self._rows_updater
 
     @_as_mxnet
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -168,7 +207,7 @@ class Store(KVStore):  # type: ignore[misc]
             raise MXNetError("gradwire: pull rows of sparse weights with row_sparse_pull")
         if not dense:
             return
-        if self._updater is not None:
+        if key.stored is not None:
             key.read(dense)
         else:
             key.pull(dense, priority)
@@ -182,7 +221,7 @@ class Store(KVStore):  # type: ignore[misc]
         outs = dict(values if out is None else pairs(key, out, known))
         for one, arrays in values:
             found, targets = self._key(one), outs[one]
-            whole = self._updater is None and not any(map(_arrays.is_sparse, arrays + targets))
+            whole = found.stored is None and not any(map(_arrays.is_sparse, arrays + targets))
             if whole:
                 self._advance(found)
                 found.push_pull(arrays, targets, priority)
@@ -220,7 +259,9 @@ class Store(KVStore):  # type: ignore[misc]
     def set_optimizer(self, optimizer: Any) -> None:
         """Has weights updated by an optimizer: on servers where they have its rule, else on every worker alike. Servers
         follow when its learning rate is changed. With MXNET_GRADWIRE_UPDATE=workers it is on workers always."""
-        self._optimizer, self._updater = optimizer, None
+        self._optimizer, self._updater, self._rows_updater = optimizer, None, None
+        self._is_scripts = False
+        self._forget_kinds()
         try:
             if os.environ.get(UPDATE_VARIABLE) == "workers" and not self.is_async:
                 raise _rules.Unmapped(f"{UPDATE_VARIABLE} says so")
@@ -248,13 +289,24 @@ class Store(KVStore):  # type: ignore[misc]
             )
         _log.info("weights are updated on the workers: %s", why)
         self._updater, self._is_scripts = updater, is_scripts
+        self._forget_kinds()
         for key in self._keys.values():
             key.hold()
-            if not isinstance(key.rule, gradwire.Assign):
-                # Every worker's call is the same; one is enough.
-                if self.rank == 0:
-                    key.change_rule(gradwire.Assign())
-                key.rule = gradwire.Assign()
+            self._sum_only(key)
+
+    def _sum_only(self, key: Key) -> None:
+        """Servers sum a key's gradients from now on."""
+        if not isinstance(key.rule, gradwire.Assign):
+            # Every worker's call is the same; one is enough.
+            if self.rank == 0:
+                key.change_rule(gradwire.Assign())
+            key.rule = gradwire.Assign()
+
+    def _forget_kinds(self) -> None:
+        """Another optimizer may have gradients of another kind, but for keys that are held by rows."""
+        for key in self._keys.values():
+            if not key.is_by_rows:
+                key.has_rows = None
 
     def _rule(self, index: Any) -> Any:
         """What servers do, where they update."""
@@ -317,6 +369,9 @@ class Store(KVStore):  # type: ignore[misc]
         self._client.barrier("mxnet.states")
         updater = mx.optimizer.get_updater(self._optimizer)
         for name, key in self._keys.items():
+            if key.is_by_rows:
+                updater.states[key.index] = self._rows_updater.states[key.index]
+                continue
             kept = key.kept(counts[name] or 0, self.rank == 0)
             updater.states[key.index] = _rules.state_of(self._optimizer, kept)
         return updater

@@ -50,20 +50,19 @@ def train(client, weights, begun, args):
 def read(client, weights, begun, args):
     """Pulls until the last version is there; returns what it saw."""
     mine, newest = client.empty(args.elements), client.empty((), "int64")
-    lags, mixed, last = [], 0, 0
+    lags, mixed, torn, last = [], 0, 0, 0
     deadline = time.monotonic() + WITHIN_S
     while last < args.versions:
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {client.rank} has waited {WITHIN_S:.0f} s for a version after {last}")
         handle = client.pull(weights, out=mine)
         handle.wait()
-        check_chunks(mine, handle.chunk_versions)
+        torn += torn_chunks(mine, handle.chunk_versions)
         if len(set(handle.chunk_versions)) > 1:
             mixed += 1
             continue
         version = handle.version
-        if not (mine == version).all():
-            raise AssertionError(f"a torn version {version}: elements from {mine.min():.0f} to {mine.max():.0f}")
+        torn += not (mine == version).all()
         if version < last:
             raise AssertionError(f"version {version} came after {last}")
         if version > last:
@@ -76,14 +75,13 @@ def read(client, weights, begun, args):
         f"versions, {max(lags)} at most",
         flush=True,
     )
-    return {"seen": len(lags), "mixed": mixed, "lags": lags}
+    return {"seen": len(lags), "mixed": mixed, "torn": torn, "lags": lags}
 
 
-def check_chunks(mine, versions):
-    """Every element of a chunk is its version, also where chunks differ."""
-    for part, version in zip(np.array_split(mine, len(versions)), versions):
-        if not (part == version).all():
-            raise AssertionError(f"a torn chunk of version {version}: from {part.min():.0f} to {part.max():.0f}")
+def torn_chunks(mine, versions):
+    """How many chunks are not of their version in every element; chunks may differ."""
+    parts = zip(np.array_split(mine, len(versions)), versions)
+    return sum(not (part == version).all() for part, version in parts)
 
 
 def work(client, args):
@@ -117,7 +115,7 @@ def main():
         **trainer,
         "seen": [reader["seen"] for reader in readers],
         "pulls_repeated": sum(reader["mixed"] for reader in readers),
-        "torn": 0,
+        "torn": sum(reader["torn"] for reader in readers),
         "lag_median": statistics.median(lags),
         "lag_max": max(lags),
     }

@@ -5,7 +5,7 @@ use crate::adopted::Adopted;
 use crate::array::Array;
 use crate::error::Failure;
 use crate::finisher::Finisher;
-use crate::handle::{Handle, Out};
+use crate::handle::{Handle, Out, Viewing};
 use crate::here::Here;
 use crate::interrupt::interruptible;
 use crate::memory::{Memory, Stretches};
@@ -23,7 +23,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Server, driver, why.
@@ -119,12 +118,12 @@ impl Inner {
                 let mut place =
                     Out { address: array.address, elements, dtype, viewed: None, _owner: array.owner };
                 let out = out.clone().unbind();
-                if tensor.viewed.swap(true, Ordering::AcqRel) {
+                place.viewed = Viewing::take(&tensor.viewed);
+                if place.viewed.is_some() {
+                    Place::Viewed(place, out)
+                } else {
                     let buffer = py.detach(|| self.client.allocate(bytes)).map_err(Failure::from)?;
                     Place::Copied(buffer, place, out)
-                } else {
-                    place.viewed = Some(tensor.viewed.clone());
-                    Place::Viewed(place, out)
                 }
             }
         })
@@ -158,14 +157,8 @@ impl Inner {
         array: Py<PyAny>,
         out: Option<Out>,
     ) -> PyResult<Handle> {
-        match handle {
-            Ok(handle) => Ok(self.handle(handle, tensor, Some(array), out)),
-            Err(error) => {
-                let viewed = out.and_then(|out| out.viewed);
-                viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
-                Err(Failure::from(error).into())
-            }
-        }
+        let handle = handle.map_err(Failure::from)?;
+        Ok(self.handle(handle, tensor, Some(array), out))
     }
 
     fn handle(
@@ -240,6 +233,12 @@ impl Client {
     #[getter]
     fn servers(&self) -> PyResult<u32> {
         Ok(self.inner.get()?.client.servers())
+    }
+
+    /// The mode of tensors that do not say theirs: "sync", "async" or "bounded:N".
+    #[getter]
+    fn mode(&self) -> PyResult<String> {
+        Ok(self.inner.get()?.client.mode().to_string())
     }
 
     /// The drivers in use: "shm", "tcp", "shm+tcp", …

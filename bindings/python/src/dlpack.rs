@@ -2,6 +2,7 @@
 //! capsules. The capsule is never consumed: it stays the owner, and ends what it keeps when Python drops it.
 
 use crate::error::Failure;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 use std::ffi::{CStr, c_void};
@@ -81,10 +82,24 @@ pub(crate) fn ask(array: &Bound<'_, PyAny>) -> PyResult<Option<Found>> {
     let words = PyDict::new(py);
     words.set_item("max_version", (MAJOR, 0))?;
     // Libraries from before version 1 do not know the word.
-    let capsule = method.call((), Some(&words)).or_else(|_| method.call0())?;
+    let capsule =
+        method.call((), Some(&words)).or_else(|_| method.call0()).map_err(|error| refused(py, error))?;
     let capsule = capsule.cast_into::<PyCapsule>()?;
     let (tensor, read_only) = tensor_of(&capsule)?;
     read(&tensor, read_only, capsule.into_any().unbind()).map(Some)
+}
+
+/// Why an array's own library does not hand it out; what is no error of the array's (an interrupt) stays as it is.
+fn refused(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    let text = format!(
+        "the array cannot be read where it lies: {}; pass a plain one (torch tensors: tensor.detach(), .resolve_conj(), \
+         .to_dense(), and none of the device meta)",
+        error.value(py)
+    );
+    Failure::input("wrong_array", text).into()
 }
 
 /// Asked first, because some libraries would copy to here, and others refuse with words of their own.

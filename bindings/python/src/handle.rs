@@ -21,10 +21,38 @@ pub(crate) struct Out {
     pub(crate) address: usize,
     pub(crate) elements: usize,
     pub(crate) dtype: Dtype,
-    /// Of an operation that is shown weights where servers have them: set while the tensor has such a one.
-    pub(crate) viewed: Option<Arc<AtomicBool>>,
+    /// Of an operation that is shown weights where servers have them.
+    pub(crate) viewed: Option<Viewing>,
     /// Keeps the memory.
     pub(crate) _owner: Py<PyAny>,
+}
+
+/// A tensor's one view is taken, until this ends: by `release`, or dropped.
+#[derive(Debug)]
+pub(crate) struct Viewing {
+    taken: Arc<AtomicBool>,
+    released: AtomicBool,
+}
+
+impl Viewing {
+    /// Takes it, if nobody has it.
+    pub(crate) fn take(of: &Arc<AtomicBool>) -> Option<Self> {
+        let was_taken = of.swap(true, Ordering::AcqRel);
+        (!was_taken).then(|| Self { taken: of.clone(), released: AtomicBool::new(false) })
+    }
+
+    /// Once: afterwards another operation may have taken it.
+    fn release(&self) {
+        if !self.released.swap(true, Ordering::AcqRel) {
+            self.taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Viewing {
+    fn drop(&mut self) {
+        self.release();
+    }
 }
 
 enum State {
@@ -81,6 +109,8 @@ impl Core {
     /// Takes the result of a handle that has ended. Copies, so without the interpreter's lock.
     fn settle(&self, handle: gradwire_worker::Handle) -> Vec<Py<PyAny>> {
         let result = handle.wait().map_err(Failure::from).and_then(|ended| self.take(ended));
+        // Well or not: what was shown is gone with the handle.
+        self.out.iter().filter_map(|out| out.viewed.as_ref()).for_each(Viewing::release);
         self.end(result)
     }
 
@@ -98,9 +128,6 @@ impl Core {
             (None, Some(buffer)) => copy_bytes(buffer, out),
             (None, None) => return Err(Failure::internal("an operation brought no weights".into())),
         }
-        // The view goes before another one may be asked for.
-        drop(ended);
-        out.viewed.iter().for_each(|viewed| viewed.store(false, Ordering::Release));
         Ok(told)
     }
 
@@ -147,6 +174,18 @@ impl Core {
         match &self.lock().state {
             State::Ended(result) => Some(result.clone()),
             State::Flying(_) | State::Taken => None,
+        }
+    }
+}
+
+impl Drop for Core {
+    /// An operation that nobody waits for goes on, and has its view until it ends.
+    fn drop(&mut self) {
+        let guarded = self.guarded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let State::Flying(handle) = &guarded.state
+            && let Some(viewing) = self.out.as_mut().and_then(|out| out.viewed.take())
+        {
+            handle.on_end(move |_| drop(viewing));
         }
     }
 }

@@ -10,12 +10,14 @@ use gradwire_worker::{Client, RowsHandle};
 use proto_common::element::Dtype;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Pushes that are under way at most before the thread waits for the oldest: what is kept of them is bounded.
 const PUSHES_MAX: usize = 64;
+/// What may wait to be begun; whoever asks for more waits for a place.
+const WAITING_MAX: usize = 64;
 
 /// Rows to be pushed or pulled. The arrays are the caller's to leave alone until it has ended.
 struct Work {
@@ -34,15 +36,24 @@ pub(crate) struct Rows(Mutex<State>);
 enum State {
     #[default]
     Idle,
-    Running(Sender<Work>, JoinHandle<()>),
+    Running(SyncSender<Work>, JoinHandle<()>),
     Ended,
 }
 
 impl Rows {
+    /// Hands it over, once there is a place. The interpreter's lock must not be held.
     fn begin(&self, client: &Client, work: Work) -> Result<(), Failure> {
+        // Without the lock: whoever closes the client is to come through while others wait for a place.
+        let sent = self.sender(client)?.is_some_and(|sender| sender.send(work).is_ok());
+        let text = "the client is closed; connect again".to_owned();
+        if sent { Ok(()) } else { Err(Failure::new(Kind::Closed, "closed", text)) }
+    }
+
+    /// To the thread, which the first one starts; None once it has ended.
+    fn sender(&self, client: &Client) -> Result<Option<SyncSender<Work>>, Failure> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, State::Idle) {
-            let (sender, receiver) = channel();
+            let (sender, receiver) = sync_channel(WAITING_MAX);
             let client = client.clone();
             let thread = std::thread::Builder::new()
                 .name("gradwire-rows".into())
@@ -50,12 +61,10 @@ impl Rows {
                 .map_err(|error| Failure::internal(format!("cannot start a thread: {error}")))?;
             *state = State::Running(sender, thread);
         }
-        let sent = match &*state {
-            State::Running(sender, _) => sender.send(work).is_ok(),
-            State::Idle | State::Ended => false,
-        };
-        let text = "the client is closed; connect again".to_owned();
-        if sent { Ok(()) } else { Err(Failure::new(Kind::Closed, "closed", text)) }
+        Ok(match &*state {
+            State::Running(sender, _) => Some(sender.clone()),
+            State::Idle | State::Ended => None,
+        })
     }
 
     /// Ends it, once the client has been closed, which ends what is under way. The interpreter's lock must not be held.
@@ -155,7 +164,7 @@ impl Table {
     }
 
     fn start(&self, ids: &Bound<'_, PyAny>, numbers: &Bound<'_, PyAny>, pulls: bool) -> PyResult<Pending> {
-        let client = self.client.get()?;
+        let (py, client) = (numbers.py(), self.client.get()?);
         let (key, width) = (self.inner.spec().key, self.inner.spec().width as usize);
         let (ids, array) = (Array::of(ids)?, Array::of(numbers)?);
         let name = if pulls { "out" } else { "values" };
@@ -163,12 +172,15 @@ impl Table {
         if array.dtype != Dtype::F32 || ids.dtype != Dtype::I64 {
             return wrong("wrong_dtype", format!("`{name}` holds {}; pass float32", array.dtype));
         }
-        if ids.elements().checked_mul(width) != Some(array.elements()) {
-            let (rows, have) = (ids.elements(), array.elements());
-            return wrong(
-                "wrong_shape",
-                format!("{rows} rows of {width} are not the {have} numbers of `{name}`"),
+        if !fits(&ids.shape, width, &array.shape) {
+            let text = format!(
+                "ids of the shape {:?} want `{name}` of that shape and one dimension of {width} more, of [{}, {width}], or \
+                 flat; it is {:?}",
+                ids.shape,
+                ids.elements(),
+                array.shape
             );
+            return wrong("wrong_shape", text);
         }
         if pulls && array.read_only {
             return wrong("read_only", "`out` cannot be written; pass a writable array".into());
@@ -180,8 +192,19 @@ impl Table {
             format!("{} of {} rows of table {key}", if pulls { "pull" } else { "push" }, ids.elements());
         let brings = pulls.then(|| numbers.clone().unbind());
         let (pending, teller) = Pending::new(&self.finisher, what, brings);
-        self.rows.begin(client, Work { table: self.inner.clone(), ids, numbers: array, pulls, teller })?;
+        let work = Work { table: self.inner.clone(), ids, numbers: array, pulls, teller };
+        py.detach(|| self.rows.begin(client, work))?;
         Ok(pending)
+    }
+}
+
+/// Has an array a row for each id, and in their order? Also without the ids' own shape.
+fn fits(ids: &[usize], width: usize, have: &[usize]) -> bool {
+    let rows: usize = ids.iter().product();
+    match have {
+        [flat] => rows.checked_mul(width) == Some(*flat),
+        [first, last] if *first == rows && *last == width => true,
+        _ => have.split_last() == Some((&width, ids)),
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) struct Tensor {
     /// The numpy type of arrays that the library makes for it.
     pub(crate) numpy: Py<PyAny>,
     pub(crate) priority: i32,
-    /// An operation that is shown its weights is under way, or was dropped: servers have room for one such.
+    /// An operation that is shown its weights is under way: servers have room for one such.
     pub(crate) viewed: Arc<AtomicBool>,
 }
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -81,6 +82,13 @@ def test_readers_see_whole_versions(transport: str) -> None:
     # Everybody saw the last one, and the first reader to come saw more than that.
     assert len(result["seen"]) == 2 and min(result["seen"]) >= 2
     assert 0 <= result["lag_median"] <= result["lag_max"] <= 40
+
+
+def test_torn_chunks_are_counted() -> None:
+    torn_chunks = runpy.run_path(str(EXAMPLES / "publish.py"))["torn_chunks"]
+    mine = np.array([1, 1, 2, 2, 3, 4], np.float32)
+    assert [torn_chunks(mine, [1, 2, last]) for last in (3, 5)] == [1, 1]
+    assert torn_chunks(mine[:4], [1, 2]) == 0 and torn_chunks(mine[:4], [2, 1]) == 2
 
 
 def test_sparse_logistic_regression_comes_near_to_what_made_the_data() -> None:

@@ -71,6 +71,28 @@ def test_the_cluster_s_deadline_names_who_is_missing() -> None:
             client.close()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_pull_that_was_dropped_or_failed_leaves_the_view_to_the_next(fails: bool) -> None:
+    with gradwire.launch(workers=2, deadlines__operation_ms=300 if fails else 20_000) as cluster:
+        clients = together([lambda rank=rank: cluster.connect(node__rank=rank) for rank in range(2)])
+        tensors = together([lambda c=client: c.declare(1, 1000, optimizer=gradwire.Assign()) for client in clients])
+        client, tensor, out = clients[0], tensors[0], np.zeros(1000, np.float32)
+        handle = client.push_pull(tensor, ONES, out=out)
+        if fails:
+            with pytest.raises(gradwire.DeadlineError):
+                handle.wait()
+        del handle
+        clients[1].push(tensors[1], ONES).wait()
+        until = time.monotonic() + PATIENCE_S
+        # What was dropped ends by itself, a little later.
+        while client.stats()["shown_bytes"] < 8000 - 4000 * fails:
+            assert time.monotonic() < until, "weights are copied twice for good"
+            client.pull(tensor, out=out).wait()
+            assert (out == 2).all()
+        for one in clients:
+            one.close()
+
+
 def test_callbacks_come_once_each_from_other_threads_or_at_once(half: Any) -> None:
     client, tensor, release = half
     told, came = [], threading.Event()

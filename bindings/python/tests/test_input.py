@@ -65,6 +65,27 @@ def test_arrays_that_do_not_fit_are_refused(one: Client, name: str) -> None:
     assert one.stats()["operations_done"] == 1
 
 
+class Refuses(OnlyDlpack):
+    """As torch's tensors that need gradients, or are conjugated."""
+
+    def __dlpack__(self, **words: Any) -> Any:
+        raise BufferError("it requires gradients")
+
+
+class Interrupted(OnlyDlpack):
+    def __dlpack__(self, **words: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_an_array_that_its_library_does_not_hand_out_is_refused_with_its_words(one: Client) -> None:
+    tensor = one.declare("w", (8, 4), optimizer=gradwire.Assign())
+    with pytest.raises(gradwire.InputError, match=r"it requires gradients; .*detach\(\)") as refused:
+        one.push(tensor, Refuses(GOOD))
+    assert refused.value.code == "wrong_array"
+    with pytest.raises(KeyboardInterrupt):
+        one.push(tensor, Interrupted(GOOD))
+
+
 @pytest.mark.parametrize(("code", "make"), [("read_only", read_only), ("not_aligned", unaligned)])
 def test_places_for_weights_that_cannot_be_written(one: Client, code: str, make: Callable[[], np.ndarray]) -> None:
     tensor = one.declare("w", (8, 4), optimizer=gradwire.Assign())

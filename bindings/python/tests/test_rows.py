@@ -40,6 +40,34 @@ def test_rows_are_what_was_pushed_to_them(client: gradwire.Client) -> None:
     assert table.pull_rows([]).wait().shape == (0, 16)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (3, 2, 4), (4, 3, 2), (3, 8), (23,), (1, 24), (6, 4, 1)])
+def test_rows_of_another_shape_are_refused(one: gradwire.Client, shape: tuple[int, ...]) -> None:
+    table = one.table("shapes", 4, gradwire.Sum())
+    ids = np.arange(6).reshape(2, 3)
+    rows = np.arange(24, dtype=np.float32)
+    for call in (table.push_rows, table.pull_rows):
+        with pytest.raises(gradwire.InputError) as refused:
+            call(ids, np.zeros(shape, np.float32))
+        assert refused.value.code == "wrong_shape" and str(list(shape)) in str(refused.value)
+        assert "[2, 3]" in str(refused.value) and "[6, 4]" in str(refused.value)
+    for fits in [(2, 3, 4), (6, 4), (24,)]:
+        table.push_rows(ids, rows.reshape(fits)).wait()
+    assert np.array_equal(table.pull_rows(ids.ravel()).wait(), 3 * rows.reshape(6, 4))
+
+
+def test_rows_that_wait_to_be_pushed_are_bounded(one: gradwire.Client) -> None:
+    table = one.table("many", 64, gradwire.Sum())
+    ids, rows = IDS[:5_000], np.ones((5_000, 64), np.float32)
+    flying: list[gradwire.Pending] = []
+    for _ in range(300):
+        flying = [push for push in flying if not push.done()]
+        # Under way, waiting, and in the thread's hand.
+        assert len(flying) <= 64 + 64 + 1
+        flying.append(table.push_rows(ids, rows))
+    gradwire.wait_all(flying)
+    assert (table.pull_rows(ids[:3]).wait() == 300).all()
+
+
 def test_rows_go_by_their_rule_and_duplicates_are_summed(one: gradwire.Client) -> None:
     table = one.table(3, 2, gradwire.SGD(0.5), initial=1.0)
     table.push_rows([4, 9, 4], np.array([[1, 1], [2, 2], [3, 3]], np.float32)).wait()

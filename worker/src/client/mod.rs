@@ -34,6 +34,7 @@ use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
+use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::ShardMap;
 use proto_common::tensor::{RuleChange, TensorSpec};
@@ -116,6 +117,12 @@ impl Client {
     #[must_use]
     pub fn servers(&self) -> u32 {
         self.0.shape.servers
+    }
+
+    /// The mode of tensors that do not say theirs: the cluster's, as the scheduler has it.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.0.shape.mode
     }
 
     /// This process's life, as it stands in the roster.

@@ -128,6 +128,9 @@ class Client:
     def servers(self) -> int:
         """How many servers the job has."""
     @property
+    def mode(self) -> str:
+        """The mode of tensors that do not say theirs: "sync", "async" or "bounded:N"."""
+    @property
     def transport(self) -> str:
         """The drivers in use: "shm", "tcp", "shm+tcp", …"""
     @property

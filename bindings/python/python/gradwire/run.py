@@ -12,31 +12,14 @@ import importlib.util
 import os
 import runpy
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 from .errors import LaunchError
 from .launching import program
 
 _PROGRAMS = {"server": "gradwire-server", "scheduler": "gradwire-scheduler"}
 
-
-# What scripts import, and what they get.
-_PLACES = {"byteps": "gradwire", "byteps.torch": "gradwire.torch", "byteps.torch.parallel": "gradwire.torch.parallel"}
-
-
-class _Stand(MetaPathFinder, Loader):
-    """Finds modules of `_PLACES`, and loads them as ours: when a script asks, and not before."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Ours, or not known here."""
-        return ModuleSpec(name, self, is_package=True) if name in _PLACES else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """The module under the name that was asked for is ours."""
-        sys.modules[module.__name__] = importlib.import_module(_PLACES[module.__name__])
+# The package `byteps`, whose modules are ours. A folder in the path, which processes that scripts start inherit.
+_STAND = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_stand")
 
 
 def main(words: list[str]) -> int:
@@ -53,9 +36,9 @@ def main(words: list[str]) -> int:
         return 2
     if importlib.util.find_spec("mxnet") is not None:
         importlib.import_module("gradwire.mxnet").redirect()
-    sys.meta_path.insert(0, _Stand())
     script, sys.argv = words[0], words
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path[:1] = [os.path.dirname(os.path.abspath(script)), _STAND]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_STAND, os.environ.get("PYTHONPATH")]))
     runpy.run_path(script, run_name="__main__")
     return 0
 

@@ -47,13 +47,14 @@ class Table:
         return self._inner.width
 
     def push_rows(self, ids: Any, values: Any) -> Pending:
-        """Pushes a row of float32 for each id. The table's rule is applied at once, to each row by itself; rows of an id
+        """Pushes a row of float32 for each id: an array of the ids' shape and one dimension more, of `(ids, width)`, or flat.
+        The table's rule is applied at once, to each row by itself; rows of an id
         that stands there several times are summed first. This worker's later pulls see it."""
         return self._inner._push(_bits(ids)[1], values)
 
     def pull_rows(self, ids: Any, out: Any = None) -> Pending:
-        """Brings the row of each id: into `out`, a writable array of float32, or a new array of the ids' shape and one
-        dimension more, which the handle's wait returns. Pushes and pulls of one client are in the order in which they were
+        """Brings the row of each id: into `out`, a writable array of float32 in one of those shapes, or a new array of the ids'
+        shape and one dimension more, which the handle's wait returns. Pushes and pulls of one client are in the order in which they were
         called."""
         shape, bits = _bits(ids)
         return self._inner._pull(bits, np.empty((*shape, self.width), np.float32) if out is None else out)
@@ -91,7 +92,10 @@ def described(
 def _bits(ids: Any) -> tuple[tuple[int, ...], np.ndarray[Any, Any]]:
     """Ids' shape, and they themselves as 64 bits each: a copy where they are something else."""
     foreign = hasattr(ids, "__dlpack__") and not hasattr(ids, "__array_interface__")
-    array = np.from_dlpack(ids) if foreign else np.asarray(ids)
+    try:
+        array = np.from_dlpack(ids) if foreign else np.asarray(ids)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"ids are an array of whole numbers; these cannot be read: {error}", "wrong_array") from error
     if array.dtype.kind not in "iu" and array.size:
         raise InputError(f"ids are whole numbers, these are {array.dtype}; convert them", "wrong_dtype")
     if array.dtype.kind == "i" and array.size and int(array.min()) < 0:

@@ -12,7 +12,7 @@ from .._native import Tensor as Declared
 from ..client import Client, Declaration
 from ..codecs import Codec
 from ..errors import InputError
-from ._exchange import MEAN, Exchange, Named, unique
+from ._exchange import MEAN, Exchange, Named, refuse_strangers, unique
 
 _CHANGED = (
     "gradients were changed after backward had contributed them, and the change would be lost: call synchronize() after "
@@ -97,6 +97,7 @@ class Averager:
 
     def synchronize(self) -> None:
         """Waits until all gradients are the mean over all workers. Those that backward did not make count as zeros here."""
+        refuse_strangers(self.names, self._exchanges)
         for parameter, exchange in self._exchanges.items():
             if exchange.handle is None:
                 if parameter.grad is None:
@@ -113,6 +114,13 @@ class Averager:
         for exchange in self._exchanges.values():
             exchange.wait()
         self._again()
+
+    def abandon(self) -> None:
+        """Ends a round of which only some gradients left: the others count as zeros, and what comes is dropped."""
+        for parameter, exchange in self._exchanges.items():
+            if parameter not in self._sent:
+                exchange.begin(torch.zeros_like(parameter))
+        self.forget()
 
     def _again(self) -> None:
         self._sent.clear()

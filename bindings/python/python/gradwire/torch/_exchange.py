@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,17 @@ class Exchange:
         if handle is not None:
             handle.wait()
         return handle is not None
+
+
+def refuse_strangers(names: Mapping[str, torch.Tensor], known: Container[torch.Tensor]) -> None:
+    """Refuses parameters that have a gradient and no way to the servers: workers would drift apart."""
+    strangers = [name for name, p in names.items() if p.grad is not None and p.numel() and p not in known]
+    if strangers:
+        raise InputError(
+            f"{', '.join(strangers)}: gradients that no other worker sees, for they needed none when they were wrapped; after "
+            "unfreezing call remove_hooks() and wrap anew, or wrap before freezing",
+            "unfrozen",
+        )
 
 
 def staging(like: torch.Tensor) -> torch.Tensor | None:

@@ -23,6 +23,9 @@ class DistributedDataParallel(nn.Module):
     buffers are rank 0's again at each forward in training. Without `client` it is the process's (`init`).
 
     Each worker has to come through backward as often as the others. Parameters that one does not use count as zeros there.
+    A backward that fails midway is over at the next forward: what it did not bring counts as zeros, and what it did is dropped.
+    Gradients are the caller's to zero.
+
     For torch's own DistributedDataParallel there is `ddp_hook`."""
 
     def __init__(
@@ -47,6 +50,10 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **words: Any) -> Any:
         """The model's."""
+        if self._is_told and not _in_backward():
+            # A backward failed midway. The others wait for what it did not bring.
+            self._is_told = False
+            self._averager.abandon()
         if self.broadcast_buffers and self.training and self._averager.is_on and torch.is_grad_enabled():
             broadcast_parameters(self.module.named_buffers(), prefix=self._prefix + "buffer.", client=self._client)
         return self.module(*inputs, **words)
@@ -70,3 +77,8 @@ class DistributedDataParallel(nn.Module):
             self._is_told = True
             # The one way that torch has to be called when all of a backward's hooks have run.
             torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)  # type: ignore[attr-defined]
+
+
+def _in_backward() -> bool:
+    # torch 2 tells; before it no model is called there.
+    return bool(getattr(torch._C, "_current_graph_task_id", lambda: -1)() != -1)

@@ -15,11 +15,17 @@ from ._average import Averager
 from ._compression import codec_of
 from ._exchange import Named
 from ._process import client_or_default
+from ._weights import Weights
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer, and is one: each gradient is averaged over all workers as soon as backward has it, while earlier
-    layers' are still computed, and `step` waits for them all first. Everything else is the wrapped optimizer's.
+    layers' are still computed, and `step` waits for them all first. Everything else, hooks too, is the wrapped optimizer's,
+    which is what its hooks are called with.
+
+    In mode "async" (`mode`, or else the cluster's: BYTEPS_ENABLE_ASYNC=1) nobody waits for others: servers have the weights,
+    which begin as rank 0's before its first step. `step` steps with this worker's own gradients, adds what that changed to
+    the servers' weights, and takes what those are then. `synchronize` does nothing there.
 
     `backward_passes_per_step` gradients of a parameter are summed here before they are averaged. A parameter without a
     gradient in some step contributes zeros, so that workers may use different parts of a model. Without `named_parameters`
@@ -44,27 +50,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
         client: Client | None = None,
         prefix: str = "gradient.",
         codec: Codec | None = None,
+        mode: str | None = None,
     ) -> None:
         self.optimizer, self.client = optimizer, client_or_default(client)
         codec = codec_of(compression, codec)
         of_optimizer = [p for group in optimizer.param_groups for p in group["params"]]
         if named_parameters is None:
             named_parameters = [(f"parameter.{at}", p) for at, p in enumerate(of_optimizer)]
-        self._averager = Averager(named_parameters, self.client, prefix, codec, backward_passes_per_step)
-        known = {id(parameter) for parameter in self._averager.names.values()}
+        named_parameters = list(named_parameters)
+        known = {id(parameter) for _, parameter in named_parameters}
         missing = sum(id(p) not in known for p in of_optimizer)
         if missing:
-            self._averager.remove_hooks()
             raise InputError(f"{missing} parameters of the optimizer have no name in named_parameters", "unnamed")
+        self.mode = self.client.mode if mode is None else mode
+        if self.mode not in ("sync", "async"):
+            raise InputError(f"no optimizer trains in mode {self.mode}; pass mode='sync' or mode='async'", "mode")
+        self._averager: Averager | None = None
+        self._weights: Weights | None = None
+        if self.mode == "async":
+            self._weights = Weights(named_parameters, self.client, prefix + "weight.", codec)
+        else:
+            self._averager = Averager(named_parameters, self.client, prefix, codec, backward_passes_per_step)
         self._synchronized = self._skips = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """So many gradients are summed here before they are averaged, from the next ones on."""
+        if self._averager is None:
+            return
         self._averager.set_passes(passes)
 
     def synchronize(self) -> None:
         """Waits until all gradients are the mean over all workers: before what looks at them, or changes them."""
-        self._averager.synchronize()
+        if self._averager is not None:
+            self._averager.synchronize()
         self._synchronized = True
 
     @contextmanager
@@ -80,6 +98,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Waits for all gradients, unless `synchronize` did, and steps."""
         if closure is not None:
             raise InputError("a closure computes gradients within the step, which cannot be averaged", "closure")
+        if self._weights is not None:
+            return self._weights.step(self.optimizer.step)
         if not (self._synchronized or self._skips):
             self.synchronize()
         self._synchronized = False
@@ -87,15 +107,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; gradients under way are waited for, and forgotten."""
-        self._averager.forget()
+        if self._averager is not None:
+            self._averager.forget()
         self._synchronized = False
         self.optimizer.zero_grad(set_to_none)
 
     def remove_hooks(self) -> None:
         """Gradients are not averaged any more."""
-        self._averager.remove_hooks()
+        if self._averager is not None:
+            self._averager.remove_hooks()
 
-    # What an optimizer has is the wrapped one's.
+    # What an optimizer has is the wrapped one's: its hooks are registered there, too.
+
+    def __getattr__(self, name: str) -> Any:
+        # What is copied or unpickled has nothing yet.
+        if "optimizer" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
 
     @property
     def state(self) -> Any:  # type: ignore[override]

@@ -1,0 +1,3 @@
+"""Stands for `byteps.torch`: all of it is `gradwire.torch`."""
+
+from gradwire.torch import *  # noqa: F403

@@ -1,0 +1,5 @@
+"""Stands for `byteps.torch.compression`."""
+
+from gradwire.torch import Compression
+
+__all__ = ["Compression"]

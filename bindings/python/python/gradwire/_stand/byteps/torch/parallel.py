@@ -1,0 +1,5 @@
+"""Stands for `byteps.torch.parallel`."""
+
+from gradwire.torch.parallel import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

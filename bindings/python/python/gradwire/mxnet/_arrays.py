@@ -120,7 +120,8 @@ def marks_of(arrays: list[Any], rows: int) -> Any:
 
 def rows_of(dense: Any, marks: Any) -> Any:
     """An array as a row-sparse one of the rows that are marked, and of those that are not zero."""
-    # A cast drops rows of zeros; the sum of two has the rows of both.
+    # A cast drops rows of zeros; the sum of two has the rows of both. Until the round is there, the engine lets wait what
+    # else adds sparse arrays: workers push such keys in one order.
     column = marks.astype(dense.dtype).reshape((-1, *[1] * (len(dense.shape) - 1)))
     marked = mx.nd.cast_storage(mx.nd.broadcast_to(column, shape=dense.shape), "row_sparse")
     return mx.nd.sparse.elemwise_add(mx.nd.cast_storage(dense, "row_sparse"), marked * 0)

@@ -110,9 +110,7 @@ impl LaneEngine {
             _ => None,
         };
         let bytes = self.calls.needed(block);
-        if refused.is_none() && !self.calls.make_room(bytes, &self.peers) {
-            self.stats.retries += 1;
-            self.send_back(peer, block, Status::CallRoom, Vec::new());
+        if refused.is_none() && !self.has_room(bytes, peer, block) {
             return;
         }
         let id = self.calls.next_id;
@@ -144,6 +142,16 @@ impl LaneEngine {
                 out.push(take(id, peer, app, from, block));
             }
         }
+    }
+
+    /// Is there room for a call, or was it sent back to come again?
+    fn has_room(&mut self, bytes: u64, peer: Rank, block: &Block) -> bool {
+        let fits = block.round <= self.calls.most_bytes && self.calls.make_room(bytes, &self.peers);
+        if !fits {
+            self.stats.retries += 1;
+            self.send_back(peer, block, Status::CallRoom, Vec::new());
+        }
+        fits
     }
 
     /// The same call again: over a new channel, with room for its reply, or because its worker has given it up.
@@ -184,9 +192,7 @@ impl LaneEngine {
         let Some((_, _, entry)) = self.calls.entry(id) else { return };
         let before = std::mem::take(&mut entry.bytes);
         self.calls.bytes = self.calls.bytes.saturating_sub(before);
-        if block.round > self.calls.most_bytes || !self.calls.make_room(bytes, &self.peers) {
-            self.stats.retries += 1;
-            self.send_back(peer, block, Status::CallRoom, Vec::new());
+        if !self.has_room(bytes, peer, block) {
             return;
         }
         self.calls.bytes += bytes;

@@ -32,21 +32,15 @@ fn cluster(driver: Driver, edit: impl Fn(&mut Settings)) -> (Cluster, Client) {
 }
 
 /// Each of these functions as a test of each driver.
-macro_rules! over_each {
+macro_rules! over_every {
     ($($test:ident),* $(,)?) => {
-        mod over_shm {
-            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
-        }
-        mod over_tcp {
-            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
-        }
-        /// Where a device reads the pages that it was told of, whatever lies there by now.
+        gradwire_tests::over_each!($($test),*);
+        // Where a device reads the pages that it was told of, whatever lies there by now.
         #[cfg(feature = "verbs")]
-        mod over_verbs {
-            $(#[test] fn $test() { super::$test(super::Driver::Verbs) })*
-        }
+        gradwire_tests::over!(over_verbs, Verbs: $($test),*);
     };
 }
+
 /// Of so many pages, however many the machine has: normal ones do, and it is said what would change that.
 #[test]
 fn too_few_huge_pages_are_told_with_their_fix() {
@@ -67,7 +61,7 @@ fn too_few_huge_pages_are_told_with_their_fix() {
     assert!(told.len() == 1 && told[0].contains("WARN"), "{text}");
 }
 
-over_each!(
+over_every!(
     the_second_push_is_sent_from_where_it_lies,
     reused_memory_never_arrives_under_an_old_entry,
     remapped_memory_never_arrives_under_an_old_entry,

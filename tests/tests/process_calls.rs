@@ -46,36 +46,15 @@ over_each!(
     callbacks_run_and_bad_requests_are_refused,
 );
 
-/// Where bodies are read, and replies written, by a device, out of memory that is registered with it.
+// Where bodies are read, and replies written, by a device, out of memory that is registered with it.
 #[cfg(feature = "verbs")]
-mod over_verbs {
-    use super::Driver::Verbs;
-
-    #[test]
-    fn every_size_arrives_and_comes_back() {
-        super::every_size_arrives_and_comes_back(Verbs);
-    }
-
-    #[test]
-    fn pieces_are_seen_as_one() {
-        super::pieces_are_seen_as_one(Verbs);
-    }
-
-    #[test]
-    fn calls_of_a_worker_are_taken_in_order() {
-        super::calls_of_a_worker_are_taken_in_order(Verbs);
-    }
-
-    #[test]
-    fn a_reply_without_room_is_told() {
-        super::a_reply_without_room_is_told(Verbs);
-    }
-
-    #[test]
-    fn more_than_is_kept_goes_through_in_turns() {
-        super::more_than_is_kept_goes_through_in_turns(Verbs);
-    }
-}
+gradwire_tests::over!(over_verbs, Verbs:
+    every_size_arrives_and_comes_back,
+    pieces_are_seen_as_one,
+    calls_of_a_worker_are_taken_in_order,
+    a_reply_without_room_is_told,
+    more_than_is_kept_goes_through_in_turns,
+);
 
 fn every_size_arrives_and_comes_back(driver: Driver) {
     let bed = Bed::new(driver, (2, 2), |_| {});

@@ -1,14 +1,20 @@
-//! One function, a test over each driver that needs no device.
+//! One function, a test over each of several drivers.
 
 /// Each of these functions, which take a `Driver` that their file knows, as a test over shared memory and one over TCP.
 #[macro_export]
 macro_rules! over_each {
     ($($test:ident),* $(,)?) => {
-        mod over_shm {
-            $(#[test] fn $test() { super::$test(super::Driver::Shm) })*
-        }
-        mod over_tcp {
-            $(#[test] fn $test() { super::$test(super::Driver::Tcp) })*
+        $crate::over!(over_shm, Shm: $($test),*);
+        $crate::over!(over_tcp, Tcp: $($test),*);
+    };
+}
+
+/// Each of these functions as a test over one driver, in a module of its own.
+#[macro_export]
+macro_rules! over {
+    ($module:ident, $driver:ident: $($test:ident),* $(,)?) => {
+        mod $module {
+            $(#[test] fn $test() { super::$test(super::Driver::$driver) })*
         }
     };
 }

@@ -503,7 +503,7 @@ impl Hub {
         self.next += 1;
         let (request, timeout_ms) = (self.next | OURS, within.as_millis() as u64);
         self.barriers.insert(request, done);
-        self.say(ToScheduler::Barrier { request, name, group, timeout_ms });
+        self.say(ToScheduler::Barrier { request, name, group, passed: 0, timeout_ms });
     }
 
     /// A request is answered here, because nobody else will.

@@ -1,14 +1,15 @@
 //! Settings: every key with its default, bounds and meaning in one place. Reading files, the environment
 //! and command lines belongs to the `daemon` crate; here text has become a value and is validated once.
 
+mod checkpoint;
+mod cluster;
+
 use crate::ids::JobId;
-use crate::limits::{
-    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, LANES_MAX,
-    SERVERS_MAX, WORKERS_MAX,
-};
+use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN};
 use crate::message::ClusterShape;
-use crate::mode::{Mode, backup_fault};
 use crate::transport::{Driver, Policies, Policy};
+pub use checkpoint::CheckpointSettings;
+pub use cluster::{ClusterSettings, WorkerLoss};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -44,6 +45,8 @@ pub struct Settings {
     pub node: NodeSettings,
     /// Memory and queues.
     pub memory: MemorySettings,
+    /// Checkpoints: where, when, and what to start from.
+    pub checkpoint: CheckpointSettings,
     /// Who may connect.
     pub security: SecuritySettings,
     /// Logs.
@@ -65,43 +68,6 @@ pub struct SchedulerSettings {
 impl Default for SchedulerSettings {
     fn default() -> Self {
         Self { host: "127.0.0.1".into(), bind: None, port: 9092 }
-    }
-}
-
-/// The cluster's shape.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClusterSettings {
-    /// How many workers the job has.
-    pub workers: u32,
-    /// How many servers the job has.
-    pub servers: u32,
-    /// Bytes moved and reduced at once.
-    pub chunk_bytes: u64,
-    /// Data threads per server; chunks are spread over them.
-    pub lanes: u16,
-    /// Reduce in rank order, so that two runs give the same bits. Counts in mode `sync`: in others contributions are applied
-    /// as they come.
-    pub deterministic: bool,
-    /// The mode of tensors that do not say theirs: `sync`, `bounded:N` or `async`.
-    #[serde(with = "crate::mode::by_name")]
-    pub mode: Mode,
-    /// Rounds of sync tensors that do not say otherwise end without so many of the workers; what comes later to a round is
-    /// dropped.
-    pub backup_workers: u32,
-}
-
-impl Default for ClusterSettings {
-    fn default() -> Self {
-        Self {
-            workers: 1,
-            servers: 1,
-            chunk_bytes: CHUNK_BYTES_DEFAULT,
-            lanes: 1,
-            deterministic: true,
-            mode: Mode::Sync,
-            backup_workers: 0,
-        }
     }
 }
 
@@ -168,6 +134,10 @@ pub struct DeadlineSettings {
     pub silence_ms: u64,
     /// Draining after SIGTERM or at the end.
     pub drain_ms: u64,
+    /// A worker that died, with `cluster.worker_loss = "wait"`, has this long to come again.
+    pub rejoin_ms: u64,
+    /// Members go on without a scheduler for this long, and look for another one at its address; 0: they end at once.
+    pub scheduler_ms: u64,
 }
 
 impl Default for DeadlineSettings {
@@ -181,6 +151,8 @@ impl Default for DeadlineSettings {
             heartbeat_ms: 500,
             silence_ms: 10_000,
             drain_ms: 3_000,
+            rejoin_ms: 120_000,
+            scheduler_ms: 60_000,
         }
     }
 }
@@ -332,14 +304,8 @@ impl Settings {
     /// Checks every bound and relation. Called once, after all sources are merged.
     pub fn validate(&self) -> Result<(), SettingError> {
         let cluster = &self.cluster;
-        within("cluster.workers", cluster.workers, 1, WORKERS_MAX)?;
-        within("cluster.servers", cluster.servers, 1, SERVERS_MAX)?;
-        within("cluster.lanes", cluster.lanes, 1, LANES_MAX)?;
-        within("cluster.chunk_bytes", cluster.chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX)?;
-        if !cluster.chunk_bytes.is_multiple_of(4096) {
-            return wrong("cluster.chunk_bytes", cluster.chunk_bytes, "use a multiple of 4096");
-        }
-        cluster.validate_backup()?;
+        cluster.validate()?;
+        self.checkpoint.validate()?;
         let memory = &self.memory;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
         within("memory.result_slots", memory.result_slots, 1, 64)?;
@@ -413,19 +379,11 @@ impl Settings {
             backup_workers: self.cluster.backup_workers,
             heartbeat_ms: self.deadlines.heartbeat_ms,
             silence_ms: self.deadlines.silence_ms,
-        }
-    }
-}
-
-impl ClusterSettings {
-    fn validate_backup(&self) -> Result<(), SettingError> {
-        let backup = self.backup_workers;
-        if backup > 0 && !self.mode.has_rounds() {
-            return wrong("cluster.backup_workers", backup, "use it with cluster.mode = \"sync\" only");
-        }
-        match backup_fault(backup, self.workers, self.deterministic) {
-            Some(fault) => wrong("cluster.backup_workers", backup, fault),
-            None => Ok(()),
+            replicas: self.cluster.replicas,
+            server_places: self.cluster.server_places(),
+            worker_loss: self.cluster.worker_loss,
+            workers_min: self.cluster.workers_min,
+            scheduler_ms: self.deadlines.scheduler_ms,
         }
     }
 }
@@ -457,10 +415,12 @@ impl DeadlineSettings {
             ("deadlines.heartbeat_ms", self.heartbeat_ms),
             ("deadlines.silence_ms", self.silence_ms),
             ("deadlines.drain_ms", self.drain_ms),
+            ("deadlines.rejoin_ms", self.rejoin_ms),
         ];
         for (key, value) in all {
             within(key, value, 10, DAY_MS)?;
         }
+        within("deadlines.scheduler_ms", self.scheduler_ms, 0, DAY_MS)?;
         if self.silence_ms < 3 * self.heartbeat_ms {
             return wrong(
                 "deadlines.silence_ms",
@@ -475,6 +435,8 @@ impl DeadlineSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{CHUNK_BYTES_MIN, WORKERS_MAX};
+    use crate::mode::Mode;
 
     #[test]
     fn defaults_are_valid() {

@@ -14,8 +14,29 @@ pub struct KeyRange {
     pub first: ChunkId,
     /// How many chunks from there, all of the same key.
     pub chunks: u32,
-    /// The server.
+    /// The server that serves it.
     pub server: Rank,
+    /// The server with a copy that is kept up: nothing is answered before it is there, too.
+    pub backup: Option<Rank>,
+    /// A server that a copy is being made at. It counts for nothing until it is kept up.
+    pub seeding: Option<Rank>,
+}
+
+impl KeyRange {
+    /// Chunks that one server has alone.
+    #[must_use]
+    pub fn alone(first: ChunkId, chunks: u32, server: Rank) -> Self {
+        Self { first, chunks, server, backup: None, seeding: None }
+    }
+}
+
+/// How the shard map changes for tensors that are placed already.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum MapChange {
+    /// A server is gone: what it served goes to its backup, and the copies that it had, or was making, are none any more.
+    ServerGone(Rank),
+    /// All ranges of some tensors, in place of those that these have.
+    Ranges(Vec<KeyRange>),
 }
 
 /// Tensors added under one epoch, with their ranges: what the scheduler sends when tensors are declared.
@@ -158,6 +179,73 @@ impl ShardMap {
         self.epoch = self.epoch.max(update.epoch);
         Ok(())
     }
+
+    /// Takes a change of tensors that are there; those that are not are passed over. Nothing changes on error. Says whose
+    /// ranges nobody has any more.
+    pub fn change(&mut self, epoch: Epoch, change: &MapChange) -> Result<Vec<Key>, MapError> {
+        if epoch.term < self.epoch.term {
+            return Err(MapError::OldTerm { got: epoch, have: self.epoch });
+        }
+        let mut lost = Vec::new();
+        match change {
+            MapChange::ServerGone(gone) => {
+                for (key, entry) in &mut self.tensors {
+                    let held = entry.ranges.iter_mut().map(|range| lose(range, *gone));
+                    if held.fold(true, |all, held| all && held) {
+                        continue;
+                    }
+                    lost.push(*key);
+                }
+            }
+            MapChange::Ranges(ranges) => {
+                let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
+                for range in ranges {
+                    by_key.entry(range.first.key).or_default().push(*range);
+                }
+                by_key.retain(|key, _| self.tensors.contains_key(key));
+                for (key, ranges) in &by_key {
+                    check_cover(&self.tensors[key].spec, ranges, self.chunk_bytes)?;
+                }
+                for (key, ranges) in by_key {
+                    if let Some(entry) = self.tensors.get_mut(&key) {
+                        entry.ranges = ranges;
+                    }
+                }
+            }
+        }
+        self.epoch = self.epoch.max(epoch);
+        Ok(lost)
+    }
+
+    /// All tensors with their ranges: what a member tells a scheduler that knows nothing.
+    #[must_use]
+    pub fn whole(&self) -> MapUpdate {
+        let entries = self.tensors.values();
+        let tensors = entries.clone().map(|entry| entry.spec.clone()).collect();
+        let ranges = entries.flat_map(|entry| entry.ranges.iter().copied()).collect();
+        MapUpdate { epoch: self.epoch, tensors, ranges }
+    }
+
+    /// A tensor's ranges, in order.
+    #[must_use]
+    pub fn ranges_of(&self, key: Key) -> &[KeyRange] {
+        self.tensors.get(&key).map_or(&[], |entry| &entry.ranges)
+    }
+}
+
+/// What a server's end means for a range. False where nobody has it any more.
+fn lose(range: &mut KeyRange, gone: Rank) -> bool {
+    if range.server == gone {
+        // A copy that was being made is no copy, and nobody goes on making it.
+        range.seeding = None;
+        match range.backup.take() {
+            Some(backup) => range.server = backup,
+            None => return false,
+        }
+    }
+    range.backup.take_if(|backup| *backup == gone);
+    range.seeding.take_if(|seeding| *seeding == gone);
+    true
 }
 
 /// The lane of a chunk among `lanes`.
@@ -218,14 +306,14 @@ pub fn assign(tensors: &[TensorSpec], loads: &[u64], chunk_bytes: u64) -> Vec<Ke
                 (ChunkId { key: spec.key, chunk: ChunkIndex(0) }, spec.chunk_count(chunk_bytes));
             // Validated tensors have chunk numbers of 32 bits.
             let chunks = u32::try_from(chunks).unwrap_or(u32::MAX);
-            ranges.push(KeyRange { first, chunks, server: place(spec.bytes()) });
+            ranges.push(KeyRange::alone(first, chunks, place(spec.bytes())));
             continue;
         }
         for span in spec.chunks(chunk_bytes) {
             let rank = place(span.bytes);
             match ranges.last_mut().filter(|r| r.first.key == span.id.key && r.server == rank) {
                 Some(range) => range.chunks += 1,
-                None => ranges.push(KeyRange { first: span.id, chunks: 1, server: rank }),
+                None => ranges.push(KeyRange::alone(span.id, 1, rank)),
             }
         }
     }

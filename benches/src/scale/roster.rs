@@ -123,5 +123,6 @@ fn register(role: Role, number: u64) -> Register {
         http_address: None,
         pid: 0,
         offer: Offer { host: String::new(), uid: 0, policies, missing: Vec::new() },
+        resume: None,
     }
 }

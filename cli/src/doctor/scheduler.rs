@@ -70,6 +70,7 @@ async fn ask(
         http_address: None,
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, Vec::new())?,
+        resume: None,
     };
     link.send_within(&ToScheduler::Register(register), within).await?;
     link.receive_within(within).await

@@ -23,6 +23,7 @@ fn register() -> Register {
         http_address: None,
         pid: 1,
         offer: host::offer(Policies::default(), Vec::new()).unwrap(),
+        resume: None,
     }
 }
 

@@ -5,6 +5,25 @@ use crate::ids::{Epoch, Incarnation, JobId, Rank};
 use crate::transport::{Choice, NoTransport, Offer};
 use serde::{Deserialize, Serialize};
 
+/// The first message of a server that has shards whose copies the other one is to hold.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaHello {
+    /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
+    pub protocol: u32,
+    /// The job.
+    pub job: JobId,
+    /// The sender's rank.
+    pub rank: Rank,
+    /// The sender's life, as it stands in the roster.
+    pub incarnation: Incarnation,
+    /// The life that the sender expects of the receiver.
+    pub server_incarnation: Incarnation,
+    /// The sender's view of the membership.
+    pub epoch: Epoch,
+    /// The drivers it can offer.
+    pub offer: Offer,
+}
+
 /// The worker's first message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
@@ -55,11 +74,13 @@ pub struct InboxGrant {
     pub grants: Vec<u32>,
 }
 
-/// Everything a worker says to a server's bootstrap.
+/// Everything that is said to a server's bootstrap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToServer {
-    /// First message.
+    /// A worker's first message.
     Hello(Hello),
+    /// A server's first message. What follows is as with workers; the inboxes told are those that copies' answers need.
+    Replica(ReplicaHello),
     /// Channels are connected; here are the worker's inboxes, one a lane.
     Inboxes(Vec<InboxGrant>),
 }

@@ -1,11 +1,12 @@
 //! What the scheduler says to members.
 
 use super::post::{PostError, PostMessage, PostReply};
+use crate::config::WorkerLoss;
 use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
 use crate::limits::RANKS_LISTED_MAX;
 use crate::mode::Mode;
-use crate::shard_map::MapUpdate;
+use crate::shard_map::{MapChange, MapUpdate};
 use crate::tensor::{RuleChange, TensorError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -31,6 +32,16 @@ pub struct ClusterShape {
     pub heartbeat_ms: u64,
     /// A member silent for this long is dead.
     pub silence_ms: u64,
+    /// Copies of every shard on other servers.
+    pub replicas: u32,
+    /// Places for servers, of which `servers` are there at the start.
+    pub server_places: u32,
+    /// What a worker's death means for the others.
+    pub worker_loss: WorkerLoss,
+    /// With fewer workers the job ends.
+    pub workers_min: u32,
+    /// Members go on without a scheduler for so long.
+    pub scheduler_ms: u64,
 }
 
 /// Answer to a registration.
@@ -221,7 +232,7 @@ pub enum FromScheduler {
     Welcome(Welcome),
     /// Refused; the connection closes.
     Refused(RefusalReason),
-    /// All members are there.
+    /// Who is there: told when all members are, and again whenever one came or went. A rank may have another life than before.
     Roster {
         /// Epoch of the roster.
         epoch: Epoch,
@@ -246,7 +257,14 @@ pub enum FromScheduler {
     },
     /// Sign of life.
     HeartbeatAck,
-    /// A member died. Nobody can go on yet without it: report it and exit.
+    /// Shards have moved, or their copies have. Every member applies these in the order of their epochs.
+    Remap {
+        /// The epoch that this makes.
+        epoch: Epoch,
+        /// What has changed.
+        change: MapChange,
+    },
+    /// A member died, and the job cannot go on without it: report it and exit.
     MemberDied(Death),
     /// The job is over: exit in good order.
     Shutdown {

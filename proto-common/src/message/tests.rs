@@ -6,10 +6,21 @@ use proptest::prelude::*;
 
 #[test]
 fn frozen_bytes() {
-    let message = ToScheduler::Barrier { request: 5, name: "a".into(), group: NodeGroup::ALL, timeout_ms: 9 };
+    let message = ToScheduler::Barrier {
+        request: 5,
+        name: "a".into(),
+        group: NodeGroup::ALL,
+        passed: 0,
+        timeout_ms: 9,
+    };
     let bytes = encode(&message).unwrap();
     let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
-    assert_eq!(hex, "050000000500000000000000010000000000000061000101".to_owned() + "0900000000000000");
+    assert_eq!(
+        hex,
+        "050000000500000000000000010000000000000061000101".to_owned()
+            + "0000000000000000"
+            + "0900000000000000"
+    );
     assert_eq!(decode::<ToScheduler>(&bytes), Ok(message));
 }
 

@@ -1,7 +1,9 @@
 //! What members say to the scheduler.
 
+use super::from_scheduler::Member;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
+use crate::shard_map::MapUpdate;
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -30,6 +32,23 @@ pub struct Register {
     pub pid: u32,
     /// The drivers it can offer.
     pub offer: Offer,
+    /// It was a member before, in this very life, and its scheduler is gone: what it knows.
+    pub resume: Option<Resume>,
+}
+
+/// What a member knows of a cluster whose scheduler is gone. The next one rebuilds the cluster from what all of them know.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Resume {
+    /// Its rank.
+    pub rank: Rank,
+    /// The newest epoch it has seen, of the shard map or the roster.
+    pub epoch: Epoch,
+    /// The roster of that time.
+    pub members: Vec<Member>,
+    /// Servers: the whole shard map. Workers: what they have declared.
+    pub map: MapUpdate,
+    /// Barriers that it has come through, and how often, by name and group.
+    pub barriers: Vec<(String, NodeGroup, u64)>,
 }
 
 impl Register {
@@ -118,6 +137,8 @@ pub enum ToScheduler {
         name: String,
         /// Who takes part.
         group: NodeGroup,
+        /// How often this member has come through it before.
+        passed: u64,
         /// How long to wait before the answer names who is missing.
         timeout_ms: u64,
     },
@@ -156,4 +177,13 @@ pub enum ToScheduler {
         /// The answer, or that there is none.
         result: Result<PostReply, PostError>,
     },
+    /// Server: every chunk that it holds and that was being copied to `to`, as of this epoch, is there, and kept up.
+    Seeded {
+        /// The newest epoch this server knew when that was so.
+        epoch: Epoch,
+        /// Who has the copies.
+        to: Rank,
+    },
+    /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
+    Drain,
 }

@@ -80,7 +80,7 @@ fn updates_that_do_not_cover_are_refused_and_change_nothing() {
     let epoch = Epoch { term: 1, counter: 2 };
     let error = map.apply(&MapUpdate { epoch, tensors: tensors.clone(), ranges }).unwrap_err();
     assert!(matches!(error, MapError::BadCover { .. }));
-    let stray = KeyRange { first: ChunkId::new(99, 0), chunks: 1, server: Rank(0) };
+    let stray = KeyRange::alone(ChunkId::new(99, 0), 1, Rank(0));
     assert!(map.apply(&MapUpdate { epoch, tensors: vec![], ranges: vec![stray] }).is_err());
     assert_eq!(map, before);
     let old = MapUpdate { epoch: Epoch { term: 0, counter: 9 }, ..MapUpdate::default() };
@@ -118,12 +118,35 @@ fn a_tensor_with_norms_stays_on_one_lane_of_one_server() {
         servers.push(places[0].0);
     }
     assert_eq!(servers, [Rank(0), Rank(0), Rank(1), Rank(1)], "their bytes balance");
-    let range =
-        |first, chunks, server| KeyRange { first: ChunkId::new(9, first), chunks, server: Rank(server) };
+    let range = |first, chunks, server| KeyRange::alone(ChunkId::new(9, first), chunks, Rank(server));
     let cut = MapUpdate {
         epoch: Epoch { term: 1, counter: 2 },
         tensors: vec![TensorSpec::f32(9, 2 * CHUNK / 4, lamb)],
         ranges: vec![range(0, 1, 0), range(1, 1, 1)],
     };
     assert!(matches!(map.clone().apply(&cut), Err(MapError::BadCover { .. })));
+}
+
+#[test]
+fn a_server_s_end_leaves_its_ranges_to_their_backups() {
+    let of = |first, server, backup: Option<u32>, seeding: Option<u32>| KeyRange {
+        backup: backup.map(Rank),
+        seeding: seeding.map(Rank),
+        ..KeyRange::alone(ChunkId::new(9, first), 1, Rank(server))
+    };
+    let gone_once = |ranges: [KeyRange; 1], gone| {
+        let mut map = ShardMap::new(4096, 1);
+        let tensors = vec![TensorSpec::f32(9, 1024, Optimizer::sum())];
+        map.apply(&MapUpdate { epoch: Epoch::default().next(), tensors, ranges: ranges.to_vec() }).unwrap();
+        let epoch = map.epoch().next();
+        let lost = map.change(epoch, &MapChange::ServerGone(Rank(gone))).unwrap();
+        assert_eq!(map.epoch(), epoch);
+        (map.ranges_of(Key(9)).to_vec(), lost.len())
+    };
+    assert_eq!(gone_once([of(0, 0, Some(1), None)], 0), (vec![of(0, 1, None, None)], 0));
+    assert_eq!(gone_once([of(0, 0, Some(1), None)], 1), (vec![of(0, 0, None, None)], 0));
+    assert_eq!(gone_once([of(0, 0, None, Some(1))], 1), (vec![of(0, 0, None, None)], 0));
+    assert_eq!(gone_once([of(0, 0, Some(1), Some(2))], 0), (vec![of(0, 1, None, None)], 0));
+    assert_eq!(gone_once([of(0, 0, None, Some(2))], 0).1, 1, "a copy that is being made is none");
+    assert_eq!(gone_once([of(0, 0, Some(1), None)], 3), (vec![of(0, 0, Some(1), None)], 0));
 }

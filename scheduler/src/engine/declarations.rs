@@ -19,7 +19,7 @@ pub(super) const CHANGES_MAX: usize = 4096;
 const CHUNKS_MAX: u64 = 1 << 26;
 /// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
 pub(super) const TENSOR_BYTES: usize = 112;
-const RANGE_BYTES: usize = 24;
+const RANGE_BYTES: usize = 34;
 
 /// An answer that is due: to whom, to which request, what.
 pub(super) type DueAnswer = (ConnectionId, u64, Result<MapUpdate, DeclareError>);

@@ -87,6 +87,7 @@ mod tests {
             http_address: None,
             pid: 1,
             offer,
+            resume: None,
         };
         let mut member = Member::new(ConnectionId(1), register, 0);
         let report = |sent_bytes, received_bytes| {

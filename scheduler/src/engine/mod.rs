@@ -285,7 +285,7 @@ impl Engine {
             ToScheduler::Assigned { epoch, error } => {
                 declared(self.declarations.assigned(id, epoch, error), out);
             }
-            ToScheduler::Barrier { request, name, group, timeout_ms } => {
+            ToScheduler::Barrier { request, name, group, timeout_ms, .. } => {
                 let who = barriers::Arrival::new(id, from, request, now_ms, timeout_ms);
                 self.arrive(who, name, group, out);
             }
@@ -293,6 +293,7 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
+            ToScheduler::Seeded { .. } | ToScheduler::Drain => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -415,6 +416,8 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::ChangeRule { .. } => "a change of a rule",
         ToScheduler::Assigned { .. } => "an assignment's answer",
         ToScheduler::Barrier { .. } => "a barrier",
+        ToScheduler::Seeded { .. } => "a word about copies",
+        ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Goodbye => "a goodbye",

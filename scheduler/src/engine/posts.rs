@@ -129,7 +129,7 @@ impl Engine {
                 self.post(now_ms, (LOCAL, SCHEDULER, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(LOCAL, ticket, result, out),
-            ToScheduler::Barrier { request, name, group, timeout_ms } => {
+            ToScheduler::Barrier { request, name, group, timeout_ms, .. } => {
                 let who = Arrival::new(SCHEDULER, LOCAL, request, now_ms, timeout_ms);
                 self.arrive(who, name, group, out);
             }

@@ -422,6 +422,7 @@ impl Core {
             FromScheduler::Assign(update) => {
                 tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");
             }
+            FromScheduler::Remap { epoch, .. } => tracing::info!(%epoch, "shards move"),
             FromScheduler::ChangeRule { change, .. } => {
                 tracing::info!(tensor = %change.key, from_round = change.from_round, "a rule changes");
             }

@@ -51,6 +51,7 @@ fn register(role: Role) -> Register {
         http_address: None,
         pid: std::process::id(),
         offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
+        resume: None,
     }
 }
 
@@ -103,7 +104,8 @@ async fn a_whole_job_in_good_order() {
     }
     for (number, link) in workers.iter_mut().enumerate() {
         let (request, group) = (number as u64, NodeGroup::WORKERS);
-        let barrier = ToScheduler::Barrier { request, name: "go".into(), group, timeout_ms: 5_000 };
+        let barrier =
+            ToScheduler::Barrier { request, name: "go".into(), group, passed: 0, timeout_ms: 5_000 };
         link.sender().send(&barrier).await.unwrap();
     }
     for (number, link) in workers.iter_mut().enumerate() {
@@ -201,7 +203,7 @@ async fn a_member_that_stops_reading_is_dead_and_nothing_grows() {
     let flood = async {
         for request in 0.. {
             let (name, group) = (name.clone(), NodeGroup::SERVERS);
-            let barrier = ToScheduler::Barrier { request, name, group, timeout_ms: 1 };
+            let barrier = ToScheduler::Barrier { request, name, group, passed: 0, timeout_ms: 1 };
             if deaf.send_within(&barrier, LONG).await.is_err() {
                 break;
             }

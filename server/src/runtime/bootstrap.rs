@@ -59,7 +59,9 @@ pub(super) async fn receive(
     let mut link = Connection::new(stream).map_err(|error| error.to_string())?;
     let hello = match link.receive_within::<ToServer>(reception.handshake).await {
         Ok(Some(ToServer::Hello(hello))) => hello,
-        Ok(Some(ToServer::Inboxes(_))) => return Err("it did not say hello first".into()),
+        Ok(Some(ToServer::Replica(_) | ToServer::Inboxes(_))) => {
+            return Err("it did not say hello first".into());
+        }
         Ok(None) => return Err("it closed the connection before saying hello".into()),
         Err(error) => return Err(error.to_string()),
     };

@@ -166,6 +166,7 @@ fn register(
         http_address: http::address_of(http),
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, missing)?,
+        resume: None,
     })
 }
 

@@ -58,6 +58,7 @@ pub fn registration(role: Role, rank: Option<u32>) -> Register {
         http_address: None,
         pid: std::process::id(),
         offer: offer(Driver::Tcp),
+        resume: None,
     }
 }
 

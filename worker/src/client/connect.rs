@@ -108,6 +108,7 @@ fn control_start(
         http_address: None,
         pid: std::process::id(),
         offer: offer.clone(),
+        resume: None,
     };
     let (for_report, for_events, dead) = (late.clone(), late.clone(), dead.clone());
     let registry = daemon::metrics::registry(Role::Worker).map_err(|error| internal(&error))?;

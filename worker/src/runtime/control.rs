@@ -200,6 +200,7 @@ impl Requests {
             request,
             name,
             group,
+            passed: 0,
             timeout_ms,
         })??)
     }
@@ -402,6 +403,7 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         }
         FromScheduler::Welcome(_)
         | FromScheduler::Roster { .. }
+        | FromScheduler::Remap { .. }
         | FromScheduler::Assign(_)
         | FromScheduler::ChangeRule { .. }
         | FromScheduler::Posted { .. }

@@ -4,7 +4,7 @@ use super::*;
 use proto_common::message::WaitError;
 
 fn barrier(request: u64, name: &str, group: NodeGroup, timeout_ms: u64) -> ToScheduler {
-    ToScheduler::Barrier { request, name: name.into(), group, timeout_ms }
+    ToScheduler::Barrier { request, name: name.into(), group, passed: 0, timeout_ms }
 }
 
 fn released(request: u64) -> FromScheduler {

@@ -8,6 +8,7 @@ mod properties;
 mod registering;
 
 use super::*;
+use proto_common::config::WorkerLoss;
 use proto_common::ids::{Key, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{Register, Welcome};
@@ -46,6 +47,7 @@ fn register(role: Role, incarnation: u64) -> Register {
         http_address: None,
         pid: 1,
         offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
+        resume: None,
     }
 }
 
@@ -67,6 +69,11 @@ impl Rig {
             backup_workers: 0,
             heartbeat_ms: 10,
             silence_ms: SILENCE_MS,
+            replicas: 0,
+            server_places: servers,
+            worker_loss: WorkerLoss::Stop,
+            workers_min: 1,
+            scheduler_ms: 0,
         };
         let config = EngineConfig {
             job: JobId(7),
@@ -171,7 +178,10 @@ fn the_next_tick_is_the_nearest_deadline() {
     assert_eq!(rig.engine.next_tick_ms(ASSEMBLE_MS - 3), ASSEMBLE_MS);
     rig = Rig::running(1, 1);
     let group = NodeGroup::ALL;
-    rig.say(worker(0), ToScheduler::Barrier { request: 1, name: "b".into(), group, timeout_ms: 4 });
+    rig.say(
+        worker(0),
+        ToScheduler::Barrier { request: 1, name: "b".into(), group, passed: 0, timeout_ms: 4 },
+    );
     assert_eq!(rig.engine.next_tick_ms(1), 4);
 }
 

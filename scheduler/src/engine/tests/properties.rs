@@ -101,7 +101,7 @@ fn input(action: Action, number: u64, observer: &mut Observer) -> Option<Input> 
         Action::Barrier { connection, name, all, timeout_ms } => {
             let group = if all { NodeGroup::ALL } else { NodeGroup::WORKERS };
             let name = name.to_string();
-            from(connection, ToScheduler::Barrier { request: number, name, group, timeout_ms })
+            from(connection, ToScheduler::Barrier { request: number, name, group, passed: 0, timeout_ms })
         }
         Action::Declare { connection, key, elements, timeout_ms } => {
             let tensors = vec![TensorSpec::f32(key, elements, Optimizer::sum())];
@@ -161,7 +161,7 @@ proptest! {
         for (position, rank) in order.iter().enumerate() {
             let group = NodeGroup::WORKERS;
             let request = u64::from(*rank);
-            let barrier = ToScheduler::Barrier { request, name: "b".into(), group, timeout_ms: 1_000 };
+            let barrier = ToScheduler::Barrier { request, name: "b".into(), group, passed: 0, timeout_ms: 1_000 };
             let commands = rig.say(worker(*rank), barrier);
             prop_assert_eq!(commands.len(), if position == 7 { 8 } else { 0 });
         }

@@ -1,17 +1,18 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
-use super::calls::{call_of, crowded};
+use super::calls::crowded;
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
-use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
+use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told, operation_of};
 use super::stats::LaneStats;
 use crate::error::OpError;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
 };
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -82,7 +83,7 @@ pub(super) struct ChunkQueue {
     pub(super) tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
     pub(super) reading: Reading,
-    /// Of calls: those that have not ended, in order.
+    /// Operations that have not ended, in order.
     pub(super) open: VecDeque<u64>,
 }
 
@@ -184,7 +185,7 @@ impl LaneEngine {
             }
             let chunk = self.chunks.entry(*id).or_default();
             chunk.waiting.push_back(*index);
-            if let Some(operation) = call_of(&self.parts, &self.ops, *index) {
+            if let Some(operation) = operation_of(&self.parts, &self.ops, *index) {
                 chunk.open.push_back(operation);
             }
         }
@@ -230,6 +231,7 @@ impl LaneEngine {
             placement: submit.placement,
             operation: submit.operation,
             view: submit.view,
+            exact: submit.exact,
             round: submit.round,
             priority: submit.priority,
             timeout_ms: submit.timeout_ms,
@@ -255,9 +257,7 @@ impl LaneEngine {
             let chunk = self.chunks.entry(spec.id).or_default();
             chunk.reading = submit.reading;
             chunk.waiting.push_back(part);
-            if submit.kind == OpKind::Call {
-                chunk.open.push_back(submit.operation.0);
-            }
+            chunk.open.push_back(submit.operation.0);
             self.enqueue(spec.id);
         }
     }
@@ -272,9 +272,9 @@ impl LaneEngine {
         // What ends a view may be what all that was sent waits for.
         let op = self.parts.get(index).and_then(|part| self.ops.get(part.op));
         let may_go = op.is_some_and(|op| match op.kind {
-            OpKind::Release => true,
-            OpKind::Call => chunk.has_window(op.operation.0),
-            _ => chunk.sent < SENT_PER_CHUNK_MAX,
+            OpKind::Release => chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
+            OpKind::Call => chunk.has_window(op.operation.0, CALLS_IN_FLIGHT_MAX),
+            _ => chunk.sent < SENT_PER_CHUNK_MAX && chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
         });
         if !may_go {
             return;
@@ -438,6 +438,10 @@ impl LaneEngine {
                 let (round, dtype) = (self.ops.get(part.op).map_or(block.round, |op| op.round), block.dtype);
                 Some(OpError::BadValue { chunk: block.id, round, dtype })
             }
+            Status::VersionGone => {
+                let wanted = self.ops.get(part.op).map_or(block.round, |op| op.round);
+                Some(OpError::VersionGone { chunk: block.id, wanted, version: block.round })
+            }
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }
     }
@@ -455,11 +459,11 @@ impl LaneEngine {
         if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
             link.sent_parts = link.sent_parts.saturating_sub(1);
         }
-        let call = self.ops.get(part.op).filter(|op| op.kind == OpKind::Call).map(|op| op.operation.0);
+        let operation = self.ops.get(part.op).map(|op| op.operation.0);
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
             chunk.sent = chunk.sent.saturating_sub(1);
             chunk.tries = 0;
-            chunk.close(call);
+            chunk.close(operation);
         }
         self.enqueue(spec.id);
         let Some(op) = self.ops.get_mut(part.op) else { return };

@@ -57,6 +57,8 @@ pub struct Submit<'a> {
     pub operation: Operation,
     /// Weights are not to land, but to be read where they lie.
     pub view: bool,
+    /// A pull is to bring the version `round`, and not a later one.
+    pub exact: bool,
     /// What the trainer still reads of what was shown to it.
     pub reading: Reading,
     /// The round it contributes to, or the least version wanted.
@@ -81,6 +83,7 @@ pub(super) struct Op {
     pub(super) placement: Placement,
     pub(super) operation: Operation,
     pub(super) view: bool,
+    pub(super) exact: bool,
     pub(super) round: u64,
     pub(super) priority: i32,
     pub(super) timeout_ms: u32,
@@ -139,7 +142,7 @@ impl Part {
             return block;
         }
         let data = BlockData::Inline { offset: 0 };
-        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, ..block }
+        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, exact: false, ..block }
     }
 }
 
@@ -149,6 +152,11 @@ pub(super) struct Place {
     pub(super) priority: i32,
     pub(super) order: Reverse<u64>,
     pub(super) part: u32,
+}
+
+/// The number of a part's operation.
+pub(super) fn operation_of(parts: &Slab<Part>, ops: &Slab<Op>, index: u32) -> Option<u64> {
+    Some(ops.get(parts.get(index)?.op)?.operation.0)
 }
 
 /// A slab with generations, so that an answer to a part that is gone is recognised.

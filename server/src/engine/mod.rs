@@ -13,6 +13,7 @@ mod held;
 mod lane;
 mod lengths;
 mod lines;
+pub mod member;
 mod mode;
 mod norms;
 mod peer;

@@ -5,6 +5,7 @@ mod bootstrap;
 mod codec;
 mod from_scheduler;
 mod post;
+mod resume;
 mod to_scheduler;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
@@ -16,7 +17,8 @@ pub use post::{
     POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
     PostReply, PostTo,
 };
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, Resume, ToScheduler};
+pub use resume::Resume;
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
 
 #[cfg(test)]
 mod tests;

@@ -226,6 +226,11 @@ impl ShardMap {
         MapUpdate { epoch: self.epoch, tensors, ranges }
     }
 
+    /// All ranges of all tensors, in order.
+    pub fn ranges(&self) -> impl Iterator<Item = &KeyRange> {
+        self.tensors.values().flat_map(|entry| &entry.ranges)
+    }
+
     /// A tensor's ranges, in order.
     #[must_use]
     pub fn ranges_of(&self, key: Key) -> &[KeyRange] {

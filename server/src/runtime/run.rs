@@ -101,7 +101,7 @@ pub(super) async fn run_with(
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
     let connected = tokio::select! {
-        connected = SchedulerLink::connect(&settings, register, heartbeat) => connected,
+        connected = SchedulerLink::connect(&settings, register, heartbeat, || None) => connected,
         reason = shutdown.wait() => {
             tracing::info!(reason, "leaving before the scheduler has answered");
             return Ok(());
@@ -206,7 +206,7 @@ fn start_lanes(
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
         let (mailbox, thread) =
-            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)))?;
+            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)), |_| {})?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }
@@ -369,6 +369,7 @@ impl Serving<'_> {
                             return end;
                         }
                     }
+                    Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => {}
                     Some(LinkEvent::Lost(error)) => return End::Failed(RunError::SchedulerLost(error.to_string())),
                     None => return End::Failed(RunError::SchedulerLost("the scheduler is lost: its link ended".into())),
                 },

@@ -8,6 +8,7 @@ mod deadlines;
 mod dynamic;
 mod hostile;
 mod in_place;
+mod member;
 mod model;
 mod modes;
 mod norms;

@@ -438,6 +438,8 @@ impl Core {
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

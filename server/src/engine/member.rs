@@ -258,6 +258,8 @@ impl Member {
             FromScheduler::Welcome(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
             | FromScheduler::HeartbeatAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

@@ -409,6 +409,8 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::ChangeRule { .. }
         | FromScheduler::Posted { .. }
         | FromScheduler::PostAnswered { .. }
+        | FromScheduler::AskRounds { .. }
+        | FromScheduler::CountFrom { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

@@ -253,6 +253,9 @@ pub enum FromScheduler {
         epoch: Epoch,
         /// Servers and workers by rank.
         members: Vec<Member>,
+        /// Workers that have left in good order: rounds go on without them from the one that each of them finished last. Others
+        /// that are not among the members died: `cluster.worker_loss` says what becomes of rounds.
+        left: Vec<Rank>,
     },
     /// Server: new ranges to hold. Answered by `Assigned`.
     Assign(MapUpdate),

@@ -93,7 +93,7 @@ impl Engine {
             http_address: member.http_address.clone(),
         };
         let members = self.members.iter().map(entry).collect();
-        let roster = FromScheduler::Roster { epoch: self.epoch, members };
+        let roster = FromScheduler::Roster { epoch: self.epoch, members, left: Vec::new() };
         out.push(Command::Send { to: self.present(|_| true), message: Box::new(roster) });
     }
 }

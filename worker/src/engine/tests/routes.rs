@@ -179,7 +179,8 @@ fn a_key_buffer_at_the_server_before_is_not_written_again() {
 fn whoever_waited_in_vain_is_told_for_whom() {
     let fail = |rig: &mut Rig| {
         let mut commands = rig.tick(1_100).into_iter();
-        commands.find_map(|command| if let Command::Failed { error, .. } = command { Some(error) } else { None })
+        commands
+            .find_map(|command| if let Command::Failed { error, .. } = command { Some(error) } else { None })
     };
     let mut rig = Rig::new(60);
     rig.submit_as(Submit { timeout_ms: 100, parts: &[part(1, 0)], ..submit(OpKind::Push, 1) });

@@ -101,7 +101,7 @@ pub(super) async fn run_with(
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
     let connected = tokio::select! {
-        connected = SchedulerLink::connect(&settings, register, heartbeat) => connected,
+        connected = SchedulerLink::connect(&settings, register, heartbeat, || None) => connected,
         reason = shutdown.wait() => {
             tracing::info!(reason, "leaving before the scheduler has answered");
             return Ok(());
@@ -367,6 +367,7 @@ impl Serving<'_> {
                             return end;
                         }
                     }
+                    Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => {}
                     Some(LinkEvent::Lost(error)) => return End::Failed(RunError::SchedulerLost(error.to_string())),
                     None => return End::Failed(RunError::SchedulerLost("the scheduler is lost: its link ended".into())),
                 },

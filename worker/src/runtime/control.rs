@@ -248,7 +248,7 @@ async fn session(
         Ok(trigger) => trigger,
         Err(error) => return failed(format!("{error:#}"), daemon::exit::code_of(&error)),
     };
-    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report).await {
+    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report, || None).await {
         Ok(connected) => connected,
         Err(error) => return failed(describe(&error), error.exit_code()),
     };
@@ -313,6 +313,7 @@ impl Starting<'_> {
                 OpError::Closed(format!("the scheduler refused us: {reason}"))
             }
             Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, shared)?,
+            Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => return None,
             Some(LinkEvent::Lost(lost)) => {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
                 OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })

@@ -7,7 +7,7 @@ mod from_scheduler;
 mod post;
 mod to_scheduler;
 
-pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
+pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
 pub use codec::{CodecError, decode, encode};
 pub use from_scheduler::{
     ClusterShape, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
@@ -16,7 +16,7 @@ pub use post::{
     POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
     PostReply, PostTo,
 };
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, Resume, ToScheduler};
 
 #[cfg(test)]
 mod tests;

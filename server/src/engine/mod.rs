@@ -10,6 +10,7 @@ mod contribute;
 mod credits;
 mod flow;
 mod held;
+mod image;
 mod lane;
 mod lengths;
 mod lines;
@@ -17,12 +18,15 @@ mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod role;
 mod waiting;
 
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
+pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
+pub use role::Role;
 pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]

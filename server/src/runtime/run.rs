@@ -204,7 +204,7 @@ fn start_lanes(
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
         let (mailbox, thread) =
-            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)))?;
+            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)), |_| {})?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }

@@ -1,5 +1,6 @@
 //! What the scheduler says to members.
 
+use super::checkpoint::{CheckpointOrder, SaveError};
 use super::post::{PostError, PostMessage, PostReply};
 use crate::config::WorkerLoss;
 use crate::error::Death;
@@ -57,6 +58,8 @@ pub struct Welcome {
     pub scheduler: Incarnation,
     /// The cluster's shape.
     pub shape: ClusterShape,
+    /// The checkpoint that tensors begin from.
+    pub restore: Option<String>,
 }
 
 /// Why a registration was refused.
@@ -299,5 +302,14 @@ pub enum FromScheduler {
         of: u32,
         /// The answer, or why there is none.
         result: Result<PostReply, PostError>,
+    },
+    /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
+    Checkpoint(CheckpointOrder),
+    /// Answer to `SaveCheckpoint`.
+    CheckpointSaved {
+        /// Echo.
+        request: u64,
+        /// Its name, or why there is none.
+        result: Result<String, SaveError>,
     },
 }

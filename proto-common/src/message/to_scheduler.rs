@@ -1,5 +1,6 @@
 //! What members say to the scheduler.
 
+use super::checkpoint::CheckpointNews;
 use super::from_scheduler::Member;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
@@ -186,4 +187,16 @@ pub enum ToScheduler {
     },
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
+    /// Server: how a checkpoint goes.
+    Checkpoint(CheckpointNews),
+    /// Worker: write a checkpoint of the round that it has finished, before it contributes to the next. Answered by
+    /// `CheckpointSaved`, when it is complete.
+    SaveCheckpoint {
+        /// Echoed in the answer.
+        request: u64,
+        /// The round.
+        round: u64,
+        /// How long to wait.
+        timeout_ms: u64,
+    },
 }

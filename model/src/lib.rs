@@ -46,10 +46,10 @@ pub enum Broken {
     LowerTerm,
     /// A copy's round more counts as a confirmation whoever it had the round from.
     AnyonesRound,
-    /// A restarted scheduler decides although no worker has come to it.
+    /// A restarted scheduler decides although not all workers have come to it.
     NoWorkerShown,
-    /// A restarted scheduler does not ask workers which epochs they were answered under.
-    NoSeenEpoch,
+    /// A worker counts an answer of an epoch that it has not heard of.
+    AnswerAhead,
     /// A new primary answers before its backup has what it has.
     AnswerUnfilled,
     /// A primary drops a copy that it called complete, when the stream to it breaks.

@@ -92,11 +92,10 @@ impl Protocol {
     }
 
     /// A member comes to a restarted scheduler and shows what it knows.
-    pub(crate) fn resume(&self, rebuild: &mut Rebuild, map: &Map, seen: Epoch) {
+    pub(crate) fn resume(&self, rebuild: &mut Rebuild, map: &Map) {
         if rebuild.shown.as_ref().is_none_or(|shown| shown.epoch < map.epoch) {
             rebuild.shown = Some(map.clone());
         }
-        rebuild.seen = rebuild.seen.max(seen);
     }
 
     /// Who of the newest roster has not come, and lives.
@@ -109,21 +108,17 @@ impl Protocol {
         (0..self.servers).filter(lives).count() as u8
     }
 
-    /// Has the restarted scheduler heard enough to decide?
-    pub(crate) fn may_decide(&self, rebuild: &Rebuild) -> bool {
-        let shown = rebuild.shown.is_some();
-        shown && (!rebuild.workers.is_empty() || self.lacks(Broken::NoWorkerShown))
+    /// Has the restarted scheduler heard enough to decide? Workers must have come: what a server published in an epoch that
+    /// no server has come to tell of, those know that were answered.
+    pub(crate) fn may_decide(&self, state: &State, rebuild: &Rebuild) -> bool {
+        let all = rebuild.workers.len() == state.workers.len() || self.lacks(Broken::NoWorkerShown);
+        rebuild.shown.is_some() && all
     }
 
     /// The restarted scheduler goes on: who has not come is dead.
     pub(crate) fn go_on(&self, state: &mut State) {
         let Scheduler::Rebuilds { term, rebuild } = state.scheduler.clone() else { return };
         let Some(shown) = rebuild.shown else { return };
-        if rebuild.seen > shown.epoch && !self.lacks(Broken::NoSeenEpoch) {
-            // A decision was obeyed that nobody who has come knows.
-            state.scheduler = Scheduler::Over;
-            return;
-        }
         let mut map = shown.clone();
         let gone = (0..self.servers as Place).filter(|place| {
             shown.lives[usize::from(*place)] != 0 && !rebuild.servers.contains(place)

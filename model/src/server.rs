@@ -75,7 +75,8 @@ impl Protocol {
         }
         let Request { worker, round, .. } = *request;
         let epoch = server.map.epoch;
-        let answer = |done| Answer { from: place, worker, round, done, epoch };
+        let had = (server.version, server.applied);
+        let answer = |done: bool| Answer { from: place, worker, round, epoch, done: done.then_some(had) };
         if !server.leads(place) {
             state.answers.insert(answer(false));
             return;
@@ -83,9 +84,7 @@ impl Protocol {
         if round <= self.done(server, worker) {
             let folds_again = self.lacks(Broken::NoDedupe) && server.pending.is_none();
             if !folds_again || server.collected.contains(&(worker, round)) {
-                let (version, applied) = (server.version, server.applied);
                 state.answers.insert(answer(true));
-                self.note(state, version, applied);
                 return;
             }
         }
@@ -127,17 +126,10 @@ impl Protocol {
         let entries = pending.entries.clone();
         server.pending = None;
         server.apply(server.version + 1, &entries);
-        let (version, applied, epoch) = (server.version, server.applied, server.map.epoch);
+        let (done, epoch) = (Some((server.version, server.applied)), server.map.epoch);
         for (worker, round) in entries {
-            state.answers.insert(Answer { from: place, worker, round, done: true, epoch });
+            state.answers.insert(Answer { from: place, worker, round, epoch, done });
         }
-        self.note(state, version, applied);
-    }
-
-    /// Somebody is answered with a version.
-    fn note(&self, state: &mut State, version: u8, applied: Applied) {
-        let before = *state.published.entry(version).or_insert(applied);
-        state.forked |= before != applied;
     }
 
     /// A decision comes to a server.
@@ -167,9 +159,11 @@ impl Protocol {
         server.streamed.retain(keeps);
         server.filled.retain(keeps);
         if !leads {
-            (server.pending, server.told) = (None, None);
-            for (worker, round) in std::mem::take(&mut server.collected) {
-                state.answers.insert(Answer { from: at, worker, round, done: false, epoch: map.epoch });
+            server.told = None;
+            let pending = server.pending.take().map_or(Vec::new(), |pending| pending.entries);
+            let collected = std::mem::take(&mut server.collected);
+            for (worker, round) in pending.into_iter().chain(collected) {
+                state.answers.insert(Answer { from: at, worker, round, epoch: map.epoch, done: None });
             }
         } else if !led {
             // What it has is its own now.

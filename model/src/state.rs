@@ -96,8 +96,6 @@ pub(crate) struct Worker {
     pub(crate) acked_ever: u8,
     /// The server that it has sent the open round to.
     pub(crate) sent: Option<Place>,
-    /// The newest epoch that an answer came under.
-    pub(crate) seen: Epoch,
 }
 
 /// A contribution under way.
@@ -115,9 +113,9 @@ pub(crate) struct Answer {
     pub(crate) from: Place,
     pub(crate) worker: u8,
     pub(crate) round: u8,
-    /// Else it is to go elsewhere.
-    pub(crate) done: bool,
     pub(crate) epoch: Epoch,
+    /// Which version it is in, and what that is; nothing: it is to go elsewhere.
+    pub(crate) done: Option<(u8, Applied)>,
 }
 
 /// Who has come to a restarted scheduler.
@@ -126,7 +124,6 @@ pub(crate) struct Rebuild {
     pub(crate) servers: BTreeSet<Place>,
     pub(crate) workers: BTreeSet<u8>,
     pub(crate) shown: Option<Map>,
-    pub(crate) seen: Epoch,
 }
 
 /// The scheduler's process.
@@ -180,9 +177,9 @@ pub struct State {
     pub(crate) streams: BTreeMap<(Place, Place), Stream>,
     pub(crate) requests: BTreeSet<Request>,
     pub(crate) answers: BTreeSet<Answer>,
-    /// What each version was when somebody was first answered with it.
+    /// What each version was when a worker first took an answer of it.
     pub(crate) published: BTreeMap<u8, Applied>,
-    /// A version was published with other contributions than before.
+    /// Somebody was answered with another version of the same number.
     pub(crate) forked: bool,
     /// Who was made the server of each epoch that was decided.
     pub(crate) decided: BTreeMap<Epoch, Place>,

@@ -52,8 +52,8 @@ impl Protocol {
         let backup = (self.servers > 1).then_some(1);
         let map = Map { epoch, primary: 0, backup, seeding: None, moving: false, lives: vec![1; self.servers] };
         let mut servers: Vec<_> = (0..self.servers).map(|_| Server::blank(map.clone(), 1)).collect();
-        servers.iter_mut().skip(1).for_each(|server| server.source = Some((0, 1)));
-        let worker = Worker { map: map.clone(), acked: 0, acked_ever: 0, sent: None, seen: Epoch::default() };
+        servers.iter_mut().skip(1).take(1).for_each(|server| server.source = Some((0, 1)));
+        let worker = Worker { map: map.clone(), acked: 0, acked_ever: 0, sent: None };
         State {
             to_servers: vec![Vec::new(); self.servers],
             to_workers: vec![Vec::new(); WORKERS],
@@ -88,7 +88,9 @@ impl Protocol {
             }
         }
         for (at, answer) in state.answers.iter().enumerate() {
-            steps.push(Step::TakeAnswer { answer: format!("{answer:?}"), at });
+            if self.takes_answer(state, answer) {
+                steps.push(Step::TakeAnswer { answer: format!("{answer:?}"), at });
+            }
         }
         for from in 0..self.servers as Place {
             if state.servers[usize::from(from)].up && !state.to_servers[usize::from(from)].is_empty() {
@@ -129,7 +131,7 @@ impl Protocol {
                 for worker in (0..WORKERS as u8).filter(|worker| !rebuild.workers.contains(worker)) {
                     steps.push(Step::WorkerResumes { worker });
                 }
-                if self.may_decide(rebuild) && self.missed(state, rebuild) <= state.left.deposed {
+                if self.may_decide(state, rebuild) && self.missed(state, rebuild) <= state.left.deposed {
                     steps.push(Step::SchedulerGoesOn);
                 }
             }
@@ -234,7 +236,7 @@ impl Protocol {
                 if !keeps {
                     state.to_servers[at].clear();
                 }
-                self.resume(rebuild, &state.servers[at].map, Epoch::default());
+                self.resume(rebuild, &state.servers[at].map);
             }
             Step::WorkerResumes { worker } => {
                 rebuild.workers.insert(*worker);
@@ -242,7 +244,7 @@ impl Protocol {
                 if !keeps {
                     state.to_workers[at].clear();
                 }
-                self.resume(rebuild, &state.workers[at].map, state.workers[at].seen);
+                self.resume(rebuild, &state.workers[at].map);
             }
             _ => {}
         }

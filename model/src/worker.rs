@@ -1,6 +1,6 @@
 //! Workers: they contribute to one round after the other, and replay what was not answered.
 
-use crate::Protocol;
+use crate::{Broken, Protocol};
 use crate::state::{Answer, Epoch, Map, Request, State};
 
 impl Protocol {
@@ -13,6 +13,14 @@ impl Protocol {
         state.requests.insert(Request { worker: at, round: worker.acked + 1, to, life });
     }
 
+    /// Can an answer be taken? One of an epoch that the worker has not heard of waits for it: what was published in an epoch is
+    /// so known to somebody who knows that epoch.
+    pub(crate) fn takes_answer(&self, state: &State, answer: &Answer) -> bool {
+        let worker = &state.workers[usize::from(answer.worker)];
+        let stale = worker.sent != Some(answer.from) || answer.round != worker.acked + 1;
+        stale || answer.epoch <= worker.map.epoch || self.lacks(Broken::AnswerAhead)
+    }
+
     /// An answer comes. One from a channel that was ended counts for nothing.
     pub(crate) fn take_answer(&self, state: &mut State, answer: &Answer) {
         state.answers.remove(answer);
@@ -21,10 +29,11 @@ impl Protocol {
             return;
         }
         worker.sent = None;
-        worker.seen = worker.seen.max(answer.epoch);
-        if answer.done {
+        if let Some((version, applied)) = answer.done {
             worker.acked = answer.round;
             worker.acked_ever = worker.acked_ever.max(worker.acked);
+            let before = *state.published.entry(version).or_insert(applied);
+            state.forked |= before != applied;
         }
     }
 
@@ -50,12 +59,12 @@ impl Protocol {
     pub(crate) fn come_again(&self, state: &mut State, at: u8) {
         let worker = &mut state.workers[usize::from(at)];
         worker.acked = worker.acked.saturating_sub(1);
-        (worker.sent, worker.seen) = (None, Epoch::default());
+        worker.sent = None;
         state.answers.retain(|answer| answer.worker != at);
     }
 
     /// Does a member that knows `epoch` apply this?
     pub(crate) fn obeys(&self, map: &Map, epoch: Epoch) -> bool {
-        map.epoch > epoch || (self.lacks(crate::Broken::LowerTerm) && map.epoch.term < epoch.term)
+        map.epoch > epoch || (self.lacks(Broken::LowerTerm) && map.epoch.term < epoch.term)
     }
 }

@@ -12,8 +12,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// What to look at where probes fail; `gradwire doctor` tries the same.
-pub const BLOCKED: &str =
-    "the data path is blocked: a firewall (RDMA over Ethernet is UDP port 4791)?";
+pub const BLOCKED: &str = "the data path is blocked: a firewall (RDMA over Ethernet is UDP port 4791)?";
 /// A RDMA device gets this part of the time, so that another driver has some left.
 const VERBS_PART: u32 = 3;
 

@@ -2,7 +2,7 @@
 
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
-use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
+use crate::ids::{Epoch, Incarnation, JobId, Key, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -178,4 +178,13 @@ pub enum ToScheduler {
     },
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
+    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
+    Rounds {
+        /// The worker that is to count.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
+        rounds: Vec<(Key, u64)>,
+    },
 }

@@ -17,7 +17,7 @@ use daemon::http::{self, HttpState};
 use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
@@ -226,6 +226,8 @@ fn start_lanes(
             inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
+            keep_previous: shape.worker_loss == WorkerLoss::Wait,
+            worker_loss: shape.worker_loss,
         };
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;

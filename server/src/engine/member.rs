@@ -145,6 +145,8 @@ pub struct Member {
     told: BTreeMap<u64, (Epoch, bool)>,
     next: u64,
     drain: Drain,
+    /// The next scheduler has been told what this server knows: the last one's decisions count no more.
+    is_resuming: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +172,7 @@ impl Member {
             told: BTreeMap::new(),
             next: 0,
             drain: Drain::Stays,
+            is_resuming: false,
             config,
         }
     }
@@ -204,9 +207,11 @@ impl Member {
         })
     }
 
-    /// What a scheduler that knows nothing is to know. Barriers are somebody else's to add.
+    /// What a scheduler that knows nothing is to know; until [`Member::back`] nothing is decided for this server any more, also
+    /// nothing that was decided before and comes late. Barriers are somebody else's to add.
     #[must_use]
-    pub fn resume(&self) -> Resume {
+    pub fn resume(&mut self) -> Resume {
+        self.is_resuming = true;
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
         Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
@@ -214,6 +219,7 @@ impl Member {
 
     /// There is a new scheduler: what may not have reached the last one is said again.
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
+        self.is_resuming = false;
         self.say_seeded(out);
         if self.drain == Drain::Asked || self.drain == Drain::Going {
             self.drain = Drain::Asked;
@@ -245,6 +251,16 @@ impl Member {
 
     /// Takes what the scheduler said.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
+        let decides = matches!(
+            message,
+            FromScheduler::Roster { .. }
+                | FromScheduler::Assign(_)
+                | FromScheduler::Remap { .. }
+                | FromScheduler::ChangeRule { .. }
+        );
+        if self.is_resuming && decides {
+            return;
+        }
         match message {
             FromScheduler::Roster { epoch, members, left } => {
                 self.left = left;

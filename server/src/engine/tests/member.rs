@@ -258,6 +258,15 @@ fn what_a_deposed_scheduler_says_changes_nothing() {
     let resume = member.resume();
     assert_eq!((resume.rank, resume.epoch, resume.map), (Rank(0), again, before.whole()));
     assert_eq!(resume.members, everyone());
+    // What it has told is what it knows, until somebody decides who was told.
+    let late = |counter| FromScheduler::Remap {
+        epoch: Epoch { term: 2, counter },
+        change: MapChange::ServerGone(Rank(1)),
+    };
+    assert_eq!(hear(&mut member, late(6)), []);
+    assert_eq!(*member.map(), before);
+    with(&mut member, Member::back);
+    assert_eq!(hear(&mut member, late(6))[0], MemberCommand::EndServer { rank: Rank(1) });
 }
 
 #[test]

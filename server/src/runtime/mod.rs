@@ -14,6 +14,7 @@ mod run;
 mod status;
 mod tables;
 mod thread;
+mod workers;
 
 pub(crate) use calls::{AnswerBody, Answers, HandlerNews};
 pub use embed::{Server, StartError, listen};

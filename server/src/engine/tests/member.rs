@@ -32,7 +32,7 @@ fn worker(rank: u32, life: u64) -> Entry {
 }
 
 fn roster(counter: u32, members: &[Entry]) -> FromScheduler {
-    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec(), left: Vec::new() }
+    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec(), left: vec![Rank(7)] }
 }
 
 fn everyone() -> Vec<Entry> {
@@ -66,8 +66,13 @@ fn gone(counter: u32, rank: u32) -> FromScheduler {
 fn member() -> Member {
     let mut member =
         Member::new(MemberConfig { rank: Rank(0), incarnation: Incarnation(100), shape: shape() });
-    assert_eq!(hear(&mut member, roster(1, &everyone())), []);
+    assert_eq!(hear(&mut member, roster(1, &everyone())), [workers(1, &[(0, 10), (1, 11)])]);
     member
+}
+
+fn workers(counter: u32, present: &[(u32, u64)]) -> MemberCommand {
+    let present = present.iter().map(|(rank, life)| (Rank(*rank), Incarnation(*life))).collect();
+    MemberCommand::Workers { epoch: epoch(counter), present, left: vec![Rank(7)] }
 }
 
 fn hear(member: &mut Member, message: FromScheduler) -> Vec<MemberCommand> {
@@ -185,7 +190,7 @@ fn a_dead_server_is_fenced_before_its_chunks_are_served() {
     assert!(!member.peers().unwrap().servers.contains_key(&Rank(1)), "its hellos are refused at once");
     let left: Vec<_> = everyone().into_iter().filter(|one| one.id.rank != Rank(1)).collect();
     let again = hear(&mut member, roster(4, &[left, vec![worker(1, 11)]].concat()));
-    assert_eq!(again, [], "it was ended already");
+    assert_eq!(again, [workers(4, &[(0, 10), (1, 11)])], "it was ended already");
 }
 
 #[test]
@@ -223,10 +228,8 @@ fn lives_that_are_not_in_the_roster_any_more_are_ended() {
     members[1] = server(1, 201);
     members.retain(|one| one.id != worker(0, 10).id);
     members[3] = worker(1, 21);
-    let ended =
-        |rank: u32, life| MemberCommand::EndWorker { rank: Rank(rank), incarnation: Incarnation(life) };
     let commands = hear(&mut member, roster(2, &members));
-    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, ended(0, 10), ended(1, 11)]);
+    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, workers(2, &[(1, 21)])]);
     assert_eq!(hear(&mut member, roster(1, &everyone())), [], "an older one");
     let peers = member.peers().unwrap();
     assert_eq!(peers.workers.into_iter().collect::<Vec<_>>(), [(Rank(1), Incarnation(21))]);
@@ -291,6 +294,21 @@ fn a_server_that_drains_leaves_when_a_decision_has_left_it_nothing() {
     }
     let said = with(&mut member, |member, out| member.lanes_answered(last, Ok(()), out));
     assert_eq!(said, [MemberCommand::Leave(Departure::Drained)]);
+}
+
+#[test]
+fn a_worker_that_comes_counts_from_the_latest_round_that_any_lane_names() {
+    let mut member = member();
+    let (rank, incarnation) = (Rank(1), Incarnation(21));
+    let commands = hear(&mut member, FromScheduler::AskRounds { rank, incarnation });
+    assert_eq!(commands, [MemberCommand::AskRounds { rank, incarnation }]);
+    let lanes = [vec![(Key(7), 4), (Key(8), 9)], vec![(Key(7), 5)]];
+    let said = with(&mut member, |member, out| member.rounds_answered(rank, incarnation, lanes, out));
+    let rounds = vec![(Key(7), 5), (Key(8), 9)];
+    let answer = ToScheduler::Rounds { rank, incarnation, rounds: rounds.clone() };
+    assert_eq!(said, [MemberCommand::Say(answer)]);
+    let told = FromScheduler::CountFrom { rank, incarnation, rounds: rounds.clone() };
+    assert_eq!(hear(&mut member, told), [MemberCommand::CountFrom { rank, incarnation, rounds }]);
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! connections of others are to do comes out. It keeps the roster and the whole shard map. It must not know how lanes work,
 //! reach anybody, or read a clock.
 
+mod holdings;
 mod seeding;
 mod streams;
 
 use super::chunk::ChunkSpec;
 use super::role::Role;
+pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{

@@ -1,7 +1,7 @@
 //! What a server does with what the scheduler says: the commands, in their order.
 
 use crate::engine::Role;
-use crate::engine::member::{Departure, Member, MemberCommand, MemberConfig};
+use crate::engine::member::{Departure, Held, Holdings, Member, MemberCommand, MemberConfig};
 use proto_common::config::Settings;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Key, MemberId, Rank, Role as MemberRole};
 use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, ToScheduler};
@@ -309,6 +309,36 @@ fn a_worker_that_comes_counts_from_the_latest_round_that_any_lane_names() {
     assert_eq!(said, [MemberCommand::Say(answer)]);
     let told = FromScheduler::CountFrom { rank, incarnation, rounds: rounds.clone() };
     assert_eq!(hear(&mut member, told), [MemberCommand::CountFrom { rank, incarnation, rounds }]);
+}
+
+#[test]
+fn what_it_holds_is_told_by_what_it_holds_it_for() {
+    let mut member = member();
+    let mut short = range(11, 2, None, Some(0));
+    short.chunks = 1;
+    let update = MapUpdate {
+        epoch: epoch(2),
+        tensors: vec![tensor(7), tensor(8), tensor(9), tensor(10), TensorSpec::f32(11, 10, Optimizer::sum())],
+        ranges: vec![
+            range(7, 0, None, None),
+            range(8, 0, Some(1), Some(2)),
+            range(9, 1, Some(0), None),
+            range(10, 1, Some(2), None),
+            short,
+        ],
+    };
+    hear(&mut member, FromScheduler::Assign(update));
+    let held = |chunks, bytes| Held { chunks, bytes };
+    let two = held(2, 2 * CHUNK_BYTES);
+    let wanted = Holdings {
+        served: held(4, 4 * CHUNK_BYTES),
+        backed: two,
+        copying: two,
+        copies: two,
+        arriving: held(1, 40),
+    };
+    assert_eq!(member.holdings(), wanted);
+    assert_eq!(member.chunks_left(), 7);
 }
 
 #[test]

@@ -117,6 +117,16 @@ pub enum OpError {
         /// The tensor's type.
         dtype: proto_common::element::Dtype,
     },
+    /// One version exactly was asked for, and newer ones have taken its place.
+    #[error("tensor {} chunk {}: version {wanted} is not there any more, {version} is in force; servers keep the version before only where workers are waited for (cluster.worker_loss = \"wait\"), and no older one: pull the newest", chunk.key, chunk.chunk)]
+    VersionGone {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The version asked for.
+        wanted: u64,
+        /// The one in force.
+        version: u64,
+    },
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
     Refused {
@@ -411,7 +421,10 @@ impl ClientError {
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } | OpError::Deposed { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
-                OpError::BadValue { .. } | OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
+                OpError::BadValue { .. }
+                | OpError::VersionGone { .. }
+                | OpError::Refused { .. }
+                | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death_code(death),
             Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,

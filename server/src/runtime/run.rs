@@ -13,7 +13,7 @@ use daemon::http::{self, HttpState};
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::{CqHandle, Devices, Mailbox};
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -192,6 +192,8 @@ fn start_lanes(
             inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
+            keep_previous: shape.worker_loss == WorkerLoss::Wait,
+            worker_loss: shape.worker_loss,
         };
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
@@ -204,7 +206,7 @@ fn start_lanes(
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
         let (mailbox, thread) =
-            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)))?;
+            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)), |_| {})?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }

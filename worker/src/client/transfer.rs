@@ -298,6 +298,7 @@ impl Client {
                 placement: self.placement_of(tensor, source.as_ref()),
                 operation,
                 view,
+                exact: false,
                 reading,
                 round,
                 priority,

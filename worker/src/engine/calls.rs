@@ -5,7 +5,7 @@ use super::lane::{CORRUPT_RETRIES_MAX, ChunkQueue, LaneEngine};
 use super::part::{Coded, Part};
 use crate::error::{CallFault, OpError};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
-use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
+use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
 
 /// The error of a call that its server had no room for until its deadline.
@@ -15,12 +15,12 @@ pub(super) fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
 }
 
 impl ChunkQueue {
-    /// Does the server keep track of this call beside the oldest that has not ended?
-    pub(super) fn has_window(&self, operation: u64) -> bool {
-        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(CALLS_IN_FLIGHT_MAX))
+    /// Is this operation among so many from the oldest on that has not ended?
+    pub(super) fn has_window(&self, operation: u64, most: u64) -> bool {
+        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(most))
     }
 
-    /// An operation has ended.
+    /// An operation has ended here.
     pub(super) fn close(&mut self, operation: Option<u64>) {
         let at = operation.and_then(|operation| self.open.binary_search(&operation).ok());
         if let Some(at) = at {

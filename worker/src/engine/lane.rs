@@ -10,8 +10,9 @@ use crate::error::OpError;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
 };
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -208,6 +209,7 @@ impl LaneEngine {
             placement: submit.placement,
             operation: submit.operation,
             view: submit.view,
+            exact: submit.exact,
             round: submit.round,
             priority: submit.priority,
             timeout_ms: submit.timeout_ms,
@@ -252,9 +254,9 @@ impl LaneEngine {
         }
         let op = part.and_then(|part| self.ops.get(part.op));
         let may_go = op.is_some_and(|op| match op.kind {
-            OpKind::Release => true,
-            OpKind::Call => chunk.has_window(op.operation.0),
-            _ => chunk.sent < SENT_PER_CHUNK_MAX,
+            OpKind::Release => chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
+            OpKind::Call => chunk.has_window(op.operation.0, CALLS_IN_FLIGHT_MAX),
+            _ => chunk.sent < SENT_PER_CHUNK_MAX && chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
         });
         if !may_go {
             return;
@@ -421,6 +423,10 @@ impl LaneEngine {
             Status::BadValue => {
                 let (round, dtype) = (self.ops.get(part.op).map_or(block.round, |op| op.round), block.dtype);
                 Some(OpError::BadValue { chunk: block.id, round, dtype })
+            }
+            Status::VersionGone => {
+                let wanted = self.ops.get(part.op).map_or(block.round, |op| op.round);
+                Some(OpError::VersionGone { chunk: block.id, wanted, version: block.round })
             }
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }

@@ -57,12 +57,21 @@ pub enum MemberCommand {
     Leave(OpError),
 }
 
+/// Who is there.
+#[derive(Clone, Debug)]
+struct Roster {
+    epoch: Epoch,
+    /// Everyone who is not known to be gone.
+    members: Vec<Entry>,
+    /// Workers that left in good order.
+    left: Vec<Rank>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Member {
     config: MemberConfig,
-    /// The roster's epoch, and everyone in it that is not known to be gone.
-    roster: Option<(Epoch, Vec<Entry>)>,
+    roster: Option<Roster>,
     map: ShardMap,
     dials: Dials,
     failovers: u64,
@@ -90,7 +99,7 @@ impl Member {
     /// The newest epoch of roster and map.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        let roster = self.roster.as_ref().map_or(Epoch::default(), |(epoch, _)| *epoch);
+        let roster = self.roster.as_ref().map_or(Epoch::default(), |roster| roster.epoch);
         self.map.epoch().max(roster)
     }
 
@@ -109,20 +118,23 @@ impl Member {
     /// What a scheduler that knows nothing is to know, once there was a roster. Barriers are somebody else's to add.
     #[must_use]
     pub fn resume(&self) -> Option<Resume> {
-        let (_, members) = self.roster.clone()?;
+        let Roster { members, left, .. } = self.roster.clone()?;
         let (rank, epoch, map) = (self.config.rank, self.epoch(), self.map.whole());
-        Some(Resume { rank, epoch, members, map, barriers: Vec::new() })
+        Some(Resume { rank, epoch, members, left, map, barriers: Vec::new() })
     }
 
     fn servers(&self) -> impl Iterator<Item = &Entry> {
-        let members = self.roster.iter().flat_map(|(_, members)| members);
+        let members = self.roster.iter().flat_map(|roster| &roster.members);
         members.filter(|member| member.id.role == Role::Server)
     }
 
     /// Takes what the scheduler said on its own account.
     pub fn heard(&mut self, message: &FromScheduler, out: &mut Vec<MemberCommand>) {
         match message {
-            FromScheduler::Roster { epoch, members } => self.take_roster(*epoch, members, out),
+            FromScheduler::Roster { epoch, members, left } => {
+                let (members, left) = (members.clone(), left.clone());
+                self.take_roster(Roster { epoch: *epoch, members, left }, out);
+            }
             FromScheduler::Remap { epoch, change } => self.remap(*epoch, change, out),
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(OpError::Died(death.clone()))),
             FromScheduler::Shutdown { reason } => {
@@ -136,6 +148,10 @@ impl Member {
             FromScheduler::Welcome(_)
             | FromScheduler::Assign(_)
             | FromScheduler::ChangeRule { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck
@@ -154,8 +170,9 @@ impl Member {
         Ok(())
     }
 
-    fn take_roster(&mut self, epoch: Epoch, members: &[Entry], out: &mut Vec<MemberCommand>) {
-        if self.roster.as_ref().is_some_and(|(have, _)| epoch < *have) {
+    fn take_roster(&mut self, roster: Roster, out: &mut Vec<MemberCommand>) {
+        let epoch = roster.epoch;
+        if self.roster.as_ref().is_some_and(|have| epoch < have.epoch) {
             // A deposed scheduler's, or one that was overtaken.
             return;
         }
@@ -164,10 +181,10 @@ impl Member {
                 && member.id.rank == self.config.rank
                 && member.incarnation == self.config.incarnation
         };
-        if !members.iter().any(is_own) {
+        if !roster.members.iter().any(is_own) {
             return out.push(MemberCommand::Leave(OpError::Deposed { epoch }));
         }
-        self.roster = Some((epoch, members.to_vec()));
+        self.roster = Some(roster);
         let servers: Vec<Entry> = self.servers().cloned().collect();
         for server in self.dials.keep(&servers) {
             out.push(MemberCommand::End { server });
@@ -204,12 +221,12 @@ impl Member {
 
     /// A server is gone. First of all its channels end: nothing of it lands after something was sent to another.
     fn forget(&mut self, gone: Rank, epoch: Epoch, out: &mut Vec<MemberCommand>) {
-        let Some((since, members)) = &mut self.roster else { return };
-        if epoch < *since {
+        let Some(roster) = &mut self.roster else { return };
+        if epoch < roster.epoch {
             // The life before.
             return;
         }
-        members.retain(|one| one.id.role != Role::Server || one.id.rank != gone);
+        roster.members.retain(|one| one.id.role != Role::Server || one.id.rank != gone);
         if self.dials.end(gone) {
             out.push(MemberCommand::End { server: gone });
         }

@@ -57,6 +57,8 @@ pub struct Submit<'a> {
     pub operation: Operation,
     /// Weights are not to land, but to be read where they lie.
     pub view: bool,
+    /// A pull is to bring the version `round`, and not a later one.
+    pub exact: bool,
     /// What the trainer still reads of what was shown to it.
     pub reading: Reading,
     /// The round it contributes to, or the least version wanted.
@@ -81,6 +83,7 @@ pub(super) struct Op {
     pub(super) placement: Placement,
     pub(super) operation: Operation,
     pub(super) view: bool,
+    pub(super) exact: bool,
     pub(super) round: u64,
     pub(super) priority: i32,
     pub(super) timeout_ms: u32,
@@ -140,7 +143,7 @@ impl Part {
             return block;
         }
         let data = BlockData::Inline { offset: 0 };
-        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, ..block }
+        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, exact: false, ..block }
     }
 }
 

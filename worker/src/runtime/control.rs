@@ -324,9 +324,8 @@ impl Starting<'_> {
     /// Takes what came over the link; returns what ends the job.
     fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
         let error = match event {
-            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members })) if !self.assembled => {
+            Some(LinkEvent::Message(first @ FromScheduler::Roster { epoch, .. })) if !self.assembled => {
                 self.assembled = true;
-                let first = FromScheduler::Roster { epoch, members };
                 if let Some(error) = self.members.heard(&first) {
                     return Some(error);
                 }

@@ -195,14 +195,14 @@ impl Requests {
     }
 
     pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
-        let (name, timeout_ms) = (name.to_owned(), within.as_millis() as u64);
-        Ok(self.ask(within, Ask::Barrier, |request| ToScheduler::Barrier {
-            request,
-            name,
-            group,
-            passed: 0,
-            timeout_ms,
-        })??)
+        let (passed, timeout_ms) = (self.posts.passed().times(name, group), within.as_millis() as u64);
+        let message = |request| {
+            let name = name.to_owned();
+            ToScheduler::Barrier { request, name, group, passed, timeout_ms }
+        };
+        self.ask(within, Ask::Barrier, message)??;
+        self.posts.passed().count(name, group);
+        Ok(())
     }
 
     /// Messages to and from other members' programs.

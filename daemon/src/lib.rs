@@ -35,6 +35,7 @@
 //! or `Failing`), flushes, and waits for the scheduler to close, within a bound.
 #![forbid(unsafe_code)]
 
+pub mod axis;
 pub mod control;
 pub mod devices;
 pub mod embed;
@@ -46,6 +47,7 @@ pub mod metrics;
 pub mod passed;
 pub mod post;
 pub mod process;
+pub mod reach;
 pub mod settings;
 pub mod shutdown;
 pub mod status;

@@ -5,7 +5,7 @@ use crate::host;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{NodeGroup, RefusalReason};
+use proto_common::message::{Coming, NodeGroup, RefusalReason};
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
 
@@ -38,6 +38,7 @@ fn welcome_of(settings: &Settings, term: u32) -> FromScheduler {
         epoch: Epoch { term, counter: 0 },
         scheduler: Incarnation(9),
         shape: settings.shape(),
+        coming: Coming::Start,
     })
 }
 

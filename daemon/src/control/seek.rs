@@ -82,11 +82,14 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
     pub(super) async fn seek(&mut self, lost: LinkError) -> Result<(Connection, Welcome), LinkError> {
         let deadline = Instant::now() + self.within;
         let mut backoff = Duration::from_millis(BACKOFF_FIRST_MS);
+        // In no roster yet: nothing to come back to.
+        if (self.resume)().is_none() {
+            return Err(lost);
+        }
         loop {
-            // In no roster yet: nothing to come back to.
-            let Some(resume) = (self.resume)() else { return Err(lost) };
-            let error = match self.attempt(resume, deadline).await {
-                Ok((connection, welcome)) => {
+            let error = match self.attempt(deadline).await {
+                Ok(None) => return Err(lost),
+                Ok(Some((connection, welcome))) => {
                     self.term = welcome.epoch.term;
                     return Ok((connection, welcome));
                 }
@@ -107,17 +110,16 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         }
     }
 
-    async fn attempt(
-        &mut self,
-        resume: Resume,
-        deadline: Instant,
-    ) -> Result<(Connection, Welcome), LinkError> {
+    /// One registration; `None` where there is nothing to register with.
+    async fn attempt(&mut self, deadline: Instant) -> Result<Option<(Connection, Welcome)>, LinkError> {
         let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let fix = "start gradwire-scheduler there again";
         let stream = connect_with_retry(&self.host, self.port, left().as_millis() as u64, fix)
             .await
             .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
         let address = format!("{}:{}", self.host, self.port);
+        // Only now: what the last scheduler said before it went has been taken meanwhile.
+        let Some(resume) = (self.resume)() else { return Ok(None) };
         let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job
             || welcome.epoch.term < self.term
@@ -126,6 +128,6 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
             let (term, known) = (welcome.epoch.term, self.term);
             return Err(LinkError::Deposed { address, job: welcome.job, term, known });
         }
-        Ok((connection, welcome))
+        Ok(Some((connection, welcome)))
     }
 }

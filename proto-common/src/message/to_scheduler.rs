@@ -1,8 +1,9 @@
 //! What members say to the scheduler.
 
+use super::checkpoint::CheckpointNews;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
-use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
+use crate::ids::{Epoch, Incarnation, JobId, Key, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -178,4 +179,25 @@ pub enum ToScheduler {
     },
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
+    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
+    Rounds {
+        /// The worker that is to count.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
+        rounds: Vec<(Key, u64)>,
+    },
+    /// Server: how a checkpoint goes.
+    Checkpoint(CheckpointNews),
+    /// Worker: write a checkpoint of the round that it has finished, before it contributes to the next. Answered by
+    /// `CheckpointSaved`, when it is complete.
+    SaveCheckpoint {
+        /// Echoed in the answer.
+        request: u64,
+        /// The round.
+        round: u64,
+        /// How long to wait.
+        timeout_ms: u64,
+    },
 }

@@ -357,6 +357,7 @@ impl Engine {
             ToScheduler::Resuming { .. } => {
                 self.fault(now_ms, id, "it told what it knows after it was let in".into(), out);
             }
+            ToScheduler::Rounds { .. } | ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -488,6 +489,9 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Seeded { .. } => "a word about copies",
         ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Drain => "a server's wish to go",
+        ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
+        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
+        ToScheduler::SaveCheckpoint { .. } => "the wish for a checkpoint",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Goodbye => "a goodbye",

@@ -6,7 +6,7 @@ use super::{Command, ConnectionId, Engine, Phase, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
-use proto_common::message::{FromScheduler, RefusalReason, Register, Welcome};
+use proto_common::message::{Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 impl Engine {
     pub(super) fn register(
@@ -65,6 +65,8 @@ impl Engine {
             epoch: self.epoch,
             scheduler: self.config.scheduler,
             shape: self.config.shape,
+            coming: Coming::Start,
+            restore: None,
         };
         out.push(send(to, FromScheduler::Welcome(welcome)));
     }

@@ -439,6 +439,10 @@ impl Core {
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

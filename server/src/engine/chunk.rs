@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
@@ -112,6 +113,8 @@ pub(super) struct Waiter {
     pub(super) landing: Option<Landing>,
     /// Weights are to be read where they lie.
     pub(super) view: bool,
+    /// No later version than `version` answers it either.
+    pub(super) exact: bool,
     pub(super) token: u64,
     pub(super) deadline_ms: u64,
     pub(super) since_ms: u64,
@@ -153,12 +156,19 @@ pub(super) struct Chunk {
     /// Who has a view of each buffer, by the last operation that gave it.
     pub(super) views: [Vec<(Rank, Operation)>; 2],
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
-    versions: [RangeInclusive<u64>; 2],
+    pub(super) versions: [RangeInclusive<u64>; 2],
+    pub(super) before: Before,
     pub(super) initialised: bool,
     /// Contributions that make a version.
     pub(super) needed: u32,
     /// Where versions are not rounds of everybody.
     pub(super) tally: Option<Box<Tally>>,
+    /// Ranks that the round being collected needs, those that have contributed among them.
+    pub(super) expected: RankSet,
+    /// As of which change of the roster, and for which round.
+    pub(super) as_of: (u64, u64),
+    /// From this round on nothing is begun before it is said who counts.
+    pub(super) barred: Option<u64>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
     pub(super) contributed: RankSet,
     pub(super) stage: Stage,
@@ -166,7 +176,7 @@ pub(super) struct Chunk {
     pub(super) group: Option<u32>,
     /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
     /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
-    bad: u64,
+    pub(super) bad: u64,
     pub(super) held: HeldSet,
     /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
     pub(super) first: Option<Held>,
@@ -183,7 +193,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(spec: ChunkSpec, workers: u32) -> Self {
+    pub(super) fn new(spec: ChunkSpec, workers: u32, keep_previous: bool) -> Self {
         Self {
             spec,
             version: 0,
@@ -191,9 +201,13 @@ impl Chunk {
             readers: [Vec::new(), Vec::new()],
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
+            before: Before::new(keep_previous),
             initialised: false,
-            needed: Self::needed(&spec, workers),
+            needed: Self::needed(&spec, workers, workers),
             tally: Tally::of(&spec, workers),
+            expected: RankSet::all(workers),
+            as_of: (0, 0),
+            barred: None,
             contributed: RankSet::new(workers),
             stage: Stage::default(),
             group: None,
@@ -209,8 +223,12 @@ impl Chunk {
         }
     }
 
-    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not.
-    pub(super) fn number(&self, rank: Rank, operation: Operation) -> Number {
+    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not. Those before
+    /// `first_open` have been answered, here or by a server that had the chunk before.
+    pub(super) fn number(&mut self, rank: Rank, operation: Operation, first_open: Operation) -> Number {
+        let last = &mut self.operations[rank.0 as usize];
+        *last = (*last).max(first_open.0.saturating_sub(1));
+        self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
         let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
         let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize] + 1));
         match operation.cmp(&next) {
@@ -227,14 +245,19 @@ impl Chunk {
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
-    /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
-    /// second one; else the other; none while both are being read.
+    /// A worker's life is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
+    pub(super) fn forget_life(&mut self, rank: Rank) {
+        self.operations[rank.0 as usize] = 0;
+        self.reopened.retain(|open| open.rank != rank);
+    }
+
+    /// The buffer to publish into: one that nobody reads; none while both are being read.
     pub(super) fn writable(&self) -> Option<u8> {
         let is_read = |buffer: u8| {
             let at = usize::from(buffer);
             !self.readers[at].is_empty() || !self.views[at].is_empty()
         };
-        [self.buffer, 1 - self.buffer].into_iter().find(|buffer| !is_read(*buffer))
+        self.to_publish_into().find(|buffer| !is_read(*buffer))
     }
 
     /// The worker is given a view of the weights in force.
@@ -273,6 +296,7 @@ impl Chunk {
 
     /// The round being collected has ended, with new weights in a buffer or (none) without.
     pub(super) fn publish(&mut self, weights: Option<u8>) {
+        self.keep_before(weights);
         self.end_length(weights.is_some());
         self.version += 1;
         self.buffer = weights.unwrap_or(self.buffer);
@@ -283,6 +307,14 @@ impl Chunk {
         self.stage = Stage::Contributions;
         self.contributed.clear();
         self.end_applying(weights.is_some());
+    }
+
+    /// The versions of the weights in force, and of those before, as an image has them.
+    pub(super) fn set_versions(&mut self, live: (u64, u64), previous: Option<(u64, u64)>) {
+        // Nobody asks for a version that is in neither buffer.
+        let (first, last) = previous.unwrap_or(live);
+        self.versions[usize::from(self.buffer)] = live.0..=live.1;
+        self.versions[usize::from(1 - self.buffer)] = first..=last;
     }
 
     /// Has everybody contributed to the round being collected?
@@ -358,7 +390,7 @@ impl Chunk {
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
     /// has to be tried again waits for these. None while it is readers that hold the round up, and none where contributions
     /// wait for no others.
-    pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
+    pub(super) fn awaited(&self, deterministic: bool) -> Vec<Rank> {
         if self.is_loose() {
             return Vec::new();
         }
@@ -366,12 +398,12 @@ impl Chunk {
         let absent = |rank: &Rank| {
             self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
         };
-        (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
+        self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
     }
 
     /// Takes a held contribution whose turn has come.
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
-        if self.stage != Stage::Contributions || self.initialising() {
+        if self.stage != Stage::Contributions || self.initialising() || self.is_barred() {
             return None;
         }
         if self.is_loose() {
@@ -382,40 +414,36 @@ impl Chunk {
             return self.held.take_any(round);
         }
         let (next, other) = self.next_in_order();
-        self.held.take(round, next).or_else(|| self.held.take(round, other?))
+        self.held.take(round, next?).or_else(|| self.held.take(round, other?))
     }
 
     /// Whose turn it is where contributions are folded in rank order; and who else may come, because one addition
-    /// commutes: ranks 0 and 1 in either order.
-    fn next_in_order(&self) -> (Rank, Option<Rank>) {
-        let count = self.contributed.len();
-        let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        (Rank(next), (count == 0).then_some(Rank(1)))
+    /// commutes: the first two in either order.
+    fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
+        let mut absent = self.expected.without(&self.contributed);
+        let next = absent.next();
+        (next, if self.contributed.len() == 0 { absent.next() } else { None })
     }
 
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let (next, other) = self.next_in_order();
         self.stage == Stage::Contributions
             && !self.initialising()
-            && (!deterministic || rank == next || other == Some(rank))
+            && !self.is_barred()
+            && (!deterministic || next == Some(rank) || other == Some(rank))
     }
 }
 
 /// A set of worker ranks.
 #[derive(Clone, Debug)]
 pub(super) struct RankSet {
-    words: Vec<u64>,
-    count: u32,
+    pub(super) words: Vec<u64>,
+    pub(super) count: u32,
 }
 
 impl RankSet {
     pub(super) fn new(workers: u32) -> Self {
         Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
-    }
-
-    /// All ranks there are.
-    pub(super) fn full(workers: u32) -> Self {
-        Self { words: vec![u64::MAX; workers.div_ceil(64) as usize], count: workers }
     }
 
     /// Becomes another set of as many.

@@ -8,8 +8,10 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::roster::Roster;
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
+use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
@@ -36,6 +38,10 @@ pub struct EngineConfig {
     pub result_slot_bytes: u64,
     /// Spill blocks there are.
     pub spill_blocks: u32,
+    /// Keep the version before the one in force, for pulls that ask for exactly that one.
+    pub keep_previous: bool,
+    /// What a worker's death means for rounds.
+    pub worker_loss: WorkerLoss,
 }
 
 /// A batch with where it lies and what its header says.
@@ -114,6 +120,7 @@ pub struct LaneEngine {
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
+    pub(super) roster: Roster,
     pub(super) stats: LaneStats,
 }
 
@@ -134,6 +141,7 @@ impl LaneEngine {
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             calls: Calls::default(),
+            roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
             config,
         }
@@ -203,10 +211,11 @@ impl LaneEngine {
         for spec in specs {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
-                self.chunks.push(Chunk::new(*spec, self.config.workers));
+                self.chunks.push(Chunk::new(*spec, self.config.workers, self.config.keep_previous));
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }
+                self.cover(self.chunks.len() as u32 - 1);
                 added.push(*spec);
             }
         }
@@ -227,6 +236,7 @@ impl LaneEngine {
             self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
             self.finish_late(index as u32, out);
         }
+        self.begin_life(rank, incarnation);
         self.calls_peer_up(rank, incarnation);
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
@@ -352,7 +362,7 @@ impl LaneEngine {
             out.push(Command::Expel { peer, reason });
             return false;
         }
-        let fresh = match self.chunks[index as usize].number(peer, block.operation) {
+        let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
             Number::Early => {
                 self.retry(peer, block, Vec::new());
                 return true;
@@ -365,6 +375,7 @@ impl LaneEngine {
         };
         self.chunks[index as usize].hide(peer, block.reading);
         self.finish_late(index, out);
+        self.roster.expect(&mut self.chunks[index as usize]);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
@@ -375,8 +386,7 @@ impl LaneEngine {
             // Not taken: it is to come in a slot.
             Err(Status::Granted) => self.send_back(peer, block, Status::Granted, Vec::new()),
             Err(Status::Retry) => {
-                let chunk = &self.chunks[index as usize];
-                let awaited = chunk.awaited(self.config.workers, self.config.deterministic);
+                let awaited = self.awaited_first(index);
                 self.retry(peer, block, awaited);
             }
             Err(status) => {
@@ -431,6 +441,7 @@ impl LaneEngine {
             version,
             landing: block.landing,
             view: block.view,
+            exact: block.exact,
             token: block.token,
             deadline_ms: now_ms.saturating_add(u64::from(block.timeout_ms)),
             since_ms: now_ms,
@@ -452,15 +463,18 @@ impl LaneEngine {
                 chunk.least_awaited = chunk.least_awaited.min(least);
                 return true;
             }
-            let status = chunk.ending(waiter);
+            let weights = chunk.weights_for(waiter);
+            let status = weights.err().unwrap_or_else(|| chunk.ending(waiter));
             let bad = status == Status::BadValue;
-            // Nothing to write where the version in force is empty.
-            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0 && !bad) {
-                chunk.size(index, chunk.live_bytes(), out);
-                chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
-                out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
+            let (buffer, bytes) = weights.unwrap_or_default();
+            // Nothing to write where the version is empty.
+            if let Some(landing) = waiter.landing.filter(|_| bytes > 0 && !bad) {
+                chunk.size(index, bytes, out);
+                chunk.readers[usize::from(buffer)].push(waiter.rank);
+                out.push(Command::Land { peer: waiter.rank, chunk: index, buffer, landing });
             }
-            let mut block = answer_block(&chunk.spec, waiter, status, chunk.version);
+            let version = chunk.version_for(waiter, status);
+            let mut block = answer_block(&chunk.spec, waiter, status, version);
             if waiter.view && !bad {
                 chunk.show(waiter.rank, waiter.operation);
                 let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
@@ -469,7 +483,7 @@ impl LaneEngine {
                 stats.views += 1;
             }
             if chunk.spec.dynamic && waiter.op.lands() {
-                block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
+                block.landing = Some(Landing { region: 0, offset: 0, bytes });
             }
             stats.answers += 1;
             push_result(peers, dirty, waiter.rank, ResultBlock { block, missing: Vec::new(), call: None });
@@ -489,7 +503,7 @@ impl LaneEngine {
     }
 
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
-    fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
+    pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
         if state.stage == Stage::Buffer
             && let Some(into) = state.writable()

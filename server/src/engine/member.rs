@@ -264,6 +264,10 @@ impl Member {
             FromScheduler::Welcome(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

@@ -225,6 +225,8 @@ pub fn operation(op: OpKind, key: u64, operation: u64, round: u64, bytes: u64) -
         codec: 0,
         status: Status::None,
         operation: Operation(operation),
+        first_open: Operation(1),
+        exact: false,
         round,
         bytes: if op == OpKind::Pull { 0 } else { bytes },
         data: BlockData::Inline { offset: 0 },

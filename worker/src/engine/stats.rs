@@ -21,10 +21,16 @@ pub struct LaneStats {
     pub shown_bytes: u64,
     /// Operations done.
     pub done: u64,
+    /// Highest round of a tensor that an operation has ended with.
+    pub round: u64,
     /// Operations failed.
     pub failed: u64,
     /// Parts sent again because the server could not take them.
     pub retries: u64,
+    /// Parts sent again because the server did not have their chunk.
+    pub reroutes: u64,
+    /// Parts sent again because their channel had ended before they were answered.
+    pub replays: u64,
     /// Times a batch had to wait for a credit.
     pub credit_waits: u64,
     /// Stale or repeated results ignored.
@@ -35,6 +41,14 @@ impl LaneStats {
     /// A part's weights have landed, or are shown.
     pub(super) fn arrived(&mut self, shown: bool, bytes: u64) {
         *(if shown { &mut self.shown_bytes } else { &mut self.landed_bytes }) += bytes;
+    }
+
+    /// An operation has ended; `version` is the least among its parts, and that of a call is none.
+    pub(super) fn ended(&mut self, is_call: bool, failed: bool, version: u64) {
+        self.done += u64::from(!failed);
+        if !is_call && !failed && version != u64::MAX {
+            self.round = self.round.max(version);
+        }
     }
 
     /// Both lanes' counts together.
@@ -49,8 +63,11 @@ impl LaneStats {
         self.landed_bytes += other.landed_bytes;
         self.shown_bytes += other.shown_bytes;
         self.done += other.done;
+        self.round = self.round.max(other.round);
         self.failed += other.failed;
         self.retries += other.retries;
+        self.reroutes += other.reroutes;
+        self.replays += other.replays;
         self.credit_waits += other.credit_waits;
         self.duplicates += other.duplicates;
         self

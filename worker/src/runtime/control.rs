@@ -409,6 +409,10 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::ChangeRule { .. }
         | FromScheduler::Posted { .. }
         | FromScheduler::PostAnswered { .. }
+        | FromScheduler::AskRounds { .. }
+        | FromScheduler::CountFrom { .. }
+        | FromScheduler::Checkpoint(_)
+        | FromScheduler::CheckpointSaved { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

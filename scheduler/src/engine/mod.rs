@@ -4,6 +4,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod barriers;
+mod coming;
 mod copies;
 mod declarations;
 mod ending;
@@ -18,6 +19,7 @@ mod shards;
 mod status;
 
 use barriers::{Answer, Barriers};
+use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
@@ -210,6 +212,7 @@ pub struct Engine {
     unsettled: bool,
     /// While rebuilding: what members have said.
     rebuild: Rebuild,
+    comings: Comings,
     changes: Changes,
     /// The newest complete checkpoint, for errors.
     last_checkpoint: Option<String>,
@@ -234,6 +237,7 @@ impl Engine {
             awaited: BTreeMap::new(),
             unsettled: false,
             rebuild: Rebuild::default(),
+            comings: Comings::default(),
             changes: Changes::default(),
             last_checkpoint: None,
             awake_ms: now_ms,
@@ -357,7 +361,10 @@ impl Engine {
             ToScheduler::Resuming { .. } => {
                 self.fault(now_ms, id, "it told what it knows after it was let in".into(), out);
             }
-            ToScheduler::Rounds { .. } | ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
+            ToScheduler::Rounds { rank, incarnation, rounds } => {
+                self.rounds(id, rank, incarnation, rounds, out);
+            }
+            ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }

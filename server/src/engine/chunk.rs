@@ -4,6 +4,8 @@
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
+use super::role::Role;
+use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -60,6 +62,16 @@ impl ChunkSpec {
         }
         // A chunk's elements fit the address space: limits bound its bytes.
         self.codec.encoded_bytes((bytes / self.dtype.bytes() as u64) as usize) as u64
+    }
+
+    /// Bytes of the sum of contributions that are `bytes` long as plain numbers.
+    #[must_use]
+    pub const fn sum_bytes(&self, bytes: u64) -> u64 {
+        let element: u64 = match self.dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 4,
+            Dtype::F64 | Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => 8,
+        };
+        bytes / self.dtype.bytes() as u64 * element
     }
 
     /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.
@@ -133,6 +145,8 @@ pub(super) enum Turn {
 pub(super) enum Stage {
     #[default]
     Contributions,
+    /// All have contributed, but servers that have copies have not confirmed it.
+    Copies,
     /// The tensor's other chunks, whose norms count.
     Norms,
     /// All have contributed, but both buffers are being read.
@@ -144,6 +158,14 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
+    /// What this server has it for; none of one that it has given up.
+    pub(super) role: Option<Role>,
+    /// Copies that others have, or are to have, of it: the backup, and where one is being made.
+    pub(super) copies: [Option<Keep>; 2],
+    /// Its initial value is there, but not at the backup.
+    pub(super) init_pending: bool,
+    /// Of a copy: bytes of the next round's sum that are there.
+    pub(super) filled: u64,
     /// Published version; the round being collected is the next one.
     pub(super) version: u64,
     /// Buffer of the published version (0 or 1).
@@ -186,6 +208,10 @@ impl Chunk {
     pub(super) fn new(spec: ChunkSpec, workers: u32) -> Self {
         Self {
             spec,
+            role: Some(Role::Primary { backup: None, seeding: None }),
+            copies: [None, None],
+            init_pending: false,
+            filled: 0,
             version: 0,
             buffer: 0,
             readers: [Vec::new(), Vec::new()],
@@ -230,11 +256,19 @@ impl Chunk {
     /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
     /// second one; else the other; none while both are being read.
     pub(super) fn writable(&self) -> Option<u8> {
-        let is_read = |buffer: u8| {
-            let at = usize::from(buffer);
-            !self.readers[at].is_empty() || !self.views[at].is_empty()
-        };
-        [self.buffer, 1 - self.buffer].into_iter().find(|buffer| !is_read(*buffer))
+        [self.buffer, 1 - self.buffer].into_iter().find(|buffer| !self.is_read(*buffer))
+    }
+
+    /// Does somebody read this buffer?
+    pub(super) fn is_read(&self, buffer: u8) -> bool {
+        let at = usize::from(buffer);
+        !self.readers[at].is_empty() || !self.views[at].is_empty()
+    }
+
+    /// Does nobody read or write anything of it, now or later?
+    pub(super) fn is_idle(&self) -> bool {
+        let granted = self.buffers.iter().any(|buffer| *buffer != KeyBuffer::None);
+        !granted && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
     }
 
     /// The worker is given a view of the weights in force.
@@ -452,6 +486,30 @@ impl RankSet {
 
     pub(super) fn len(&self) -> u32 {
         self.count
+    }
+
+    /// As it travels.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Becomes the set that has travelled; false, unchanged, where it has ranks that there are not, or none.
+    pub(super) fn set_words(&mut self, words: &[u64], workers: u32) -> bool {
+        let last = self.words.len().wrapping_sub(1);
+        let unused = if workers.is_multiple_of(64) { 0 } else { u64::MAX << (workers % 64) };
+        let count: u32 = words.iter().map(|word| word.count_ones()).sum();
+        let fits = words.len() == self.words.len() && words.get(last).is_none_or(|word| word & unused == 0);
+        if fits && count > 0 {
+            self.words.copy_from_slice(words);
+            self.count = count;
+        }
+        fits && count > 0
+    }
+
+    /// The first one in it.
+    pub(super) fn first(&self) -> Option<Rank> {
+        let at = self.words.iter().position(|word| *word != 0)?;
+        Some(Rank(at as u32 * 64 + self.words[at].trailing_zeros()))
     }
 
     pub(super) fn clear(&mut self) {

@@ -64,7 +64,7 @@ impl LaneEngine {
         match block.op {
             OpKind::Init => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release | OpKind::Call => {}
+            _ => {}
         }
         Ok(Taken::Waits { version })
     }
@@ -114,6 +114,7 @@ impl LaneEngine {
         chunk.buffer = into;
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
+        self.copy_initial(index);
     }
 
     /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
@@ -243,17 +244,31 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
-        match (chunk.writable(), chunk.group) {
-            (_, Some(group)) if last => self.prepare(index, group, addend, out),
-            (Some(into), _) if last => self.finish(index, Some(addend), into, out),
-            _ => {
-                if last {
-                    chunk.stage = Stage::Buffer;
-                }
-                out.push(Command::Reduce { chunk: index, addend });
-            }
+        if !last {
+            out.push(Command::Reduce { chunk: index, addend });
+        } else if chunk.has_copies() {
+            out.push(Command::Reduce { chunk: index, addend });
+            self.send_update(index);
+            self.go_on(index, out);
+        } else {
+            self.complete(index, Some(addend), out);
         }
         self.release(index, rank, from);
+    }
+
+    /// All that a round needs is here, and wherever there are copies: it ends.
+    pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        match (chunk.writable(), chunk.group) {
+            (_, Some(group)) => self.prepare(index, group, last, out),
+            (Some(into), _) => self.finish(index, last, into, out),
+            _ => {
+                chunk.stage = Stage::Buffer;
+                if let Some(addend) = last {
+                    out.push(Command::Reduce { chunk: index, addend });
+                }
+            }
+        }
     }
 
     fn count(&mut self, index: u32, bytes: u64, from: Source) {

@@ -75,7 +75,7 @@ impl Chunk {
         !halfway && !self.is_judged() && !self.initialising()
     }
 
-    fn state(&self, with_previous: bool) -> ChunkState {
+    pub(super) fn state(&self, with_previous: bool) -> ChunkState {
         let range = |buffer: u8| {
             let versions = &self.versions[usize::from(buffer & 1)];
             (*versions.start(), *versions.end())

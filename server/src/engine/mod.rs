@@ -18,11 +18,16 @@ mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod copies;
 mod role;
+mod roles;
+mod streams;
 mod waiting;
 
 pub use chunk::ChunkSpec;
-pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
+pub use copies::RecordContext;
+pub use roles::RoleChanges;
+pub use command::{Addend, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
 pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;

@@ -31,7 +31,7 @@ impl Tally {
             return None;
         }
         let marked = if drops || spec.dtype.is_integer() { workers } else { 0 };
-        let counted = if matches!(spec.mode, Mode::Bounded(_)) { workers } else { 0 };
+        let counted = if spec.mode.has_rounds() { 0 } else { workers };
         let made = Made { by_rank: vec![0; counted as usize], least: 0, least_ranks: counted };
         Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))
     }
@@ -121,7 +121,7 @@ impl Chunk {
         if round == 0 {
             return Err(Status::Refused);
         }
-        if self.holds(rank, round) {
+        if self.holds(rank, round) || self.has_made(rank, round) {
             return Ok(Turn::Repeated);
         }
         let mut before = 0;
@@ -135,6 +135,13 @@ impl Chunk {
         }
         let free = self.stage == Stage::Contributions && !self.initialising() && before == 0;
         Ok(if free { Turn::Now } else { Turn::Later })
+    }
+
+    /// Is this contribution in force, or folded? Whoever took it, and whatever life of its worker made it.
+    fn has_made(&self, rank: Rank, round: u64) -> bool {
+        let Some(tally) = &self.tally else { return false };
+        let folded = tally.applying.is_some_and(|held| (held.rank, held.round) == (rank, round));
+        folded || tally.made.by_rank.get(rank.0 as usize).is_some_and(|made| round <= *made)
     }
 
     /// Is the round being collected complete without this worker?
@@ -155,6 +162,18 @@ impl Chunk {
         let loose = self.is_loose();
         if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
             tally.applying = Some(held);
+        }
+    }
+
+    /// Where each contribution is an update of its own: the one that is folded.
+    pub(super) fn applying(&self) -> Option<&Held> {
+        self.tally.as_ref().and_then(|tally| tally.applying.as_ref())
+    }
+
+    /// What was folded is let go.
+    pub(super) fn forget_applying(&mut self) {
+        if let Some(tally) = &mut self.tally {
+            tally.applying = None;
         }
     }
 

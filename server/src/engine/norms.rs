@@ -14,6 +14,17 @@ pub(super) struct Group {
     ready: u32,
 }
 
+impl Group {
+    pub(super) fn new(chunks: Range<u32>) -> Self {
+        Self { chunks, ready: 0 }
+    }
+
+    /// One that was ready is not.
+    pub(super) fn one_less(&mut self) {
+        self.ready = self.ready.saturating_sub(1);
+    }
+}
+
 impl LaneEngine {
     /// A chunk of a tensor with norms is new: it joins the chunks before it.
     pub(super) fn join_group(&mut self, index: u32) {
@@ -30,7 +41,7 @@ impl LaneEngine {
 
     /// All have contributed to a chunk of such a tensor: its step and its share of the norms are computed, and the last
     /// chunk finishes all of them.
-    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Addend, out: &mut Commands) {
+    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let (round, old, contributors) = (chunk.round(), chunk.buffer, chunk.contributed.len());
         out.push(Command::Prepare { chunk: index, round, last, old, contributors });

@@ -112,6 +112,7 @@ impl LaneEngine {
         // Out of place: the zeros may be on their way to a worker.
         let into = 1 - chunk.buffer;
         chunk.buffer = into;
+        chunk.forget_before();
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
         self.copy_initial(index);
@@ -158,7 +159,7 @@ impl LaneEngine {
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
             }
-            (Turn::Later, Payload::Here(source @ (Source::Spill(_) | Source::Worker { .. }))) => {
+            (Turn::Later, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 self.hold(index, peer, block, source, true);
             }

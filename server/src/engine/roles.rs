@@ -4,7 +4,7 @@
 use super::answers::{answer_block, push_result};
 use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Stage};
 use super::command::{Command, Commands, ResultBlock, Source};
-use super::lane::LaneEngine;
+use super::lane::{EngineConfig, LaneEngine};
 use super::norms::Group;
 use super::role::Role;
 use super::streams::Keep;
@@ -38,7 +38,6 @@ impl LaneEngine {
             self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
         gone.sort_unstable();
         gone.into_iter().for_each(|index| self.give_up(index));
-        self.free_retired(out);
         for (at, (spec, role)) in all.iter().enumerate() {
             if !self.index.contains_key(&spec.id) {
                 self.take_up(&all[at..], &mut changes.added);
@@ -50,6 +49,8 @@ impl LaneEngine {
             }
         }
         self.say_ready(out);
+        // Last: storage frees them after it has made the new ones.
+        self.free_retired(out);
         changes
     }
 
@@ -76,7 +77,8 @@ impl LaneEngine {
     }
 
     fn put(&mut self, index: u32, spec: ChunkSpec, group: Option<u32>) {
-        let chunk = Chunk { group, ..Chunk::new(spec, self.config.workers) };
+        let EngineConfig { workers, keep_previous, .. } = self.config;
+        let chunk = Chunk { group, ..Chunk::new(spec, workers, keep_previous) };
         match self.chunks.get_mut(index as usize) {
             Some(place) => *place = chunk,
             None => self.chunks.push(chunk),

@@ -435,7 +435,7 @@ impl LaneEngine {
             let Some(chunk) = chunks.get_mut(index as usize) else { continue };
             let is_whole = chunk.is_whole();
             let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
-            let state = chunk.state(false);
+            let state = chunk.state(true);
             let pending = (chunk.stage == Stage::Copies)
                 .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
             let mut keeps = chunk.copies.iter_mut().flatten();
@@ -566,6 +566,8 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         data: BlockData::Inline { offset: 0 },
         landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
         view: false,
+        exact: false,
+        first_open: Operation(0),
         reading: Reading::default(),
         timeout_ms: 0,
         token: if chunk.initialised { RECORD_INITIALISED } else { 0 },

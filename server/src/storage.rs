@@ -182,17 +182,8 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        let stored = Stored {
-            bytes,
-            now: bytes,
-            dtype: spec.dtype,
-            codec,
-            rule,
-            squares,
-            trust,
-            numbers,
-            weights,
-        };
+        let stored =
+            Stored { bytes, now: bytes, dtype: spec.dtype, codec, rule, squares, trust, numbers, weights };
         let count = self.chunks.len();
         match self.chunks.get_mut(chunk as usize) {
             Some(place @ None) => *place = Some(stored),
@@ -231,7 +222,11 @@ impl Storage {
 
     /// The commands that follow are about the first so many bytes of a chunk.
     pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
-        let stored = self.chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = self
+            .chunks
+            .get_mut(chunk as usize)
+            .and_then(Option::as_mut)
+            .ok_or(StorageError::NoChunk(chunk))?;
         let region_bytes = stored.bytes as u64;
         if bytes > region_bytes {
             return Err(OutOfBounds { offset: 0, bytes, region_bytes }.into());
@@ -242,13 +237,15 @@ impl Storage {
 
     /// Bytes of a chunk that commands are about.
     pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
-        let stored = self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         Ok(stored.now as u64)
     }
 
     /// A weight buffer, to be sent.
     pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, StorageError> {
-        let stored = self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         Ok(stored.weights[usize::from(buffer & 1)].span())
     }
 
@@ -273,7 +270,8 @@ impl Storage {
     /// and below.
     pub fn reduce(&mut self, chunk: u32, addend: Addend, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let addend = locate((inbox, spill, records), addend, views)?;
         let addend = decoder.plain_addend(stored, addend)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
@@ -282,7 +280,8 @@ impl Storage {
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let mut step = stored.rule.step(round, &mut stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
@@ -295,7 +294,8 @@ impl Storage {
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
             let last = locate((inbox, spill, records), last, views)?;
@@ -317,11 +317,19 @@ impl Storage {
     /// Chunks of one tensor get another rule, each from a round on: all of them, or none on error.
     pub fn change_rule(&mut self, chunks: &[(u32, u64)], to: Optimizer) -> Result<(), StorageError> {
         for &(chunk, from_round) in chunks {
-            let stored = self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
+            let stored = self
+                .chunks
+                .get(chunk as usize)
+                .and_then(Option::as_ref)
+                .ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.has_room(from_round)?;
         }
         for &(chunk, from_round) in chunks {
-            let stored = self.chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+            let stored = self
+                .chunks
+                .get_mut(chunk as usize)
+                .and_then(Option::as_mut)
+                .ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.change(from_round, to)?;
         }
         Ok(())
@@ -336,7 +344,8 @@ impl Storage {
         into: u8,
     ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let from = find((inbox, spill, records), from, view)?;
         from.read(&mut stored.weights[usize::from(into & 1)])?;
         stored.numbers.init(from, stored.bytes)?;
@@ -352,7 +361,8 @@ impl Storage {
         to: u32,
     ) -> Result<(), StorageError> {
         let Self { chunks, inbox, spill, records, .. } = self;
-        let stored = chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         let coded = !stored.codec.is_plain();
         let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
         match find((inbox, spill, records), from, view)? {

@@ -15,8 +15,9 @@ const WANT: u32 = 0xFF_FF00;
 const PROBE: u32 = 0xFF_FFFE;
 const PROBE_REPLY: u32 = 0xFF_FFFD;
 
-const _: () =
-    assert!(INBOX_SLOTS_MAX as u32 <= RETURN_BASE && RETURN_END <= GIVE_BACK_BASE && GIVE_BACK_END <= JUDGED_BASE);
+const _: () = assert!(
+    INBOX_SLOTS_MAX as u32 <= RETURN_BASE && RETURN_END <= GIVE_BACK_BASE && GIVE_BACK_END <= JUDGED_BASE
+);
 const _: () = assert!(JUDGED_END <= WANT && REPLICA_SLOTS_MAX <= 1 << 8);
 
 /// The right to write one batch into one slot: a credit. A slot's generation changes at each grant, so a
@@ -123,9 +124,7 @@ impl Notice {
             JUDGED_BASE..JUDGED_END => {
                 let place = index - JUDGED_BASE;
                 match Judgement::from_wire(place >> 8) {
-                    Some(judgement) => {
-                        Self::Judged(SlotGrant { slot: place & 0xFF, generation }, judgement)
-                    }
+                    Some(judgement) => Self::Judged(SlotGrant { slot: place & 0xFF, generation }, judgement),
                     None => return None,
                 }
             }

@@ -10,7 +10,7 @@ use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -158,6 +158,18 @@ pub(super) enum Stage {
     Verdict { into: u8 },
 }
 
+/// Whose a copy's numbers are: what it had from another primary, or another life of this one, counts as nothing, because
+/// outside mode sync its newest update may be one that nobody else has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lineage {
+    /// Nobody's: it was never changed.
+    Zeros,
+    /// That server's, in that life.
+    Of(Rank, Incarnation),
+    /// This server's own.
+    Own,
+}
+
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
@@ -165,8 +177,12 @@ pub(super) struct Chunk {
     pub(super) role: Option<Role>,
     /// Copies that others have, or are to have, of it: the backup, and where one is being made.
     pub(super) copies: [Option<Keep>; 2],
-    /// Its initial value is there, but not at the backup.
+    /// Its initial value, or all that it had when this server began to serve it, is not at the backup: nobody is told.
     pub(super) init_pending: bool,
+    /// Of a copy: whose it is.
+    pub(super) lineage: Lineage,
+    /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
+    pub(super) alone_since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
     pub(super) filled: u64,
     /// Published version; the round being collected is the next one.
@@ -185,6 +201,12 @@ pub(super) struct Chunk {
     pub(super) needed: u32,
     /// Where versions are not rounds of everybody.
     pub(super) tally: Option<Box<Tally>>,
+    /// Ranks that the round being collected needs, those that have contributed among them.
+    pub(super) expected: RankSet,
+    /// As of which change of the roster, and for which round.
+    pub(super) as_of: (u64, u64),
+    /// From this round on nothing is begun before it is said who counts.
+    pub(super) barred: Option<u64>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
     pub(super) contributed: RankSet,
     pub(super) stage: Stage,
@@ -215,6 +237,8 @@ impl Chunk {
             role: Some(Role::Primary { backup: None, seeding: None }),
             copies: [None, None],
             init_pending: false,
+            lineage: Lineage::Zeros,
+            alone_since: Epoch::default(),
             filled: 0,
             version: 0,
             buffer: 0,
@@ -223,8 +247,11 @@ impl Chunk {
             versions: [0..=0, 0..=0],
             before: Before::new(keep_previous),
             initialised: false,
-            needed: Self::needed(&spec, workers),
+            needed: Self::needed(&spec, workers, workers),
             tally: Tally::of(&spec, workers),
+            expected: RankSet::all(workers),
+            as_of: (0, 0),
+            barred: None,
             contributed: RankSet::new(workers),
             stage: Stage::default(),
             group: None,
@@ -260,6 +287,12 @@ impl Chunk {
         let last = &mut self.operations[rank.0 as usize];
         *last = (*last).max(operation.0);
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
+    }
+
+    /// A worker's life is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
+    pub(super) fn forget_life(&mut self, rank: Rank) {
+        self.operations[rank.0 as usize] = 0;
+        self.reopened.retain(|open| open.rank != rank);
     }
 
     /// The buffer to publish into: one that nobody reads; none while both are being read.
@@ -409,7 +442,7 @@ impl Chunk {
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
     /// has to be tried again waits for these. None while it is readers that hold the round up, and none where contributions
     /// wait for no others.
-    pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
+    pub(super) fn awaited(&self, deterministic: bool) -> Vec<Rank> {
         if self.is_loose() {
             return Vec::new();
         }
@@ -417,12 +450,12 @@ impl Chunk {
         let absent = |rank: &Rank| {
             self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
         };
-        (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
+        self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
     }
 
     /// Takes a held contribution whose turn has come.
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
-        if self.stage != Stage::Contributions || self.initialising() {
+        if self.stage != Stage::Contributions || self.initialising() || self.is_barred() {
             return None;
         }
         if self.is_loose() {
@@ -433,40 +466,36 @@ impl Chunk {
             return self.held.take_any(round);
         }
         let (next, other) = self.next_in_order();
-        self.held.take(round, next).or_else(|| self.held.take(round, other?))
+        self.held.take(round, next?).or_else(|| self.held.take(round, other?))
     }
 
     /// Whose turn it is where contributions are folded in rank order; and who else may come, because one addition
-    /// commutes: ranks 0 and 1 in either order.
-    fn next_in_order(&self) -> (Rank, Option<Rank>) {
-        let count = self.contributed.len();
-        let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        (Rank(next), (count == 0).then_some(Rank(1)))
+    /// commutes: the first two in either order.
+    fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
+        let mut absent = self.expected.without(&self.contributed);
+        let next = absent.next();
+        (next, if self.contributed.len() == 0 { absent.next() } else { None })
     }
 
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let (next, other) = self.next_in_order();
         self.stage == Stage::Contributions
             && !self.initialising()
-            && (!deterministic || rank == next || other == Some(rank))
+            && !self.is_barred()
+            && (!deterministic || next == Some(rank) || other == Some(rank))
     }
 }
 
 /// A set of worker ranks.
 #[derive(Clone, Debug)]
 pub(super) struct RankSet {
-    words: Vec<u64>,
-    count: u32,
+    pub(super) words: Vec<u64>,
+    pub(super) count: u32,
 }
 
 impl RankSet {
     pub(super) fn new(workers: u32) -> Self {
         Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
-    }
-
-    /// All ranks there are.
-    pub(super) fn full(workers: u32) -> Self {
-        Self { words: vec![u64::MAX; workers.div_ceil(64) as usize], count: workers }
     }
 
     /// Becomes another set of as many.

@@ -173,6 +173,7 @@ impl LaneEngine {
     /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
     fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
         let chunk = &self.chunks[index as usize];
+        self.roster.check(peer, chunk.spec.id.key, round)?;
         if chunk.is_loose() {
             return chunk.loose_turn(peer, round);
         }
@@ -233,7 +234,7 @@ impl LaneEngine {
         };
         chunk.contributed.insert(rank);
         chunk.begin_applying(held);
-        let last = chunk.contributed.len() == chunk.needed;
+        let last = chunk.contributed.len() >= chunk.needed;
         if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
             chunk.first = Some(held);
             return;
@@ -245,20 +246,27 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
-        if !last {
-            out.push(Command::Reduce { chunk: index, addend });
-        } else if chunk.has_copies() {
-            out.push(Command::Reduce { chunk: index, addend });
-            self.send_update(index);
-            self.go_on(index, out);
-        } else {
+        if last {
             self.complete(index, Some(addend), out);
+        } else {
+            out.push(Command::Reduce { chunk: index, addend });
         }
         self.release(index, rank, from);
     }
 
-    /// All that a round needs is here, and wherever there are copies: it ends.
+    /// All that a round needs is here: it ends.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        if !self.chunks[index as usize].has_copies() {
+            return self.end_round(index, last, out);
+        }
+        if let Some(addend) = last {
+            out.push(Command::Reduce { chunk: index, addend });
+        }
+        self.send_update(index);
+    }
+
+    /// All that a round needs is here, and wherever there are copies.
+    pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
             (_, Some(group)) => self.prepare(index, group, last, out),
@@ -272,7 +280,7 @@ impl LaneEngine {
         }
     }
 
-    fn count(&mut self, index: u32, bytes: u64, from: Source) {
+    pub(super) fn count(&mut self, index: u32, bytes: u64, from: Source) {
         self.stats.contributions += 1;
         self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
@@ -320,6 +328,7 @@ impl LaneEngine {
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
+            self.roster.expect(&mut self.chunks[index as usize]);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

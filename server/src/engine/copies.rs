@@ -2,7 +2,7 @@
 //! same path as a last contribution. What is confirmed will be applied, in order, whatever happens to the sender. Nothing
 //! here waits: a record that cannot be taken now is answered so.
 
-use super::chunk::{Chunk, Stage};
+use super::chunk::{Chunk, Lineage, Stage};
 use super::command::{Command, Commands, Source};
 use super::held::Held;
 use super::image::ChunkState;
@@ -152,9 +152,19 @@ impl LaneEngine {
     }
 
     fn checked(&mut self, from: Rank, block: &Block) -> Judgement {
+        let life = self.copy_incarnation(from);
         let Some((_, chunk)) = self.copy_of(from, block) else { return Judgement::Later };
         let (has, asked) = (chunk.promised(), block.round);
         let initialised = block.token & RECORD_INITIALISED != 0;
+        let is_its = match chunk.lineage {
+            Lineage::Zeros => asked == 0 && has == 0 && !initialised && !chunk.initialised,
+            Lineage::Of(rank, incarnation) => (rank, incarnation) == (from, life),
+            Lineage::Own => false,
+        };
+        if !is_its {
+            return Judgement::Wanting;
+        }
+        chunk.lineage = Lineage::Of(from, life);
         match has.checked_sub(asked) {
             Some(0) if chunk.initialised == initialised => Judgement::Confirmed,
             Some(1) => Judgement::Ahead,
@@ -166,8 +176,11 @@ impl LaneEngine {
         let (from, workers) = (record.from, self.config.workers);
         let (place, landing) = part_of(record, block)?;
         let is_last = landing.offset + block.bytes == landing.bytes;
-        let Some((index, chunk)) = self.copy_of(from, block) else { return not_now(is_last, self, record, out) };
-        if chunk.promised() + 1 != block.round {
+        let life = self.copy_incarnation(from);
+        let Some((index, chunk)) = self.copy_of(from, block) else {
+            return not_now(is_last, self, record, out);
+        };
+        if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life) {
             return whole_wanted(is_last, self, record, out);
         }
         if chunk.stage != Stage::Contributions {
@@ -187,7 +200,8 @@ impl LaneEngine {
         }
         chunk.filled = landing.offset + block.bytes;
         let left = block.token & RECORD_LEFT != 0;
-        let take = Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
+        let take =
+            Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
         if !is_last {
             out.push(take);
             self.give_back_slot(from, record.slot, out);
@@ -209,7 +223,7 @@ impl LaneEngine {
         self.chunks[index as usize].size(index, bytes, out);
         out.push(take);
         self.give_back_slot(from, record.slot, out);
-        self.complete(index, None, out);
+        self.end_round(index, None, out);
         self.settle(index, out);
         Ok(None)
     }
@@ -218,10 +232,14 @@ impl LaneEngine {
         let from = record.from;
         let (part, Landing { offset: at, bytes: total, .. }) = part_of(record, block)?;
         let is_last = at + block.bytes == total;
-        let Some((index, chunk)) = self.copy_of(from, block) else { return not_now(is_last, self, record, out) };
+        let Some((index, chunk)) = self.copy_of(from, block) else {
+            return not_now(is_last, self, record, out);
+        };
         let (room, other) = (chunk.writable(), chunk.is_read(1));
         let keeps_other = chunk.is_read(0) || other;
-        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return Ok(None) };
+        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else {
+            return Ok(None);
+        };
         let expected = if at == 0 { Some((index, block.round, 0)) } else { copy.image };
         if expected != Some((index, block.round, at)) {
             return whole_wanted(is_last, self, record, out);
@@ -251,6 +269,7 @@ impl LaneEngine {
         if !restored {
             return end(from, "its image is none of this chunk", out);
         }
+        self.chunks[index as usize].lineage = Lineage::Of(from, self.copy_incarnation(from));
         self.judge(from, slot, Judgement::Confirmed, out);
         self.give_back_slot(from, slot, out);
     }

@@ -2,12 +2,11 @@
 //! become copies. What was asked of a chunk that is served elsewhere now is answered with `Reroute`.
 
 use super::answers::{answer_block, push_result};
-use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Stage};
+use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Lineage, Stage};
 use super::command::{Command, Commands, ResultBlock, Source};
 use super::lane::{EngineConfig, LaneEngine};
 use super::norms::Group;
 use super::role::Role;
-use super::streams::Keep;
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::ids::{ChunkId, Epoch, Rank};
 use std::collections::HashSet;
@@ -78,12 +77,15 @@ impl LaneEngine {
 
     fn put(&mut self, index: u32, spec: ChunkSpec, group: Option<u32>) {
         let EngineConfig { workers, keep_previous, .. } = self.config;
-        let chunk = Chunk { group, ..Chunk::new(spec, workers, keep_previous) };
+        let mut chunk = Chunk::new(spec, workers, keep_previous);
+        chunk.group = group;
         match self.chunks.get_mut(index as usize) {
             Some(place) => *place = chunk,
             None => self.chunks.push(chunk),
         }
         self.index.insert(spec.id, index);
+        self.cover(index);
+        self.roster.expect(&mut self.chunks[index as usize]);
     }
 
     fn group_at(&mut self, chunks: Range<u32>) -> u32 {
@@ -108,9 +110,19 @@ impl LaneEngine {
             self.chunks[index as usize].role = Some(role);
             return;
         };
+        let epoch = self.epoch;
         let chunk = &mut self.chunks[index as usize];
         chunk.filled = 0;
+        let is_promoted = matches!(chunk.role, Some(Role::Copy { .. }));
+        let loses_backup = backup.is_none() && chunk.copies[0].is_some();
         chunk.role = Some(role);
+        chunk.lineage = Lineage::Own;
+        if loses_backup {
+            // What is answered from now on may be known to this server alone: only to who knows that.
+            chunk.alone_since = epoch;
+            self.reroute(index);
+        }
+        let chunk = &mut self.chunks[index as usize];
         let mut before = std::mem::take(&mut chunk.copies);
         let mut new = Vec::new();
         for (place, to) in [backup, seeding].into_iter().enumerate() {
@@ -118,7 +130,10 @@ impl LaneEngine {
             let is_backup = place == 0;
             let known = before.iter_mut().find(|keep| keep.is_some_and(|keep| keep.to == to));
             let keep = match known.and_then(Option::take) {
-                Some(keep) => Keep { is_backup, ..keep },
+                Some(mut keep) => {
+                    keep.is_backup = is_backup;
+                    keep
+                }
                 None => {
                     new.push(to);
                     self.copying.keep(to, is_backup)
@@ -127,6 +142,9 @@ impl LaneEngine {
             chunk.copies[place] = Some(keep);
         }
         before.iter().flatten().for_each(|keep| self.copying.forget(keep));
+        let chunk = &mut self.chunks[index as usize];
+        // Its version may be one that nobody else has.
+        chunk.init_pending |= is_promoted && chunk.has_copies();
         new.into_iter().for_each(|to| self.check(index, to));
         self.go_on(index, out);
     }
@@ -144,6 +162,21 @@ impl LaneEngine {
     fn disengage(&mut self, index: u32) {
         self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
+        if chunk.is_complete() {
+            chunk.stage = Stage::Copies;
+        }
+        chunk.init_pending = false;
+        for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
+            self.copying.forget(keep);
+        }
+        self.reroute(index);
+        self.chunks[index as usize].filled = 0;
+    }
+
+    /// Whoever waits is to come again, here or elsewhere, and what was collected of a round counts for nothing; but for one
+    /// that is past what copies confirm, which ends.
+    fn reroute(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
         for waiter in chunk.waiters.drain(..) {
             let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.version);
             let result = ResultBlock { block, missing: Vec::new(), call: None };
@@ -151,18 +184,16 @@ impl LaneEngine {
             push_result(&mut self.peers, &mut self.dirty, waiter.rank, result);
         }
         chunk.least_awaited = u64::MAX;
-        chunk.first = None;
-        chunk.contributed.clear();
-        chunk.stage = Stage::Contributions;
-        (chunk.init_pending, chunk.filled) = (false, 0);
-        chunk.end_length(false);
-        chunk.forget_applying();
-        // What comes again is new: it counts where the chunk is served, and a worker says how far its operations are.
+        if matches!(chunk.stage, Stage::Contributions | Stage::Copies) {
+            chunk.first = None;
+            chunk.contributed.clear();
+            chunk.stage = Stage::Contributions;
+            chunk.end_length(false);
+            chunk.forget_applying();
+        }
+        // What comes again is new: a worker says how far its operations are.
         chunk.reopened.clear();
         chunk.operations.fill(0);
-        for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
-            self.copying.forget(keep);
-        }
         self.release_held(index);
     }
 

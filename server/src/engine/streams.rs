@@ -43,7 +43,7 @@ pub(super) struct Keep {
     asked: (u64, bool),
     /// The last version that it has confirmed.
     confirmed: u64,
-    /// It has the initial value, where there is one.
+    /// It has the initial value, or had none when there was none here.
     has_initial: bool,
     /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
     pub(super) kept: bool,
@@ -344,7 +344,7 @@ impl LaneEngine {
             return Err("it judged a record that we did not send");
         };
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
-        let (version, is_complete) = (chunk.version, chunk.is_complete());
+        let (version, is_complete, initialised) = (chunk.version, chunk.is_complete(), chunk.initialised);
         let pending = (chunk.stage == Stage::Copies)
             .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
         // What was said about a copy that is not wanted any more counts for nothing.
@@ -355,7 +355,7 @@ impl LaneEngine {
                 None
             }
             (OpKind::CopyState, Judgement::Confirmed) if keep.at == At::Sent => {
-                (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1);
+                (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
                 keep.confirmed = keep.confirmed.max(item.round);
                 None
             }
@@ -380,7 +380,7 @@ impl LaneEngine {
             }
         };
         if let Some(confirmed) = joins {
-            (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1);
+            (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
             keep.confirmed = confirmed;
             let keep = *keep;
             push_rules(copying, item.chunk, &keep);
@@ -406,7 +406,7 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
         if chunk.stage == Stage::Copies && chunk.is_confirmed() {
-            self.complete(index, None, out);
+            self.end_round(index, None, out);
         }
         self.settle(index, out);
     }

@@ -93,7 +93,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Command::EndStream { peer, ours, reason } => {
                 tracing::warn!(server = peer.0, reason, "closing a channel between servers");
-                self.end_stream(peer, ours)?;
+                self.end_stream(peer, ours);
             }
             Command::Free { chunk } => self.storage.free(chunk),
             Command::Seeded { to, epoch } => self.say_seeded(to, epoch),

@@ -1,18 +1,16 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. It
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
-use super::calls::{CallEvent, CallMemory, Taken};
+use super::calls::{CallEvent, CallMemory};
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
-use crate::engine::{
-    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
-};
-use crate::storage::{Cells, Round, Storage, StorageError, Views};
+use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, LaneEngine};
+use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
-    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span, View,
+    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -234,6 +232,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 &mut self.queue,
                 format!("its inbox slots have {} bytes, {RESULT_SLOT_BYTES} are needed", inbox.slot_bytes),
             );
+        }
+        if !self.engine.admits(rank, incarnation) {
+            return refuse(&mut self.queue, "its life is over: the scheduler has said so since".into());
         }
         self.detach(rank);
         // Before there is another channel of that worker: none of it is for that one.

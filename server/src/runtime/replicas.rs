@@ -6,8 +6,8 @@ use super::thread::LaneNews;
 use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, Source};
 use crate::storage::{Cells, Image};
 use fabric::{
-    Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError, RemoteKey,
-    RemoteSpan, Span, Write,
+    Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
+    RemoteKey, RemoteSpan, Span, Write,
 };
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant,
@@ -44,6 +44,8 @@ struct RecordPost {
 #[derive(Debug)]
 struct StreamLink {
     to: Rank,
+    /// Of the dial that connected it.
+    number: u64,
     channel: ChannelId,
     inbox: InboxGrant,
     /// A block for each slot: it is free when the slot is.
@@ -114,25 +116,27 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Our stream to a server is connected; it granted these slots.
     pub fn attach_stream(
         &mut self,
-        to: Rank,
+        (to, number): (Rank, u64),
         incarnation: Incarnation,
         setup: ChannelSetup,
         inbox: InboxGrant,
     ) -> Result<(), LaneError> {
         let channel = self.queue.attach(setup)?;
-        self.adopt_stream(to, incarnation, channel, inbox)
+        self.adopt_stream((to, number), incarnation, channel, inbox)
     }
 
     /// Makes a channel of the queue our stream to a server.
     pub fn adopt_stream(
         &mut self,
-        to: Rank,
+        (to, number): (Rank, u64),
         incarnation: Incarnation,
         channel: ChannelId,
         inbox: InboxGrant,
     ) -> Result<(), LaneError> {
-        self.close_stream(to)?;
-        let grants: Option<Vec<SlotGrant>> = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect();
+        self.close_stream(to);
+        self.execute()?;
+        let grants: Option<Vec<SlotGrant>> =
+            inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect();
         let most = inbox.grants.len() as u32;
         let fits = |grants: &Vec<SlotGrant>| grants.iter().all(|grant| grant.slot < most);
         let Some(grants) = grants.filter(fits) else {
@@ -142,7 +146,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let part_bytes = inbox.slot_bytes.saturating_sub(TABLE_BYTES_MAX as u64) & !63;
         let prefixes = Blocks::new(most.max(1), PREFIX_BYTES, "gradwire-records")?;
         let (image, backlog) = (None, VecDeque::new());
-        self.replicas.streams.push(StreamLink { to, channel, inbox, prefixes, image, backlog });
+        self.replicas.streams.push(StreamLink { to, number, channel, inbox, prefixes, image, backlog });
         self.replicas.channels.insert(channel, (to, true));
         self.engine.stream_up(to, incarnation, &grants, part_bytes, &mut self.commands);
         self.execute()
@@ -184,16 +188,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// That life of a server is over: nothing of it lands any more.
     pub fn end_server(&mut self, rank: Rank) -> Result<(), LaneError> {
         self.close_copy(rank);
-        self.close_stream(rank)
+        self.close_stream(rank);
+        self.execute()
     }
 
-    fn close_stream(&mut self, to: Rank) -> Result<(), LaneError> {
-        let Some(at) = self.replicas.streams.iter().position(|link| link.to == to) else { return Ok(()) };
+    fn close_stream(&mut self, to: Rank) {
+        let Some(at) = self.replicas.streams.iter().position(|link| link.to == to) else { return };
         let link = self.replicas.streams.swap_remove(at);
         self.queue.close(link.channel);
         self.replicas.channels.remove(&link.channel);
         self.engine.stream_down(to, &mut self.commands);
-        self.execute()
     }
 
     fn close_copy(&mut self, from: Rank) {
@@ -206,14 +210,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// A channel between servers ended, or is to end: the control side connects again, or hears that the other is dead.
-    pub(super) fn end_stream(&mut self, peer: Rank, ours: bool) -> Result<(), LaneError> {
-        let lane = self.config.engine.lane.0;
-        self.replicas.news.push_back(LaneNews::StreamDown { lane, to: peer });
-        if ours {
-            return self.close_stream(peer);
+    pub(super) fn end_stream(&mut self, peer: Rank, ours: bool) {
+        if !ours {
+            return self.close_copy(peer);
         }
-        self.close_copy(peer);
-        Ok(())
+        let lane = self.config.engine.lane.0;
+        let number = self.replicas.streams.iter().find(|link| link.to == peer).map(|link| link.number);
+        let ended = number.map(|number| LaneNews::StreamDown { lane, to: peer, number });
+        self.replicas.news.extend(ended);
+        self.close_stream(peer);
     }
 
     pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
@@ -232,14 +237,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 (Some(Notice::Batch(slot)), false) => self.take_record(peer, slot)?,
                 (Some(Notice::Probe | Notice::ProbeReply), false) => {}
                 _ => {
-                    tracing::warn!(server = peer.0, "closing the channel of a server that broke the protocol");
-                    self.end_stream(peer, ours)?;
+                    tracing::warn!(
+                        server = peer.0,
+                        "closing the channel of a server that broke the protocol"
+                    );
+                    self.end_stream(peer, ours);
                 }
             },
             CompletionKind::WriteDone { .. } | CompletionKind::ReadDone { .. } => {}
             CompletionKind::Disconnected(reason) => {
                 tracing::info!(server = peer.0, ours, ?reason, "a channel between servers ended");
-                self.end_stream(peer, ours)?;
+                self.end_stream(peer, ours);
             }
         }
         Ok(true)
@@ -264,7 +272,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Ok(header) => header,
             Err(error) => {
                 tracing::warn!(server = from.0, %error, "a record of a server's stream is malformed");
-                return self.end_stream(from, false);
+                self.end_stream(from, false);
+                return Ok(());
             }
         };
         self.replicas.words.clear();
@@ -408,7 +417,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 }
                 Err(error) => {
                     tracing::warn!(server = to.0, %error, "a server's slots for records cannot be written");
-                    return self.end_stream(to, true);
+                    self.end_stream(to, true);
+                    return Ok(());
                 }
             }
         }
@@ -420,7 +430,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(link) = link else { return Ok(()) };
         if link.backlog.len() >= BACKLOG_MAX {
             tracing::warn!(server = from.0, "a server streams to us, and takes no answers");
-            return self.end_stream(from, false);
+            self.end_stream(from, false);
+            return Ok(());
         }
         link.backlog.push_back(notice.to_wire());
         self.post_notices(from)
@@ -439,7 +450,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 Err(PostError::Full | PostError::Closed) => return Ok(()),
                 Err(error) => {
                     tracing::warn!(server = from.0, %error, "a server that streams to us cannot be answered");
-                    return self.end_stream(from, false);
+                    self.end_stream(from, false);
+                    return Ok(());
                 }
             }
         }
@@ -474,7 +486,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let Some(link) = link else { return Ok(()) };
         if at + bytes > total || total > most {
             tracing::warn!(server = from.0, "a server's image is longer than its chunk");
-            return self.end_stream(from, false);
+            self.end_stream(from, false);
+            return Ok(());
         }
         // Parts come in order: what it grows by is what has come.
         link.image.resize((at + bytes) as usize, 0);
@@ -495,7 +508,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let state = match Image::read(&link.image) {
             Ok(image) => {
                 let sound = engine.check_state(chunk, &image.state).is_ok();
-                let loaded = sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
+                let loaded =
+                    sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
                 loaded.map(|()| {
                     let mut state = image.state;
                     if keeps_other {
@@ -529,6 +543,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Some(changes) => self.storage.take_rule_changes(chunk, &changes, after).is_ok(),
             None => false,
         };
-        if taken { Ok(()) } else { self.end_stream(from, false) }
+        if !taken {
+            self.end_stream(from, false);
+        }
+        Ok(())
     }
 }

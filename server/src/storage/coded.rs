@@ -98,7 +98,8 @@ impl Storage {
             if block.bytes != codec.encoded_bytes(elements) as u64 {
                 continue;
             }
-            let from = find((inbox, spill, records), Source::Slot { slot, offset: payload_offset + offset }, None)?;
+            let from =
+                find((inbox, spill, records), Source::Slot { slot, offset: payload_offset + offset }, None)?;
             let encoded = read(&mut decoder.encoded, codec, elements, from)?;
             let mut result = Ok(());
             widest(Check { codec, elements, encoded, result: &mut result });

@@ -171,7 +171,10 @@ pub(super) struct Sums<T> {
 impl<T: Real + Element<Sum = T>> Sums<T> {
     fn zeros(elements: usize, arrays: usize) -> Self {
         let array = |count| vec![T::default(); count];
-        Self { sum: Array::zeros(elements), state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })) }
+        Self {
+            sum: Array::zeros(elements),
+            state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })),
+        }
     }
 
     fn begin(&mut self, arrays: usize) {

@@ -22,6 +22,7 @@ pub(crate) fn render(status: &ClusterStatus) -> String {
 fn head(status: &ClusterStatus) -> String {
     let phase = match status.phase {
         JobPhase::Assembling => "assembling",
+        JobPhase::Rebuilding => "rebuilding",
         JobPhase::Running => "running",
         JobPhase::Ending => "ending",
         JobPhase::Ended => "ended",

@@ -7,7 +7,7 @@ use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
-use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::message::InboxGrant;
 use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
@@ -40,6 +40,25 @@ pub(super) enum LaneMessage {
         change: RuleChange,
         reply: SyncSender<Result<(), String>>,
     },
+    /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
+    /// settings say. Before any of these lives is attached.
+    Workers {
+        epoch: Epoch,
+        present: Arc<[(Rank, Incarnation)]>,
+        left: Arc<[Rank]>,
+    },
+    /// A worker is to count: the first round of each tensor here in which it could.
+    AskRounds {
+        rank: Rank,
+        incarnation: Incarnation,
+        reply: SyncSender<Vec<(Key, u64)>>,
+    },
+    /// From these rounds on a worker counts.
+    CountFrom {
+        rank: Rank,
+        incarnation: Incarnation,
+        rounds: Arc<[(Key, u64)]>,
+    },
     /// A handler has answered a call, or let go of it.
     Answer {
         call: u64,
@@ -61,6 +80,8 @@ pub(super) enum LaneMessage {
     AttachStream {
         to: Rank,
         incarnation: Incarnation,
+        /// Of the dial: what the lane says of this channel's end names it.
+        number: u64,
         setup: ChannelSetup,
         inbox: InboxGrant,
         reply: SyncSender<Result<(), String>>,
@@ -76,6 +97,10 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
+    /// That life of a worker is over: its channel is closed and fenced.
+    EndWorker {
+        rank: Rank,
+    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -85,8 +110,8 @@ pub(super) enum LaneMessage {
 pub(super) enum LaneNews {
     /// All chunks that were being copied to a server, as of this epoch, are kept up there.
     Seeded { lane: u16, to: Rank, epoch: Epoch },
-    /// A stream to a server, or the channel of a copy from it, has ended.
-    StreamDown { lane: u16, to: Rank },
+    /// The stream that the dial of this number had connected has ended.
+    StreamDown { lane: u16, to: Rank, number: u64 },
 }
 
 /// What a lane tells about itself.
@@ -231,19 +256,27 @@ impl Loop {
             LaneMessage::ChangeRule { change, reply } => {
                 let _ = reply.try_send(self.lane.change_rule(&change).map_err(|error| error.to_string()));
             }
+            LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left)?,
+            LaneMessage::AskRounds { rank, incarnation, reply } => {
+                let _ = reply.try_send(self.lane.ask_rounds(rank, incarnation));
+            }
+            LaneMessage::CountFrom { rank, incarnation, rounds } => {
+                self.lane.count_from(rank, incarnation, &rounds)?;
+            }
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Roles { reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no roles yet".to_owned()));
             }
-            LaneMessage::AttachStream { to, reply, .. } => {
+            LaneMessage::AttachStream { to, number, reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no streams yet".to_owned()));
-                (self.news)(LaneNews::StreamDown { lane: 0, to });
+                (self.news)(LaneNews::StreamDown { lane: 0, to, number });
             }
             LaneMessage::AttachCopy { reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
             }
             LaneMessage::EndServer { .. } => {}
+            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

@@ -471,7 +471,7 @@ impl LaneEngine {
         if op.remaining == 0
             && let Some(op) = self.ops.remove(part.op)
         {
-            self.stats.done += u64::from(!op.failed);
+            self.stats.ended(op.kind == OpKind::Call, op.failed, op.version);
             if op.kind.contributes() {
                 let took_ms = self.now_ms.saturating_sub(op.since_ms);
                 self.stats.longest_ms = self.stats.longest_ms.max(took_ms);

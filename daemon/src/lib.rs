@@ -46,6 +46,7 @@ pub mod metrics;
 pub mod passed;
 pub mod post;
 pub mod process;
+pub mod reach;
 pub mod settings;
 pub mod shutdown;
 pub mod status;

@@ -170,6 +170,10 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
             if self.events.send(LinkEvent::Away { since, why: lost.clone() }).await.is_err() {
                 return;
             }
+            // What the last one said is taken before the member tells what it knows.
+            if self.events.reserve_many(EVENTS_MAX).await.is_err() {
+                return;
+            }
             match seeker.seek(lost).await {
                 Ok((next, welcome)) => {
                     connection = next;

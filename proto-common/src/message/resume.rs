@@ -13,6 +13,7 @@ const PART_BYTES: usize = 1 << 20;
 /// Bytes of a member with its addresses, of a barrier or tensor apart from its name, and of a range: a little more than the
 /// codec needs.
 const MEMBER_BYTES: usize = 2 * NAME_BYTES_MAX + 64;
+const RANK_BYTES: usize = 4;
 const BARRIER_BYTES: usize = 32;
 const TENSOR_BYTES: usize = 112;
 const RANGE_BYTES: usize = 34;
@@ -26,6 +27,8 @@ pub struct Resume {
     pub epoch: Epoch,
     /// The roster of that time.
     pub members: Vec<Member>,
+    /// Workers that had left in good order by then.
+    pub left: Vec<Rank>,
     /// Servers: the whole shard map. Workers: what they have declared.
     pub map: MapUpdate,
     /// Barriers that it has come through, and how often, by name and group.
@@ -46,6 +49,9 @@ impl Resume {
         let mut cut = Cut { head: self.head(), bytes: 0, parts: vec![self.head()] };
         for member in self.members {
             cut.room(MEMBER_BYTES).members.push(member);
+        }
+        for rank in self.left {
+            cut.room(RANK_BYTES).left.push(rank);
         }
         for barrier in self.barriers {
             cut.room(BARRIER_BYTES + barrier.0.len()).barriers.push(barrier);
@@ -102,6 +108,7 @@ mod tests {
             rank: Rank(3),
             epoch: Epoch { term: 2, counter: 9 },
             members: Vec::new(),
+            left: vec![Rank(5)],
             map: MapUpdate { epoch: Epoch { term: 2, counter: 7 }, tensors, ranges },
             barriers: (0..4096).map(barrier).collect(),
         };
@@ -114,6 +121,7 @@ mod tests {
             joined.map.tensors.extend(part.map.tensors);
             joined.map.ranges.extend(part.map.ranges);
             joined.barriers.extend(part.barriers);
+            joined.left.extend(part.left);
         }
         assert_eq!(joined, whole);
         assert_eq!(Resume::default().parts(), [Resume::default()], "one part at least");

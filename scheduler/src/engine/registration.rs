@@ -27,6 +27,7 @@ impl Engine {
             scheduler: self.config.scheduler,
             shape: self.config.shape,
             coming: Coming::Start,
+            restore: None,
         };
         out.push(send(from, FromScheduler::Welcome(welcome)));
         let all = (self.config.shape.workers + self.config.shape.servers) as usize;
@@ -93,7 +94,7 @@ impl Engine {
             http_address: member.http_address.clone(),
         };
         let members = self.members.iter().map(entry).collect();
-        let roster = FromScheduler::Roster { epoch: self.epoch, members };
+        let roster = FromScheduler::Roster { epoch: self.epoch, members, left: Vec::new() };
         out.push(Command::Send { to: self.present(|_| true), message: Box::new(roster) });
     }
 }

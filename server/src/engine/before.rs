@@ -33,6 +33,19 @@ impl Chunk {
         self.before.there = false;
     }
 
+    /// Are the weights before those in force in the other buffer?
+    pub(super) fn has_before(&self) -> bool {
+        let at = |buffer: u8| &self.versions[usize::from(buffer)];
+        self.before.there && at(1 - self.buffer).end().checked_add(1) == Some(*at(self.buffer).start())
+    }
+
+    /// The chunk goes on from an image, with the weights before or without. How long those are is not in it: of dynamic chunks
+    /// they are not kept.
+    pub(super) fn restore_before(&mut self, is_there: bool) {
+        self.before.there = is_there && !self.spec.dynamic;
+        self.before.bytes = self.spec.bytes;
+    }
+
     /// A round is about to be in force in this buffer or, with none, to end without new weights.
     pub(super) fn keep_before(&mut self, weights: Option<u8>) {
         match (weights, self.stage) {
@@ -51,7 +64,7 @@ impl Chunk {
         let has = |buffer: u8| self.versions[usize::from(buffer)].contains(&waiter.version);
         match () {
             () if !waiter.exact || has(now) => Ok((now, self.live_bytes())),
-            () if self.before.there && has(other) => Ok((other, self.before.bytes)),
+            () if self.has_before() && has(other) => Ok((other, self.before.bytes)),
             () => Err(Status::VersionGone),
         }
     }

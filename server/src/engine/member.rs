@@ -136,6 +136,8 @@ pub struct Member {
     config: MemberConfig,
     /// The roster's epoch, and everyone in it that is not known to be gone.
     roster: Option<(Epoch, Vec<Entry>)>,
+    /// Workers that have left in good order.
+    left: Vec<Rank>,
     map: ShardMap,
     streams: Streams,
     seeding: Seeding,
@@ -161,6 +163,7 @@ impl Member {
     pub fn new(config: MemberConfig) -> Self {
         Self {
             roster: None,
+            left: Vec::new(),
             map: ShardMap::new(config.shape.chunk_bytes, config.shape.lanes),
             streams: Streams::default(),
             seeding: Seeding::default(),
@@ -205,8 +208,8 @@ impl Member {
     #[must_use]
     pub fn resume(&self) -> Resume {
         let (epoch, members) = self.roster.clone().unwrap_or_default();
-        let map = self.map.whole();
-        Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, map, barriers: Vec::new() }
+        let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
+        Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
     }
 
     /// There is a new scheduler: what may not have reached the last one is said again.
@@ -243,7 +246,10 @@ impl Member {
     /// Takes what the scheduler said.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
         match message {
-            FromScheduler::Roster { epoch, members } => self.take_roster(epoch, members, out),
+            FromScheduler::Roster { epoch, members, left } => {
+                self.left = left;
+                self.take_roster(epoch, members, out);
+            }
             FromScheduler::Assign(update) => self.assign(&update, out),
             FromScheduler::Remap { epoch, change } => self.remap(epoch, &change, out),
             FromScheduler::ChangeRule { epoch, change } => {
@@ -260,6 +266,8 @@ impl Member {
             | FromScheduler::Released { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

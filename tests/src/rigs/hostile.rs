@@ -85,7 +85,7 @@ impl Rogue {
     pub fn await_roster(&mut self) {
         loop {
             match self.control.receive() {
-                Some(FromScheduler::Roster { epoch, members }) => {
+                Some(FromScheduler::Roster { epoch, members, .. }) => {
                     self.epoch = epoch;
                     self.servers = members.into_iter().filter(|m| m.id.role == Role::Server).collect();
                     return;

@@ -164,6 +164,7 @@ impl LaneEngine {
             chunk.queued = false;
             chunk.asked = asked;
             chunk.sent += 1;
+            chunk.sent_to = spec.server;
         }
         self.enqueue(spec.id);
     }

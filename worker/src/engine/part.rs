@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 pub struct PartSpec {
     /// Which chunk.
     pub id: ChunkId,
-    /// Its server.
+    /// Its server; where the map has changed since, the engine knows.
     pub server: Rank,
     /// Bytes before it in the tensor.
     pub offset: u64,
@@ -97,16 +97,17 @@ pub(super) struct Op {
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
     pub(super) landed: Option<(u64, u64)>,
     pub(super) failed: bool,
-    /// Whom a server waits for before it can take a part; most operations never hear of it.
+    /// Why a server could not take a part; most operations never hear of it.
     pub(super) told: Option<Box<Told>>,
 }
 
 /// A server's last word on why it could not take a part yet.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
-    pub(super) chunk: ChunkId,
-    /// At most [`proto_common::limits::RANKS_LISTED_MAX`].
-    pub(super) missing: Vec<Rank>,
+pub(super) enum Told {
+    /// It waits for these ranks: at most [`proto_common::limits::RANKS_LISTED_MAX`].
+    Waits { chunk: ChunkId, missing: Vec<Rank> },
+    /// It does not have the chunk.
+    Elsewhere { chunk: ChunkId, server: Rank },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,11 +153,6 @@ pub(super) struct Place {
     pub(super) priority: i32,
     pub(super) order: Reverse<u64>,
     pub(super) part: u32,
-}
-
-/// The number of a part's operation.
-pub(super) fn operation_of(parts: &Slab<Part>, ops: &Slab<Op>, index: u32) -> Option<u64> {
-    Some(ops.get(parts.get(index)?.op)?.operation.0)
 }
 
 /// A slab with generations, so that an answer to a part that is gone is recognised.
@@ -218,6 +214,10 @@ impl<T> Slab<T> {
         let (index, generation) = (token as u32, (token >> 32) as u32);
         let entry = self.entries.get(index as usize)?;
         (entry.0 == generation && entry.1.is_some()).then_some(index)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.entries.iter_mut().enumerate().filter_map(|(i, (_, value))| Some((i as u32, value.as_mut()?)))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {

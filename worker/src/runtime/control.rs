@@ -301,7 +301,7 @@ impl Starting<'_> {
     /// Takes what came over the link; returns what ends the job.
     fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
         let error = match event {
-            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members })) => {
+            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members, .. })) => {
                 self.assembled = true;
                 let roster = Roster { welcome: self.welcome.clone(), epoch, members };
                 let _ = self.ready.try_send(Ok(roster));
@@ -411,6 +411,8 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::PostAnswered { .. }
         | FromScheduler::AskRounds { .. }
         | FromScheduler::CountFrom { .. }
+        | FromScheduler::Checkpoint(_)
+        | FromScheduler::CheckpointSaved { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

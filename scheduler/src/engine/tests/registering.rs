@@ -52,7 +52,7 @@ fn the_last_one_completes_the_roster_for_all() {
         http_address: None,
     };
     let members = vec![member(server(0), 6), member(worker(0), 5)];
-    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members };
+    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members, left: Vec::new() };
     assert_eq!(commands[1..], [to(&[server(0), worker(0)], roster)]);
 }
 

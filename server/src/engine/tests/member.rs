@@ -32,7 +32,7 @@ fn worker(rank: u32, life: u64) -> Entry {
 }
 
 fn roster(counter: u32, members: &[Entry]) -> FromScheduler {
-    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec() }
+    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec(), left: Vec::new() }
 }
 
 fn everyone() -> Vec<Entry> {

@@ -9,6 +9,7 @@ mod order;
 mod placement;
 mod properties;
 mod replays;
+mod routes;
 
 use super::*;
 use crate::error::OpError;

@@ -8,7 +8,7 @@ mod streams;
 use super::chunk::ChunkSpec;
 use super::role::Role;
 use proto_common::error::Death;
-use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Rank, Role as MemberRole};
+use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{
     ClusterShape, FromScheduler, Member as Entry, RefusalReason, Resume, ToScheduler,
 };
@@ -63,12 +63,31 @@ pub enum MemberCommand {
         /// Its rank.
         rank: Rank,
     },
-    /// A worker's life is over: all lanes close and fence its channel.
-    EndWorker {
+    /// Which workers are there: all lanes close and fence channels of other lives, and rounds go on as the cluster's settings
+    /// say.
+    Workers {
+        /// Since when.
+        epoch: Epoch,
+        /// Who is there.
+        present: Vec<(Rank, Incarnation)>,
+        /// Who has left in good order.
+        left: Vec<Rank>,
+    },
+    /// A worker is to count: from which rounds on could it on each lane? [`Member::rounds_answered`] when all have said so.
+    AskRounds {
         /// Its rank.
         rank: Rank,
-        /// Which life.
+        /// Its life.
         incarnation: Incarnation,
+    },
+    /// From these rounds on a worker counts, on all lanes.
+    CountFrom {
+        /// Its rank.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// By tensor.
+        rounds: Vec<(Key, u64)>,
     },
     /// Connect the streams of all lanes to another server. [`Member::dialled`] with the number says how it went.
     Dial {
@@ -246,15 +265,18 @@ impl Member {
     /// Takes what the scheduler said.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
         match message {
-            FromScheduler::Roster { epoch, members, left } => {
-                self.left = left;
-                self.take_roster(epoch, members, out);
-            }
+            FromScheduler::Roster { epoch, members, left } => self.take_roster(epoch, members, left, out),
             FromScheduler::Assign(update) => self.assign(&update, out),
             FromScheduler::Remap { epoch, change } => self.remap(epoch, &change, out),
             FromScheduler::ChangeRule { epoch, change } => {
                 let number = self.number(epoch, true);
                 out.push(MemberCommand::ChangeRule { number, change });
+            }
+            FromScheduler::AskRounds { rank, incarnation } => {
+                out.push(MemberCommand::AskRounds { rank, incarnation });
+            }
+            FromScheduler::CountFrom { rank, incarnation, rounds } => {
+                out.push(MemberCommand::CountFrom { rank, incarnation, rounds });
             }
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(Departure::Died(death))),
             FromScheduler::Refused(reason) => out.push(MemberCommand::Leave(Departure::Refused(reason))),
@@ -264,8 +286,6 @@ impl Member {
             FromScheduler::Welcome(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
-            | FromScheduler::AskRounds { .. }
-            | FromScheduler::CountFrom { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
@@ -283,6 +303,22 @@ impl Member {
             out.push(MemberCommand::Say(ToScheduler::Assigned { epoch, error }));
         }
         self.leave_when_empty(out);
+    }
+
+    /// All lanes have said from which rounds on a worker could count.
+    pub fn rounds_answered(
+        &mut self,
+        (rank, incarnation): (Rank, Incarnation),
+        lanes: &[Vec<(Key, u64)>],
+        out: &mut Vec<MemberCommand>,
+    ) {
+        let mut latest = BTreeMap::new();
+        for (key, round) in lanes.iter().flatten() {
+            let first = latest.entry(*key).or_insert(0);
+            *first = (*round).max(*first);
+        }
+        let rounds = latest.into_iter().collect();
+        out.push(MemberCommand::Say(ToScheduler::Rounds { rank, incarnation, rounds }));
     }
 
     /// A lane's chunks that were being copied to a server are all kept up there, as of this epoch.
@@ -310,7 +346,13 @@ impl Member {
         self.next
     }
 
-    fn take_roster(&mut self, epoch: Epoch, members: Vec<Entry>, out: &mut Vec<MemberCommand>) {
+    fn take_roster(
+        &mut self,
+        epoch: Epoch,
+        members: Vec<Entry>,
+        left: Vec<Rank>,
+        out: &mut Vec<MemberCommand>,
+    ) {
         let had = match &self.roster {
             // A deposed scheduler's, or one that was overtaken.
             Some((have, _)) if epoch < *have => return,
@@ -333,12 +375,13 @@ impl Member {
             match gone.id.role {
                 MemberRole::Server if rank == self.config.rank => {}
                 MemberRole::Server => self.end_server(rank, out),
-                MemberRole::Worker => {
-                    out.push(MemberCommand::EndWorker { rank, incarnation: gone.incarnation });
-                }
-                MemberRole::Scheduler => {}
+                MemberRole::Worker | MemberRole::Scheduler => {}
             }
         }
+        let workers = members.iter().filter(|member| member.id.role == MemberRole::Worker);
+        let present = workers.map(|member| (member.id.rank, member.incarnation)).collect();
+        out.push(MemberCommand::Workers { epoch, present, left: left.clone() });
+        self.left = left;
         self.roster = Some((epoch, members));
         self.dial(out);
     }

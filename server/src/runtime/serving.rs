@@ -14,7 +14,7 @@ use daemon::exit::Failure;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use proto_common::config::DeadlineSettings;
-use proto_common::ids::Rank;
+use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{FromScheduler, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
@@ -38,6 +38,7 @@ pub(super) fn lock(member: &SharedMember) -> MutexGuard<'_, Member> {
 /// What was begun and has ended.
 enum Done {
     Lanes { number: u64, result: Result<(), String> },
+    Rounds { worker: (Rank, Incarnation), lanes: Result<Vec<Vec<(Key, u64)>>, String> },
     Dialled { number: u64, to: Rank, result: Result<Choice, String> },
 }
 
@@ -202,8 +203,11 @@ impl Serving<'_> {
             *peers = next;
             is_new
         });
-        for (number, answers) in answers {
-            self.await_lanes(number, answers);
+        for answers in answers {
+            match answers {
+                Answers::Done(number, answers) => self.await_lanes(number, answers),
+                Answers::Rounds(worker, answers) => self.await_rounds(worker, answers),
+            }
         }
         self.execute(out)
     }
@@ -231,6 +235,12 @@ impl Serving<'_> {
         let mut out = Vec::new();
         match done {
             Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
+            Done::Rounds { worker, lanes: Ok(lanes) } => {
+                lock(&self.member).rounds_answered(worker, &lanes, &mut out);
+            }
+            Done::Rounds { worker: (rank, _), lanes: Err(reason) } => {
+                tracing::warn!(worker = rank.0, reason, "no rounds for a worker that is to count");
+            }
             Done::Dialled { number, to, result } => {
                 match &result {
                     Ok(choice) => {
@@ -267,7 +277,9 @@ impl Serving<'_> {
                 MemberCommand::Assign { .. }
                 | MemberCommand::Roles { .. }
                 | MemberCommand::ChangeRule { .. }
-                | MemberCommand::EndWorker { .. } => {}
+                | MemberCommand::Workers { .. }
+                | MemberCommand::AskRounds { .. }
+                | MemberCommand::CountFrom { .. } => {}
             }
         }
         end
@@ -285,6 +297,18 @@ impl Serving<'_> {
         if let Some(before) = self.work.dials.insert(to, task) {
             before.abort();
         }
+    }
+
+    fn await_rounds(&self, worker: (Rank, Incarnation), answers: Vec<Receiver<Vec<(Key, u64)>>>) {
+        let done = self.work.done.clone();
+        tokio::spawn(async move {
+            let answer = |answer: Receiver<_>| {
+                answer.recv_timeout(ASSIGN_WITHIN).map_err(|_| "a data thread does not answer".to_owned())
+            };
+            let lanes = tokio::task::spawn_blocking(move || answers.into_iter().map(answer).collect());
+            let lanes = lanes.await.unwrap_or_else(|error| Err(error.to_string()));
+            let _ = done.send(Done::Rounds { worker, lanes });
+        });
     }
 
     fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), String>>>) {
@@ -306,7 +330,11 @@ async fn say(
     }
 }
 
-type Answers = (u64, Vec<Receiver<Result<(), String>>>);
+/// What lanes answer.
+enum Answers {
+    Done(u64, Vec<Receiver<Result<(), String>>>),
+    Rounds((Rank, Incarnation), Vec<Receiver<Vec<(Key, u64)>>>),
+}
 
 /// Tells the lanes their part of a command; where they are to answer, also what comes of it.
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
@@ -323,16 +351,22 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
         MemberCommand::Assign { number, epoch, lanes } => {
             let specs = |index: usize| lanes.get(index).cloned().unwrap_or_default();
             let epoch = *epoch;
-            Some((*number, ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply })))
+            Some(Answers::Done(
+                *number,
+                ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply }),
+            ))
         }
         MemberCommand::Roles { number, epoch, lanes } => {
             let chunks = |index: usize| lanes.get(index).cloned().unwrap_or_default();
             let epoch = *epoch;
-            Some((*number, ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply })))
+            Some(Answers::Done(
+                *number,
+                ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply }),
+            ))
         }
         // All are told, also where one refuses: a change that is asked for again is to find them as alike as they can be.
         MemberCommand::ChangeRule { number, change } => {
-            Some((*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
+            Some(Answers::Done(*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
         }
         MemberCommand::EndServer { rank } => {
             lanes().for_each(|lane| {
@@ -340,9 +374,27 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
             });
             None
         }
-        MemberCommand::EndWorker { rank, .. } => {
+        MemberCommand::Workers { epoch, present, left } => {
+            let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
+                (*epoch, present.as_slice().into(), left.as_slice().into());
             lanes().for_each(|lane| {
-                lane.send(LaneMessage::EndWorker { rank: *rank });
+                lane.send(LaneMessage::Workers { epoch, present: present.clone(), left: left.clone() });
+            });
+            None
+        }
+        MemberCommand::AskRounds { rank, incarnation } => {
+            let (rank, incarnation) = (*rank, *incarnation);
+            let ask = |lane: &fabric::Mailbox<LaneMessage>| {
+                let (reply, answer) = sync_channel(1);
+                lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
+                answer
+            };
+            Some(Answers::Rounds((rank, incarnation), lanes().map(ask).collect()))
+        }
+        MemberCommand::CountFrom { rank, incarnation, rounds } => {
+            let (rank, incarnation, rounds) = (*rank, *incarnation, Arc::<[_]>::from(rounds.as_slice()));
+            lanes().for_each(|lane| {
+                lane.send(LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
             });
             None
         }

@@ -66,7 +66,11 @@ fn gone(counter: u32, rank: u32) -> FromScheduler {
 fn member() -> Member {
     let mut member =
         Member::new(MemberConfig { rank: Rank(0), incarnation: Incarnation(100), shape: shape() });
-    assert_eq!(hear(&mut member, roster(1, &everyone())), []);
+    let heard = hear(&mut member, roster(1, &everyone()));
+    assert!(
+        matches!(&heard[..], [MemberCommand::Workers { present, .. }] if present.len() == 2),
+        "{heard:?}"
+    );
     member
 }
 
@@ -185,7 +189,8 @@ fn a_dead_server_is_fenced_before_its_chunks_are_served() {
     assert!(!member.peers().unwrap().servers.contains_key(&Rank(1)), "its hellos are refused at once");
     let left: Vec<_> = everyone().into_iter().filter(|one| one.id.rank != Rank(1)).collect();
     let again = hear(&mut member, roster(4, &[left, vec![worker(1, 11)]].concat()));
-    assert_eq!(again, [], "it was ended already");
+    let commands = again;
+    assert!(matches!(&commands[..], [MemberCommand::Workers { .. }]), "it was ended already: {commands:?}");
 }
 
 #[test]
@@ -223,14 +228,29 @@ fn lives_that_are_not_in_the_roster_any_more_are_ended() {
     members[1] = server(1, 201);
     members.retain(|one| one.id != worker(0, 10).id);
     members[3] = worker(1, 21);
-    let ended =
-        |rank: u32, life| MemberCommand::EndWorker { rank: Rank(rank), incarnation: Incarnation(life) };
     let commands = hear(&mut member, roster(2, &members));
-    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, ended(0, 10), ended(1, 11)]);
+    let present = vec![(Rank(1), Incarnation(21))];
+    let workers = MemberCommand::Workers { epoch: epoch(2), present, left: Vec::new() };
+    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, workers]);
     assert_eq!(hear(&mut member, roster(1, &everyone())), [], "an older one");
     let peers = member.peers().unwrap();
     assert_eq!(peers.workers.into_iter().collect::<Vec<_>>(), [(Rank(1), Incarnation(21))]);
     assert_eq!(peers.servers[&Rank(1)], Incarnation(201));
+}
+
+#[test]
+fn of_what_lanes_promise_the_latest_round_of_each_tensor_is_said() {
+    let mut member = member();
+    let (rank, incarnation) = (Rank(1), Incarnation(21));
+    let asked = hear(&mut member, FromScheduler::AskRounds { rank, incarnation });
+    assert_eq!(asked, [MemberCommand::AskRounds { rank, incarnation }]);
+    let lanes = [vec![(Key(7), 4), (Key(8), 2)], vec![], vec![(Key(7), 5)]];
+    let said = with(&mut member, |member, out| member.rounds_answered((rank, incarnation), &lanes, out));
+    let rounds = vec![(Key(7), 5), (Key(8), 2)];
+    let words = ToScheduler::Rounds { rank, incarnation, rounds: rounds.clone() };
+    assert_eq!(said, [MemberCommand::Say(words)]);
+    let told = hear(&mut member, FromScheduler::CountFrom { rank, incarnation, rounds: rounds.clone() });
+    assert_eq!(told, [MemberCommand::CountFrom { rank, incarnation, rounds }]);
 }
 
 #[test]

@@ -313,11 +313,9 @@ impl<'a> Run<'a> {
                 return Ok(self.cluster.start(seat)?);
             }
         }
-        if code == 0 && seat.role == Role::Worker {
-            self.finished.push(seat);
-            return Ok(());
-        }
-        if code == 0 && !self.finished.is_empty() {
+        if code == 0 {
+            // Servers and scheduler end when the last worker has said goodbye, which may still have something to say itself.
+            self.finished.extend((seat.role == Role::Worker).then_some(seat));
             return Ok(());
         }
         let during = match &self.phase {

@@ -153,15 +153,18 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Deadline { .. }
         | OpError::Behind { .. }
         | OpError::StillRead { .. }
+        | OpError::Elsewhere { .. }
+        | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
         OpError::Died(_) => GradwireCode::MemberDied,
         OpError::Broken { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,
-        OpError::Refused { .. } => GradwireCode::Refused,
+        OpError::Refused { .. } | OpError::VersionGone { .. } => GradwireCode::Refused,
         OpError::Call { fault, .. } => match fault {
             CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
+            CallFault::ServerDied => GradwireCode::MemberDied,
             CallFault::TooLong { .. }
             | CallFault::NoRoom { .. }
             | CallFault::Crowded

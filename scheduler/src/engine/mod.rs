@@ -293,7 +293,12 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
-            ToScheduler::Seeded { .. } | ToScheduler::Drain => {}
+            ToScheduler::Seeded { .. }
+            | ToScheduler::Resuming { .. }
+            | ToScheduler::Rounds { .. }
+            | ToScheduler::Checkpoint(_)
+            | ToScheduler::SaveCheckpoint { .. }
+            | ToScheduler::Drain => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -417,7 +422,11 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Assigned { .. } => "an assignment's answer",
         ToScheduler::Barrier { .. } => "a barrier",
         ToScheduler::Seeded { .. } => "a word about copies",
+        ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Drain => "a server's wish to go",
+        ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
+        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
+        ToScheduler::SaveCheckpoint { .. } => "the wish for a checkpoint",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Goodbye => "a goodbye",

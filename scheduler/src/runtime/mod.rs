@@ -416,7 +416,7 @@ impl Core {
                 tracing::info!(peer, "{role} {} registered", welcome.rank);
             }
             FromScheduler::Refused(reason) => tracing::warn!(peer, %reason, "a process is refused"),
-            FromScheduler::Roster { epoch, members } => {
+            FromScheduler::Roster { epoch, members, .. } => {
                 tracing::info!(%epoch, members = members.len(), "the cluster is complete");
             }
             FromScheduler::Assign(update) => {
@@ -438,6 +438,10 @@ impl Core {
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

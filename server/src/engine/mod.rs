@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod answers;
+mod before;
 mod calls;
 mod chunk;
 mod command;
@@ -10,19 +11,24 @@ mod contribute;
 mod credits;
 mod flow;
 mod held;
+mod image;
 mod lane;
 mod lengths;
 mod lines;
+pub mod member;
 mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod role;
 mod waiting;
 
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
+pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
+pub use role::Role;
 pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::calls::{AnswerBody, Answers, CallEvent};
 use super::lane::{DataLane, LaneError};
 use super::link::WorkerInbox;
 use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
-use crate::engine::{ChunkSpec, LaneStats, Waiting};
+use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
@@ -50,8 +50,49 @@ pub(super) enum LaneMessage {
         app: u32,
         is_there: bool,
     },
+    /// All chunks of this lane that the server has a part in from this epoch on; others are given up. New ones are made as
+    /// zeros (or, a copy, filled by its stream).
+    Roles {
+        epoch: Epoch,
+        chunks: Vec<(ChunkSpec, Role)>,
+        reply: SyncSender<Result<(), String>>,
+    },
+    /// The channel to the same lane of a server that has copies of ours; `inbox` is what it granted.
+    AttachStream {
+        to: Rank,
+        incarnation: Incarnation,
+        /// Of the dial: what the lane says of this channel's end names it.
+        number: u64,
+        setup: ChannelSetup,
+        inbox: InboxGrant,
+        reply: SyncSender<Result<(), String>>,
+    },
+    /// The channel from the same lane of a server whose chunks we have copies of. Answered with our slots for it.
+    AttachCopy {
+        from: Rank,
+        incarnation: Incarnation,
+        setup: ChannelSetup,
+        reply: SyncSender<Result<InboxGrant, String>>,
+    },
+    /// That life of a server is over: its channels, both ways, are closed and fenced.
+    EndServer {
+        rank: Rank,
+    },
+    /// That life of a worker is over: its channel is closed and fenced.
+    EndWorker {
+        rank: Rank,
+    },
     Report(SyncSender<LaneReport>),
     Stop,
+}
+
+/// What a lane tells the control side without being asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneNews {
+    /// All chunks that were being copied to a server, as of this epoch, are kept up there.
+    Seeded { lane: u16, to: Rank, epoch: Epoch },
+    /// The stream that the dial of this number had connected has ended.
+    StreamDown { lane: u16, to: Rank, number: u64 },
 }
 
 /// What a lane tells about itself.
@@ -69,17 +110,20 @@ pub(super) struct LaneReport {
     pub(super) tables: TableStats,
 }
 
-/// Starts a lane's thread. `failed` is called once if it cannot go on.
+/// Starts a lane's thread. `failed` is called once if it cannot go on; `news` whenever the control side is to know something,
+/// from the lane's thread: it must return at once.
 pub(super) fn spawn_lane(
     lane: DataLane<LaneQueue>,
     index: u16,
     (spin, apps): (Duration, Apps),
     failed: impl FnOnce(LaneError) + Send + 'static,
+    news: impl Fn(LaneNews) + Send + 'static,
 ) -> std::io::Result<(Mailbox<LaneMessage>, JoinHandle<()>)> {
     let mut lane = lane;
     let (mailbox, receiver) = Mailbox::new(lane.queue_mut().waker());
     let callers = Callers { apps, queues: HashMap::new(), answers: Answers(mailbox.clone()) };
-    let work = move || (Loop { lane, receiver, spin, start: Instant::now(), callers }).run();
+    let news: Box<dyn Fn(LaneNews) + Send> = Box::new(news);
+    let work = move || (Loop { lane, receiver, spin, start: Instant::now(), callers, news }).run();
     Ok((mailbox, start(index, work, failed)?))
 }
 
@@ -105,6 +149,7 @@ struct Loop {
     spin: Duration,
     start: Instant,
     callers: Callers,
+    news: Box<dyn Fn(LaneNews) + Send>,
 }
 
 /// What the lane needs of handlers: their queues, and the way back.
@@ -194,6 +239,18 @@ impl Loop {
             }
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
+            LaneMessage::Roles { reply, .. } => {
+                let _ = reply.try_send(Err("lanes have no roles yet".to_owned()));
+            }
+            LaneMessage::AttachStream { to, number, reply, .. } => {
+                let _ = reply.try_send(Err("lanes have no streams yet".to_owned()));
+                (self.news)(LaneNews::StreamDown { lane: 0, to, number });
+            }
+            LaneMessage::AttachCopy { reply, .. } => {
+                let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
+            }
+            LaneMessage::EndServer { .. } => {}
+            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

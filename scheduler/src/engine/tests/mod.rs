@@ -11,7 +11,7 @@ use super::*;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Key, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Register, Welcome};
+use proto_common::message::{Coming, Register, Welcome};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::MapUpdate;

@@ -19,6 +19,8 @@ fn ranks_are_given_in_order_or_as_wanted() {
         epoch: Epoch { term: 1, counter: 0 },
         scheduler: Incarnation(99),
         shape: rig.engine.config.shape,
+        coming: Coming::Start,
+        restore: None,
     };
     assert_eq!(commands, [send(ConnectionId(1), FromScheduler::Welcome(welcome))]);
     let wanted = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };
@@ -51,7 +53,7 @@ fn the_last_one_completes_the_roster_for_all() {
         http_address: None,
     };
     let members = vec![member(server(0), 6), member(worker(0), 5)];
-    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members };
+    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members, left: Vec::new() };
     assert_eq!(commands[1..], [to(&[server(0), worker(0)], roster)]);
 }
 

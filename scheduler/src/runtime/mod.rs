@@ -137,6 +137,7 @@ impl View {
         let status = self.status();
         match status.phase {
             JobPhase::Running => Ok(()),
+            JobPhase::Rebuilding => Err("waiting for the members of a job whose scheduler was lost".into()),
             JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
             JobPhase::Ending | JobPhase::Ended => Err(status.ending.unwrap_or_default()),
         }
@@ -188,7 +189,7 @@ impl Core {
         // Unbounded, but the engine bounds what is not answered.
         let (out, said) = mpsc::unbounded_channel();
         posts.attach(move |message| out.send(message).is_ok());
-        let members = (settings.cluster.workers + settings.cluster.servers) as usize;
+        let members = (settings.cluster.workers + settings.cluster.server_places()) as usize;
         let engine = Arc::new(Mutex::new(engine));
         let view = View { engine, start: Instant::now() };
         let (events, received) = mpsc::channel(EVENTS_MAX);

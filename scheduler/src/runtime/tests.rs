@@ -130,6 +130,7 @@ async fn a_whole_job_in_good_order() {
     for link in workers {
         link.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
     }
+    assert!(matches!(next(&mut server).await, FromScheduler::Roster { left, .. } if left.len() == 1));
     assert!(matches!(next(&mut server).await, FromScheduler::Shutdown { .. }));
     server.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
     let outcome = job.outcome().await;

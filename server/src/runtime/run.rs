@@ -121,7 +121,7 @@ pub(super) async fn run_with(
     let member: Arc<OnceLock<SharedMember>> = Arc::default();
     let (known, passed) = (member.clone(), posts.passed().clone());
     let resume = move || {
-        let member = lock(known.get()?);
+        let mut member = lock(known.get()?);
         member.has_roster().then(|| Resume { barriers: passed.all(), ..member.resume() })
     };
     let connected = tokio::select! {

@@ -97,10 +97,6 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
-    /// That life of a worker is over: its channel is closed and fenced.
-    EndWorker {
-        rank: Rank,
-    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -276,7 +272,6 @@ impl Loop {
                 let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
             }
             LaneMessage::EndServer { .. } => {}
-            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

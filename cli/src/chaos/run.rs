@@ -277,6 +277,10 @@ impl<'a> Run<'a> {
                 false => self.calm(),
             });
         }
+        // One that slept through the end looks for a scheduler for as long as its setting says: nobody waits for that.
+        if hit.is_back && self.cluster.lives.keys().eq([&hit.victim]) {
+            self.cluster.strike(hit.victim, Kind::Kill)?;
+        }
         let bound = Duration::from_millis(hit.strike.away_ms + self.args.silence_ms + END_MS);
         if since > bound {
             let left: Vec<String> = self.cluster.lives.keys().map(ToString::to_string).collect();

@@ -25,7 +25,8 @@ pub(crate) fn all() -> Vec<Property<Protocol>> {
         }),
         Property::sometimes("all rounds finish after every fault", |protocol: &Protocol, state: &State| {
             let left = state.left;
-            let used = left.crashes + left.deposed + left.schedulers + left.breaks + left.moves + left.workers == 0;
+            let used =
+                left.crashes + left.deposed + left.schedulers + left.breaks + left.moves + left.workers == 0;
             used && state.is_finished(protocol)
         }),
     ]

@@ -27,7 +27,8 @@ impl Protocol {
         let mut map = map.clone();
         map.lives[usize::from(dead)] = 0;
         if map.primary == dead {
-            let unfilled = map.seeding.filter(|_| self.lacks(Broken::PromoteUnfilled)).map(|(place, _)| place);
+            let unfilled =
+                map.seeding.filter(|_| self.lacks(Broken::PromoteUnfilled)).map(|(place, _)| place);
             map.primary = map.backup.take().or(unfilled)?;
             (map.seeding, map.moving) = (map.seeding.filter(|(place, _)| *place != map.primary), false);
             // It is made anew, by another.
@@ -120,9 +121,8 @@ impl Protocol {
         let Scheduler::Rebuilds { term, rebuild } = state.scheduler.clone() else { return };
         let Some(shown) = rebuild.shown else { return };
         let mut map = shown.clone();
-        let gone = (0..self.servers as Place).filter(|place| {
-            shown.lives[usize::from(*place)] != 0 && !rebuild.servers.contains(place)
-        });
+        let gone = (0..self.servers as Place)
+            .filter(|place| shown.lives[usize::from(*place)] != 0 && !rebuild.servers.contains(place));
         for place in gone {
             match self.without(&map, place) {
                 Some(next) => map = next,

@@ -130,8 +130,13 @@ pub(crate) struct Rebuild {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scheduler {
     Decides(Map),
-    Down { term: u8 },
-    Rebuilds { term: u8, rebuild: Rebuild },
+    Down {
+        term: u8,
+    },
+    Rebuilds {
+        term: u8,
+        rebuild: Rebuild,
+    },
     /// The job has ended with an error: nothing has the data.
     Over,
 }

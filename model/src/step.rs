@@ -50,7 +50,8 @@ impl Protocol {
     fn first(&self) -> State {
         let epoch = Epoch { term: 1, counter: 1 };
         let backup = (self.servers > 1).then_some(1);
-        let map = Map { epoch, primary: 0, backup, seeding: None, moving: false, lives: vec![1; self.servers] };
+        let map =
+            Map { epoch, primary: 0, backup, seeding: None, moving: false, lives: vec![1; self.servers] };
         let mut servers: Vec<_> = (0..self.servers).map(|_| Server::blank(map.clone(), 1)).collect();
         servers.iter_mut().skip(1).take(1).for_each(|server| server.source = Some((0, 1)));
         let worker = Worker { map: map.clone(), acked: 0, acked_ever: 0, sent: None };

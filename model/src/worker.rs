@@ -1,7 +1,7 @@
 //! Workers: they contribute to one round after the other, and replay what was not answered.
 
-use crate::{Broken, Protocol};
 use crate::state::{Answer, Epoch, Map, Request, State};
+use crate::{Broken, Protocol};
 
 impl Protocol {
     /// The open round goes where the map says.

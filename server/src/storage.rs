@@ -3,6 +3,7 @@
 //! can be written by a peer.
 
 mod coded;
+mod image;
 mod integers;
 mod numbers;
 mod rule;
@@ -11,6 +12,7 @@ use crate::engine::{Addend, ChunkSpec, Onto, Source, Verdict};
 use crate::kernel::{self, Squares};
 use coded::Decoder;
 use fabric::{Buffer, FabricError, OutOfBounds, Pool, PoolError, Region, Span, View};
+pub use image::{Image, ImageError};
 use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::codec::Codec;
@@ -43,6 +45,9 @@ pub enum StorageError {
     /// A contribution in a worker's memory that was not mapped: a bug.
     #[error("internal error: a contribution in a worker's memory is not mapped")]
     NotMapped,
+    /// Bytes that are no image of a chunk.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Changes of a rule wait for rounds that do not come.
     #[error("{0} changes of this tensor's rule wait for their rounds already; contribute to those first")]
     TooManyChanges(usize),
@@ -56,6 +61,7 @@ struct Stored {
     bytes: usize,
     /// How many of them count for now; less only in dynamic chunks.
     now: usize,
+    dtype: Dtype,
     codec: Codec,
     rule: CurrentRule,
     /// Where the rule needs norms: this chunk's share, and what they make of the whole tensor's rate.
@@ -158,8 +164,26 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        self.chunks.push(Stored { bytes, now: bytes, codec, rule, squares, trust, numbers, weights });
+        self.chunks.push(Stored {
+            bytes,
+            now: bytes,
+            dtype: spec.dtype,
+            codec,
+            rule,
+            squares,
+            trust,
+            numbers,
+            weights,
+        });
         Ok(())
+    }
+
+    fn stored(&self, chunk: u32) -> Result<&Stored, StorageError> {
+        self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))
+    }
+
+    fn stored_mut(&mut self, chunk: u32) -> Result<&mut Stored, StorageError> {
+        self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))
     }
 
     /// Bytes of weights, accumulators and what rules keep.

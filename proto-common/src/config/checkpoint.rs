@@ -15,11 +15,19 @@ pub struct CheckpointSettings {
     pub keep: u32,
     /// What the job starts from: `none`, `latest` (nothing where there is none), or a checkpoint's name.
     pub restore: String,
+    /// Bytes that a server keeps at once of what is copied and not written yet. With no room left rounds wait for the disk.
+    pub memory_bytes: u64,
 }
 
 impl Default for CheckpointSettings {
     fn default() -> Self {
-        Self { directory: String::new(), every_rounds: 0, keep: 3, restore: "none".into() }
+        Self {
+            directory: String::new(),
+            every_rounds: 0,
+            keep: 3,
+            restore: "none".into(),
+            memory_bytes: 256 << 20,
+        }
     }
 }
 

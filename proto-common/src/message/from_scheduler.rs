@@ -1,5 +1,6 @@
 //! What the scheduler says to members.
 
+use super::checkpoint::{CheckpointOrder, SaveError};
 use super::post::{PostError, PostMessage, PostReply};
 use crate::config::WorkerLoss;
 use crate::error::Death;
@@ -57,6 +58,8 @@ pub struct Welcome {
     pub scheduler: Incarnation,
     /// The cluster's shape.
     pub shape: ClusterShape,
+    /// The checkpoint that tensors begin from.
+    pub restore: Option<String>,
     /// What a worker comes into; of servers, always the start.
     pub coming: Coming,
 }
@@ -336,5 +339,14 @@ pub enum FromScheduler {
         incarnation: Incarnation,
         /// By tensor the highest that a server named; outside mode sync the worker's first contribution gets this count.
         rounds: Vec<(Key, u64)>,
+    },
+    /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
+    Checkpoint(CheckpointOrder),
+    /// Answer to `SaveCheckpoint`.
+    CheckpointSaved {
+        /// Echo.
+        request: u64,
+        /// Its name, or why there is none.
+        result: Result<String, SaveError>,
     },
 }

@@ -2,6 +2,7 @@
 //! that turns them into bytes. Payload never travels here.
 
 mod bootstrap;
+mod checkpoint;
 mod codec;
 mod from_scheduler;
 mod post;
@@ -9,6 +10,7 @@ mod resume;
 mod to_scheduler;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
+pub use checkpoint::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError};
 pub use codec::{CodecError, decode, encode};
 pub use from_scheduler::{
     ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,

@@ -1,5 +1,6 @@
 //! What members say to the scheduler.
 
+use super::checkpoint::CheckpointNews;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
 use crate::ids::{Epoch, Incarnation, JobId, Key, Rank, Role};
@@ -186,5 +187,17 @@ pub enum ToScheduler {
         incarnation: Incarnation,
         /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
         rounds: Vec<(Key, u64)>,
+    },
+    /// Server: how a checkpoint goes.
+    Checkpoint(CheckpointNews),
+    /// Worker: write a checkpoint of the round that it has finished, before it contributes to the next. Answered by
+    /// `CheckpointSaved`, when it is complete.
+    SaveCheckpoint {
+        /// Echoed in the answer.
+        request: u64,
+        /// The round.
+        round: u64,
+        /// How long to wait.
+        timeout_ms: u64,
     },
 }

@@ -27,6 +27,7 @@ impl Engine {
             scheduler: self.config.scheduler,
             shape: self.config.shape,
             coming: Coming::Start,
+            restore: None,
         };
         out.push(send(from, FromScheduler::Welcome(welcome)));
         let all = (self.config.shape.workers + self.config.shape.servers) as usize;

@@ -440,6 +440,8 @@ impl Core {
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

@@ -170,7 +170,7 @@ pub(super) struct Chunk {
     pub(super) group: Option<u32>,
     /// Rounds that ended without new weights: bit 0 is the one in force, bit 1 the one before. Longer than workers can
     /// ask about: they are at most as many rounds behind as they have operations on a chunk under way.
-    bad: u64,
+    pub(super) bad: u64,
     pub(super) held: HeldSet,
     /// The round's first contribution, while it is only in its worker's memory: counted, and not reduced yet.
     pub(super) first: Option<Held>,
@@ -292,6 +292,14 @@ impl Chunk {
         self.stage = Stage::Contributions;
         self.contributed.clear();
         self.end_applying(weights.is_some());
+    }
+
+    /// The versions of the weights in force, and of those before, as an image has them.
+    pub(super) fn set_versions(&mut self, live: (u64, u64), previous: Option<(u64, u64)>) {
+        // Nobody asks for a version that is in neither buffer.
+        let (first, last) = previous.unwrap_or(live);
+        self.versions[usize::from(self.buffer)] = live.0..=live.1;
+        self.versions[usize::from(1 - self.buffer)] = first..=last;
     }
 
     /// Has everybody contributed to the round being collected?

@@ -54,6 +54,12 @@ impl Chunk {
         self.lengths.round = None;
     }
 
+    /// Bytes of the version in force, as an image has them.
+    pub(super) fn set_live_bytes(&mut self, bytes: u64) {
+        self.lengths.live = bytes;
+        self.lengths.round = None;
+    }
+
     /// What follows is about so many bytes of the chunk. Commands of chunks of one length need no such word.
     pub(super) fn size(&mut self, index: u32, bytes: u64, out: &mut Commands) {
         if self.lengths.told != bytes {

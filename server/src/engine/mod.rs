@@ -11,6 +11,7 @@ mod contribute;
 mod credits;
 mod flow;
 mod held;
+mod image;
 mod lane;
 mod lengths;
 mod lines;
@@ -24,6 +25,7 @@ mod waiting;
 
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
+pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;

@@ -36,6 +36,24 @@ impl Tally {
         Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))
     }
 
+    /// Counts and marks, as an image has them.
+    pub(super) fn saved(&self) -> (Vec<u64>, Vec<(u64, u64)>) {
+        (self.made.by_rank.clone(), self.marks.clone())
+    }
+
+    /// Of how many workers counts and marks are.
+    pub(super) fn lengths(&self) -> (usize, usize) {
+        (self.made.by_rank.len(), self.marks.len())
+    }
+
+    /// Goes on from counts and marks of an image, which are of as many workers.
+    pub(super) fn restore(&mut self, made: &[u64], marks: &[(u64, u64)]) {
+        self.applying = None;
+        self.made.by_rank.copy_from_slice(made);
+        self.made.find_least();
+        self.marks.copy_from_slice(marks);
+    }
+
     fn mark(&mut self, rank: Rank, round: u64, ended_otherwise: bool) {
         let Some((last, marks)) = self.marks.get_mut(rank.0 as usize) else { return };
         // One that was sent back may come after those behind it.
@@ -72,9 +90,13 @@ impl Made {
         }
         self.least_ranks -= 1;
         if self.least_ranks == 0 {
-            self.least = self.by_rank.iter().copied().min().unwrap_or(0);
-            self.least_ranks = self.by_rank.iter().filter(|made| **made == self.least).count() as u32;
+            self.find_least();
         }
+    }
+
+    fn find_least(&mut self) {
+        self.least = self.by_rank.iter().copied().min().unwrap_or(0);
+        self.least_ranks = self.by_rank.iter().filter(|made| **made == self.least).count() as u32;
     }
 }
 

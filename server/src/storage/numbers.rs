@@ -164,7 +164,7 @@ impl Typed {
 #[derive(Debug)]
 pub(super) struct Sums<T> {
     sum: Vec<T>,
-    state: [Vec<T>; 2],
+    pub(super) state: [Vec<T>; 2],
 }
 
 impl<T: Real + Element<Sum = T>> Sums<T> {
@@ -236,8 +236,8 @@ impl<T: Real + Element<Sum = T>> Sums<T> {
 /// Sums of elements that are published rounded: the weights themselves are kept as exact as the sums.
 #[derive(Debug)]
 pub(super) struct Master<E: Element> {
-    sums: Sums<E::Sum>,
-    weights: Vec<E::Sum>,
+    pub(super) sums: Sums<E::Sum>,
+    pub(super) weights: Vec<E::Sum>,
 }
 
 impl<E: Element> Master<E> {

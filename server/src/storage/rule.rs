@@ -3,12 +3,13 @@
 use super::numbers::Typed;
 use super::{Round, StorageError};
 use proto_common::optimizer::{Optimizer, Step};
+use serde::{Deserialize, Serialize};
 
 /// Changes that may wait for their round. Workers name rounds that they have not contributed to, which are few ahead.
 const CHANGES_MAX: usize = 16;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct CurrentRule {
     optimizer: Optimizer,
     /// Whose arrays there are: another one's only while they are exchanged.
@@ -46,6 +47,23 @@ impl CurrentRule {
             Err(at) => self.changes.insert(at, (from_round, to)),
         }
         Ok(())
+    }
+
+    /// Is it one that a chunk can have? An image comes from outside.
+    pub(super) fn is_sound(&self, integers: bool) -> bool {
+        let rules =
+            [&self.optimizer, &self.kept].into_iter().chain(self.changes.iter().map(|(_, rule)| rule));
+        let sound = |rule: &Optimizer| rule.validate().is_ok() && (!integers || rule.is_exact());
+        let ordered = self.changes.is_sorted_by(|a, b| a.0 < b.0);
+        // A rule that needs norms has its tensor on one lane from the start: no change makes or ends one.
+        let mut norms = self.changes.iter().map(|(_, rule)| rule).chain([&self.kept]);
+        let alike = norms.all(|rule| rule.is_exchange() || rule.needs_norms() == self.kept.needs_norms());
+        rules.into_iter().all(sound) && ordered && alike && self.changes.len() <= CHANGES_MAX
+    }
+
+    /// Arrays that the rule keeps.
+    pub(super) fn arrays(&self) -> usize {
+        self.kept.state_arrays()
     }
 
     /// What holds in a round. What a new rule cannot go on with begins anew in `numbers`.

@@ -1,0 +1,142 @@
+//! Checkpoints in a directory that everybody sees. Files come to their names by renaming, after they are on the disk.
+
+use crate::error::CheckpointError;
+use crate::store::Store;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+/// What files are called that are being written.
+const STAGED: &str = ".tmp-";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Directory {
+    root: PathBuf,
+}
+
+impl Directory {
+    /// The checkpoints under a path.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn path(&self, name: &str, file: &str) -> PathBuf {
+        self.root.join(name).join(file)
+    }
+
+    /// The names in a directory say what is in it only once the directory itself is on the disk.
+    fn sync(path: &Path) -> Result<(), CheckpointError> {
+        let synced = File::open(path).and_then(|directory| directory.sync_all());
+        synced.map_err(CheckpointError::io("sync", path.display().to_string()))
+    }
+
+    fn make(&self, name: &str) -> Result<PathBuf, CheckpointError> {
+        let path = self.root.join(name);
+        if !path.is_dir() {
+            fs::create_dir_all(&path).map_err(CheckpointError::io("make", path.display().to_string()))?;
+            Self::sync(&self.root)?;
+        }
+        Ok(path)
+    }
+}
+
+fn absent<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Store for Directory {
+    fn place(&self) -> String {
+        self.root.display().to_string()
+    }
+
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let failed = || CheckpointError::io("list", self.place());
+        let Some(entries) = absent(fs::read_dir(&self.root)).map_err(failed())? else {
+            return Ok(Vec::new());
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed())?;
+            if let (true, Ok(name)) = (entry.path().is_dir(), entry.file_name().into_string()) {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
+        let path = self.root.join(name);
+        let failed = || CheckpointError::io("list", path.display().to_string());
+        let Some(entries) = absent(fs::read_dir(&path)).map_err(failed())? else { return Ok(Vec::new()) };
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(failed())?;
+            // One that has just been renamed is not there any more.
+            let Some(about) = absent(entry.metadata()).map_err(failed())? else { continue };
+            if let (true, Ok(file)) = (about.is_file(), entry.file_name().into_string()) {
+                files.push((file, about.len()));
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
+        let path = self.path(name, file);
+        let about = absent(fs::metadata(&path));
+        let about = about.map_err(CheckpointError::io("look at", path.display().to_string()))?;
+        Ok(about.filter(fs::Metadata::is_file).map(|about| about.len()))
+    }
+
+    fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        let path = self.path(name, file);
+        let read = File::open(&path).and_then(|file| file.read_exact_at(into, offset));
+        read.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => {
+                CheckpointError::corrupt(&path.display().to_string(), "it is too short")
+            }
+            _ => CheckpointError::io("read", path.display().to_string())(error),
+        })
+    }
+
+    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
+        Ok(self.make(name)?.join(format!("{STAGED}{file}")))
+    }
+
+    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
+        let path = self.path(name, file);
+        let failed = || CheckpointError::io("put in place", path.display().to_string());
+        File::open(staged).and_then(|staged| staged.sync_all()).map_err(failed())?;
+        fs::rename(staged, &path).map_err(failed())?;
+        Self::sync(&self.root.join(name))
+    }
+
+    fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let staged = self.stage(name, file)?;
+        let written = File::create(&staged).and_then(|mut file| file.write_all(bytes));
+        written.map_err(CheckpointError::io("write", staged.display().to_string()))?;
+        self.put(name, file, &staged)
+    }
+
+    fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
+        let path = self.path(name, file);
+        let removed = absent(fs::remove_file(&path));
+        removed.map_err(CheckpointError::io("remove", path.display().to_string()))?;
+        if path.parent().is_some_and(Path::is_dir) { Self::sync(&self.root.join(name)) } else { Ok(()) }
+    }
+
+    fn forget(&self, name: &str) -> Result<(), CheckpointError> {
+        let path = self.root.join(name);
+        let removed = absent(fs::remove_dir(&path))
+            .map_err(CheckpointError::io("remove", path.display().to_string()))?;
+        if removed.is_some() { Self::sync(&self.root) } else { Ok(()) }
+    }
+}

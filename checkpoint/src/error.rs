@@ -1,0 +1,105 @@
+//! What can be wrong with a checkpoint, and what to do about it.
+
+use proto_common::ids::Key;
+use std::io;
+use thiserror::Error;
+
+/// A checkpoint that cannot be written, found or read.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// The system says no.
+    #[error("cannot {what} {file}: {source}; look at the directory's rights and room")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        file: String,
+        /// The system's words.
+        source: io::Error,
+    },
+    /// There is none of this name.
+    #[error(
+        "there is no complete checkpoint {name:?} in {place}; `gradwire checkpoint list {place}` shows those that are"
+    )]
+    Missing {
+        /// Its name.
+        name: String,
+        /// Where it was looked for.
+        place: String,
+    },
+    /// A name that no checkpoint has.
+    #[error("{name:?} is not a checkpoint's name; names look like round-000000120")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// A place that this build cannot reach.
+    #[error("checkpoints cannot lie at {place}: {why}")]
+    BadPlace {
+        /// The place.
+        place: String,
+        /// Why not.
+        why: String,
+    },
+    /// The file is of somebody else, or of another release.
+    #[error(
+        "{file} is not of a checkpoint of this release: {why}; take another checkpoint, or the release that wrote it"
+    )]
+    Foreign {
+        /// Which file.
+        file: String,
+        /// What it has that it should not have.
+        why: String,
+    },
+    /// The file was complete once, and is not any more.
+    #[error("{file} is damaged: {why}; restore it from a copy, or start from an earlier checkpoint")]
+    Corrupt {
+        /// Which file.
+        file: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The checkpoint's grid of chunks is not the cluster's.
+    #[error(
+        "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, the cluster has {ours}; set it to {theirs}"
+    )]
+    ChunkBytes {
+        /// The checkpoint.
+        name: String,
+        /// Its chunks' bytes.
+        theirs: u64,
+        /// The cluster's.
+        ours: u64,
+    },
+    /// A tensor is declared otherwise than it was.
+    #[error(
+        "tensor {key} is declared as {ours}, and is {theirs} in checkpoint {name}; declare it as it was, and change its rule afterwards"
+    )]
+    OtherSpec {
+        /// Which tensor.
+        key: Key,
+        /// The checkpoint.
+        name: String,
+        /// As declared now.
+        ours: String,
+        /// As it was.
+        theirs: String,
+    },
+    /// What is to be written does not fit what was said of it: a bug.
+    #[error("internal error while a checkpoint is written: {0}")]
+    Plan(String),
+}
+
+impl CheckpointError {
+    pub(crate) fn io(what: &'static str, file: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, file: file.into(), source }
+    }
+
+    pub(crate) fn corrupt(file: &str, why: impl Into<String>) -> Self {
+        Self::Corrupt { file: file.into(), why: why.into() }
+    }
+
+    pub(crate) fn foreign(file: &str, why: impl Into<String>) -> Self {
+        Self::Foreign { file: file.into(), why: why.into() }
+    }
+}

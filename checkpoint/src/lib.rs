@@ -1,0 +1,28 @@
+//! Checkpoints as they lie in a directory: safetensors parts and a manifest. `docs/checkpoints.md` is for users. It must not
+//! know roles, threads or channels: servers write parts, the scheduler writes manifests, and the command line looks at both.
+#![forbid(unsafe_code)]
+
+mod catalog;
+mod directory;
+mod entry;
+mod error;
+mod header;
+mod manifest;
+mod reader;
+mod restore;
+mod store;
+mod writer;
+
+pub use catalog::{Listed, Verified, clean, list, newest, remove, retain, round_name, verify};
+pub use directory::Directory;
+pub use entry::What;
+pub use error::CheckpointError;
+pub use header::Header;
+pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
+pub use reader::Part;
+pub use restore::{Checkpoint, ChunkState, RowsState};
+pub use store::{Store, open};
+pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
+
+#[cfg(test)]
+mod tests;

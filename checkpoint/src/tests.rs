@@ -1,0 +1,254 @@
+//! Checkpoints in a directory, from writing to retention.
+
+use super::*;
+use proto_common::element::Dtype;
+use proto_common::ids::Key;
+use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::table::{Initial, TableSpec};
+use proto_common::tensor::TensorSpec;
+use std::path::Path;
+use std::sync::Arc;
+
+const CHUNK_BYTES: u64 = 4096;
+
+fn specs() -> [TensorSpec; 3] {
+    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.1);
+    let named = |spec: TensorSpec, name: &str| TensorSpec { name: name.into(), ..spec };
+    [
+        named(TensorSpec::f32(1, 5000, adam), "layer.0/weight"),
+        named(TensorSpec::of(Dtype::Bf16, 2, 3000, Optimizer::sgd(0.1, 0.5, 0.0)), "layer.1/weight"),
+        TensorSpec::of(Dtype::I64, 3, 7, Optimizer::sum()),
+    ]
+}
+
+/// Numbers that say where they belong.
+fn bytes_of(key: u64, salt: u64, first: u64, count: u64) -> Vec<u8> {
+    (first..first + count).map(|at| (at.wrapping_mul(31) ^ key.wrapping_mul(77) ^ salt) as u8).collect()
+}
+
+fn state_of(spec: &TensorSpec, offset: u64, bytes: u64) -> ChunkState {
+    let (key, elements) = (spec.key.0, bytes / spec.dtype.bytes() as u64);
+    let sums = |salt| bytes_of(key, salt, 4 * (offset / spec.dtype.bytes() as u64), 4 * elements);
+    ChunkState {
+        weights: bytes_of(key, 0, offset, bytes),
+        master: (spec.dtype == Dtype::Bf16).then(|| sums(1)),
+        state: (0..spec.optimizer.state_arrays() as u64).map(|number| sums(2 + number)).collect(),
+        marks: bytes_of(key, 9, offset, 5),
+    }
+}
+
+/// Writes all tensors over so many servers, chunks in turns, the last ones first.
+fn write(store: &Arc<dyn Store>, round: u64, servers: u64) -> Manifest {
+    let name = round_name(round);
+    let shape = Shape { servers: servers as u32, chunk_bytes: CHUNK_BYTES, ..Shape::default() };
+    let mut manifest = Manifest::new(&name, 1, round, 1000 + round, shape);
+    for server in 0..servers {
+        let mut plan = PartPlan { tables: vec![(table(), 1)], ..PartPlan::default() };
+        let mut mine = Vec::new();
+        for spec in specs() {
+            let size = spec.dtype.bytes() as u64;
+            for span in spec.chunks(CHUNK_BYTES).filter(|span| u64::from(span.id.chunk.0) % servers == server)
+            {
+                plan.tensors.push(Planned {
+                    key: spec.key,
+                    name: spec.name.clone(),
+                    dtype: spec.dtype,
+                    range: (span.offset / size, (span.offset + span.bytes) / size),
+                    elements: spec.elements,
+                    chunks: 1,
+                });
+                mine.push((spec.clone(), span));
+            }
+        }
+        let mut writer =
+            PartWriter::begin(store.clone(), &name, &format!("part-{server}.safetensors"), &plan).unwrap();
+        for (spec, span) in mine.iter().rev() {
+            let (state, first) =
+                (state_of(spec, span.offset, span.bytes), span.offset / spec.dtype.bytes() as u64);
+            writer.weights(spec.key, first, &state.weights).unwrap();
+            if let Some(master) = &state.master {
+                writer.beside(spec.key, What::Master, Dtype::F32, first, master).unwrap();
+            }
+            for (number, array) in (0..).zip(&state.state) {
+                writer.beside(spec.key, What::State(number), Dtype::F32, first, array).unwrap();
+            }
+            writer.marks(spec.key, span.id.chunk.0, &state.marks).unwrap();
+        }
+        writer.rows(&rows(server)).unwrap();
+        manifest.parts.push(writer.finish().unwrap());
+    }
+    let record = |spec: TensorSpec| TensorRecord { spec, version: round, newest: round };
+    manifest.tensors = specs().into_iter().map(record).collect();
+    store.put_bytes(&name, "manifest.json", &manifest.to_bytes().unwrap()).unwrap();
+    manifest
+}
+
+fn table() -> TableSpec {
+    TableSpec::new(5, 2, Optimizer::sum(), Initial::Uniform { low: 0.0, high: 1.0, seed: 1 })
+}
+
+fn rows(server: u64) -> RowsPiece {
+    RowsPiece {
+        key: 5,
+        ids: vec![server, 100 + server],
+        pushes: vec![1, 2],
+        numbers: vec![1.0, 2.0, 3.0, server as f32],
+    }
+}
+
+fn check(checkpoint: &Checkpoint) {
+    for spec in specs() {
+        assert!(checkpoint.has(&spec, CHUNK_BYTES).unwrap());
+        for span in spec.chunks(CHUNK_BYTES) {
+            let state = checkpoint.chunk(&spec, &span).unwrap();
+            assert_eq!(state, state_of(&spec, span.offset, span.bytes), "{span:?}");
+        }
+    }
+}
+
+fn store_in(path: &Path) -> Arc<dyn Store> {
+    Arc::new(Directory::new(path))
+}
+
+#[test]
+fn whoever_wrote_which_chunk_every_one_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    for servers in [1, 2, 3, 5] {
+        let manifest = write(&store, servers, servers);
+        let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+        assert_eq!(checkpoint.manifest(), &manifest);
+        check(&checkpoint);
+        let mut found = Vec::new();
+        checkpoint
+            .rows(|spec, piece| {
+                assert_eq!(spec, &table());
+                found.push(piece.ids[0]);
+                assert_eq!((piece.pushes, piece.numbers[3]), (vec![1, 2], piece.ids[0] as f32));
+            })
+            .unwrap();
+        assert_eq!(found, (0..servers).collect::<Vec<_>>());
+        let (mut last, verified) = ((0, 0), verify(&store, &manifest.name, |_, _| ()).unwrap());
+        verify(&store, &manifest.name, |done, total| last = (done, total)).unwrap();
+        assert_eq!((verified.bytes, last), (manifest.bytes(), (manifest.bytes(), manifest.bytes())));
+    }
+}
+
+#[test]
+fn the_formats_own_reader_finds_whole_tensors_where_one_part_has_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let spec = &specs()[0];
+    let plan = PartPlan {
+        tensors: vec![Planned {
+            key: spec.key,
+            name: spec.name.clone(),
+            dtype: spec.dtype,
+            range: (0, spec.elements),
+            elements: spec.elements,
+            chunks: spec.chunk_count(CHUNK_BYTES),
+        }],
+        ..PartPlan::default()
+    };
+    let mut writer = PartWriter::begin(store.clone(), "round-1", "p", &plan).unwrap();
+    for span in spec.chunks(CHUNK_BYTES) {
+        writer.weights(spec.key, span.offset / 4, &bytes_of(1, 0, span.offset, span.bytes)).unwrap();
+        writer
+            .beside(
+                spec.key,
+                What::State(0),
+                Dtype::F32,
+                span.offset / 4,
+                &bytes_of(1, 2, span.offset, span.bytes),
+            )
+            .unwrap();
+    }
+    assert!(writer.weights(spec.key, 4999, &[0; 8]).is_err(), "beyond the plan");
+    assert!(writer.weights(Key(9), 0, &[0; 8]).is_err());
+    assert!(writer.beside(spec.key, What::State(0), Dtype::F32, 0, &[0; 4096]).is_err(), "twice");
+    let record = writer.finish();
+    assert!(record.is_ok());
+    let file = std::fs::read(directory.path().join("round-1/p")).unwrap();
+    let theirs = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let weights = theirs.tensor("layer.0/weight").unwrap();
+    assert_eq!((weights.shape(), weights.data()), (&[5000usize][..], &bytes_of(1, 0, 0, 20_000)[..]));
+    assert_eq!(theirs.tensor("layer.0/weight#state0[1024:2048]").unwrap().data(), bytes_of(1, 2, 4096, 4096));
+}
+
+#[test]
+fn damage_is_told_by_the_file_it_is_in_and_never_read_as_weights() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let manifest = write(&store, 7, 2);
+    let path = directory.path().join(&manifest.name).join(&manifest.parts[1].file);
+    let sound = std::fs::read(&path).unwrap();
+    let read = || -> Result<(), CheckpointError> {
+        let checkpoint = Checkpoint::open(&store, &manifest.name)?;
+        for spec in specs() {
+            for span in spec.chunks(CHUNK_BYTES) {
+                checkpoint.chunk(&spec, &span)?;
+            }
+        }
+        checkpoint.rows(|_, _| ())
+    };
+    for at in (0..sound.len()).step_by(211).chain([0, 7, 8, sound.len() - 1]) {
+        let mut other = sound.clone();
+        other[at] ^= 0x10;
+        std::fs::write(&path, &other).unwrap();
+        let error = read().expect_err("read in spite of damage").to_string();
+        assert!(error.contains(&manifest.parts[1].file), "{error}");
+        assert!(verify(&store, &manifest.name, |_, _| ()).is_err(), "{at}");
+    }
+    for bytes in [0, 8, 100, sound.len() - 1] {
+        std::fs::write(&path, &sound[..bytes]).unwrap();
+        assert!(matches!(read(), Err(CheckpointError::Corrupt { .. })), "{bytes}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(read(), Err(CheckpointError::Corrupt { .. })));
+    std::fs::write(&path, &sound).unwrap();
+    check(&Checkpoint::open(&store, &manifest.name).unwrap());
+}
+
+#[test]
+fn another_grid_or_another_declaration_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let manifest = write(&store, 7, 1);
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    let spec = specs()[0].clone();
+    assert!(matches!(
+        checkpoint.has(&spec, 8192),
+        Err(CheckpointError::ChunkBytes { theirs: 4096, ours: 8192, .. })
+    ));
+    let longer = TensorSpec { elements: 5001, ..spec.clone() };
+    let Err(error) = checkpoint.has(&longer, CHUNK_BYTES) else { panic!("taken") };
+    assert!(error.to_string().contains("tensor 1"), "{error}");
+    assert!(checkpoint.has(&TensorSpec { name: "x".into(), ..spec }, CHUNK_BYTES).unwrap());
+    assert!(!checkpoint.has(&TensorSpec::f32(99, 1, Optimizer::sum()), CHUNK_BYTES).unwrap());
+}
+
+#[test]
+fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let stray = |name: &str| {
+        let path = store.stage(name, "part").unwrap();
+        std::fs::write(path, b"half").unwrap();
+    };
+    let first = write(&store, 1, 1);
+    stray(&round_name(2));
+    write(&store, 3, 1);
+    let fourth = write(&store, 4, 1);
+    stray(&round_name(4));
+    stray(&round_name(5));
+    assert_eq!(newest(&*store).unwrap().unwrap().name, fourth.name);
+    assert!(Checkpoint::open(&store, &round_name(5)).is_err(), "incomplete");
+    assert_eq!(retain(&*store, &fourth, 2).unwrap(), [first.name, round_name(2)]);
+    assert_eq!(store.names().unwrap(), [3, 4, 5].map(round_name));
+    assert_eq!(store.files(&fourth.name).unwrap().len(), 2, "the stray of round 4 is gone");
+    check(&Checkpoint::open(&store, &fourth.name).unwrap());
+    remove(&*store, &round_name(3)).unwrap();
+    assert!(remove(&*store, "../x").is_err() && remove(&*store, "other").is_err());
+    assert_eq!(list(&*store).unwrap().len(), 2);
+    assert!(retain(&*store, &fourth, 0).unwrap().is_empty());
+}

@@ -1,0 +1,174 @@
+//! The engine's part of a chunk's image: what a server has to know of a chunk, beside its numbers, to go on with it as
+//! another one would have. It must not know how images travel or are stored.
+
+use super::chunk::{Chunk, Stage};
+use super::lane::LaneEngine;
+use proto_common::limits::WORKERS_MAX;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkState {
+    /// Published version.
+    pub version: u64,
+    /// Its initial value was set.
+    pub initialised: bool,
+    /// Rounds that ended without new weights: bit 0 is the one in force.
+    pub bad: u64,
+    /// Bytes of the version in force.
+    pub live_bytes: u64,
+    /// First and last version that the weights in force are of.
+    pub versions: (u64, u64),
+    /// As `versions`, of the weights before, where they are in the image.
+    pub previous: Option<(u64, u64)>,
+    /// Contributions of each worker that are in force, where they are counted.
+    pub made: Vec<u64>,
+    /// Of each worker, where contributions can end otherwise than by being applied: the last one, and which of the 64 up to
+    /// it did.
+    pub marks: Vec<(u64, u64)>,
+}
+
+/// A state that no chunk like this can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StateError {
+    /// Counts of other workers than there are.
+    #[error("the image counts contributions of {got} workers, this chunk of {want}")]
+    Workers {
+        /// As the image has it.
+        got: usize,
+        /// As the chunk has it.
+        want: usize,
+    },
+    /// Longer than the chunk.
+    #[error("the image's weights have {got} bytes, the chunk {most} at most")]
+    Bytes {
+        /// As the image has it.
+        got: u64,
+        /// As the chunk has it.
+        most: u64,
+    },
+    /// Versions that do not follow one another.
+    #[error("the image's versions do not fit one another")]
+    Versions,
+}
+
+impl ChunkState {
+    fn check(&self) -> Result<(), StateError> {
+        let (first, last) = self.versions;
+        let before = self.previous.is_none_or(|(from, to)| from <= to && to < first);
+        let bounded = self.made.len().max(self.marks.len()) <= WORKERS_MAX as usize;
+        let counted = self.version < u64::MAX / 2;
+        if first <= last && last == self.version && before && bounded && counted {
+            Ok(())
+        } else {
+            Err(StateError::Versions)
+        }
+    }
+}
+
+impl Chunk {
+    /// Are what its rule keeps, and its weights, those of the published version? Not between the two halves of a rule that
+    /// needs norms.
+    pub(super) fn is_whole(&self) -> bool {
+        let halfway = self.group.is_some() && matches!(self.stage, Stage::Norms | Stage::Buffer);
+        !halfway && !self.is_judged() && !self.initialising()
+    }
+
+    fn state(&self, with_previous: bool) -> ChunkState {
+        let range = |buffer: u8| {
+            let versions = &self.versions[usize::from(buffer & 1)];
+            (*versions.start(), *versions.end())
+        };
+        let (live, previous) = (range(self.buffer), range(1 - self.buffer));
+        let follows = previous.1.checked_add(1) == Some(live.0);
+        let (made, marks) = self.tally.as_ref().map(|tally| tally.saved()).unwrap_or_default();
+        ChunkState {
+            version: self.version,
+            initialised: self.initialised,
+            bad: self.bad,
+            live_bytes: self.live_bytes(),
+            versions: live,
+            previous: (with_previous && follows).then_some(previous),
+            made,
+            marks,
+        }
+    }
+
+    fn fits(&self, state: &ChunkState) -> Result<(), StateError> {
+        state.check()?;
+        let (made, marks) = self.tally.as_ref().map_or((0, 0), |tally| tally.lengths());
+        for (got, want) in [(state.made.len(), made), (state.marks.len(), marks)] {
+            if got != want {
+                return Err(StateError::Workers { got, want });
+            }
+        }
+        let most = self.spec.bytes;
+        if state.live_bytes > most || (!self.spec.dynamic && state.live_bytes != most) {
+            return Err(StateError::Bytes { got: state.live_bytes, most });
+        }
+        Ok(())
+    }
+}
+
+impl LaneEngine {
+    /// What an image of a chunk is to say, and in which buffer its weights are; nothing while it cannot be taken, in the
+    /// middle of a round's end. Weights before those in force are in the other buffer, where the state has them.
+    #[must_use]
+    pub fn state(&self, chunk: u32, with_previous: bool) -> Option<(ChunkState, u8)> {
+        let chunk = self.chunks.get(chunk as usize).filter(|chunk| chunk.is_whole())?;
+        Some((chunk.state(with_previous), chunk.buffer))
+    }
+
+    /// Where the weights of an image can be put: a buffer that nobody reads. None while both are being read.
+    #[must_use]
+    pub fn room_for_image(&self, chunk: u32) -> Option<u8> {
+        self.chunks.get(chunk as usize)?.writable()
+    }
+
+    /// Does the state of an image fit the chunk?
+    pub fn check_state(&self, chunk: u32, state: &ChunkState) -> Result<(), StateError> {
+        self.chunks.get(chunk as usize).map_or(Err(StateError::Versions), |chunk| chunk.fits(state))
+    }
+
+    /// The chunk goes on from an image, whose weights are in buffer `into` now. What was collected of a round is forgotten:
+    /// the chunk is to have had none (as a copy, or before anybody contributed).
+    pub fn restore(&mut self, chunk: u32, state: &ChunkState, into: u8) -> Result<(), StateError> {
+        self.check_state(chunk, state)?;
+        let Some(chunk) = self.chunks.get_mut(chunk as usize) else { return Err(StateError::Versions) };
+        chunk.version = state.version;
+        chunk.buffer = into & 1;
+        chunk.initialised = state.initialised;
+        chunk.bad = state.bad;
+        chunk.set_versions(state.versions, state.previous);
+        chunk.set_live_bytes(state.live_bytes);
+        chunk.contributed.clear();
+        chunk.stage = Stage::Contributions;
+        if let Some(tally) = &mut chunk.tally {
+            tally.restore(&state.made, &state.marks);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_follow_one_another() {
+        let good =
+            ChunkState { version: 5, versions: (4, 5), previous: Some((2, 3)), ..ChunkState::default() };
+        assert_eq!(good.check(), Ok(()));
+        assert_eq!(ChunkState::default().check(), Ok(()));
+        for bad in [
+            ChunkState { versions: (4, 6), ..good.clone() },
+            ChunkState { versions: (6, 5), ..good.clone() },
+            ChunkState { previous: Some((3, 4)), ..good.clone() },
+            ChunkState { previous: Some((3, 2)), ..good.clone() },
+            ChunkState { made: vec![0; WORKERS_MAX as usize + 1], ..good },
+        ] {
+            assert_eq!(bad.check(), Err(StateError::Versions), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A chunk's whole state as bytes, and back: what goes to a copy, and into checkpoints. A head (the engine's part, the rule,
+//! what follows), then weights, those before, what the rule keeps, and exact weights where published ones are rounded. What
+//! is read here comes from outside: it is checked whole before anything of a chunk changes.
+
+use super::numbers::Typed;
+use super::rule::CurrentRule;
+use super::{Storage, StorageError, Stored};
+use crate::engine::ChunkState;
+use crate::kernel::Element;
+use proto_common::element::Dtype;
+use proto_common::message::{decode, encode};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+/// Version of the form.
+const FORM: u16 = 1;
+/// Bytes before the head: magic, form, reserved, and the head's length.
+const LEAD_BYTES: usize = 12;
+const MAGIC: [u8; 4] = *b"GWIM";
+/// Bytes of a head at most: counts of all workers there can be, and changes of a rule.
+const HEAD_BYTES_MAX: usize = 128 << 10;
+
+/// Bytes that are no image of this chunk.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ImageError {
+    /// Not an image, or of another form.
+    #[error("not a chunk's image of form {FORM}; upgrade the older member")]
+    Form,
+    /// Cut short, or longer than it says.
+    #[error("a chunk's image has {got} bytes, it says {want}")]
+    Length {
+        /// Bytes there.
+        got: usize,
+        /// As it says.
+        want: usize,
+    },
+    /// Its head cannot be read.
+    #[error("a chunk's image has a malformed head: {0}")]
+    Head(String),
+    /// An image of another chunk.
+    #[error("a chunk's image is of {got} of {got_bytes} bytes, the chunk of {want} of {want_bytes}")]
+    Shape {
+        /// The image's elements.
+        got: Dtype,
+        /// Its bytes.
+        got_bytes: u64,
+        /// The chunk's elements.
+        want: Dtype,
+        /// Its bytes.
+        want_bytes: u64,
+    },
+    /// A rule that the chunk cannot have.
+    #[error("a chunk's image has a rule that this tensor cannot have")]
+    Rule,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Head {
+    state: ChunkState,
+    rule: CurrentRule,
+    dtype: u8,
+    bytes: u64,
+    /// Bytes of each array that the rule keeps, and of exact weights.
+    kept: [u64; 2],
+    master: u64,
+}
+
+/// An image, taken apart; its parts lie in the bytes that it was read from.
+#[derive(Clone, Debug)]
+pub struct Image<'a> {
+    /// The engine's part.
+    pub state: ChunkState,
+    /// The elements' type.
+    pub dtype: Dtype,
+    /// Weights in force.
+    pub weights: &'a [u8],
+    /// Those before, where the state has them.
+    pub previous: Option<&'a [u8]>,
+    /// What the rule keeps, in the type of sums; empty where it has fewer arrays.
+    pub kept: [&'a [u8]; 2],
+    /// Exact weights, in the type of sums, where published ones are rounded.
+    pub master: &'a [u8],
+    rule: CurrentRule,
+}
+
+impl<'a> Image<'a> {
+    /// Reads an image's parts. Whether it fits a chunk is for [`Storage::load_image`] to say.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, ImageError> {
+        let (lead, rest) = bytes.split_first_chunk::<LEAD_BYTES>().ok_or(ImageError::Form)?;
+        let (magic, words) = lead.split_at(MAGIC.len());
+        if magic != MAGIC || words[..2] != FORM.to_le_bytes() || words[2..4] != [0; 2] {
+            return Err(ImageError::Form);
+        }
+        let head_bytes = u32::from_le_bytes([words[4], words[5], words[6], words[7]]) as usize;
+        let short = ImageError::Length { got: bytes.len(), want: LEAD_BYTES.saturating_add(head_bytes) };
+        if head_bytes > HEAD_BYTES_MAX {
+            return Err(short);
+        }
+        let (head, mut rest) = rest.split_at_checked(head_bytes).ok_or(short)?;
+        let head: Head = decode(head).map_err(|error| ImageError::Head(error.to_string()))?;
+        let dtype = Dtype::from_wire(head.dtype).ok_or_else(|| ImageError::Head("unknown dtype".into()))?;
+        let before = if head.state.previous.is_some() { head.bytes } else { 0 };
+        let lengths = [head.bytes, before, head.kept[0], head.kept[1], head.master];
+        let want = lengths.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
+        if want != Some(rest.len() as u64) {
+            let want = usize::try_from(want.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+            return Err(ImageError::Length { got: rest.len(), want });
+        }
+        let parts = lengths.map(|length| {
+            // Their sum is what there is.
+            let (part, after) = rest.split_at(length as usize);
+            rest = after;
+            part
+        });
+        let [weights, previous, first, second, master] = parts;
+        let previous = head.state.previous.is_some().then_some(previous);
+        let Head { state, rule, .. } = head;
+        Ok(Self { state, dtype, weights, previous, kept: [first, second], master, rule })
+    }
+}
+
+/// What a chunk keeps beside its weights.
+struct Kept<'a> {
+    arrays: [&'a [u8]; 2],
+    master: &'a [u8],
+}
+
+impl Typed {
+    fn kept(&self) -> Kept<'_> {
+        fn bytes<T: Element>([a, b]: &[Vec<T>; 2]) -> [&[u8]; 2] {
+            [a.as_bytes(), b.as_bytes()]
+        }
+        let none: &[u8] = &[];
+        match self {
+            Self::F32(sums) => Kept { arrays: bytes(&sums.state), master: none },
+            Self::F64(sums) => Kept { arrays: bytes(&sums.state), master: none },
+            Self::F16(own) => Kept { arrays: bytes(&own.sums.state), master: own.weights.as_bytes() },
+            Self::Bf16(own) => Kept { arrays: bytes(&own.sums.state), master: own.weights.as_bytes() },
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {
+                Kept { arrays: [none; 2], master: none }
+            }
+        }
+    }
+
+    /// Takes over what an image has; lengths are those of [`Typed::kept`].
+    fn load(&mut self, kept: [&[u8]; 2], master: &[u8]) {
+        fn copy<T: Element>(into: &mut [Vec<T>; 2], from: [&[u8]; 2]) {
+            into.iter_mut().zip(from).for_each(|(into, from)| into.as_mut_bytes().copy_from_slice(from));
+        }
+        match self {
+            Self::F32(sums) => copy(&mut sums.state, kept),
+            Self::F64(sums) => copy(&mut sums.state, kept),
+            Self::F16(own) => {
+                copy(&mut own.sums.state, kept);
+                own.weights.as_mut_bytes().copy_from_slice(master);
+            }
+            Self::Bf16(own) => {
+                copy(&mut own.sums.state, kept);
+                own.weights.as_mut_bytes().copy_from_slice(master);
+            }
+            Self::I8(_) | Self::U8(_) | Self::I32(_) | Self::I64(_) => {}
+        }
+    }
+
+    /// Bytes of a number that sums have.
+    pub(super) fn sum_bytes(dtype: Dtype) -> usize {
+        match dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 4,
+            Dtype::F64 | Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => 8,
+        }
+    }
+}
+
+impl Stored {
+    fn head(&self, state: &ChunkState) -> Head {
+        let Kept { arrays, master } = self.numbers.kept();
+        Head {
+            state: state.clone(),
+            rule: self.rule.clone(),
+            dtype: self.dtype as u8,
+            bytes: self.bytes as u64,
+            kept: arrays.map(|array| array.len() as u64),
+            master: master.len() as u64,
+        }
+    }
+}
+
+impl Storage {
+    /// Bytes of an image of a chunk at most, whatever its rule becomes.
+    pub fn image_bytes_max(&self, chunk: u32) -> Result<usize, StorageError> {
+        let stored = self.stored(chunk)?;
+        let elements = stored.bytes / stored.dtype.bytes();
+        let numbers = 3 * elements * Typed::sum_bytes(stored.dtype);
+        Ok(LEAD_BYTES + HEAD_BYTES_MAX + 2 * stored.bytes + numbers)
+    }
+
+    /// Writes a chunk's image over `out`: the engine's `state`, and weights from buffer `live`; those before, from the other
+    /// one, where the state has them.
+    pub fn save_image(
+        &self,
+        chunk: u32,
+        state: &ChunkState,
+        live: u8,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StorageError> {
+        let stored = self.stored(chunk)?;
+        let head = encode(&stored.head(state)).map_err(|error| ImageError::Head(error.to_string()))?;
+        let live = usize::from(live & 1);
+        out.clear();
+        out.extend(MAGIC);
+        out.extend(FORM.to_le_bytes());
+        out.extend([0; 2]);
+        // Bounded by the workers there can be.
+        out.extend((head.len() as u32).to_le_bytes());
+        out.extend(head);
+        out.extend_from_slice(&stored.weights[live]);
+        if state.previous.is_some() {
+            out.extend_from_slice(&stored.weights[1 - live]);
+        }
+        let Kept { arrays, master } = stored.numbers.kept();
+        arrays.into_iter().chain([master]).for_each(|part| out.extend_from_slice(part));
+        Ok(())
+    }
+
+    /// Does an image fit a chunk? Whether its state does is the engine's to say.
+    pub fn check_image(&self, chunk: u32, image: &Image<'_>) -> Result<(), StorageError> {
+        let stored = self.stored(chunk)?;
+        let (want, want_bytes) = (stored.dtype, stored.bytes as u64);
+        let (got, got_bytes) = (image.dtype, image.weights.len() as u64);
+        let elements = stored.bytes / want.bytes();
+        let array = |has: bool| if has { elements * Typed::sum_bytes(want) } else { 0 };
+        let arrays = image.rule.arrays();
+        let rounded = matches!(want, Dtype::F16 | Dtype::Bf16);
+        let kept = image.kept.map(<[u8]>::len) == [array(arrays > 0), array(arrays > 1)];
+        if (got, got_bytes) != (want, want_bytes) || !kept || image.master.len() != array(rounded) {
+            return Err(ImageError::Shape { got, got_bytes, want, want_bytes }.into());
+        }
+        if image.rule.is_sound(want.is_integer()) { Ok(()) } else { Err(ImageError::Rule.into()) }
+    }
+
+    /// The chunk becomes what an image says: weights go to buffer `into`, and those before to the other one, unless somebody
+    /// reads that (`keeps_other`). Nothing changes on error.
+    pub fn load_image(
+        &mut self,
+        chunk: u32,
+        image: &Image<'_>,
+        into: u8,
+        keeps_other: bool,
+    ) -> Result<(), StorageError> {
+        self.check_image(chunk, image)?;
+        let stored = self.stored_mut(chunk)?;
+        let into = usize::from(into & 1);
+        stored.weights[into].copy_from_slice(image.weights);
+        if let Some(previous) = image.previous.filter(|_| !keeps_other) {
+            stored.weights[1 - into].copy_from_slice(previous);
+        }
+        stored.rule = image.rule.clone();
+        stored.numbers.begin(image.rule.arrays());
+        stored.numbers.load(image.kept, image.master);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::roster::Roster;
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
@@ -119,6 +120,7 @@ pub struct LaneEngine {
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
+    pub(super) roster: Roster,
     pub(super) stats: LaneStats,
 }
 
@@ -139,6 +141,7 @@ impl LaneEngine {
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             calls: Calls::default(),
+            roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
             config,
         }
@@ -212,6 +215,7 @@ impl LaneEngine {
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }
+                self.cover(self.chunks.len() as u32 - 1);
                 added.push(*spec);
             }
         }
@@ -232,6 +236,7 @@ impl LaneEngine {
             self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
             self.finish_late(index as u32, out);
         }
+        self.begin_life(rank, incarnation);
         self.calls_peer_up(rank, incarnation);
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
@@ -370,6 +375,7 @@ impl LaneEngine {
         };
         self.chunks[index as usize].hide(peer, block.reading);
         self.finish_late(index, out);
+        self.roster.expect(&mut self.chunks[index as usize]);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
@@ -380,8 +386,7 @@ impl LaneEngine {
             // Not taken: it is to come in a slot.
             Err(Status::Granted) => self.send_back(peer, block, Status::Granted, Vec::new()),
             Err(Status::Retry) => {
-                let chunk = &self.chunks[index as usize];
-                let awaited = chunk.awaited(self.config.workers, self.config.deterministic);
+                let awaited = self.awaited_first(index);
                 self.retry(peer, block, awaited);
             }
             Err(status) => {
@@ -498,7 +503,7 @@ impl LaneEngine {
     }
 
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
-    fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
+    pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
         if state.stage == Stage::Buffer
             && let Some(into) = state.writable()

@@ -20,8 +20,11 @@ mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod ranks;
 mod role;
+mod roster;
 mod waiting;
+mod workers;
 
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};

@@ -228,6 +228,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 format!("its inbox slots have {} bytes, {RESULT_SLOT_BYTES} are needed", inbox.slot_bytes),
             );
         }
+        if !self.engine.admits(rank, incarnation) {
+            return refuse(&mut self.queue, "its life is over: the scheduler has said so since".into());
+        }
         self.detach(rank);
         // Before there is another channel of that worker: none of it is for that one.
         self.execute()?;
@@ -492,8 +495,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.engine.finished(chunk, verdict, &mut self.commands);
             }
             Command::Prepare { chunk, round, last, old, contributors } => {
-                let round = Round { number: round, last: Some(last), old, into: old, contributors };
-                let views = self.views_of(Some(last));
+                let round = Round { number: round, last, old, into: old, contributors };
+                let views = self.views_of(last);
                 self.storage.prepare(chunk, &round, &views)?;
             }
             Command::Norms { chunks } => self.storage.norms(chunks),

@@ -13,7 +13,7 @@ pub(super) struct Brain {
     pub(super) engine: Option<Engine>,
     /// Which life it is, from 1.
     pub(super) life: u64,
-    tick_us: u64,
+    pub(super) tick_us: u64,
     /// When the next life begins.
     pub(super) start_us: Option<u64>,
     pub(super) outcome: Option<Outcome>,

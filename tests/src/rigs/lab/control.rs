@@ -112,8 +112,7 @@ impl Lab {
             _ => None,
         };
         let wanted_rank = resume.map(|resume| resume.rank).or(wanted);
-        let offer =
-            Offer { host: "lab".into(), uid: 1, policies: Policies::default(), missing: Vec::new() };
+        let offer = Offer { host: "lab".into(), uid: 1, policies: Policies::default(), missing: Vec::new() };
         Register {
             protocol: PROTOCOL_VERSION,
             build: "lab".into(),

@@ -1,9 +1,9 @@
 //! Seats and the processes on them: one life after the other. A process has a node of its own, a clock that runs at its own
 //! rate, a link to the scheduler, and, once it is registered, the engines of its role.
 
+use super::server::Server;
 use super::wire::WireId;
 use super::worker::Worker;
-use super::server::Server;
 use fabric::sim::NodeId;
 use proto_common::ids::{Incarnation, Role};
 use proto_common::message::ToScheduler;

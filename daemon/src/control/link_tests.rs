@@ -39,6 +39,7 @@ fn welcome_of(settings: &Settings, term: u32) -> FromScheduler {
         scheduler: Incarnation(9),
         shape: settings.shape(),
         coming: Coming::Start,
+        restore: None,
     })
 }
 

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum JobPhase {
     /// Members are missing.
     Assembling,
+    /// A scheduler was lost, and the next one waits for the members.
+    Rebuilding,
     /// All members are there.
     Running,
     /// Members are leaving.

@@ -235,6 +235,7 @@ fn start_lanes(
         if devices.verbs.is_some() {
             lane.register_replies();
         }
+        lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);

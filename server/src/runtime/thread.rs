@@ -97,10 +97,6 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
-    /// That life of a worker is over: its channel is closed and fenced.
-    EndWorker {
-        rank: Rank,
-    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -280,7 +276,6 @@ impl Loop {
                 let _ = reply.try_send(grant.map_err(|error| error.to_string()));
             }
             LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
-            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

@@ -209,7 +209,8 @@ impl Member {
     pub fn resume(&self) -> Resume {
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
-        Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
+        let (rank, epoch) = (self.config.rank, epoch.max(map.epoch));
+        Resume { rank, term: epoch.term, epoch, members, left, map, barriers }
     }
 
     /// There is a new scheduler: what may not have reached the last one is said again.

@@ -12,6 +12,7 @@ mod exact;
 mod hostile;
 mod in_place;
 mod member;
+mod memberships;
 mod model;
 mod modes;
 mod norms;

@@ -33,17 +33,14 @@ impl Chunk {
         self.before.there = false;
     }
 
-    /// Are the weights before those in force in the other buffer?
-    pub(super) fn has_before(&self) -> bool {
-        let at = |buffer: u8| &self.versions[usize::from(buffer)];
-        self.before.there && at(1 - self.buffer).end().checked_add(1) == Some(*at(self.buffer).start())
+    /// Bytes of the version before, where it is there.
+    pub(super) fn before_bytes(&self) -> Option<u64> {
+        (self.before.kept && self.before.there).then_some(self.before.bytes)
     }
 
-    /// The chunk goes on from an image, with the weights before or without. How long those are is not in it: of dynamic chunks
-    /// they are not kept.
-    pub(super) fn restore_before(&mut self, is_there: bool) {
-        self.before.there = is_there && !self.spec.dynamic;
-        self.before.bytes = self.spec.bytes;
+    /// As an image has it.
+    pub(super) fn set_before(&mut self, bytes: Option<u64>) {
+        (self.before.there, self.before.bytes) = (bytes.is_some(), bytes.unwrap_or(0));
     }
 
     /// A round is about to be in force in this buffer or, with none, to end without new weights.
@@ -64,7 +61,7 @@ impl Chunk {
         let has = |buffer: u8| self.versions[usize::from(buffer)].contains(&waiter.version);
         match () {
             () if !waiter.exact || has(now) => Ok((now, self.live_bytes())),
-            () if self.has_before() && has(other) => Ok((other, self.before.bytes)),
+            () if self.before.there && has(other) => Ok((other, self.before.bytes)),
             () => Err(Status::VersionGone),
         }
     }

@@ -2,11 +2,13 @@
 //! connections of others are to do comes out. It keeps the roster and the whole shard map. It must not know how lanes work,
 //! reach anybody, or read a clock.
 
+mod holdings;
 mod seeding;
 mod streams;
 
 use super::chunk::ChunkSpec;
 use super::role::Role;
+pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{
@@ -63,24 +65,23 @@ pub enum MemberCommand {
         /// Its rank.
         rank: Rank,
     },
-    /// Which workers are there: all lanes close and fence channels of other lives, and rounds go on as the cluster's settings
-    /// say.
+    /// Who is there: all lanes end the channels of other lives, and rounds go on without whom they need no more.
     Workers {
-        /// Since when.
+        /// Of the roster.
         epoch: Epoch,
-        /// Who is there.
+        /// All workers that are there.
         present: Vec<(Rank, Incarnation)>,
-        /// Who has left in good order.
+        /// Those that have left in good order.
         left: Vec<Rank>,
     },
-    /// A worker is to count: from which rounds on could it on each lane? [`Member::rounds_answered`] when all have said so.
+    /// Ask all lanes from which round of each tensor on this worker could count; [`Member::rounds_answered`] says it.
     AskRounds {
         /// Its rank.
         rank: Rank,
         /// Its life.
         incarnation: Incarnation,
     },
-    /// From these rounds on a worker counts, on all lanes.
+    /// Tell all lanes from which rounds on this worker counts.
     CountFrom {
         /// Its rank.
         rank: Rank,
@@ -164,6 +165,8 @@ pub struct Member {
     told: BTreeMap<u64, (Epoch, bool)>,
     next: u64,
     drain: Drain,
+    /// The next scheduler has been told what this server knows: the last one's decisions count no more.
+    is_resuming: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +192,7 @@ impl Member {
             told: BTreeMap::new(),
             next: 0,
             drain: Drain::Stays,
+            is_resuming: false,
             config,
         }
     }
@@ -223,9 +227,11 @@ impl Member {
         })
     }
 
-    /// What a scheduler that knows nothing is to know. Barriers are somebody else's to add.
+    /// What a scheduler that knows nothing is to know; until [`Member::back`] nothing is decided for this server any more, also
+    /// nothing that was decided before and comes late. Barriers are somebody else's to add.
     #[must_use]
-    pub fn resume(&self) -> Resume {
+    pub fn resume(&mut self) -> Resume {
+        self.is_resuming = true;
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
         Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
@@ -233,6 +239,7 @@ impl Member {
 
     /// There is a new scheduler: what may not have reached the last one is said again.
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
+        self.is_resuming = false;
         self.say_seeded(out);
         if self.drain == Drain::Asked || self.drain == Drain::Going {
             self.drain = Drain::Asked;
@@ -264,8 +271,22 @@ impl Member {
 
     /// Takes what the scheduler said.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
+        let decides = matches!(
+            message,
+            FromScheduler::Roster { .. }
+                | FromScheduler::Assign(_)
+                | FromScheduler::Remap { .. }
+                | FromScheduler::ChangeRule { .. }
+                | FromScheduler::AskRounds { .. }
+                | FromScheduler::CountFrom { .. }
+        );
+        if self.is_resuming && decides {
+            return;
+        }
         match message {
-            FromScheduler::Roster { epoch, members, left } => self.take_roster(epoch, members, left, out),
+            FromScheduler::Roster { epoch, members, left } => {
+                self.take_roster(epoch, members, left, out);
+            }
             FromScheduler::Assign(update) => self.assign(&update, out),
             FromScheduler::Remap { epoch, change } => self.remap(epoch, &change, out),
             FromScheduler::ChangeRule { epoch, change } => {
@@ -305,19 +326,20 @@ impl Member {
         self.leave_when_empty(out);
     }
 
-    /// All lanes have said from which rounds on a worker could count.
+    /// From which round of each tensor on a worker could count, by what each lane said.
     pub fn rounds_answered(
         &mut self,
-        (rank, incarnation): (Rank, Incarnation),
-        lanes: &[Vec<(Key, u64)>],
+        rank: Rank,
+        incarnation: Incarnation,
+        lanes: impl IntoIterator<Item = Vec<(Key, u64)>>,
         out: &mut Vec<MemberCommand>,
     ) {
-        let mut latest = BTreeMap::new();
-        for (key, round) in lanes.iter().flatten() {
-            let first = latest.entry(*key).or_insert(0);
-            *first = (*round).max(*first);
+        let mut first: BTreeMap<Key, u64> = BTreeMap::new();
+        for (key, round) in lanes.into_iter().flatten() {
+            let known = first.entry(key).or_default();
+            *known = round.max(*known);
         }
-        let rounds = latest.into_iter().collect();
+        let rounds = first.into_iter().collect();
         out.push(MemberCommand::Say(ToScheduler::Rounds { rank, incarnation, rounds }));
     }
 
@@ -371,15 +393,12 @@ impl Member {
             members.iter().any(|other| other.id == one.id && other.incarnation == one.incarnation)
         };
         for gone in had.iter().filter(|one| !is_there(one)) {
-            let rank = gone.id.rank;
-            match gone.id.role {
-                MemberRole::Server if rank == self.config.rank => {}
-                MemberRole::Server => self.end_server(rank, out),
-                MemberRole::Worker | MemberRole::Scheduler => {}
+            if gone.id.role == MemberRole::Server {
+                self.end_server(gone.id.rank, out);
             }
         }
-        let workers = members.iter().filter(|member| member.id.role == MemberRole::Worker);
-        let present = workers.map(|member| (member.id.rank, member.incarnation)).collect();
+        let workers = members.iter().filter(|one| one.id.role == MemberRole::Worker);
+        let present = workers.map(|one| (one.id.rank, one.incarnation)).collect();
         out.push(MemberCommand::Workers { epoch, present, left: left.clone() });
         self.left = left;
         self.roster = Some((epoch, members));

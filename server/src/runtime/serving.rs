@@ -1,7 +1,7 @@
 //! The server's control side while it serves: hands what happens to the member engine, and executes what that decides, on
 //! lanes, streams and the link to the scheduler. It decides nothing itself.
 
-use super::bootstrap::{Reception, blocking, granted};
+use super::bootstrap::{Reception, answers_of, blocking, granted};
 use super::lane::LaneError;
 use super::news::Board;
 use super::run::RunError;
@@ -13,6 +13,7 @@ use daemon::control::{LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
+use fabric::Mailbox;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{FromScheduler, ToScheduler};
@@ -38,8 +39,8 @@ pub(super) fn lock(member: &SharedMember) -> MutexGuard<'_, Member> {
 /// What was begun and has ended.
 enum Done {
     Lanes { number: u64, result: Result<(), String> },
-    Rounds { worker: (Rank, Incarnation), lanes: Result<Vec<Vec<(Key, u64)>>, String> },
     Dialled { number: u64, to: Rank, result: Result<Choice, String> },
+    Rounds { rank: Rank, incarnation: Incarnation, lanes: Result<Vec<Vec<(Key, u64)>>, String> },
 }
 
 /// See the module.
@@ -203,11 +204,8 @@ impl Serving<'_> {
             *peers = next;
             is_new
         });
-        for answers in answers {
-            match answers {
-                Answers::Done(number, answers) => self.await_lanes(number, answers),
-                Answers::Rounds(worker, answers) => self.await_rounds(worker, answers),
-            }
+        for (number, answers) in answers {
+            self.await_lanes(number, answers);
         }
         self.execute(out)
     }
@@ -235,11 +233,11 @@ impl Serving<'_> {
         let mut out = Vec::new();
         match done {
             Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
-            Done::Rounds { worker, lanes: Ok(lanes) } => {
-                lock(&self.member).rounds_answered(worker, &lanes, &mut out);
+            Done::Rounds { rank, incarnation, lanes: Ok(lanes) } => {
+                lock(&self.member).rounds_answered(rank, incarnation, lanes, &mut out);
             }
-            Done::Rounds { worker: (rank, _), lanes: Err(reason) } => {
-                tracing::warn!(worker = rank.0, reason, "no rounds for a worker that is to count");
+            Done::Rounds { rank, lanes: Err(reason), .. } => {
+                tracing::error!(worker = rank.0, reason, "nobody can say from which round on it could count");
             }
             Done::Dialled { number, to, result } => {
                 match &result {
@@ -272,13 +270,13 @@ impl Serving<'_> {
                     self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
                     self.standing.hang_up(to);
                 }
+                MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => self.standing.hang_up(rank),
                 MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
                 MemberCommand::Assign { .. }
                 | MemberCommand::Roles { .. }
                 | MemberCommand::ChangeRule { .. }
                 | MemberCommand::Workers { .. }
-                | MemberCommand::AskRounds { .. }
                 | MemberCommand::CountFrom { .. } => {}
             }
         }
@@ -299,15 +297,17 @@ impl Serving<'_> {
         }
     }
 
-    fn await_rounds(&self, worker: (Rank, Incarnation), answers: Vec<Receiver<Vec<(Key, u64)>>>) {
+    fn ask_rounds(&self, rank: Rank, incarnation: Incarnation) {
+        let ask = |(lane, _): &(Mailbox<LaneMessage>, _)| {
+            let (reply, answer) = sync_channel(1);
+            lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
+            answer
+        };
+        let answers: Vec<_> = self.reception.lanes.iter().map(ask).collect();
         let done = self.work.done.clone();
         tokio::spawn(async move {
-            let answer = |answer: Receiver<_>| {
-                answer.recv_timeout(ASSIGN_WITHIN).map_err(|_| "a data thread does not answer".to_owned())
-            };
-            let lanes = tokio::task::spawn_blocking(move || answers.into_iter().map(answer).collect());
-            let lanes = lanes.await.unwrap_or_else(|error| Err(error.to_string()));
-            let _ = done.send(Done::Rounds { worker, lanes });
+            let lanes = blocking(move || answers_of(answers, ASSIGN_WITHIN)).await;
+            let _ = done.send(Done::Rounds { rank, incarnation, lanes });
         });
     }
 
@@ -330,17 +330,13 @@ async fn say(
     }
 }
 
-/// What lanes answer.
-enum Answers {
-    Done(u64, Vec<Receiver<Result<(), String>>>),
-    Rounds((Rank, Incarnation), Vec<Receiver<Vec<(Key, u64)>>>),
-}
+type Answers = (u64, Vec<Receiver<Result<(), String>>>);
 
 /// Tells the lanes their part of a command; where they are to answer, also what comes of it.
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
     let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
     let ask = |message: &dyn Fn(usize, SyncSender<Result<(), String>>) -> LaneMessage| {
-        let tell = |(index, lane): (usize, &fabric::Mailbox<LaneMessage>)| {
+        let tell = |(index, lane): (usize, &Mailbox<LaneMessage>)| {
             let (reply, answer) = sync_channel(1);
             lane.send(message(index, reply));
             answer
@@ -351,22 +347,16 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
         MemberCommand::Assign { number, epoch, lanes } => {
             let specs = |index: usize| lanes.get(index).cloned().unwrap_or_default();
             let epoch = *epoch;
-            Some(Answers::Done(
-                *number,
-                ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply }),
-            ))
+            Some((*number, ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply })))
         }
         MemberCommand::Roles { number, epoch, lanes } => {
             let chunks = |index: usize| lanes.get(index).cloned().unwrap_or_default();
             let epoch = *epoch;
-            Some(Answers::Done(
-                *number,
-                ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply }),
-            ))
+            Some((*number, ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply })))
         }
         // All are told, also where one refuses: a change that is asked for again is to find them as alike as they can be.
         MemberCommand::ChangeRule { number, change } => {
-            Some(Answers::Done(*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
+            Some((*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
         }
         MemberCommand::EndServer { rank } => {
             lanes().for_each(|lane| {
@@ -376,23 +366,15 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
         }
         MemberCommand::Workers { epoch, present, left } => {
             let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
-                (*epoch, present.as_slice().into(), left.as_slice().into());
+                (*epoch, present[..].into(), left[..].into());
             lanes().for_each(|lane| {
-                lane.send(LaneMessage::Workers { epoch, present: present.clone(), left: left.clone() });
+                let (present, left) = (present.clone(), left.clone());
+                lane.send(LaneMessage::Workers { epoch, present, left });
             });
             None
         }
-        MemberCommand::AskRounds { rank, incarnation } => {
-            let (rank, incarnation) = (*rank, *incarnation);
-            let ask = |lane: &fabric::Mailbox<LaneMessage>| {
-                let (reply, answer) = sync_channel(1);
-                lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
-                answer
-            };
-            Some(Answers::Rounds((rank, incarnation), lanes().map(ask).collect()))
-        }
         MemberCommand::CountFrom { rank, incarnation, rounds } => {
-            let (rank, incarnation, rounds) = (*rank, *incarnation, Arc::<[_]>::from(rounds.as_slice()));
+            let (rank, incarnation, rounds): (_, _, Arc<[_]>) = (*rank, *incarnation, rounds[..].into());
             lanes().for_each(|lane| {
                 lane.send(LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
             });
@@ -400,6 +382,7 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
         }
         MemberCommand::Dial { .. }
         | MemberCommand::HangUp { .. }
+        | MemberCommand::AskRounds { .. }
         | MemberCommand::Say(_)
         | MemberCommand::Leave(_) => None,
     }

@@ -82,6 +82,10 @@ impl Rig {
             scheduler: Incarnation(99),
             assemble_ms: ASSEMBLE_MS,
             drain_ms: DRAIN_MS,
+            rejoin_ms: 500,
+            rebalance: true,
+            resume: false,
+            pid: 4,
         };
         Self { engine: Engine::new(config, 0), now_ms: 0 }
     }
@@ -127,6 +131,13 @@ fn to(members: &[MemberId], message: FromScheduler) -> Command {
 
 fn close(id: MemberId) -> Command {
     Command::Close { connection: connection(id) }
+}
+
+/// Without the rosters, which say who went.
+fn quiet(mut commands: Vec<Command>) -> Vec<Command> {
+    let is_roster = |command: &Command| matches!(command, Command::Send { message, .. } if matches!(**message, FromScheduler::Roster { .. }));
+    commands.retain(|command| !is_roster(command));
+    commands
 }
 
 /// The only message of a list of commands.

@@ -13,6 +13,7 @@ mod exact;
 mod hostile;
 mod in_place;
 mod member;
+mod memberships;
 mod model;
 mod modes;
 mod norms;

@@ -3,6 +3,7 @@
 use super::{Client, Tensor};
 use crate::error::ClientError;
 use proto_common::batch::OpKind;
+use proto_common::config::WorkerLoss;
 use proto_common::message::Coming;
 
 impl Client {
@@ -27,7 +28,8 @@ impl Client {
         let versions = versions.collect::<Result<Vec<u64>, ClientError>>()?;
         // Nobody is further than the round after it, because that needs this worker.
         let round = versions.into_iter().min().unwrap_or(0);
-        let exactly = self.0.coming == Coming::Again;
+        // Then servers keep the version before the one in force.
+        let exactly = self.0.shape.worker_loss == WorkerLoss::Wait && self.0.coming != Coming::Between;
         for tensor in tensors {
             let has_rounds = tensor.spec().settled_mode().has_rounds() && tensor.spec().settled_backup() == 0;
             tensor.numbers().go_on_after(round, exactly && has_rounds);

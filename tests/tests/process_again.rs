@@ -30,7 +30,8 @@ fn train_and_kill(transport: &str, kills: &[(usize, &str)]) -> String {
         cluster.workers[0].expect_line(&format!("epoch {epoch}/"), PATIENCE);
         cluster.workers[*victim].kill();
         let mut command = cluster.member("gradwire-worker", &["train"], Some(*victim), &args);
-        cluster.scheduler.expect_line(&format!("worker {victim} died"), PATIENCE);
+        // Else its rank would still be taken.
+        cluster.servers[0].expect_line(&format!("its data channel is closed worker={victim} "), PATIENCE);
         cluster.workers[*victim] = Process::start(format!("worker {victim}"), &mut command);
     }
     for process in cluster.everyone() {

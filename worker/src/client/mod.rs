@@ -34,7 +34,7 @@ use crate::runtime::{
 };
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, DeclareError, NodeGroup, ToScheduler};
 use proto_common::mode::Mode;
@@ -296,6 +296,13 @@ impl Client {
     /// it have ended, [`fabric::UserBuffer::into_vec`] gives its numbers back.
     pub fn forget(&self, buffer: &fabric::UserBuffer) {
         self.0.registrations.forget(buffer);
+    }
+
+    /// How long an operation on a tensor may take. Where rounds wait for workers that died, that is within it.
+    fn operation_ms(&self) -> u32 {
+        let deadlines = &self.0.settings.deadlines;
+        let returns_ms = if self.0.shape.worker_loss == WorkerLoss::Wait { deadlines.rejoin_ms } else { 0 };
+        u32::try_from(deadlines.operation_ms.saturating_add(returns_ms)).unwrap_or(u32::MAX)
     }
 
     /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.

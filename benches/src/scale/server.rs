@@ -179,6 +179,7 @@ impl Server {
             | Command::CallDrop { .. } => return Err(ModelError::NotModelled { what: "calls" }),
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}
+            _ => return Err(ModelError::NotModelled { what: "copies and checkpoints" }),
         }
         Ok(())
     }

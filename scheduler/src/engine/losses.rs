@@ -44,8 +44,14 @@ impl Engine {
         self.epoch = epoch;
         self.tell_changes(vec![(epoch, MapChange::ServerGone(id.rank))], out);
         self.tell_roster(out);
+        self.go_on_without(id, out);
+    }
+
+    /// Nobody waits for a server any more.
+    fn go_on_without(&mut self, id: MemberId, out: &mut Vec<Command>) {
         declared(self.declarations.without(id.rank), out);
         release(self.barriers.without(id), out);
+        self.count_without(id.rank, out);
         self.unsettled = true;
         self.settle(out);
     }
@@ -80,6 +86,7 @@ impl Engine {
         }
         let Some(member) = self.members.remove(&id) else { return };
         self.dead.add(member.incarnation);
+        self.forget_coming(id.rank);
         self.changes.lost += 1;
         if policy == WorkerLoss::Wait {
             let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
@@ -125,10 +132,7 @@ impl Engine {
             self.dead.add(member.incarnation);
         }
         self.tell_roster(out);
-        declared(self.declarations.without(id.rank), out);
-        release(self.barriers.without(id), out);
-        self.unsettled = true;
-        self.settle(out);
+        self.go_on_without(id, out);
         true
     }
 }

@@ -4,6 +4,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod barriers;
+mod coming;
 mod copies;
 mod declarations;
 mod ending;
@@ -18,6 +19,7 @@ mod shards;
 mod status;
 
 use barriers::{Answer, Barriers};
+use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
@@ -63,6 +65,8 @@ pub struct EngineConfig {
     pub rebalance: bool,
     /// A job goes on whose scheduler is gone: nothing begins before its members have come.
     pub resume: bool,
+    /// Operating system process id, for people.
+    pub pid: u32,
 }
 
 impl EngineConfig {
@@ -79,6 +83,7 @@ impl EngineConfig {
             rejoin_ms: settings.deadlines.rejoin_ms,
             rebalance: settings.cluster.rebalance,
             resume: false,
+            pid: 0,
         }
     }
 }
@@ -210,6 +215,7 @@ pub struct Engine {
     unsettled: bool,
     /// While rebuilding: what members have said.
     rebuild: Rebuild,
+    comings: Comings,
     changes: Changes,
     /// The newest complete checkpoint, for errors.
     last_checkpoint: Option<String>,
@@ -234,6 +240,7 @@ impl Engine {
             awaited: BTreeMap::new(),
             unsettled: false,
             rebuild: Rebuild::default(),
+            comings: Comings::default(),
             changes: Changes::default(),
             last_checkpoint: None,
             awake_ms: now_ms,
@@ -301,6 +308,11 @@ impl Engine {
                     self.register(now_ms, from, register, out);
                 }
                 ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+                ToScheduler::Identify => {
+                    let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
+                    let age_ms = now_ms.saturating_sub(self.started_ms);
+                    refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
+                }
                 // It says nothing that counts before it is let in.
                 _ if self.rebuild.knows(from) => {}
                 other => {
@@ -354,10 +366,13 @@ impl Engine {
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
-            ToScheduler::Resuming { .. } => {
-                self.fault(now_ms, id, "it told what it knows after it was let in".into(), out);
+            ToScheduler::Resuming { .. } | ToScheduler::Identify => {
+                self.fault(now_ms, id, "it said after it was let in what comes before".into(), out);
             }
-            ToScheduler::Rounds { .. } | ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
+            ToScheduler::Rounds { rank, incarnation, rounds } => {
+                self.rounds(id, rank, incarnation, rounds, out);
+            }
+            ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -488,6 +503,7 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Barrier { .. } => "a barrier",
         ToScheduler::Seeded { .. } => "a word about copies",
         ToScheduler::Resuming { .. } => "a member's knowledge",
+        ToScheduler::Identify => "a question who is there",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
         ToScheduler::Checkpoint(_) => "a word about a checkpoint",

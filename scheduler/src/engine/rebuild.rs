@@ -7,7 +7,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::TENSORS_MAX;
-use proto_common::message::{self, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
+use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
@@ -105,6 +105,11 @@ impl Rebuild {
         self.arrivals.iter().find(is_it).map(|(connection, _)| *connection)
     }
 
+    /// Without any worker nothing is decided: a server that has not come may have published alone, and only workers know.
+    fn has_worker(&self) -> bool {
+        self.members.iter().any(|member| member.id.role == Role::Worker && self.came(member).is_some())
+    }
+
     fn is_whole(&self) -> bool {
         !self.members.is_empty()
             && self.arrivals.values().all(|arrival| arrival.is_whole)
@@ -174,8 +179,10 @@ impl Engine {
         if self.phase != Phase::Rebuilding {
             return None;
         }
+        let shape = &self.config.shape;
         match self.rebuild.since_ms {
-            Some(since_ms) => Some(since_ms + self.config.shape.silence_ms),
+            Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
+            Some(since_ms) => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
             None => Some(self.started_ms + self.config.assemble_ms),
         }
     }
@@ -187,7 +194,7 @@ impl Engine {
         if !is_due && !self.rebuild.is_whole() {
             return;
         }
-        if self.rebuild.members.is_empty() {
+        if !self.rebuild.has_worker() {
             return self.give_up_rebuilding(now_ms, out);
         }
         let rebuild = std::mem::take(&mut self.rebuild);
@@ -246,7 +253,7 @@ impl Engine {
                 Some((connection, arrival)) => {
                     self.members.insert(entry.id, Member::new(connection, arrival.register, now_ms));
                     self.connections.insert(connection, entry.id);
-                    self.welcome(entry.id, connection, out);
+                    self.welcome(entry.id, connection, Coming::Start, out);
                 }
                 None => {
                     self.members.insert(entry.id, Member::absent(entry, now_ms));

@@ -48,9 +48,10 @@ impl Engine {
             Ok(id) => id,
             Err(reason) => return refuse(from, reason, out),
         };
+        let coming = self.comes_into(id);
         self.members.insert(id, Member::new(from, register, now_ms));
         self.connections.insert(from, id);
-        self.welcome(id, from, out);
+        self.welcome(id, from, coming, out);
         match self.phase {
             Phase::Assembling if self.missing().is_empty() => self.complete(out),
             Phase::Running => self.join(id, from, out),
@@ -58,14 +59,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn welcome(&self, id: MemberId, to: ConnectionId, out: &mut Vec<Command>) {
+    pub(super) fn welcome(&self, id: MemberId, to: ConnectionId, coming: Coming, out: &mut Vec<Command>) {
         let welcome = Welcome {
             rank: id.rank,
             job: self.config.job,
             epoch: self.epoch,
             scheduler: self.config.scheduler,
             shape: self.config.shape,
-            coming: Coming::Start,
+            coming,
             restore: None,
         };
         out.push(send(to, FromScheduler::Welcome(welcome)));
@@ -79,11 +80,15 @@ impl Engine {
             self.awaited.remove(&id.rank);
         }
         self.tell_roster(out);
+        if let Some(incarnation) = self.members.get(&id).map(|member| member.incarnation) {
+            self.ask_rounds(id, incarnation, out);
+        }
         if id.role == Role::Server {
             // What it has no part in, too: it must know where everything is, for the next scheduler.
             for update in self.declarations.whole(&mut self.epoch) {
                 out.push(send(connection, FromScheduler::Assign(update)));
             }
+            self.tell_comings(connection, out);
             self.unsettled = true;
             self.settle(out);
         }

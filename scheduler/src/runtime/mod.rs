@@ -9,7 +9,7 @@ mod metrics;
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
-use daemon::control::frame_of;
+use daemon::control::{Connection, frame_of};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::http::{self, HttpState};
 use daemon::post::Posts;
@@ -38,6 +38,8 @@ const STRANGERS_MAX: usize = 256;
 const CROWDED_HANDSHAKE_MS: u64 = 500;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
+/// Milliseconds that another scheduler on our port has to say who it is.
+const IDENTIFY_MS: u64 = 2_000;
 /// Milliseconds that closed connections get at the end to take what was sent to them.
 const FLUSH_MS: u64 = 1_000;
 
@@ -54,17 +56,33 @@ pub struct Listeners {
 pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
     let scheduler = &settings.scheduler;
     let (host, port) = (scheduler.bind.as_deref().unwrap_or(&scheduler.host), scheduler.port);
-    let control = TcpListener::bind((host, port))
-        .await
-        .with_context(|| {
-            format!(
-                "cannot bind the scheduler to {host}:{port}; stop the scheduler that runs there, or set \
-                 scheduler.port to a free port (0 lets the system choose)"
-            )
-        })
-        .code(ExitCode::Io)?;
+    let control = match TcpListener::bind((host, port)).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            let there = if port == 0 { None } else { who_is_there(host, port).await };
+            let there = there.unwrap_or_else(|| {
+                "stop what runs there, or set scheduler.port to a free port (0 lets the system choose)".into()
+            });
+            let text = format!("cannot bind the scheduler to {host}:{port}; {there}");
+            return Err(anyhow::Error::new(error).context(text)).code(ExitCode::Io);
+        }
+    };
     let http = http::bind(&settings.node.http).await?;
     Ok(Listeners { control, http })
+}
+
+/// Another scheduler's words about itself, where one has our port.
+async fn who_is_there(host: &str, port: u16) -> Option<String> {
+    let ask = async {
+        let mut connection = Connection::new(TcpStream::connect((host, port)).await.ok()?).ok()?;
+        let limit = Duration::from_millis(IDENTIFY_MS);
+        connection.send_within(&ToScheduler::Identify, limit).await.ok()?;
+        match connection.receive_within(limit).await.ok()? {
+            Some(FromScheduler::Refused(reason)) => Some(reason.to_string()),
+            _ => None,
+        }
+    };
+    timeout(Duration::from_millis(IDENTIFY_MS), ask).await.ok().flatten()
 }
 
 /// Runs a job from its first registration to its end, or until `shutdown` fires.
@@ -73,18 +91,28 @@ pub async fn run(
     settings: &Settings,
     shutdown: Shutdown,
 ) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, None).await
+    run_with(listeners, settings, shutdown, (None, false)).await
 }
 
-/// As [`run`], with the messages of this process's program, where there is one.
+/// As [`run`], for a job whose scheduler is gone: its members come again, and nobody else is let in before.
+pub async fn resume(
+    listeners: Listeners,
+    settings: &Settings,
+    shutdown: Shutdown,
+) -> Result<Outcome, anyhow::Error> {
+    run_with(listeners, settings, shutdown, (None, true)).await
+}
+
+/// As [`run`] or [`resume`], with the messages of this process's program, where there is one.
 async fn run_with(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
-    program: Option<Posts>,
+    (program, resume): (Option<Posts>, bool),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let engine = Engine::new(EngineConfig::new(settings, incarnation), 0);
+    let config = EngineConfig { resume, pid: std::process::id(), ..EngineConfig::new(settings, incarnation) };
+    let engine = Engine::new(config, 0);
     let (engine, posts) = match program {
         Some(posts) => (engine.with_program(), posts),
         None => (engine, Posts::start()?),

@@ -85,6 +85,7 @@ impl Rig {
             rejoin_ms: 500,
             rebalance: true,
             resume: false,
+            pid: 4,
         };
         Self { engine: Engine::new(config, 0), now_ms: 0 }
     }

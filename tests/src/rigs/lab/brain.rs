@@ -58,6 +58,10 @@ impl Lab {
             scheduler: Incarnation(9_000 + self.brain.life),
             assemble_ms: 20_000,
             drain_ms: 2_000,
+            rejoin_ms: 20_000,
+            rebalance: true,
+            resume: self.brain.life > 1,
+            pid: 1,
         };
         self.net.note(&format!("scheduler life {} begins", self.brain.life));
         self.brain.engine = Some(Engine::new(config, now_us / 1_000));

@@ -3,6 +3,7 @@
 use super::Lab;
 use super::seat::{Body, Link};
 use fabric::sim::QueueId;
+use gradwire_server::runtime::LaneNews;
 
 /// Everybody is stepped this often, whether or not something came.
 const TICK_US: u64 = 10_000;
@@ -140,6 +141,7 @@ impl Lab {
         let now_ms = self.clock_ms(at);
         if let Some(server) = self.seats[at].server() {
             server.lane.step(now_ms).expect("a lane goes on");
+            self.take_news(at);
             self.check_server(at);
         } else if let Some(worker) = self.seats[at].worker() {
             worker.lane.step(now_ms).expect("a lane goes on");
@@ -150,6 +152,18 @@ impl Lab {
                 worker.lane.step(now_ms).expect("a lane goes on");
             }
         }
+    }
+
+    fn take_news(&mut self, at: usize) {
+        let mut out = Vec::new();
+        let Some(server) = self.seats[at].server() else { return };
+        while let Some(news) = server.lane.next_news() {
+            match news {
+                LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
+                LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
+            }
+        }
+        self.run_server(at, out);
     }
 
     fn report_broken(&mut self, at: usize, now_ms: u64) {

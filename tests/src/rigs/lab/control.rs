@@ -47,7 +47,7 @@ impl Lab {
     pub(super) fn end_process(&mut self, at: usize, why: &str) {
         let now_us = self.now_us();
         let Some(process) = self.seats[at].process.take() else { return };
-        self.net.note(&format!("seat {at} ends: {why}"));
+        self.note(&format!("seat {at} ends: {why}"));
         self.net.crash(process.node);
         if let Link::Greeting(wire) | Link::Up(wire) = process.link {
             let at_us = now_us + self.rng.within(0, self.shape.control_us);
@@ -178,7 +178,7 @@ impl Lab {
             }
             _ if may_seek => {
                 process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
-                self.net.note(&format!("seat {at} has lost the scheduler"));
+                self.note(&format!("seat {at} has lost the scheduler"));
             }
             _ => self.end_process(at, "the scheduler is lost"),
         }

@@ -223,7 +223,7 @@ impl Lab {
             }
             let result = self.connect_stream(&dial);
             if let Err(reason) = &result {
-                self.net.note(&format!("no stream from seat {} to {}: {reason}", dial.at, dial.target));
+                self.note(&format!("no stream from seat {} to {}: {reason}", dial.at, dial.target));
             }
             let Some(server) = self.seats[dial.at].server() else { continue };
             let mut out = Vec::new();

@@ -35,17 +35,23 @@ impl Lab {
             if !self.faults.is_empty() || !self.heals.is_empty() {
                 end_us = self.now_us() + CALM_US;
             }
-            assert!(self.now_us() < end_us, "{what} did not come: {}", self.describe());
+            assert!(self.now_us() < end_us, "{what} did not come");
         }
     }
 
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let seat = |(at, seat): (usize, &super::seat::Seat)| match &seat.process {
             None => format!("{at}: nobody"),
             Some(process) => match &process.body {
                 Body::Nobody => format!("{at}: {:?}", process.link),
                 Body::Server(server) => {
-                    format!("{at}: server {} {}", server.rank, server.member.map().epoch())
+                    let (engine, member) = (server.lane.engine(), &server.member);
+                    let (epoch, copies, credits) = (member.map().epoch(), engine.copies(), engine.credits());
+                    let oldest = engine.oldest(seat.clock_ms(self.now_us()));
+                    format!(
+                        "{at}: server {} {epoch} copies {copies:?} credits {credits:?} oldest {oldest:?}",
+                        server.rank
+                    )
                 }
                 Body::Worker(worker) => {
                     format!(
@@ -57,7 +63,7 @@ impl Lab {
                 }
             },
         };
-        self.seats.iter().enumerate().map(seat).collect::<Vec<_>>().join("; ")
+        self.seats.iter().enumerate().map(seat).collect::<Vec<_>>().join("\n")
     }
 
     fn next_us(&self) -> u64 {

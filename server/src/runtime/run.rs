@@ -232,6 +232,7 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        lane.limit_records(settings.memory.replica_slots);
         if devices.verbs.is_some() {
             lane.register_replies();
         }

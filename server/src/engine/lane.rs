@@ -197,7 +197,10 @@ impl LaneEngine {
 
     /// A tensor's chunks, each with the first round whose rule is still open.
     pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
+        // A copy's rule changes with its primary's.
+        let serves = |chunk: &Chunk| chunk.role.is_some_and(Role::serves);
+        let chunks = (0u32..).zip(&self.chunks);
+        let chunks = chunks.filter(move |(_, chunk)| chunk.spec.id.key == key && serves(chunk));
         chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
     }
 

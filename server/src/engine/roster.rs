@@ -93,10 +93,6 @@ impl Roster {
         if self.is_stale(epoch) {
             return false;
         }
-        // What a scheduler asked goes with it: the next one asks anew.
-        if self.epoch.is_none_or(|known| known.term < epoch.term) {
-            self.asked.clear();
-        }
         let is_first = self.epoch.replace(epoch).is_none();
         let mut lives = vec![None; self.places.len()];
         for (rank, life) in present {
@@ -142,10 +138,13 @@ impl Roster {
         true
     }
 
-    /// What was promised to a worker that is to count.
+    /// What was promised to a worker that is to count, or said of one that counts since: a scheduler that was restarted asks
+    /// again.
     pub(super) fn promised(&self, rank: Rank) -> Option<Vec<(Key, u64)>> {
-        let asked = self.asked.iter().find(|asked| asked.rank == rank)?;
-        let mut rounds: Vec<_> = asked.rounds.iter().map(|(key, round)| (*key, *round)).collect();
+        let asked = self.asked.iter().find(|asked| asked.rank == rank).map(|asked| &asked.rounds);
+        let late = || self.late.iter().find(|(other, _)| *other == rank).map(|(_, rounds)| rounds);
+        let rounds = asked.or_else(late)?;
+        let mut rounds: Vec<_> = rounds.iter().map(|(key, round)| (*key, *round)).collect();
         rounds.sort_unstable();
         Some(rounds)
     }

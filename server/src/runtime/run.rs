@@ -232,9 +232,11 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        lane.limit_records(settings.memory.replica_slots);
         if devices.verbs.is_some() {
             lane.register_replies();
         }
+        lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);

@@ -64,7 +64,7 @@ impl LaneEngine {
         match block.op {
             OpKind::Init => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release | OpKind::Call => {}
+            _ => {}
         }
         Ok(Taken::Waits { version })
     }
@@ -115,6 +115,7 @@ impl LaneEngine {
         chunk.forget_before();
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
+        self.copy_initial(index);
     }
 
     /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
@@ -158,7 +159,7 @@ impl LaneEngine {
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
             }
-            (Turn::Later, Payload::Here(source @ (Source::Spill(_) | Source::Worker { .. }))) => {
+            (Turn::Later, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 self.hold(index, peer, block, source, true);
             }
@@ -172,9 +173,12 @@ impl LaneEngine {
     /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
     fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
         let chunk = &self.chunks[index as usize];
-        self.roster.check(peer, chunk.spec.id.key, round)?;
+        self.roster.check(peer)?;
         if chunk.is_loose() {
             return chunk.loose_turn(peer, round);
+        }
+        if self.roster.is_early(peer, chunk.spec.id.key, round) {
+            return Ok(Turn::Late);
         }
         Ok(match round.cmp(&chunk.round()) {
             Ordering::Less => chunk.late_turn(),
@@ -255,6 +259,17 @@ impl LaneEngine {
 
     /// All that a round needs is here: it ends.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        if !self.chunks[index as usize].has_copies() {
+            return self.end_round(index, last, out);
+        }
+        if let Some(addend) = last {
+            out.push(Command::Reduce { chunk: index, addend });
+        }
+        self.send_update(index);
+    }
+
+    /// All that a round needs is here, and wherever there are copies.
+    pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
             (_, Some(group)) => self.prepare(index, group, last, out),
@@ -317,6 +332,7 @@ impl LaneEngine {
         let mut next = Some(index);
         while let Some(index) = next {
             self.roster.expect(&mut self.chunks[index as usize]);
+            self.roster.pass_vacant(&mut self.chunks[index as usize]);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

@@ -8,8 +8,9 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::role::Role;
 use super::roster::Roster;
-use super::waiting::Waiting;
+use super::streams::Copying;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
@@ -100,15 +101,23 @@ pub struct LaneStats {
     pub corrupt_batches: u64,
     /// Calls taken for handlers.
     pub calls: u64,
+    /// Records written into streams to copies.
+    pub records: u64,
+    /// Whole states of chunks among them, one a chunk.
+    pub states: u64,
+    /// Rounds of copies, one a chunk, that were confirmed to the server that they are copies of.
+    pub confirmed: u64,
+    /// Operations sent back because another server has the chunk.
+    pub reroutes: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct LaneEngine {
     pub(super) config: EngineConfig,
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
     pub(super) chunks: Vec<Chunk>,
-    index: HashMap<ChunkId, u32>,
+    pub(super) index: HashMap<ChunkId, u32>,
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) ledger: Ledger,
     pub(super) wanting: VecDeque<Rank>,
@@ -120,6 +129,7 @@ pub struct LaneEngine {
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
+    pub(super) copying: Copying,
     pub(super) roster: Roster,
     pub(super) stats: LaneStats,
 }
@@ -141,6 +151,7 @@ impl LaneEngine {
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             calls: Calls::default(),
+            copying: Copying::default(),
             roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
             config,
@@ -186,7 +197,10 @@ impl LaneEngine {
 
     /// A tensor's chunks, each with the first round whose rule is still open.
     pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
+        // A copy's rule changes with its primary's.
+        let serves = |chunk: &Chunk| chunk.role.is_some_and(Role::serves);
+        let chunks = (0u32..).zip(&self.chunks);
+        let chunks = chunks.filter(move |(_, chunk)| chunk.spec.id.key == key && serves(chunk));
         chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
     }
 
@@ -354,10 +368,17 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
-        let Some(index) = self.index.get(&block.id).copied() else {
-            self.refuse(peer, block, Status::UnknownChunk);
+        let Some(index) = self.serves(&block.id) else {
+            self.misrouted(peer, block, out);
             return true;
         };
+        if block.op.contributes() && batch.header.epoch < self.chunks[index as usize].alone_since {
+            self.misrouted(peer, block, out);
+            return true;
+        }
+        if self.placed_before(index, peer, block) {
+            return true;
+        }
         if let Some(reason) = self.misplaced(index, peer, block) {
             out.push(Command::Expel { peer, reason });
             return false;
@@ -449,9 +470,10 @@ impl LaneEngine {
     }
 
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
-        let Self { chunks, peers, dirty, stats, .. } = self;
+        let Self { chunks, peers, dirty, stats, roster, .. } = self;
         let chunk = &mut chunks[index as usize];
-        if chunk.reached() < chunk.least_awaited || chunk.initialising() || chunk.is_judged() {
+        let is_open = !chunk.initialising() && !chunk.is_judged() && !chunk.init_pending;
+        if chunk.reached() < chunk.least_awaited || !is_open {
             return;
         }
         let mut waiters = std::mem::take(&mut chunk.waiters);
@@ -464,7 +486,7 @@ impl LaneEngine {
                 return true;
             }
             let weights = chunk.weights_for(waiter);
-            let status = weights.err().unwrap_or_else(|| chunk.ending(waiter));
+            let status = weights.err().unwrap_or_else(|| roster.ending(chunk, waiter));
             let bad = status == Status::BadValue;
             let (buffer, bytes) = weights.unwrap_or_default();
             // Nothing to write where the version is empty.
@@ -505,11 +527,15 @@ impl LaneEngine {
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
     pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
-        if state.stage == Stage::Buffer
-            && let Some(into) = state.writable()
-        {
-            self.finish(chunk, None, into, out);
-            self.settle(chunk, out);
+        let serves = state.role.is_some_and(Role::serves);
+        if let Some(into) = state.writable() {
+            if state.stage == Stage::Buffer {
+                self.finish(chunk, None, into, out);
+                self.settle(chunk, out);
+            }
+            if !serves {
+                self.say_ready(out);
+            }
         }
     }
 
@@ -544,28 +570,6 @@ impl LaneEngine {
                 );
             }
         }
-    }
-
-    /// The operation that waits longest, for people.
-    #[must_use]
-    pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
-        let all =
-            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
-        let call = self.oldest_call(now_ms);
-        let Some((index, waiter)) = all.min_by_key(|(_, waiter)| waiter.since_ms) else { return call };
-        let waited_ms = now_ms.saturating_sub(waiter.since_ms);
-        if call.as_ref().is_some_and(|call| call.waited_ms > waited_ms) {
-            return call;
-        }
-        let chunk = &self.chunks[index as usize];
-        Some(Waiting {
-            chunk: chunk.spec.id,
-            rank: waiter.rank,
-            round: chunk.round(),
-            waited_ms,
-            missing: self.late(index, waiter, &mut Found::default()).1,
-            call: None,
-        })
     }
 }
 

@@ -8,6 +8,7 @@ mod calls;
 mod chunk;
 mod command;
 mod contribute;
+mod copies;
 mod credits;
 mod flow;
 mod held;
@@ -22,16 +23,20 @@ mod peer;
 mod placed;
 mod ranks;
 mod role;
+mod roles;
 mod roster;
+mod streams;
 mod waiting;
 mod workers;
 
 pub use chunk::ChunkSpec;
-pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};
+pub use command::{Addend, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
+pub use copies::RecordContext;
 pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;
+pub use roles::RoleChanges;
 pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]

@@ -134,6 +134,11 @@ impl Chunk {
         }
     }
 
+    /// Is nothing of the round being collected here?
+    pub(super) fn is_idle(&self) -> bool {
+        self.stage == Stage::Contributions && self.contributed.len() == 0 && !self.initialising()
+    }
+
     /// Is nothing of the round being collected begun before it is said who counts in it?
     pub(super) fn is_barred(&self) -> bool {
         self.barred.is_some_and(|from| self.round() >= from)
@@ -210,6 +215,18 @@ impl Chunk {
         let loose = self.is_loose();
         if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
             tally.applying = Some(held);
+        }
+    }
+
+    /// Where each contribution is an update of its own: the one that is folded.
+    pub(super) fn applying(&self) -> Option<&Held> {
+        self.tally.as_ref().and_then(|tally| tally.applying.as_ref())
+    }
+
+    /// What was folded is let go.
+    pub(super) fn forget_applying(&mut self) {
+        if let Some(tally) = &mut self.tally {
+            tally.applying = None;
         }
     }
 

@@ -97,21 +97,31 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
-    /// That life of a worker is over: its channel is closed and fenced.
-    EndWorker {
-        rank: Rank,
-    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
 
 /// What a lane tells the control side without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneNews {
+pub enum LaneNews {
     /// All chunks that were being copied to a server, as of this epoch, are kept up there.
-    Seeded { lane: u16, to: Rank, epoch: Epoch },
+    Seeded {
+        /// The lane that says it.
+        lane: u16,
+        /// Where the copies are.
+        to: Rank,
+        /// Of the roles that they are.
+        epoch: Epoch,
+    },
     /// The stream that the dial of this number had connected has ended.
-    StreamDown { lane: u16, to: Rank, number: u64 },
+    StreamDown {
+        /// The lane that says it.
+        lane: u16,
+        /// To whom it was.
+        to: Rank,
+        /// Of its dial.
+        number: u64,
+    },
 }
 
 /// What a lane tells about itself.
@@ -223,6 +233,9 @@ impl Loop {
                 self.callers.tell(event, self.lane.reply_memory());
             }
             self.lane.send()?;
+            while let Some(news) = self.lane.next_news() {
+                (self.news)(news);
+            }
             if busy {
                 idle_since = None;
                 continue;
@@ -265,18 +278,18 @@ impl Loop {
             }
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
-            LaneMessage::Roles { reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no roles yet".to_owned()));
+            LaneMessage::Roles { epoch, chunks, reply } => {
+                let _ = reply.try_send(self.lane.roles(epoch, &chunks).map_err(|error| error.to_string()));
             }
-            LaneMessage::AttachStream { to, number, reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no streams yet".to_owned()));
-                (self.news)(LaneNews::StreamDown { lane: 0, to, number });
+            LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply } => {
+                let attached = self.lane.attach_stream((to, number), incarnation, setup, inbox);
+                let _ = reply.try_send(attached.map_err(|error| error.to_string()));
             }
-            LaneMessage::AttachCopy { reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
+            LaneMessage::AttachCopy { from, incarnation, setup, reply } => {
+                let grant = self.lane.attach_copy(from, incarnation, setup);
+                let _ = reply.try_send(grant.map_err(|error| error.to_string()));
             }
-            LaneMessage::EndServer { .. } => {}
-            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
+            LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

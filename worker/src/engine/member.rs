@@ -128,7 +128,7 @@ impl Member {
     pub fn resume(&self) -> Option<Resume> {
         let Roster { members, left, .. } = self.roster.clone()?;
         let (rank, epoch, map) = (self.config.rank, self.epoch(), self.map.whole());
-        Some(Resume { rank, epoch, members, left, map, barriers: Vec::new() })
+        Some(Resume { rank, term: epoch.term, epoch, members, left, map, barriers: Vec::new() })
     }
 
     fn servers(&self) -> impl Iterator<Item = &Entry> {

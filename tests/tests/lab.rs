@@ -14,7 +14,8 @@ fn nothing_goes_wrong() {
 
 /// What hurts, and kills nobody.
 fn rough(seed: u64) -> LabShape {
-    let plan = Plan { horizon_us: 300_000, breaks: 3, partitions: 2, silences: 3, pauses: 3, ..Plan::default() };
+    let plan =
+        Plan { horizon_us: 300_000, breaks: 3, partitions: 2, silences: 3, pauses: 3, ..Plan::default() };
     LabShape { plan, ..LabShape::drawn(seed) }
 }
 

@@ -4,6 +4,7 @@
 mod calls;
 mod coded;
 mod comings;
+mod copies;
 mod credits;
 mod deadlines;
 mod dynamic;

@@ -368,6 +368,9 @@ impl<'a> Run<'a> {
             // Sleep: the ends of several children are looked for at once.
             sleep(Duration::from_millis(LOOK_MS)).await;
         }
+        if result.is_err() {
+            self.watch.keep(&self.cluster).await;
+        }
         self.cluster.end_all().await;
         result?;
         for seat in self.cluster.seats() {

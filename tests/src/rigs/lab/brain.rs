@@ -4,6 +4,7 @@ use super::Lab;
 use super::wire::Parcel;
 use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
 use proto_common::ids::{Incarnation, JobId};
+use proto_common::message::FromScheduler;
 
 pub(super) const JOB: JobId = JobId(77);
 
@@ -58,8 +59,12 @@ impl Lab {
             scheduler: Incarnation(9_000 + self.brain.life),
             assemble_ms: 20_000,
             drain_ms: 2_000,
+            rejoin_ms: 20_000,
+            rebalance: true,
+            resume: self.brain.life > 1,
+            pid: 1,
         };
-        self.net.note(&format!("scheduler life {} begins", self.brain.life));
+        self.note(&format!("scheduler life {} begins", self.brain.life));
         self.brain.engine = Some(Engine::new(config, now_us / 1_000));
         self.brain.tick_us = now_us;
     }
@@ -68,7 +73,7 @@ impl Lab {
     pub(super) fn crash_brain(&mut self, down_us: u64) {
         let (now_us, life) = (self.now_us(), self.brain.life);
         if self.brain.engine.take().is_some() {
-            self.net.note("scheduler dies");
+            self.note("scheduler dies");
             let at_us = now_us + self.rng.within(0, self.shape.control_us);
             self.wires.drop_scheduler(life, at_us);
             self.brain.start_us = Some(now_us + down_us);
@@ -84,6 +89,11 @@ impl Lab {
         for command in commands {
             match command {
                 Command::Send { to, message } => {
+                    if !matches!(*message, FromScheduler::HeartbeatAck | FromScheduler::Welcome(_)) {
+                        let text = format!("{message:?}");
+                        let end = text.char_indices().nth(400).map_or(text.len(), |(at, _)| at);
+                        self.note(&format!("to {to:?}: {}", &text[..end]));
+                    }
                     for connection in to {
                         let at_us = now_us + self.rng.within(0, self.shape.control_us);
                         self.wires.say_down(connection.0, at_us, (*message).clone());
@@ -94,7 +104,7 @@ impl Lab {
                     self.wires.close_down(connection.0, now_us);
                 }
                 Command::End(outcome) => {
-                    self.net.note(&format!("the job is over: {outcome}"));
+                    self.note(&format!("the job is over: {outcome}"));
                     self.brain.outcome = Some(outcome);
                     self.brain.engine = None;
                     self.wires.drop_scheduler(self.brain.life, now_us);

@@ -47,7 +47,7 @@ impl Lab {
     pub(super) fn end_process(&mut self, at: usize, why: &str) {
         let now_us = self.now_us();
         let Some(process) = self.seats[at].process.take() else { return };
-        self.net.note(&format!("seat {at} ends: {why}"));
+        self.note(&format!("seat {at} ends: {why}"));
         self.net.crash(process.node);
         if let Link::Greeting(wire) | Link::Up(wire) = process.link {
             let at_us = now_us + self.rng.within(0, self.shape.control_us);
@@ -79,19 +79,21 @@ impl Lab {
 
     fn seek(&mut self, at: usize, since_us: u64) {
         let now_us = self.now_us();
-        let resume = self.resume_of(at);
-        let limit_us = if resume.is_some() { self.shape.cluster().scheduler_ms * 1_000 } else { FIRST_US };
+        let limit_us =
+            if self.is_in_roster(at) { self.shape.cluster().scheduler_ms * 1_000 } else { FIRST_US };
         if now_us > since_us + limit_us {
             return self.end_process(at, "no scheduler");
         }
-        let brain = &self.brain;
+        let life = self.brain.life;
+        let is_down = self.brain.engine.is_none();
         let Some(process) = &mut self.seats[at].process else { return };
-        if brain.engine.is_none() {
+        if is_down {
             process.link = Link::Seeking { since_us, next_us: now_us + SEEK_US };
             return;
         }
-        let wire = self.wires.open(at, brain.life);
+        let wire = self.wires.open(at, life);
         (process.link, process.heard_us) = (Link::Greeting(wire), now_us);
+        let resume = self.resume_of(at);
         let register = self.register(at, resume.as_ref());
         let mut said = vec![ToScheduler::Register(register)];
         let parts = resume.map(Resume::parts).unwrap_or_default();
@@ -128,11 +130,21 @@ impl Lab {
         }
     }
 
-    fn resume_of(&self, at: usize) -> Option<Resume> {
-        match &self.seats[at].process.as_ref()?.body {
+    fn resume_of(&mut self, at: usize) -> Option<Resume> {
+        match &mut self.seats[at].process.as_mut()?.body {
             Body::Nobody => None,
-            Body::Server(server) => server.member.has_roster().then(|| server.member.resume()),
+            Body::Server(server) if !server.member.has_roster() => None,
+            Body::Server(server) => Some(server.member.resume()),
             Body::Worker(worker) => worker.member.resume(),
+        }
+    }
+
+    /// Has it something to come back to?
+    fn is_in_roster(&self, at: usize) -> bool {
+        match self.seats[at].process.as_ref().map(|process| &process.body) {
+            Some(Body::Server(server)) => server.member.has_roster(),
+            Some(Body::Worker(worker)) => worker.member.resume().is_some(),
+            _ => false,
         }
     }
 
@@ -158,7 +170,7 @@ impl Lab {
 
     fn lost(&mut self, at: usize) {
         let now_us = self.now_us();
-        let may_seek = self.shape.cluster().scheduler_ms > 0 && self.resume_of(at).is_some();
+        let may_seek = self.shape.cluster().scheduler_ms > 0 && self.is_in_roster(at);
         let Some(process) = &mut self.seats[at].process else { return };
         match (&process.body, process.link) {
             (Body::Nobody, _) => {
@@ -166,7 +178,7 @@ impl Lab {
             }
             _ if may_seek => {
                 process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
-                self.net.note(&format!("seat {at} has lost the scheduler"));
+                self.note(&format!("seat {at} has lost the scheduler"));
             }
             _ => self.end_process(at, "the scheduler is lost"),
         }

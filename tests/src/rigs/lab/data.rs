@@ -3,7 +3,6 @@
 
 use super::Lab;
 use fabric::ChannelId;
-use gradwire_server::engine::{ChunkSpec, Role};
 use gradwire_server::runtime::WorkerInbox;
 use gradwire_worker::runtime::ServerInbox;
 use proto_common::batch::SlotGrant;
@@ -48,7 +47,6 @@ pub(super) struct StreamDial {
     pub(super) incarnation: Incarnation,
     pub(super) epoch: Epoch,
     pub(super) due_us: u64,
-    pub(super) stage: u8,
 }
 
 impl WorkerDial {
@@ -216,18 +214,42 @@ impl Lab {
         self.stream_dials.retain(|dial| dial.at != at || dial.to != to);
     }
 
-    pub(super) fn end_streams(&mut self, at: usize, rank: Rank) {
-        self.hang_up(at, rank);
+    fn step_stream_dials(&mut self) {
+        let now_us = self.now_us();
+        for dial in std::mem::take(&mut self.stream_dials) {
+            if dial.due_us > now_us || self.is_paused(dial.at) {
+                self.stream_dials.push(dial);
+                continue;
+            }
+            let result = self.connect_stream(&dial);
+            if let Err(reason) = &result {
+                self.note(&format!("no stream from seat {} to {}: {reason}", dial.at, dial.target));
+            }
+            let Some(server) = self.seats[dial.at].server() else { continue };
+            let mut out = Vec::new();
+            server.member.dialled(dial.number, result.is_ok(), &mut out);
+            self.run_server(dial.at, out);
+        }
     }
 
-    fn step_stream_dials(&mut self) {}
-
-    pub(super) fn set_roles(
-        &mut self,
-        _at: usize,
-        _epoch: Epoch,
-        _chunks: &[(ChunkSpec, Role)],
-    ) -> Result<(), String> {
-        Err("lanes have no roles yet".into())
+    fn connect_stream(&mut self, dial: &StreamDial) -> Result<(), String> {
+        let (from, to) = (dial.at, dial.target);
+        if !self.reaches(from, to, dial.incarnation) || self.is_paused(to) {
+            return Err("nobody answers".into());
+        }
+        let own = self.seats[from].process.as_ref().map_or(Incarnation(0), |process| process.life);
+        let [one, other] = self.seats.get_disjoint_mut([from, to]).map_err(|error| error.to_string())?;
+        let (Some(one), Some(other)) = (one.server(), other.server()) else { return Err("gone".into()) };
+        let peers = other.member.peers().ok_or("it has no roster")?;
+        if peers.servers.get(&one.rank) != Some(&own) {
+            return Err("a stranger".into());
+        }
+        if peers.epoch < dial.epoch || !peers.copies_of.contains(&one.rank) {
+            return Err("it has another map".into());
+        }
+        let (ours, theirs) = self.net.connect(one.lane.queue_mut(), other.lane.queue_mut());
+        let granted = other.lane.adopt_copy(one.rank, own, theirs).map_err(|error| error.to_string())?;
+        let stream = (dial.to, dial.number);
+        one.lane.adopt_stream(stream, dial.incarnation, ours, granted).map_err(|error| error.to_string())
     }
 }

@@ -110,13 +110,13 @@ impl Lab {
                 if let Some(at) = self.pick(None) {
                     let up_us = now_us + us;
                     let down_us = if both { up_us } else { now_us };
-                    self.net.note(&format!("seat {at} is not heard"));
+                    self.note(&format!("seat {at} is not heard"));
                     self.wires.silence(at, up_us, down_us);
                 }
             }
             Fault::Pause { us } => {
                 if let Some(at) = self.pick(None) {
-                    self.net.note(&format!("seat {at} pauses"));
+                    self.note(&format!("seat {at} pauses"));
                     self.seats[at].paused_until_us = now_us + us;
                 }
             }
@@ -184,7 +184,7 @@ impl Lab {
             return;
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
-        self.net.note(&format!("seat {at} is cut off from the scheduler"));
+        self.note(&format!("seat {at} is cut off from the scheduler"));
         let until_us = now_us + 3 * silence_us;
         self.wires.silence(at, until_us, until_us);
         self.cut_off_us = self.cut_off_us.max(until_us);

@@ -37,7 +37,9 @@ use watch::Watch;
 use wire::Wires;
 
 /// Lines of the trace that a failure shows.
-const TRACE_LINES: usize = 80;
+const TRACE_LINES: usize = 40;
+/// What notes of the laboratory begin with.
+const NOTE: &str = "lab: ";
 
 /// See the module.
 #[derive(Debug)]
@@ -137,6 +139,10 @@ impl Lab {
         (self.net.trace_events(), self.net.trace_hash())
     }
 
+    fn note(&self, text: &str) {
+        self.net.note(&format!("{NOTE}{text}"));
+    }
+
     fn now_us(&self) -> u64 {
         self.net.now_us()
     }
@@ -168,6 +174,10 @@ impl Drop for Lab {
         if std::thread::panicking() {
             let trace = self.net.trace();
             let tail = &trace[trace.len().saturating_sub(TRACE_LINES)..];
+            // What members and the scheduler did is further back than what the fabric does all the time.
+            let noted = trace.iter().filter(|line| line.contains(NOTE));
+            noted.for_each(|line| eprintln!("  {line}"));
+            eprintln!("{}", self.describe());
             eprintln!(
                 "seed {}: {:?}\nthe last of {} events:",
                 self.seed,

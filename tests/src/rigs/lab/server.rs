@@ -9,9 +9,9 @@ use fabric::sim::{QueueId, SimQueue};
 use gradwire_server::engine::EngineConfig;
 use gradwire_server::engine::member::{Departure, Member, MemberCommand, MemberConfig};
 use gradwire_server::runtime::{DataLane, LaneConfig};
-use proto_common::ids::{ChunkId, Incarnation, Lane, Rank, Role};
+use proto_common::ids::{ChunkId, Incarnation, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
-use proto_common::message::{FromScheduler, Member as Entry, ToScheduler, Welcome};
+use proto_common::message::{FromScheduler, ToScheduler, Welcome};
 use std::collections::BTreeMap;
 
 /// See the module.
@@ -23,8 +23,6 @@ pub(super) struct Server {
     pub(super) member: Member,
     /// Versions at the last look: they never go back in one life, but for a copy that is made anew.
     pub(super) versions: BTreeMap<ChunkId, u64>,
-    /// The stream to a server: which dial connected it.
-    pub(super) streams: BTreeMap<Rank, u64>,
 }
 
 impl Seat {
@@ -68,17 +66,12 @@ impl Lab {
             lane: DataLane::new(queue, lane).expect("a lane"),
             member: Member::new(member),
             versions: BTreeMap::new(),
-            streams: BTreeMap::new(),
         }));
     }
 
     pub(super) fn server_heard(&mut self, at: usize, message: FromScheduler) {
         let Some(server) = self.seats[at].server() else { return };
         let mut out = Vec::new();
-        if let FromScheduler::Roster { epoch, members, left } = &message {
-            let present = workers_of(members);
-            server.lane.workers(*epoch, &present, left).expect("a lane goes on");
-        }
         server.member.heard(message, &mut out);
         self.run_server(at, out);
     }
@@ -108,21 +101,34 @@ impl Lab {
                 }
                 MemberCommand::Roles { number, epoch, lanes } => {
                     let chunks = lanes.into_iter().next().unwrap_or_default();
-                    Some((number, self.set_roles(at, epoch, &chunks)))
+                    let result = server.lane.roles(epoch, &chunks).map_err(|error| error.to_string());
+                    Some((number, result))
                 }
                 MemberCommand::ChangeRule { number, .. } => Some((number, Ok(()))),
                 MemberCommand::EndServer { rank } => {
-                    self.end_streams(at, rank);
+                    server.lane.end_server(rank).expect("a lane goes on");
+                    self.hang_up(at, rank);
                     None
                 }
-                MemberCommand::EndWorker { rank, .. } => {
-                    server.lane.detach(rank);
+                MemberCommand::Workers { epoch, present, left } => {
+                    server.lane.workers(epoch, &present, &left).expect("a lane goes on");
+                    None
+                }
+                MemberCommand::AskRounds { rank, incarnation } => {
+                    let rounds = server.lane.ask_rounds(rank, incarnation);
+                    let mut out = Vec::new();
+                    server.member.rounds_answered(rank, incarnation, vec![rounds], &mut out);
+                    self.run_server(at, out);
+                    None
+                }
+                MemberCommand::CountFrom { rank, incarnation, rounds } => {
+                    server.lane.count_from(rank, incarnation, &rounds).expect("a lane goes on");
                     None
                 }
                 MemberCommand::Dial { number, to, incarnation, address, epoch, after_ms } => {
                     let due_us = self.later_us(at, after_ms);
                     let target: usize = address.parse().expect("a seat");
-                    let dial = StreamDial { at, number, to, target, incarnation, epoch, due_us, stage: 0 };
+                    let dial = StreamDial { at, number, to, target, incarnation, epoch, due_us };
                     self.dial_stream(dial);
                     None
                 }
@@ -161,9 +167,4 @@ impl Lab {
         let peers = self.seats[at].server_ref().and_then(|server| server.member.peers());
         peers.is_some_and(|peers| peers.workers.get(&worker) == Some(&life))
     }
-}
-
-fn workers_of(members: &[Entry]) -> Vec<(Rank, Incarnation)> {
-    let workers = members.iter().filter(|member| member.id.role == Role::Worker);
-    workers.map(|member| (member.id.rank, member.incarnation)).collect()
 }

@@ -3,6 +3,7 @@
 use super::Lab;
 use super::seat::{Body, Link};
 use fabric::sim::QueueId;
+use gradwire_server::runtime::LaneNews;
 
 /// Everybody is stepped this often, whether or not something came.
 const TICK_US: u64 = 10_000;
@@ -34,17 +35,23 @@ impl Lab {
             if !self.faults.is_empty() || !self.heals.is_empty() {
                 end_us = self.now_us() + CALM_US;
             }
-            assert!(self.now_us() < end_us, "{what} did not come: {}", self.describe());
+            assert!(self.now_us() < end_us, "{what} did not come");
         }
     }
 
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let seat = |(at, seat): (usize, &super::seat::Seat)| match &seat.process {
             None => format!("{at}: nobody"),
             Some(process) => match &process.body {
                 Body::Nobody => format!("{at}: {:?}", process.link),
                 Body::Server(server) => {
-                    format!("{at}: server {} {}", server.rank, server.member.map().epoch())
+                    let (engine, member) = (server.lane.engine(), &server.member);
+                    let (epoch, copies, credits) = (member.map().epoch(), engine.copies(), engine.credits());
+                    let oldest = engine.oldest(seat.clock_ms(self.now_us()));
+                    format!(
+                        "{at}: server {} {epoch} copies {copies:?} credits {credits:?} oldest {oldest:?}",
+                        server.rank
+                    )
                 }
                 Body::Worker(worker) => {
                     format!(
@@ -56,7 +63,7 @@ impl Lab {
                 }
             },
         };
-        self.seats.iter().enumerate().map(seat).collect::<Vec<_>>().join("; ")
+        self.seats.iter().enumerate().map(seat).collect::<Vec<_>>().join("\n")
     }
 
     fn next_us(&self) -> u64 {
@@ -140,6 +147,7 @@ impl Lab {
         let now_ms = self.clock_ms(at);
         if let Some(server) = self.seats[at].server() {
             server.lane.step(now_ms).expect("a lane goes on");
+            self.take_news(at);
             self.check_server(at);
         } else if let Some(worker) = self.seats[at].worker() {
             worker.lane.step(now_ms).expect("a lane goes on");
@@ -150,6 +158,18 @@ impl Lab {
                 worker.lane.step(now_ms).expect("a lane goes on");
             }
         }
+    }
+
+    fn take_news(&mut self, at: usize) {
+        let mut out = Vec::new();
+        let Some(server) = self.seats[at].server() else { return };
+        while let Some(news) = server.lane.next_news() {
+            match news {
+                LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
+                LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
+            }
+        }
+        self.run_server(at, out);
     }
 
     fn report_broken(&mut self, at: usize, now_ms: u64) {

@@ -354,6 +354,8 @@ impl LaneEngine {
             return Ok(());
         }
         let joins = match (item.op, judgement) {
+            // It was asked before the chunk got its initial value: a state is on its way, or waits to be.
+            (OpKind::CopyCheck, _) if keep.at != At::Checking => None,
             (OpKind::CopyUpdate, Judgement::Confirmed) => {
                 keep.confirmed = keep.confirmed.max(item.round);
                 None

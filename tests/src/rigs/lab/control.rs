@@ -52,6 +52,7 @@ impl Lab {
         if let Link::Greeting(wire) | Link::Up(wire) = process.link {
             let at_us = now_us + self.rng.within(0, self.shape.control_us);
             self.wires.close_up(wire, at_us);
+            self.wires.leave(wire);
         }
         self.retire(at, process);
     }
@@ -164,6 +165,7 @@ impl Lab {
         if self.now_us() > process.heard_us + silence_us {
             let at_us = self.now_us();
             self.wires.close_up(wire, at_us);
+            self.wires.leave(wire);
             self.lost(at);
         }
     }

@@ -470,7 +470,7 @@ impl LaneEngine {
     }
 
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
-        let Self { chunks, peers, dirty, stats, .. } = self;
+        let Self { chunks, peers, dirty, stats, roster, .. } = self;
         let chunk = &mut chunks[index as usize];
         let is_open = !chunk.initialising() && !chunk.is_judged() && !chunk.init_pending;
         if chunk.reached() < chunk.least_awaited || !is_open {
@@ -486,7 +486,7 @@ impl LaneEngine {
                 return true;
             }
             let weights = chunk.weights_for(waiter);
-            let status = weights.err().unwrap_or_else(|| chunk.ending(waiter));
+            let status = weights.err().unwrap_or_else(|| roster.ending(chunk, waiter));
             let bad = status == Status::BadValue;
             let (buffer, bytes) = weights.unwrap_or_default();
             // Nothing to write where the version is empty.

@@ -37,15 +37,18 @@ fn a_worker_that_comes_counts_from_the_round_that_is_named() {
 }
 
 #[test]
-fn before_its_round_is_named_it_is_sent_away_and_before_that_round_refused() {
+fn before_its_round_is_named_it_is_sent_away_and_before_that_round_it_is_late() {
     let mut rig = without_one();
     rig.send(2, &[push(1, 4)]);
     assert_eq!(rig.flush()[0].status, Status::Retry);
     assert_eq!(rig.ask_rounds(2), [(1, 4)]);
     rig.count_from(2, &[(1, 4)]);
     rig.send(2, &[push(1, 3)]);
-    assert_eq!(rig.flush(), [answer(2, 1, Status::Refused, 3)], "it was told where it begins");
+    assert_eq!(rig.flush(), [], "round 3 goes on without it");
     assert_eq!(rig.send(2, &[push(2, 4)]), [spill(rig.at(), 0)]);
+    rig.send(0, &[push(3, 3)]);
+    assert!(matches!(rig.send(1, &[push(3, 3)])[..], [Command::Finish { contributors: 2, .. }]));
+    assert_eq!(rig.flush(), [answer(2, 1, Status::Late, 3), done(0, 3, 3), done(1, 3, 3)]);
 }
 
 #[test]

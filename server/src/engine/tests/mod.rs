@@ -4,6 +4,7 @@
 mod calls;
 mod coded;
 mod comings;
+mod copies;
 mod credits;
 mod deadlines;
 mod dynamic;
@@ -12,6 +13,7 @@ mod exact;
 mod hostile;
 mod in_place;
 mod member;
+mod memberships;
 mod model;
 mod modes;
 mod norms;

@@ -349,11 +349,9 @@ impl LaneEngine {
             .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
         // What was said about a copy that is not wanted any more counts for nothing.
         let Some(keep) = chunk.keep_of(item.keep) else { return Ok(()) };
-        // What was asked before the initial value came says nothing any more: a state is on its way.
-        if item.op == OpKind::CopyCheck && keep.at != At::Checking && judgement != Judgement::Later {
-            return Ok(());
-        }
         let joins = match (item.op, judgement) {
+            // It is sent whole meanwhile, because the initial value came.
+            (OpKind::CopyCheck, _) if keep.at != At::Checking => None,
             (OpKind::CopyUpdate, Judgement::Confirmed) => {
                 keep.confirmed = keep.confirmed.max(item.round);
                 None

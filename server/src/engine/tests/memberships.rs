@@ -163,7 +163,7 @@ impl World {
             Source::Record { .. } => panic!("there are no copies"),
             Source::Slot { .. } => sent.expect("a slot of the batch that is being decided"),
             Source::Spill(block) => self.spills[&block],
-            Source::Worker { .. } => panic!("nobody reads in place here"),
+            Source::Worker { .. } | Source::Record { .. } => panic!("nothing lies there"),
         }
     }
 

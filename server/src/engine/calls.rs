@@ -379,7 +379,8 @@ impl LaneEngine {
             _ => CallWaits::Handler,
         };
         let waited_ms = now_ms.saturating_sub(entry.since_ms);
-        Some(Waiting { chunk: entry.named, rank, round: 0, waited_ms, missing: Vec::new(), call: Some(call) })
+        let (missing, copies) = (Vec::new(), Vec::new());
+        Some(Waiting { chunk: entry.named, rank, round: 0, waited_ms, missing, copies, call: Some(call) })
     }
 
     /// Calls whose deadline is over are answered.

@@ -176,9 +176,9 @@ impl Chunk {
 
     /// Servers whose confirmation the complete round, or the initial value, waits for.
     pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
-        let round = self.round();
+        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
         let lacks = move |keep: &&Keep| {
-            keep.blocks() && (keep.confirmed < round || (self.init_pending && !keep.has_initial))
+            keep.blocks() && ((is_sent && keep.confirmed < round) || (self.init_pending && !keep.has_initial))
         };
         self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }

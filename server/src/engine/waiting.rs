@@ -19,6 +19,8 @@ pub struct Waiting {
     pub waited_ms: u64,
     /// Ranks that have not contributed, or that still read what is to be overwritten (the first few).
     pub missing: Vec<Rank>,
+    /// Servers that have, or are to have, copies and have not confirmed the round (the first few).
+    pub copies: Vec<Rank>,
     /// Of a call: what it waits for.
     pub call: Option<CallWaits>,
 }
@@ -55,6 +57,7 @@ impl LaneEngine {
             round: chunk.round(),
             waited_ms,
             missing: self.late(index, waiter, &mut Found::default()).1,
+            copies: chunk.unconfirmed().collect(),
             call: None,
         })
     }
@@ -62,8 +65,16 @@ impl LaneEngine {
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chunk, rank, round, missing, call, .. } = self;
+        let Self { chunk, rank, round, missing, copies, call, .. } = self;
         let Some(call) = call else {
+            if !copies.is_empty() {
+                let copies: Vec<String> = copies.iter().map(ToString::to_string).collect();
+                let copies = copies.join(", ");
+                return write!(
+                    f,
+                    "worker {rank} waits for round {round} of chunk {chunk}, not confirmed by the copies at servers: {copies}"
+                );
+            }
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
             let missing = missing.join(", ");
             return write!(

@@ -395,7 +395,6 @@ impl Rig {
                         judged.push((*chunk, *into));
                     }
                 }
-                Command::Prepare { .. } | Command::Norms { .. } => unreachable!("no chunk here needs norms"),
                 Command::Init { chunk, from, into } => {
                     self.read(*from, slot);
                     self.written(*chunk, *into);
@@ -425,23 +424,9 @@ impl Rig {
                     let spec = specs()[*chunk as usize];
                     assert!(spec.dynamic && *bytes <= spec.bytes && bytes.is_multiple_of(4));
                 }
-                Command::CallTake { .. }
-                | Command::CallDeliver { .. }
-                | Command::CallCancel { .. }
-                | Command::CallLand { .. }
-                | Command::CallDrop { .. } => unreachable!("nobody calls here"),
-                Command::Capture { .. }
-                | Command::Record { .. }
-                | Command::TellPrimary { .. }
-                | Command::TakeSum { .. }
-                | Command::TakePart { .. }
-                | Command::Load { .. }
-                | Command::TakeRules { .. }
-                | Command::EndStream { .. }
-                | Command::Free { .. }
-                | Command::Seeded { .. } => unreachable!("there are no copies here: server_copies has them"),
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
+                _ => unreachable!("nobody calls here, no chunk needs norms, and none has copies: {command:?}"),
             }
         }
         judged.into_iter().for_each(|(chunk, into)| self.judge(chunk, into));

@@ -34,6 +34,7 @@ fn welcome(settings: &Settings) -> FromScheduler {
         epoch: Epoch { term: 1, counter: 0 },
         scheduler: Incarnation(9),
         shape: settings.shape(),
+        restore: None,
     })
 }
 

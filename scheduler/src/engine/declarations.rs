@@ -117,6 +117,11 @@ impl Declarations {
         (self.tensors.len() as u64, self.loads.iter().sum())
     }
 
+    /// All tensors that servers hold, with the epoch that each was placed in.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (&TensorSpec, Epoch)> {
+        self.tensors.values().map(|entry| (&entry.spec, entry.epoch))
+    }
+
     /// One declaration. `epoch` moves on where tensors are new.
     pub(super) fn declare(&mut self, who: Asker, tensors: Vec<TensorSpec>, epoch: &mut Epoch) -> Step {
         let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();

@@ -73,6 +73,7 @@ impl Engine {
         release(self.barriers.expire(now_ms), out);
         declared(self.declarations.expire(now_ms), out);
         self.posts.expire(now_ms, out);
+        self.checkpoints.expire(now_ms, self.checkpoint_parts(), out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
@@ -143,6 +144,10 @@ impl Engine {
         self.connections.remove(&connection);
         self.barriers.forget(id);
         self.declarations.forget(connection);
+        self.checkpoints.forget(connection);
+        if id.role == Role::Server {
+            self.fail_checkpoints(&format!("{id} left while it was written"), out);
+        }
         self.posts.forget(connection, out);
         Some(connection)
     }

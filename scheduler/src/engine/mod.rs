@@ -4,6 +4,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod barriers;
+mod checkpoints;
 mod declarations;
 mod ending;
 mod member;
@@ -12,6 +13,8 @@ mod registration;
 mod status;
 
 use barriers::{Answer, Barriers};
+pub use checkpoints::Completed;
+use checkpoints::Checkpoints;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
@@ -49,6 +52,19 @@ pub struct EngineConfig {
     pub assemble_ms: u64,
     /// How long members may take to leave.
     pub drain_ms: u64,
+    /// What there is of checkpoints.
+    pub checkpoints: CheckpointConfig,
+}
+
+/// What the engine must know about checkpoints.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointConfig {
+    /// Is there a place for them?
+    pub has_place: bool,
+    /// The one that tensors begin from.
+    pub restore: Option<String>,
+    /// The newest complete one.
+    pub last: Option<String>,
 }
 
 impl EngineConfig {
@@ -62,6 +78,7 @@ impl EngineConfig {
             scheduler,
             assemble_ms: settings.deadlines.assemble_ms,
             drain_ms: settings.deadlines.drain_ms,
+            checkpoints: CheckpointConfig::default(),
         }
     }
 }
@@ -90,6 +107,13 @@ pub enum Input {
         /// Who did not get it.
         to: ConnectionId,
     },
+    /// The manifest of a checkpoint is written, under this name, or why not.
+    ManifestWritten {
+        /// The checkpoint.
+        round: u64,
+        /// Its name, or what went wrong.
+        result: Result<String, String>,
+    },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
@@ -115,6 +139,8 @@ pub enum Command {
         /// Which.
         connection: ConnectionId,
     },
+    /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
+    WriteManifest(Box<Completed>),
     /// The job is over; nothing follows.
     End(Outcome),
 }
@@ -172,6 +198,7 @@ pub struct Engine {
     declarations: Declarations,
     barriers: Barriers,
     posts: Posts,
+    checkpoints: Checkpoints,
 }
 
 impl Engine {
@@ -187,6 +214,7 @@ impl Engine {
             declarations: Declarations::new(&config.shape),
             barriers: Barriers::new(&config.shape),
             posts: Posts::default(),
+            checkpoints: Checkpoints::new(config.checkpoints.has_place, config.checkpoints.last.clone()),
             config,
         }
     }
@@ -201,6 +229,7 @@ impl Engine {
             Input::Message { from, message } => self.message(now_ms, from, message, &mut out),
             Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, &mut out),
             Input::NotPosted { ticket, to } => self.posts.refuse((ticket, to), &mut out),
+            Input::ManifestWritten { round, result } => self.checkpoints.written(round, result, &mut out),
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
@@ -222,6 +251,7 @@ impl Engine {
             self.barriers.next_deadline_ms(),
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
+            self.checkpoints.next_deadline_ms(),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
@@ -294,6 +324,11 @@ impl Engine {
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
             ToScheduler::Seeded { .. } | ToScheduler::Drain => {}
+            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
+            ToScheduler::Checkpoint(_) => {}
+            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
+                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
+            }
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -420,6 +455,8 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
+        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
+        ToScheduler::SaveCheckpoint { .. } => "a wish for a checkpoint",
         ToScheduler::Goodbye => "a goodbye",
         ToScheduler::Failing { .. } => "a failure report",
     }

@@ -26,6 +26,7 @@ impl Engine {
             epoch: self.epoch,
             scheduler: self.config.scheduler,
             shape: self.config.shape,
+            restore: self.config.checkpoints.restore.clone(),
         };
         out.push(send(from, FromScheduler::Welcome(welcome)));
         let all = (self.config.shape.workers + self.config.shape.servers) as usize;

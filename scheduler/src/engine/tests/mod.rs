@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands.
 
 mod barriers;
+mod checkpoints;
 mod declaring;
 mod ending;
 mod posts;
@@ -82,6 +83,7 @@ impl Rig {
             scheduler: Incarnation(99),
             assemble_ms: ASSEMBLE_MS,
             drain_ms: DRAIN_MS,
+            checkpoints: CheckpointConfig { has_place: true, ..CheckpointConfig::default() },
         };
         Self { engine: Engine::new(config, 0), now_ms: 0 }
     }

@@ -27,10 +27,11 @@
 //! # How a member talks to the scheduler
 //!
 //! [`control::SchedulerLink::connect`] reaches the scheduler within `deadlines.connect_ms`, registers and
-//! returns the link with its [`proto_common::message::Welcome`]. From then on two tasks of the current
-//! tokio runtime own the socket: heartbeats go out with what the report closure says, silence and loss of
+//! returns the link with its [`proto_common::message::Welcome`]. From then on a task of the current
+//! tokio runtime owns the socket: heartbeats go out with what the report closure says, silence and loss of
 //! the scheduler are noticed, and everything else arrives on `link.events` as [`control::LinkEvent`]. The
-//! cloneable [`control::LinkSender`] sends. [`control::SchedulerLink::finish`] says the last word (`Goodbye`
+//! cloneable [`control::LinkSender`] sends. When the scheduler is lost the link looks for the next one at its address and
+//! tells it what the member knows ([`control::LinkEvent::Away`], [`control::LinkEvent::Back`]). [`control::SchedulerLink::finish`] says the last word (`Goodbye`
 //! or `Failing`), flushes, and waits for the scheduler to close, within a bound.
 #![forbid(unsafe_code)]
 
@@ -42,8 +43,10 @@ pub mod host;
 pub mod http;
 pub mod logging;
 pub mod metrics;
+pub mod passed;
 pub mod post;
 pub mod process;
+pub mod reach;
 pub mod settings;
 pub mod shutdown;
 pub mod status;

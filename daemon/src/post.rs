@@ -5,6 +5,7 @@ mod room;
 mod way;
 
 use crate::control::LinkSender;
+use crate::passed::Passed;
 use proto_common::ids::MemberId;
 use proto_common::message::{
     FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
@@ -141,6 +142,8 @@ enum Work {
     Deliver(Waiting),
     Heard(FromScheduler),
     Say(ToScheduler),
+    /// There is another scheduler.
+    Back,
     /// The way to the scheduler has ended.
     Lost(String),
     End,
@@ -158,6 +161,7 @@ struct Inner {
     /// Nothing comes out of it: the other end goes with the thread.
     ended: Mutex<Receiver<()>>,
     known: Arc<Known>,
+    passed: Passed,
 }
 
 /// What callers may ask without waiting for the thread.
@@ -194,7 +198,7 @@ impl Posts {
     pub fn start() -> std::io::Result<Self> {
         let ((work, queue), (alive, ended)) = (channel(), sync_channel(0));
         let known = Known { apps: Mutex::default(), running: AtomicU64::new(Known::NOBODY) };
-        let (known, way) = (Arc::new(known), Arc::<Way>::default());
+        let (known, way, passed) = (Arc::new(known), Arc::<Way>::default(), Passed::default());
         let hub = Hub {
             known: known.clone(),
             queue,
@@ -204,6 +208,7 @@ impl Posts {
             waiting: VecDeque::new(),
             asked: HashMap::new(),
             barriers: HashMap::new(),
+            passed: passed.clone(),
             next: 0,
             lost: None,
         };
@@ -213,7 +218,7 @@ impl Posts {
         })?;
         let (thread, ended) = (Mutex::new(Some(thread)), Mutex::new(ended));
         let room = Room::new(WAITING_MAX, WAITING_BYTES_MAX);
-        Ok(Self(Arc::new(Inner { work, way, room, thread, ended, known })))
+        Ok(Self(Arc::new(Inner { work, way, room, thread, ended, known, passed })))
     }
 
     fn tell(&self, work: Work) {
@@ -266,6 +271,18 @@ impl Posts {
                 self.0.way.say(ToScheduler::PostReply { ticket, result });
             }
         }
+    }
+
+    /// How often this member has come through each barrier; whoever comes to barriers past this counts here, too.
+    #[must_use]
+    pub fn passed(&self) -> &Passed {
+        &self.0.passed
+    }
+
+    /// Another scheduler has taken over: waits at barriers go on there; messages that were under way are answered with an
+    /// error, because nobody knows whether they arrived.
+    pub fn back(&self) {
+        self.tell(Work::Back);
     }
 
     /// The way to the scheduler has ended: what is asked is answered with an error.
@@ -395,6 +412,15 @@ fn whose(to: PostTo) -> MemberId {
     if let PostTo::One(one) = to { one } else { scheduler }
 }
 
+/// Somebody of this process that waits at a barrier.
+struct AtBarrier {
+    name: String,
+    group: NodeGroup,
+    passed: u64,
+    deadline: Instant,
+    done: SyncSender<Result<(), WaitError>>,
+}
+
 struct Asked {
     on_answer: OnAnswer,
     to: PostTo,
@@ -414,7 +440,8 @@ struct Hub {
     /// Messages without a handler.
     waiting: VecDeque<Waiting>,
     asked: HashMap<u64, Asked>,
-    barriers: HashMap<u64, SyncSender<Result<(), WaitError>>>,
+    barriers: HashMap<u64, AtBarrier>,
+    passed: Passed,
     next: u64,
     lost: Option<String>,
 }
@@ -452,8 +479,11 @@ impl Hub {
             Work::Deliver(waiting) => self.deliver(waiting),
             Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
             Work::Heard(FromScheduler::Released { request, result }) => {
-                if let Some(done) = self.barriers.remove(&request) {
-                    let _ = done.try_send(result);
+                if let Some(waiting) = self.barriers.remove(&request) {
+                    if result.is_ok() {
+                        self.passed.count(&waiting.name, waiting.group);
+                    }
+                    let _ = waiting.done.try_send(result);
                 }
             }
             Work::Heard(FromScheduler::PostAnswered { request, from, of, result }) => {
@@ -461,6 +491,7 @@ impl Hub {
             }
             Work::Heard(_) | Work::End => {}
             Work::Say(message) => self.say(message),
+            Work::Back => self.go_on(),
             Work::Lost(why) => {
                 self.lost = Some(why);
                 // Whoever waits sees that nobody answers.
@@ -501,24 +532,51 @@ impl Hub {
             return;
         }
         self.next += 1;
-        let (request, timeout_ms) = (self.next | OURS, within.as_millis() as u64);
-        self.barriers.insert(request, done);
-        self.say(ToScheduler::Barrier { request, name, group, passed: 0, timeout_ms });
+        let request = self.next | OURS;
+        let (passed, deadline) = (self.passed.times(&name, group), Instant::now() + within);
+        self.barriers.insert(request, AtBarrier { name, group, passed, deadline, done });
+        self.wait_at(request);
+    }
+
+    fn wait_at(&mut self, request: u64) {
+        let Some(AtBarrier { name, group, passed, deadline, .. }) = self.barriers.get(&request) else {
+            return;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (name, group, passed, timeout_ms) = (name.clone(), *group, *passed, left.as_millis() as u64);
+        self.say(ToScheduler::Barrier { request, name, group, passed, timeout_ms });
+    }
+
+    /// There is another scheduler, which has not heard of anything that was under way.
+    fn go_on(&mut self) {
+        let waiting: Vec<u64> = self.barriers.keys().copied().collect();
+        waiting.into_iter().for_each(|request| self.wait_at(request));
+        let why = "the scheduler was lost while this was under way, and nobody knows whether it arrived; send it again \
+                   where it may come twice";
+        let asked: Vec<u64> = self.asked.keys().copied().collect();
+        for request in asked {
+            self.refuse_with(request, || PostError::NotNow(why.into()));
+        }
     }
 
     /// A request is answered here, because nobody else will.
     fn refuse(&mut self, request: u64) {
-        let Some(Asked { mut on_answer, to, answers, within, .. }) = self.asked.remove(&request) else {
-            return;
-        };
-        let member = whose(to);
+        let Some(Asked { to, within, .. }) = self.asked.get(&request) else { return };
         let error = match &self.lost {
             Some(why) => PostError::NotNow(why.clone()),
-            None => PostError::Deadline { member, waited_ms: (within + GRACE).as_millis() as u64 },
+            None => {
+                PostError::Deadline { member: whose(*to), waited_ms: (*within + GRACE).as_millis() as u64 }
+            }
         };
+        self.refuse_with(request, || error.clone());
+    }
+
+    fn refuse_with(&mut self, request: u64, error: impl Fn() -> PostError) {
+        let Some(Asked { mut on_answer, to, answers, .. }) = self.asked.remove(&request) else { return };
+        let member = whose(to);
         let (of, left) = answers.unwrap_or((1, 1));
         for _ in 0..left {
-            let answer = PostAnswer { from: member, of, result: Err(error.clone()) };
+            let answer = PostAnswer { from: member, of, result: Err(error()) };
             guarded(|| on_answer(answer));
         }
     }
@@ -740,5 +798,31 @@ mod tests {
         let reply = ToScheduler::PostReply { ticket: 9, result: Err(refusal()) };
         assert_eq!(said.recv().unwrap(), reply, "the only thing that was said");
         posts.unregister(APP).unwrap();
+    }
+
+    #[test]
+    fn another_scheduler_hears_of_waits_at_barriers_and_messages_under_way_are_given_up() {
+        let posts = Posts::start().unwrap();
+        let (say, said) = channel();
+        posts.attach(move |message| say.send(message).is_ok());
+        posts.passed().count("b", NodeGroup::ALL);
+        let waiter = posts.clone();
+        let thread = std::thread::spawn(move || waiter.barrier("b", NodeGroup::ALL, Duration::from_secs(60)));
+        let ToScheduler::Barrier { request, passed: 1, .. } = said.recv().unwrap() else { panic!("no wait") };
+        let (tell, told) = channel();
+        posts.post(PostTo::One(server()), message(0), Duration::from_secs(60), move |answer| {
+            tell.send(answer.result).unwrap();
+        });
+        assert!(matches!(said.recv().unwrap(), ToScheduler::Post { .. }));
+        posts.back();
+        assert!(matches!(told.recv().unwrap(), Err(PostError::NotNow(why)) if why.contains("send it again")));
+        let again = said.recv().unwrap();
+        assert!(
+            matches!(&again, ToScheduler::Barrier { request: r, passed: 1, .. } if *r == request),
+            "{again:?}"
+        );
+        assert!(posts.heard(FromScheduler::Released { request, result: Ok(()) }).is_none());
+        thread.join().unwrap().unwrap();
+        assert_eq!(posts.passed().times("b", NodeGroup::ALL), 2);
     }
 }

@@ -8,6 +8,7 @@ use gradwire_server::engine::{BatchContext, CallAnswer, Command, Commands, Engin
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{BatchKind, Block, BlockData, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -80,6 +81,8 @@ impl Rig {
             inbox_slots: 2 + program.below(6),
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: 0,
+            keep_previous: false,
+            worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);
         engine.limit_calls(BYTES_MAX);
@@ -276,7 +279,9 @@ fn answered(worker: &mut Worker, block: &Block) {
         return;
     }
     match block.status {
-        Status::Retry | Status::CallRoom => worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1)),
+        Status::Retry | Status::CallRoom => {
+            worker.sent[at] = worker.sent[at].min(block.operation.0.saturating_sub(1))
+        }
         Status::ReplyRoom => {}
         _ if block.operation.0 == worker.known[at] => worker.known[at] += 1,
         _ => {}
@@ -291,12 +296,14 @@ fn call(app: u32, operation: u64, known: u64, body_bytes: u64) -> Block {
         codec: 0,
         status: Status::None,
         operation: Operation(operation),
+        first_open: Operation(known),
+        exact: false,
         round: body_bytes,
         bytes: 32,
         data: BlockData::Inline { offset: 0 },
         landing: None,
         view: false,
-        reading: Reading { from: Operation(known), ..Reading::default() },
+        reading: Reading::default(),
         timeout_ms: 1_000,
         token: operation,
     }

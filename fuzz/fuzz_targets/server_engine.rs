@@ -12,6 +12,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -124,6 +125,8 @@ impl Rig {
             inbox_slots: 1 + u32::from(shape >> 3 & 7),
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: u32::from(shape >> 6),
+            keep_previous: false,
+            worker_loss: WorkerLoss::Stop,
         };
         let mut engine = LaneEngine::new(config);
         engine.assign(Epoch { term: 1, counter: 1 }, &specs());
@@ -580,6 +583,8 @@ fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: 
         codec: 0,
         status: Status::None,
         operation: Operation(operation),
+        first_open: Operation(1),
+        exact: false,
         round: if op == OpKind::Init { 0 } else { round },
         bytes: if payload { spec.bytes } else { 0 },
         data: BlockData::Inline { offset },

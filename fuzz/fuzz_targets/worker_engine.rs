@@ -162,6 +162,7 @@ impl Rig {
             operation: Operation(number),
             view: kind.lands() && program.one_in(4),
             reading: Reading { from: Operation(program.number() % (number + 1)), kept: Kept::None },
+            exact: kind == OpKind::Pull && number.is_multiple_of(3),
             round: number,
             priority: program.below(5) as i32 - 2,
             timeout_ms: program.number() as u32,

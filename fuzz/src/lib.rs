@@ -7,6 +7,7 @@ use proto_common::batch::{
 };
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank, Version};
+use proto_common::limits::OPEN_SPAN_MAX;
 
 /// The job of every honest batch.
 pub const JOB: JobId = JobId(7);
@@ -86,13 +87,16 @@ impl<'a> Program<'a> {
             _ => BlockData::Inline { offset: self.number().min(payload_bytes - bytes) },
         };
         let lands = self.byte() & 1 == 1;
+        let operation = self.number();
         Block {
             id: ChunkId::new(self.number(), self.below(3)),
             op: self.pick(&[OpKind::Push, OpKind::Pull, OpKind::PushPull, OpKind::Init]),
             dtype: self.pick(&Dtype::ALL),
             codec: u8::from(self.one_in(8)),
-            status: Status::from_wire(self.byte() % 12).unwrap_or(Status::None),
-            operation: Operation(self.number()),
+            status: Status::from_wire(self.byte() % 21).unwrap_or(Status::None),
+            operation: Operation(operation),
+            first_open: Operation(operation - self.number().min(operation).min(OPEN_SPAN_MAX)),
+            exact: self.one_in(4),
             round: self.number(),
             bytes,
             data,

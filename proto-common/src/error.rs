@@ -78,6 +78,13 @@ pub enum DeathCause {
         /// Milliseconds since its last sign of life.
         silent_ms: u64,
     },
+    /// With it went what nobody else has, or could be waited for no longer.
+    Beyond {
+        /// How it died.
+        cause: Box<DeathCause>,
+        /// What that means, and what to do.
+        what: String,
+    },
     /// It said that it failed.
     Failed {
         /// Its own words.
@@ -90,6 +97,7 @@ impl fmt::Display for DeathCause {
         match self {
             Self::ConnectionLost => f.write_str("its control connection closed without a goodbye"),
             Self::Silent { silent_ms } => write!(f, "no sign of life for {silent_ms} ms"),
+            Self::Beyond { cause, what } => write!(f, "{cause}; {what}"),
             Self::Failed { reason } => write!(f, "it failed: {reason}"),
         }
     }

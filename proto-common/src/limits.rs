@@ -62,6 +62,10 @@ pub const PREFIXES_PER_LANE: u32 = 128;
 /// Operations of one worker on one lane that a server keeps unanswered; a worker with more is expelled.
 pub const OPERATIONS_PER_WORKER_MAX: usize = 1 << 17;
 
+/// How many of a worker's operations on a chunk may follow its first unanswered one: requests have 16 bits for it. A worker has
+/// fewer under way; only endings of views are not counted among those.
+pub const OPEN_SPAN_MAX: u64 = u16::MAX as u64;
+
 /// Slot size that a chunk size needs: the chunk, its header and a full table.
 #[must_use]
 pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {

@@ -28,6 +28,14 @@ impl KeyRange {
     pub fn alone(first: ChunkId, chunks: u32, server: Rank) -> Self {
         Self { first, chunks, server, backup: None, seeding: None }
     }
+
+    /// Bytes of it; `spec` is its tensor.
+    #[must_use]
+    pub fn bytes(&self, spec: &TensorSpec, chunk_bytes: u64) -> u64 {
+        let start = u64::from(self.first.chunk.0).saturating_mul(chunk_bytes);
+        let end = start.saturating_add(u64::from(self.chunks).saturating_mul(chunk_bytes));
+        end.min(spec.bytes()).saturating_sub(start)
+    }
 }
 
 /// How the shard map changes for tensors that are placed already.
@@ -224,6 +232,16 @@ impl ShardMap {
         let tensors = entries.clone().map(|entry| entry.spec.clone()).collect();
         let ranges = entries.flat_map(|entry| entry.ranges.iter().copied()).collect();
         MapUpdate { epoch: self.epoch, tensors, ranges }
+    }
+
+    /// All ranges of all tensors, in order.
+    pub fn ranges(&self) -> impl Iterator<Item = &KeyRange> {
+        self.tensors.values().flat_map(|entry| &entry.ranges)
+    }
+
+    /// All tensors with their ranges, by key.
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[KeyRange])> {
+        self.tensors.values().map(|entry| (&entry.spec, &entry.ranges[..]))
     }
 
     /// A tensor's ranges, in order.

@@ -127,6 +127,7 @@ impl Pair {
         let state = OpState::new(1);
         let submission = Submission {
             view: false,
+            exact: false,
             reading: Reading::default(),
             state: state.clone(),
             op: self.operations,

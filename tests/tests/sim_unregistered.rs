@@ -124,6 +124,7 @@ impl Pair {
         let state = OpState::new(1);
         let submission = Submission {
             view: false,
+            exact: false,
             reading: Reading::default(),
             state: state.clone(),
             op: 1,

@@ -137,6 +137,7 @@ fn submission(pool: &Pool) -> Submission {
     let id = ChunkId::new(1, 0);
     Submission {
         view: true,
+        exact: false,
         reading: Reading { from: Operation(1), kept: Kept::None },
         state: OpState::new(1),
         op: 1,

@@ -60,7 +60,30 @@ pub enum OpError {
         /// How long the operation waited.
         waited_ms: u64,
     },
-    /// A member died; nobody can go on without it yet.
+    /// The server that the shard map names does not serve the chunk.
+    #[error("tensor {} chunk {}: server {server} did not take the chunk over within {waited_ms} ms, though the shard map names it; look at its log and at the scheduler's, or raise deadlines.operation_ms", chunk.key, chunk.chunk)]
+    Elsewhere {
+        /// The chunk.
+        chunk: ChunkId,
+        /// Who was to have it.
+        server: Rank,
+        /// How long the operation waited.
+        waited_ms: u64,
+    },
+    /// There is no channel to the servers that the operation waits for.
+    #[error(
+        "tensor {key}: no channel to server {} within {waited_ms} ms, and no other server had taken over what it serves; look at its log and at the scheduler's, try the way to it with `gradwire doctor`, or raise deadlines.operation_ms",
+        ranks(servers)
+    )]
+    Unconnected {
+        /// The tensor.
+        key: Key,
+        /// The servers.
+        servers: Vec<Rank>,
+        /// How long the operation waited.
+        waited_ms: u64,
+    },
+    /// A member died; nobody can go on without it.
     #[error("{0}")]
     Died(Death),
     /// The data channel to a server broke, and the scheduler does not know of a death yet.
@@ -85,6 +108,16 @@ pub enum OpError {
         round: u64,
         /// The tensor's type.
         dtype: proto_common::element::Dtype,
+    },
+    /// One version exactly was asked for, and newer ones have taken its place.
+    #[error("tensor {} chunk {}: version {wanted} is not there any more, {version} is in force; servers keep the version before only where workers are waited for (cluster.worker_loss = \"wait\"), and no older one: pull the newest", chunk.key, chunk.chunk)]
+    VersionGone {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The version asked for.
+        wanted: u64,
+        /// The one in force.
+        version: u64,
     },
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
@@ -131,6 +164,11 @@ pub enum CallFault {
         "no answer from the server, which is alive for the scheduler: its data path is stuck or slow; look at its log, or raise deadlines.operation_ms"
     )]
     NoAnswer,
+    /// The server died, and the request or its answer with it.
+    #[error(
+        "the server died before it answered; whether its handler had the request is not known: call another server, or this one again when it is back"
+    )]
+    ServerDied,
     /// It was let go without an answer.
     #[error(
         "the handler let it go without an answer, or the answer was lost with a broken channel; look at the server's log"
@@ -362,17 +400,23 @@ impl ClientError {
                 OpError::Deadline { .. }
                 | OpError::Behind { .. }
                 | OpError::StillRead { .. }
+                | OpError::Elsewhere { .. }
+                | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
                 OpError::Call { fault, .. } => match fault {
                     CallFault::NoHandler | CallFault::Deadline | CallFault::NoAnswer | CallFault::Crowded => {
                         ExitCode::Deadline
                     }
+                    CallFault::ServerDied => ExitCode::MemberDied,
                     _ => ExitCode::Failure,
                 },
                 OpError::Died(death) => death_code(death),
                 OpError::Broken { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
-                OpError::BadValue { .. } | OpError::Refused { .. } | OpError::Closed(_) => ExitCode::Failure,
+                OpError::BadValue { .. }
+                | OpError::VersionGone { .. }
+                | OpError::Refused { .. }
+                | OpError::Closed(_) => ExitCode::Failure,
             },
             Self::Died(death) => death_code(death),
             Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,

@@ -12,6 +12,7 @@ use gradwire_server::runtime::{DataLane, LaneConfig as ServerConfig, WorkerInbox
 use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver};
 use proto_common::batch::SlotGrant;
+use proto_common::config::WorkerLoss;
 use proto_common::ids::{Lane, Rank};
 use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, RESULT_SLOT_BYTES};
 
@@ -32,6 +33,8 @@ pub(crate) fn server_bytes(shape: &Shape) -> anyhow::Result<u64> {
         inbox_slots: settings.memory.inbox_slots,
         result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: shape.spill_blocks(),
+        keep_previous: false,
+        worker_loss: WorkerLoss::Stop,
     };
     let config = ServerConfig { engine, rank: Rank(0), chunk_bytes: shape.chunk_bytes };
     let mut lane = DataLane::new(net.create_cq(node), config)?;

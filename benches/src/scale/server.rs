@@ -9,6 +9,7 @@ use gradwire_server::engine::{
     BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, LaneStats, ResultBlock,
 };
 use proto_common::batch::{BatchKind, BlockData, SlotGrant};
+use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, Lane, Rank};
 use proto_common::limits::{RESULT_SLOT_BYTES, RESULTS_PER_LANE};
 use proto_common::shard_map::ShardMap;
@@ -49,6 +50,8 @@ impl Server {
             inbox_slots: shape.settings().memory.inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: shape.spill_blocks(),
+            keep_previous: false,
+            worker_loss: WorkerLoss::Stop,
         });
         let mut specs = Vec::new();
         for tensor in shape.tensors() {

@@ -165,6 +165,7 @@ impl Worker {
                 operation: Operation(self.round),
                 view: false,
                 reading: Reading::default(),
+                exact: false,
                 round: if payload { self.round } else { 0 },
                 priority: 0,
                 timeout_ms: TIMEOUT_MS,

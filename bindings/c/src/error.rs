@@ -158,7 +158,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Broken { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,
-        OpError::Refused { .. } => GradwireCode::Refused,
+        OpError::Refused { .. } | OpError::VersionGone { .. } => GradwireCode::Refused,
         OpError::Call { fault, .. } => match fault {
             CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,

@@ -132,6 +132,7 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Broken { .. } => (Kind::Died, "broken"),
         OpError::Closed(_) => (Kind::Closed, "closed"),
         OpError::BadValue { .. } => (Kind::Operation, "bad_value"),
+        OpError::VersionGone { .. } => (Kind::Operation, "version_gone"),
         OpError::Refused { .. } => (Kind::Operation, "refused"),
         OpError::Call { .. } => (Kind::Operation, "call"),
         OpError::Unregistered(_) => (Kind::Operation, "unregistered"),

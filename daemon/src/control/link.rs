@@ -1,17 +1,25 @@
-//! A member's link to the scheduler: registration, heartbeats, loss. Two tasks own the socket's halves; the
-//! member sees a queue of events and a sender. It must not interpret what the scheduler says beyond that.
+//! A member's link to the scheduler: registration, heartbeats, loss, and the way back when another scheduler is at the same
+//! address. One task owns the socket; the member sees a queue of events and a sender. It must not interpret what the
+//! scheduler says beyond that.
+//!
+//! When the connection is lost the member goes on, for `deadlines.scheduler_ms` of the scheduler's settings: the link says
+//! [`LinkEvent::Away`], connects again, registers with what the member knows ([`Resume`]), and says [`LinkEvent::Back`].
+//! What was handed over meanwhile is sent then. What was sent before and may not have arrived is the member's to send again
+//! after `Back`: requests that are not answered (`Declare`, `ChangeRule`, `Barrier`), `Assigned` of what it was asked last,
+//! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that.
 
 use super::connect::connect_with_retry;
 use super::connection::{Connection, ReadHalf, WriteHalf};
 use super::frame::{FrameError, frame_of};
 use super::link_error::LinkError;
+use super::seek::{Seeker, greet};
 use proto_common::config::Settings;
-use proto_common::message::{FromScheduler, MemberReport, Register, ToScheduler, Welcome};
+use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 /// Messages that may wait to be sent; more wait in their callers.
 const OUTGOING_MAX: usize = 256;
@@ -23,6 +31,15 @@ const EVENTS_MAX: usize = 1024;
 pub enum LinkEvent {
     /// It said this. Heartbeat acknowledgements are not shown.
     Message(FromScheduler),
+    /// It is gone, for now: the link looks for the next one. `Back` or `Lost` follows.
+    Away {
+        /// Since when.
+        since: Instant,
+        /// How it was lost.
+        why: LinkError,
+    },
+    /// There is a scheduler again, which knows what the members told it. Requests that were open are to be sent again.
+    Back(Welcome),
     /// It is gone. This is the last event.
     Lost(LinkError),
 }
@@ -40,8 +57,8 @@ enum Outgoing {
 }
 
 impl LinkSender {
-    /// Hands a message over for sending; waits while many wait already. An error means that the message is
-    /// too large, or that the link is lost: the reason comes as [`LinkEvent::Lost`].
+    /// Hands a message over for sending; waits while many wait already, also while there is no scheduler. An error means that
+    /// the message is too large, or that the link is lost: the reason comes as [`LinkEvent::Lost`].
     pub async fn send(&self, message: &ToScheduler) -> Result<(), LinkError> {
         let frame = Outgoing::Frame(frame_of(message)?);
         self.frames.send(frame).await.map_err(|_| LinkError::Closed)
@@ -54,55 +71,37 @@ pub struct SchedulerLink {
     /// What the scheduler says, in order. Bounded: a member that does not read it is not served.
     pub events: mpsc::Receiver<LinkEvent>,
     sender: LinkSender,
-    reader: JoinHandle<()>,
-    writer: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 impl SchedulerLink {
     /// Reaches the scheduler within `deadlines.connect_ms`, registers, and starts heartbeats that carry what
     /// `report` says at that moment (it runs on the runtime's thread and must return at once). Needs a tokio
     /// runtime, which must be driven for as long as the link lives.
+    ///
+    /// `resume` is asked, on the same thread, when the scheduler was lost: what the member knows, or `None` where it is in no
+    /// roster yet. Then the link is lost.
     pub async fn connect(
         settings: &Settings,
         register: Register,
         report: impl FnMut() -> MemberReport + Send + 'static,
+        resume: impl FnMut() -> Option<Resume> + Send + 'static,
     ) -> Result<(Self, Welcome), LinkError> {
         let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
         let fix = "start gradwire-scheduler there, or set scheduler.host and scheduler.port";
+        let limit = Duration::from_millis(settings.deadlines.connect_ms);
         let stream = connect_with_retry(host, port, settings.deadlines.connect_ms, fix)
             .await
             .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
-        let limit = Duration::from_millis(settings.deadlines.connect_ms);
-        let no_answer = |cause: FrameError| LinkError::NoAnswer {
-            address: format!("{host}:{port}"),
-            cause: Arc::new(cause),
-        };
-        let mut connection = Connection::new(stream).map_err(|error| no_answer(error.into()))?;
-        connection.send_within(&ToScheduler::Register(register), limit).await.map_err(no_answer)?;
-        match connection.receive_within::<FromScheduler>(limit).await.map_err(no_answer)? {
-            Some(FromScheduler::Welcome(welcome)) => Ok((Self::start(connection, &welcome, report), welcome)),
-            Some(FromScheduler::Refused(reason)) => Err(LinkError::Refused(reason)),
-            Some(other) => {
-                let error = std::io::Error::other(format!("unexpected first message {other:?}"));
-                Err(no_answer(error.into()))
-            }
-            None => Err(no_answer(FrameError::Cut { got: 0 })),
-        }
-    }
-
-    fn start(
-        connection: Connection,
-        welcome: &Welcome,
-        report: impl FnMut() -> MemberReport + Send + 'static,
-    ) -> Self {
-        let (read, write) = connection.into_split();
+        let address = format!("{host}:{port}");
+        let (connection, welcome) = greet(stream, &address, &register, None, limit).await?;
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
-        let silence = Duration::from_millis(welcome.shape.silence_ms.max(1));
-        let period = Duration::from_millis(welcome.shape.heartbeat_ms.max(1));
-        let reader = tokio::spawn(read_events(read, events, silence));
-        let writer = tokio::spawn(write_frames(write, outgoing, period, silence, report));
-        Self { events: received, sender: LinkSender { frames }, reader, writer }
+        let seeker = Seeker::new(settings, register, &welcome, resume);
+        let keeper =
+            Keeper { events, outgoing, report, beat: beats(&welcome), said_last: false, parting: false };
+        let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
+        Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
 
     /// A sender, for any number of tasks and threads.
@@ -117,8 +116,6 @@ impl SchedulerLink {
         let frame = Outgoing::Last(frame_of(last)?);
         let orderly = async {
             self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
-            // The tasks end by themselves; one that panicked has nothing more to say.
-            let _ = (&mut self.writer).await;
             while let Some(event) = self.events.recv().await {
                 if matches!(event, LinkEvent::Lost(_)) {
                     break;
@@ -133,40 +130,120 @@ impl SchedulerLink {
 impl Drop for SchedulerLink {
     fn drop(&mut self) {
         // Without a last word the scheduler sees a lost connection, at once.
-        self.reader.abort();
-        self.writer.abort();
+        self.task.abort();
     }
 }
 
-async fn read_events(mut read: ReadHalf, events: mpsc::Sender<LinkEvent>, silence: Duration) {
-    let lost = loop {
+fn beats(welcome: &Welcome) -> Interval {
+    let mut beat = interval(Duration::from_millis(welcome.shape.heartbeat_ms.max(1)));
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beat
+}
+
+/// The link's task.
+struct Keeper<R> {
+    events: mpsc::Sender<LinkEvent>,
+    outgoing: mpsc::Receiver<Outgoing>,
+    report: R,
+    beat: Interval,
+    /// We have said the last word.
+    said_last: bool,
+    /// The scheduler has: a close that follows is no loss to come back from.
+    parting: bool,
+}
+
+impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
+    async fn keep<F: FnMut() -> Option<Resume> + Send>(
+        mut self,
+        mut connection: Connection,
+        welcome: Welcome,
+        mut seeker: Seeker<F>,
+    ) {
+        let silence = Duration::from_millis(welcome.shape.silence_ms.max(1));
+        let lost = loop {
+            let Some(lost) = self.serve(connection, silence).await else { return };
+            let since = Instant::now();
+            if self.said_last || self.parting || !seeker.may_seek() {
+                break lost;
+            }
+            tracing::warn!(error = %lost, "the scheduler is lost; looking for the next one");
+            if self.events.send(LinkEvent::Away { since, why: lost.clone() }).await.is_err() {
+                return;
+            }
+            // What the last one said is taken before the member tells what it knows.
+            if self.events.reserve_many(EVENTS_MAX).await.is_err() {
+                return;
+            }
+            match seeker.seek(lost).await {
+                Ok((next, welcome)) => {
+                    connection = next;
+                    tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
+                    self.beat = beats(&welcome);
+                    if self.events.send(LinkEvent::Back(welcome)).await.is_err() {
+                        return;
+                    }
+                }
+                Err(lost) => break lost,
+            }
+        };
+        let _ = self.events.send(LinkEvent::Lost(lost)).await;
+    }
+
+    /// One connection's life; says how it was lost. None when nobody listens to us any more.
+    async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<LinkError> {
+        let (read, write) = connection.into_split();
+        let writer = write_frames(write, &mut self.outgoing, &mut self.beat, silence, &mut self.report);
+        let reader = read_events(read, &self.events, silence, &mut self.parting);
+        tokio::pin!(writer, reader);
+        // The reading half sees a broken connection as well, and says so.
+        tokio::select! {
+            lost = &mut reader => lost,
+            said_last = &mut writer => {
+                let lost = reader.await;
+                self.said_last = said_last;
+                lost
+            }
+        }
+    }
+}
+
+/// What the scheduler says, until it is lost. None when the member does not listen any more.
+async fn read_events(
+    mut read: ReadHalf,
+    events: &mpsc::Sender<LinkEvent>,
+    silence: Duration,
+    parting: &mut bool,
+) -> Option<LinkError> {
+    loop {
         match read.receive_within(silence).await {
             Ok(Some(FromScheduler::HeartbeatAck)) => {}
             Ok(Some(message)) => {
+                *parting |= matches!(
+                    message,
+                    FromScheduler::Refused(_) | FromScheduler::MemberDied(_) | FromScheduler::Shutdown { .. }
+                );
                 if events.send(LinkEvent::Message(message)).await.is_err() {
-                    return;
+                    return None;
                 }
             }
-            Ok(None) => break LinkError::Closed,
-            Err(FrameError::Deadline { waited_ms }) => break LinkError::Silent { silent_ms: waited_ms },
-            Err(FrameError::Cut { .. } | FrameError::Io(_)) => break LinkError::Closed,
-            Err(error) => break LinkError::Broken(Arc::new(error)),
+            Ok(None) => return Some(LinkError::Closed),
+            Err(FrameError::Deadline { waited_ms }) => {
+                return Some(LinkError::Silent { silent_ms: waited_ms });
+            }
+            Err(FrameError::Cut { .. } | FrameError::Io(_)) => return Some(LinkError::Closed),
+            Err(error) => return Some(LinkError::Broken(Arc::new(error))),
         }
-    };
-    let _ = events.send(LinkEvent::Lost(lost)).await;
+    }
 }
 
-/// Sends what waits and a heartbeat each period. It just ends when the connection fails: the reading half
-/// sees that as well, and says so.
+/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: then true.
 async fn write_frames(
     mut write: WriteHalf,
-    mut outgoing: mpsc::Receiver<Outgoing>,
-    period: Duration,
+    outgoing: &mut mpsc::Receiver<Outgoing>,
+    beat: &mut Interval,
     limit: Duration,
-    mut report: impl FnMut() -> MemberReport + Send + 'static,
-) {
-    let mut beat = interval(period);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    report: &mut impl FnMut() -> MemberReport,
+) -> bool {
     loop {
         let next = tokio::select! {
             biased;
@@ -179,7 +256,8 @@ async fn write_frames(
             },
             next = outgoing.recv() => match next {
                 Some(next) => next,
-                None => return,
+                // The link holds a sender itself, so it is being dropped.
+                None => return true,
             },
         };
         let (frame, last) = match next {
@@ -188,11 +266,11 @@ async fn write_frames(
         };
         if let Err(error) = write.write_within(&frame, limit).await {
             tracing::debug!(%error, "cannot write to the scheduler");
-            return;
+            return last;
         }
         if last {
             let _ = write.close().await;
-            return;
+            return true;
         }
     }
 }

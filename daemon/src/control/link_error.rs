@@ -3,6 +3,7 @@
 use super::connect::ConnectError;
 use super::frame::FrameError;
 use proto_common::error::ExitCode;
+use proto_common::ids::JobId;
 use proto_common::message::{CodecError, RefusalReason};
 use std::sync::Arc;
 use thiserror::Error;
@@ -39,6 +40,30 @@ pub enum LinkError {
     /// The connection failed.
     #[error("the scheduler is lost: {0}")]
     Broken(Arc<FrameError>),
+    /// It is lost, and none came in its place.
+    #[error("{lost}; no scheduler answered within {waited_ms} ms (deadlines.scheduler_ms): {last}")]
+    NotBack {
+        /// How long it was looked for.
+        waited_ms: u64,
+        /// How it was lost.
+        lost: Box<LinkError>,
+        /// The last attempt's error.
+        last: Box<LinkError>,
+    },
+    /// Another scheduler is in its place: an older one, or one of another job.
+    #[error(
+        "the scheduler at {address} is of job {job} and term {term}, term {known} is obeyed already; stop it: two schedulers are running"
+    )]
+    Deposed {
+        /// Where it is.
+        address: String,
+        /// Its job.
+        job: JobId,
+        /// Its term.
+        term: u32,
+        /// The highest term that was obeyed.
+        known: u32,
+    },
     /// The message to send is too large.
     #[error(transparent)]
     Message(#[from] CodecError),
@@ -52,6 +77,7 @@ impl LinkError {
             Self::Refused(reason) => code_of_refusal(reason),
             Self::Message(_) => ExitCode::Failure,
             Self::Unreachable(_) | Self::NoAnswer { .. } => ExitCode::SchedulerUnreachable,
+            Self::NotBack { .. } | Self::Deposed { .. } => ExitCode::SchedulerUnreachable,
             Self::Closed | Self::Silent { .. } | Self::Broken(_) => ExitCode::SchedulerUnreachable,
         }
     }

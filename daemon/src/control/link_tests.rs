@@ -5,7 +5,7 @@ use crate::host;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::RefusalReason;
+use proto_common::message::{Coming, NodeGroup, RefusalReason};
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
 
@@ -28,13 +28,18 @@ fn register() -> Register {
 }
 
 fn welcome(settings: &Settings) -> FromScheduler {
+    welcome_of(settings, 1)
+}
+
+fn welcome_of(settings: &Settings, term: u32) -> FromScheduler {
     FromScheduler::Welcome(Welcome {
         rank: Rank(2),
         job: JobId(0),
-        epoch: Epoch { term: 1, counter: 0 },
+        epoch: Epoch { term, counter: 0 },
         scheduler: Incarnation(9),
         shape: settings.shape(),
         restore: None,
+        coming: Coming::Start,
     })
 }
 
@@ -48,9 +53,20 @@ async fn listen() -> (TcpListener, Settings) {
     (listener, settings)
 }
 
-/// A link and the scheduler's end of it.
+/// A link and the scheduler's end of it. It does not survive the scheduler.
 async fn linked() -> (SchedulerLink, Connection) {
-    let (listener, settings) = listen().await;
+    let (link, connection, ..) = linked_for(0, None).await;
+    (link, connection)
+}
+
+/// A link that looks for the next scheduler for so long, with what it knows; the scheduler's end, and its listener.
+async fn linked_for(
+    scheduler_ms: u64,
+    known: Option<Resume>,
+) -> (SchedulerLink, Connection, TcpListener, Settings) {
+    let (listener, mut settings) = listen().await;
+    settings.deadlines.scheduler_ms = scheduler_ms;
+    let resume = move || known.clone();
     let scheduler = async {
         let mut connection = Connection::new(listener.accept().await.unwrap().0).unwrap();
         let first = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
@@ -59,10 +75,11 @@ async fn linked() -> (SchedulerLink, Connection) {
         connection
     };
     let report = || MemberReport { round: 7, ..MemberReport::default() };
-    let (link, connection) = tokio::join!(SchedulerLink::connect(&settings, register(), report), scheduler);
+    let (link, connection) =
+        tokio::join!(SchedulerLink::connect(&settings, register(), report, resume), scheduler);
     let (link, welcome) = link.unwrap();
     assert_eq!(welcome.rank, Rank(2));
-    (link, connection)
+    (link, connection, listener, settings)
 }
 
 #[tokio::test]
@@ -109,9 +126,10 @@ async fn a_refusal_and_a_mute_scheduler_have_their_codes() {
         connection
     };
     let (refused, _connection) =
-        tokio::join!(SchedulerLink::connect(&settings, register(), MemberReport::default), refuse);
+        tokio::join!(SchedulerLink::connect(&settings, register(), MemberReport::default, || None), refuse);
     assert_eq!(refused.unwrap_err().exit_code(), ExitCode::Refused);
-    let mute = SchedulerLink::connect(&settings, register(), MemberReport::default).await.unwrap_err();
+    let mute =
+        SchedulerLink::connect(&settings, register(), MemberReport::default, || None).await.unwrap_err();
     assert_eq!(mute.exit_code(), ExitCode::SchedulerUnreachable);
     assert!(mute.to_string().contains("did not answer"), "{mute}");
 }
@@ -122,4 +140,87 @@ async fn a_message_too_large_is_its_callers_error() {
     let reason = "x".repeat(proto_common::limits::CONTROL_FRAME_BYTES_MAX);
     let error = link.sender().send(&ToScheduler::Failing { reason }).await.unwrap_err();
     assert!(matches!(error, LinkError::Message(_)), "{error}");
+}
+
+/// What a member says when it comes again, and the connection that it says it on.
+async fn comes_again(listener: &TcpListener) -> (Connection, Register, Resume) {
+    let mut connection = Connection::new(listener.accept().await.unwrap().0).unwrap();
+    let first = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
+    let ToScheduler::Register(again) = first else { panic!("{first:?}") };
+    let rest = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
+    let ToScheduler::Resuming { part, last: true } = rest else { panic!("{rest:?}") };
+    (connection, again, part)
+}
+
+fn known() -> Resume {
+    let epoch = Epoch { term: 1, counter: 4 };
+    Resume { rank: Rank(2), epoch, barriers: vec![("b".into(), NodeGroup::ALL, 3)], ..Resume::default() }
+}
+
+#[tokio::test]
+async fn the_next_scheduler_is_told_what_the_member_knows_and_hears_what_waited() {
+    let (mut link, scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    drop(scheduler);
+    let away = link.events.recv().await;
+    assert!(matches!(away, Some(LinkEvent::Away { why: LinkError::Closed, .. })), "{away:?}");
+    link.sender().send(&ToScheduler::LinksReady).await.unwrap();
+    // One that goes away without an answer, and one that stays.
+    drop(listener.accept().await.unwrap());
+    let (mut scheduler, again, told) = comes_again(&listener).await;
+    assert_eq!(again, Register { wanted_rank: Some(Rank(2)), resume: Some(known().head()), ..register() });
+    assert_eq!(told, known());
+    scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+    let back = link.events.recv().await;
+    assert!(matches!(&back, Some(LinkEvent::Back(welcome)) if welcome.epoch.term == 2), "{back:?}");
+    let mut heard = [
+        scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap(),
+        scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap(),
+    ];
+    heard.sort_by_key(|message| !matches!(message, ToScheduler::Heartbeat(_)));
+    assert!(matches!(heard[0], ToScheduler::Heartbeat(_)), "heartbeats go on: {heard:?}");
+    assert_eq!(heard[1], ToScheduler::LinksReady, "what was said meanwhile");
+}
+
+#[tokio::test]
+async fn a_lower_term_and_a_refusal_end_the_link() {
+    let (mut link, scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let (mut scheduler, ..) = comes_again(&listener).await;
+    scheduler.send_within(&welcome_of(&settings, 0), LONG).await.unwrap();
+    let Some(LinkEvent::Lost(lost)) = link.events.recv().await else { panic!("a deposed one is obeyed") };
+    assert!(matches!(lost, LinkError::Deposed { term: 0, known: 1, .. }), "{lost}");
+    assert!(link.events.recv().await.is_none(), "it is the last event");
+
+    let (mut link, scheduler, listener, _settings) = linked_for(5_000, Some(known())).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let (mut scheduler, ..) = comes_again(&listener).await;
+    let reason = RefusalReason::Misplaced("declared dead".into());
+    scheduler.send_within(&FromScheduler::Refused(reason), LONG).await.unwrap();
+    let lost = link.events.recv().await;
+    assert!(matches!(&lost, Some(LinkEvent::Lost(LinkError::Refused(_)))), "{lost:?}");
+}
+
+#[tokio::test]
+async fn the_next_scheduler_is_waited_for_so_long_and_only_by_who_is_in_a_roster() {
+    let (mut link, scheduler, listener, _settings) = linked_for(100, Some(known())).await;
+    drop((scheduler, listener));
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let Some(LinkEvent::Lost(lost)) = link.events.recv().await else { panic!("it waits for ever") };
+    assert!(matches!(lost, LinkError::NotBack { waited_ms: 100, .. }), "{lost}");
+    assert_eq!(lost.exit_code(), ExitCode::SchedulerUnreachable);
+    let (mut link, scheduler, ..) = linked_for(5_000, None).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Lost(LinkError::Closed))));
+}
+
+#[tokio::test]
+async fn after_the_schedulers_last_word_nobody_looks_for_another() {
+    let (mut link, mut scheduler, ..) = linked_for(5_000, Some(known())).await;
+    scheduler.send_within(&FromScheduler::Shutdown { reason: "over".into() }, LONG).await.unwrap();
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Message(FromScheduler::Shutdown { .. }))));
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Lost(LinkError::Closed))));
 }

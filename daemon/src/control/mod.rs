@@ -6,6 +6,7 @@ mod connection;
 mod frame;
 mod link;
 mod link_error;
+mod seek;
 
 pub use connect::{ConnectError, connect_with_retry};
 pub use connection::{Connection, ReadHalf, WriteHalf};

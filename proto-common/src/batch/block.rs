@@ -2,7 +2,7 @@
 
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Operation, Version};
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, OPEN_SPAN_MAX};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -13,7 +13,7 @@ pub enum OpKind {
     /// Contribute to a round; acknowledged when the round is published. Outside mode sync a contribution is applied by
     /// itself, and then acknowledged.
     Push = 1,
-    /// Land the published weights of version `round` or later.
+    /// Land the published weights of version `round` or later; where it is [`Block::exact`], of that version.
     Pull = 2,
     /// Both: contribute, then land the version that the round made.
     PushPull = 3,
@@ -23,8 +23,8 @@ pub enum OpKind {
     Release = 5,
     /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
     /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces
-    /// of the body lie), and `reading.from` the first call whose answer has not come. The result's payload is two bytes
-    /// with the length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
+    /// of the body lie). Answers of calls before `first_open` are kept no longer. The result's payload is two bytes with the
+    /// length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
     Call = 6,
 }
 
@@ -110,6 +110,9 @@ pub enum Status {
     CallRoom = 18,
     /// To a call: the server has no memory for its body or its reply, or cannot register it. The call is over.
     NoMemory = 19,
+    /// To a pull that asks for one version exactly: it is not there, because newer ones have taken its place. `round` is the one
+    /// in force.
+    VersionGone = 20,
 }
 
 impl Status {
@@ -137,6 +140,7 @@ impl Status {
             17 => Self::ReplyRoom,
             18 => Self::CallRoom,
             19 => Self::NoMemory,
+            20 => Self::VersionGone,
             _ => return None,
         })
     }
@@ -247,6 +251,9 @@ pub struct Block {
     pub status: Status,
     /// The worker's operation number on the key.
     pub operation: Operation,
+    /// Request: all of the worker's operations on the chunk before this one have been answered. A server that never heard of them
+    /// knows what comes next. At most [`OPEN_SPAN_MAX`] before `operation`, and never behind it. Results echo it.
+    pub first_open: Operation,
     /// Request: the round contributed to, or the least version wanted; outside mode sync the worker's contributions so
     /// far, counting this one. Result: the version published, and that landed.
     pub round: u64,
@@ -260,6 +267,8 @@ pub struct Block {
     /// Request: weights are not to land, but to be read where they lie. Result: `landing` says where that is; they stay
     /// as they are until a request says that they are not read any more.
     pub view: bool,
+    /// Request, of pulls: weights of version `round` are wanted, and not of a later one.
+    pub exact: bool,
     /// Request: what the worker still reads of what it was shown of this tensor.
     pub reading: Reading,
     /// Request: the server answers within this time even if the round is not complete; 0 means at once.
@@ -291,7 +300,8 @@ pub(super) struct RawBlock {
     timeout_ms: U32,
     status: u8,
     reserved0: u8,
-    reserved1: U16,
+    /// `first_open`, as how far before `operation` it is.
+    open_span: U16,
 }
 
 const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
@@ -302,6 +312,7 @@ const FLAG_ANNOUNCED: u8 = 4;
 const FLAG_KEEP: u8 = 8;
 const FLAG_PLACED: u8 = 16;
 const FLAG_VIEW: u8 = 32;
+const FLAG_EXACT: u8 = 64;
 
 impl Block {
     pub(super) fn to_raw(self) -> RawBlock {
@@ -321,7 +332,8 @@ impl Block {
             codec: self.codec,
             flags: data_flags
                 | if self.landing.is_some() { FLAG_LANDING } else { 0 }
-                | if self.view { FLAG_VIEW } else { 0 },
+                | if self.view { FLAG_VIEW } else { 0 }
+                | if self.exact { FLAG_EXACT } else { 0 },
             operation: U64::new(self.operation.0),
             round: U64::new(self.round),
             bytes: U64::new(self.bytes),
@@ -336,15 +348,24 @@ impl Block {
             timeout_ms: U32::new(self.timeout_ms),
             status: self.status as u8,
             reserved0: 0,
-            reserved1: U16::ZERO,
+            open_span: U16::new(self.open_span()),
         }
     }
 
-    /// The typed form; `None` when an id or flag is unknown, or an unused field is not zero.
+    /// What lies further back than can be said is never sent: workers wait with it.
+    fn open_span(&self) -> u16 {
+        let span = self.operation.0.saturating_sub(self.first_open.0);
+        debug_assert!(span <= OPEN_SPAN_MAX, "operation {} is too far ahead", self.operation);
+        u16::try_from(span).unwrap_or(u16::MAX)
+    }
+
+    /// The typed form; `None` when an id or flag is unknown, an unused field is not zero, or operations from before the first
+    /// one are open.
     pub(super) fn from_raw(raw: &RawBlock) -> Option<Self> {
-        if raw.reserved0 != 0 || raw.reserved1.get() != 0 {
+        if raw.reserved0 != 0 {
             return None;
         }
+        let first_open = raw.operation.get().checked_sub(u64::from(raw.open_span.get()))?;
         let data = data_from_raw(raw)?;
         let landing = Landing {
             region: raw.landing_region.get(),
@@ -365,11 +386,13 @@ impl Block {
             codec: raw.codec,
             status: Status::from_wire(raw.status)?,
             operation: Operation(raw.operation.get()),
+            first_open: Operation(first_open),
             round: raw.round.get(),
             bytes: raw.bytes.get(),
             data,
             landing,
             view: raw.flags & FLAG_VIEW != 0,
+            exact: raw.flags & FLAG_EXACT != 0,
             reading: Reading {
                 from: Operation(raw.views_from.get()),
                 kept: Kept::from_wire(raw.views_kept.get()),
@@ -384,7 +407,7 @@ impl Block {
 fn data_from_raw(raw: &RawBlock) -> Option<BlockData> {
     const KEPT: u8 = FLAG_ANNOUNCED | FLAG_KEEP;
     let place = (raw.source_region.get(), raw.offset.get());
-    Some(match (raw.flags & !(FLAG_LANDING | FLAG_VIEW), place) {
+    Some(match (raw.flags & !(FLAG_LANDING | FLAG_VIEW | FLAG_EXACT), place) {
         (0, (0, offset)) => BlockData::Inline { offset },
         (FLAG_BY_REFERENCE, (region, offset)) => BlockData::ByReference { region, offset },
         (FLAG_ANNOUNCED, (0, 0)) => BlockData::Announced { keep: false },

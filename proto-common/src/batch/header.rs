@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(super) const MAGIC: [u8; 4] = *b"GWB1";
 /// Version of header, table and notices. Changes with any of their bytes.
-pub(super) const BATCH_VERSION: u16 = 3;
+pub(super) const BATCH_VERSION: u16 = 4;
 
 /// Who speaks to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,12 +31,14 @@ fn block(bytes: u64) -> Block {
         codec: 0,
         status: Status::None,
         operation: Operation(4),
+        first_open: Operation(3),
         round: 3,
         bytes,
         data: BlockData::Inline { offset: 0 },
         landing: Some(Landing { region: 8, offset: 5 << 30, bytes }),
         timeout_ms: 30_000,
         view: false,
+        exact: false,
         reading: Reading { from: Operation(2), kept: Kept::Version(Version(8)) },
         token: 0xF00D,
     }
@@ -107,7 +109,9 @@ fn a_block_travels_one_way_only() {
         bytes[8..12].copy_from_slice(&sum.to_le_bytes());
         BatchReader::default().read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).err()
     };
-    for (flags, offset, region) in [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0), (34, 0, 0)] {
+    for (flags, offset, region) in
+        [(2, 0, 0), (3, 9, 9), (6, 0, 0), (14, 0, 0), (18, 0, 0), (34, 0, 0), (66, 0, 0)]
+    {
         assert_eq!(read(flags, offset, region), None, "{flags} {offset} {region}");
     }
     let lies = [
@@ -122,7 +126,7 @@ fn a_block_travels_one_way_only() {
         (19, 0, 0),
         (22, 0, 0),
         (26, 0, 0),
-        (66, 0, 0),
+        (130, 0, 0),
     ];
     for (flags, offset, region) in lies {
         assert_eq!(
@@ -177,6 +181,30 @@ fn each_lie_gets_its_own_refusal() {
     assert_eq!(prefix_bytes(&good), Ok(HEADER_BYTES + BLOCK_BYTES));
 }
 
+#[test]
+fn no_operation_before_the_first_is_open() {
+    const SPAN_AT: usize = HEADER_BYTES + 110;
+    let read = |operation, span: u16| {
+        let mut bytes = encode(
+            &[Block { operation: Operation(operation), first_open: Operation(operation), ..block(16) }],
+            &[],
+        );
+        bytes[SPAN_AT..SPAN_AT + 2].copy_from_slice(&span.to_le_bytes());
+        bytes[8..12].fill(0);
+        let sum = crc32c::crc32c(&bytes[..HEADER_BYTES + BLOCK_BYTES]);
+        bytes[8..12].copy_from_slice(&sum.to_le_bytes());
+        let mut reader = BatchReader::default();
+        let read = reader.read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).map(|_| ());
+        read.map(|()| reader.blocks[0].first_open.0)
+    };
+    assert_eq!(read(7, 0), Ok(7));
+    assert_eq!(read(7, 7), Ok(0));
+    assert_eq!(read(7, 8), Err(BatchError::BadBlock { index: 0 }));
+    assert_eq!(read(70_000, u16::MAX), Ok(70_000 - OPEN_SPAN_MAX));
+    assert_eq!(Status::from_wire(20), Some(Status::VersionGone));
+    assert_eq!(Status::from_wire(21), None);
+}
+
 fn kept(number: u64) -> Kept {
     match number % 3 {
         0 => Kept::None,
@@ -186,7 +214,7 @@ fn kept(number: u64) -> Kept {
 }
 
 fn any_block() -> impl Strategy<Value = Block> {
-    let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..12);
+    let ids = (any::<u64>(), any::<u32>(), 1u8..5, 0usize..8, any::<u8>(), 0u8..21);
     let numbers = (any::<u64>(), any::<u64>(), 0u64..2000, any::<u32>(), any::<u64>());
     let data = prop_oneof![
         Just(BlockData::Inline { offset: 0 }),
@@ -203,11 +231,13 @@ fn any_block() -> impl Strategy<Value = Block> {
             codec,
             status: Status::from_wire(status).unwrap(),
             operation: Operation(numbers.0),
+            first_open: Operation(numbers.0.saturating_sub(numbers.4 % (OPEN_SPAN_MAX + 1))),
             round: numbers.1,
             bytes: numbers.2,
             data,
             landing: landing.map(|(region, offset, bytes)| Landing { region, offset, bytes }),
             view: numbers.3 % 2 == 1,
+            exact: numbers.3 % 4 > 1,
             reading: Reading { from: Operation(numbers.4 ^ numbers.0), kept: kept(numbers.2) },
             timeout_ms: numbers.3,
             token: numbers.4,

@@ -34,9 +34,11 @@ pub struct ClusterSettings {
     /// Places for servers, those in `servers` included: as many may be there at once. A server that comes while training goes on
     /// takes over shards of others. 0: as many as `servers`.
     pub servers_max: u32,
+    /// Shards move between servers that are there so that each has as many bytes: when one has come, or gone.
+    pub rebalance: bool,
     /// What a worker's death means for the others.
     pub worker_loss: WorkerLoss,
-    /// With fewer workers than this the job ends, whatever `worker_loss` says.
+    /// With fewer workers than this the job ends, whatever `worker_loss` says; those that are waited for count as there.
     pub workers_min: u32,
 }
 
@@ -65,6 +67,7 @@ impl Default for ClusterSettings {
             backup_workers: 0,
             replicas: 0,
             servers_max: 0,
+            rebalance: true,
             worker_loss: WorkerLoss::Stop,
             workers_min: 1,
         }

@@ -60,6 +60,21 @@ pub struct Welcome {
     pub shape: ClusterShape,
     /// The checkpoint that tensors begin from.
     pub restore: Option<String>,
+    /// What a worker comes into; of servers, always the start.
+    pub coming: Coming,
+}
+
+/// What a worker comes into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Coming {
+    /// A job that begins, or goes on in this very life: rounds need it.
+    #[default]
+    Start,
+    /// Rounds wait for it, because an earlier life of this rank died: it goes on with the round after the last that everybody
+    /// finished.
+    Again,
+    /// Rounds go on without it. [`FromScheduler::CountFrom`] says from which of them it counts; it contributes to none before.
+    Between,
 }
 
 /// Why a registration was refused.
@@ -241,6 +256,9 @@ pub enum FromScheduler {
         epoch: Epoch,
         /// Servers and workers by rank.
         members: Vec<Member>,
+        /// Workers that have left in good order: rounds go on without them from the one that each of them finished last. Others
+        /// that are not among the members died: `cluster.worker_loss` says what becomes of rounds.
+        left: Vec<Rank>,
     },
     /// Server: new ranges to hold. Answered by `Assigned`.
     Assign(MapUpdate),
@@ -311,5 +329,24 @@ pub enum FromScheduler {
         request: u64,
         /// Its name, or why there is none.
         result: Result<String, SaveError>,
+    },
+    /// Server: a worker is to count between two rounds. From which round of each tensor on could it? Rounds from then on are not
+    /// begun before `CountFrom` says so, or a roster without this life. Answered by `Rounds`, once, and once more for each
+    /// time that it is asked.
+    AskRounds {
+        /// The worker's rank.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+    },
+    /// A worker counts from these rounds on, one a tensor; of tensors that are not named from the first. To servers, also to
+    /// those that come later, and to the worker itself.
+    CountFrom {
+        /// The worker's rank.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// By tensor the highest that a server named; outside mode sync the worker's first contribution gets this count.
+        rounds: Vec<(Key, u64)>,
     },
 }

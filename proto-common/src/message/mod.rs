@@ -6,19 +6,21 @@ mod checkpoint;
 mod codec;
 mod from_scheduler;
 mod post;
+mod resume;
 mod to_scheduler;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
 pub use checkpoint::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError};
 pub use codec::{CodecError, decode, encode};
 pub use from_scheduler::{
-    ClusterShape, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
+    ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,
 };
 pub use post::{
     POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError, PostMessage,
     PostReply, PostTo,
 };
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, Resume, ToScheduler};
+pub use resume::Resume;
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,9 @@
 //! What members say to the scheduler.
 
 use super::checkpoint::CheckpointNews;
-use super::from_scheduler::Member;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
-use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
-use crate::shard_map::MapUpdate;
+use super::resume::Resume;
+use crate::ids::{Epoch, Incarnation, JobId, Key, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -33,23 +32,9 @@ pub struct Register {
     pub pid: u32,
     /// The drivers it can offer.
     pub offer: Offer,
-    /// It was a member before, in this very life, and its scheduler is gone: what it knows.
+    /// It was a member before, in this very life, and its scheduler is gone: what it knows. Rank and epoch are here; the
+    /// rest follows as `Resuming`, because a stranger's first message is short.
     pub resume: Option<Resume>,
-}
-
-/// What a member knows of a cluster whose scheduler is gone. The next one rebuilds the cluster from what all of them know.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Resume {
-    /// Its rank.
-    pub rank: Rank,
-    /// The newest epoch it has seen, of the shard map or the roster.
-    pub epoch: Epoch,
-    /// The roster of that time.
-    pub members: Vec<Member>,
-    /// Servers: the whole shard map. Workers: what they have declared.
-    pub map: MapUpdate,
-    /// Barriers that it has come through, and how often, by name and group.
-    pub barriers: Vec<(String, NodeGroup, u64)>,
 }
 
 impl Register {
@@ -185,6 +170,13 @@ pub enum ToScheduler {
         /// Who has the copies.
         to: Rank,
     },
+    /// What follows a registration with `resume`: the lists of it, in parts. `Welcome` comes after the last one.
+    Resuming {
+        /// A part.
+        part: Resume,
+        /// Nothing follows.
+        last: bool,
+    },
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
     /// Server: how a checkpoint goes.
@@ -198,5 +190,14 @@ pub enum ToScheduler {
         round: u64,
         /// How long to wait.
         timeout_ms: u64,
+    },
+    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
+    Rounds {
+        /// The worker that is to count.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
+        rounds: Vec<(Key, u64)>,
     },
 }

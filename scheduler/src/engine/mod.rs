@@ -323,12 +323,15 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
-            ToScheduler::Seeded { .. } | ToScheduler::Drain => {}
             ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
             ToScheduler::Checkpoint(_) => {}
             ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
                 self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
             }
+            ToScheduler::Seeded { .. }
+            | ToScheduler::Resuming { .. }
+            | ToScheduler::Rounds { .. }
+            | ToScheduler::Drain => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -452,7 +455,9 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Assigned { .. } => "an assignment's answer",
         ToScheduler::Barrier { .. } => "a barrier",
         ToScheduler::Seeded { .. } => "a word about copies",
+        ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Drain => "a server's wish to go",
+        ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Checkpoint(_) => "a word about a checkpoint",

@@ -4,7 +4,7 @@ use super::member::Member;
 use super::{Command, ConnectionId, Engine, Phase, refuse, send};
 use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
-use proto_common::message::{self, FromScheduler, RefusalReason, Register, Welcome};
+use proto_common::message::{self, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 impl Engine {
     pub(super) fn register(
@@ -27,6 +27,7 @@ impl Engine {
             scheduler: self.config.scheduler,
             shape: self.config.shape,
             restore: self.config.checkpoints.restore.clone(),
+            coming: Coming::Start,
         };
         out.push(send(from, FromScheduler::Welcome(welcome)));
         let all = (self.config.shape.workers + self.config.shape.servers) as usize;
@@ -93,7 +94,7 @@ impl Engine {
             http_address: member.http_address.clone(),
         };
         let members = self.members.iter().map(entry).collect();
-        let roster = FromScheduler::Roster { epoch: self.epoch, members };
+        let roster = FromScheduler::Roster { epoch: self.epoch, members, left: Vec::new() };
         out.push(Command::Send { to: self.present(|_| true), message: Box::new(roster) });
     }
 }

@@ -89,10 +89,14 @@ impl Metrics {
             FromScheduler::Released { result: Err(_), .. } => (&self.barriers, "failed"),
             FromScheduler::MemberDied(death) => {
                 // One death, however many are told.
-                let cause = match death.cause {
+                let mut cause = &death.cause;
+                while let DeathCause::Beyond { cause: how, .. } = cause {
+                    cause = how;
+                }
+                let cause = match cause {
                     DeathCause::ConnectionLost => "connection_lost",
                     DeathCause::Silent { .. } => "silent",
-                    DeathCause::Failed { .. } => "failed",
+                    DeathCause::Failed { .. } | DeathCause::Beyond { .. } => "failed",
                 };
                 return self.deaths.with_label_values(&[cause]).inc();
             }

@@ -444,7 +444,7 @@ impl Core {
                 tracing::info!(peer, "{role} {} registered", welcome.rank);
             }
             FromScheduler::Refused(reason) => tracing::warn!(peer, %reason, "a process is refused"),
-            FromScheduler::Roster { epoch, members } => {
+            FromScheduler::Roster { epoch, members, .. } => {
                 tracing::info!(%epoch, members = members.len(), "the cluster is complete");
             }
             FromScheduler::Assign(update) => {
@@ -471,6 +471,8 @@ impl Core {
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
+            | FromScheduler::AskRounds { .. }
+            | FromScheduler::CountFrom { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

@@ -58,7 +58,7 @@ fn register(role: Role) -> Register {
 impl Job {
     async fn join(&self, role: Role) -> Result<SchedulerLink, LinkError> {
         let report = || MemberReport { round: 4, ..MemberReport::default() };
-        SchedulerLink::connect(&self.settings, register(role), report).await.map(|(link, _)| link)
+        SchedulerLink::connect(&self.settings, register(role), report, || None).await.map(|(link, _)| link)
     }
 
     async fn outcome(self) -> Outcome {

@@ -120,6 +120,8 @@ fn block(index: u32) -> Block {
         codec: 0,
         status: Status::None,
         operation: Operation(3),
+        first_open: Operation(1),
+        exact: false,
         round: 3,
         bytes: 64,
         data: BlockData::Inline { offset: 0 },

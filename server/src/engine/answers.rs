@@ -27,6 +27,10 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Re
     if block.view && (!block.op.lands() || !in_place || spec.dynamic) {
         return Err(Status::Refused);
     }
+    // Elsewhere a version is no round that all have together.
+    if block.exact && (block.op != OpKind::Pull || block.view || !spec.mode.has_rounds()) {
+        return Err(Status::Refused);
+    }
     // What has no payload has it nowhere.
     if payload == 0 && !matches!(block.data, BlockData::Inline { .. }) {
         return Err(Status::Refused);
@@ -78,11 +82,13 @@ pub(super) fn answer_block(spec: &ChunkSpec, waiter: &Waiter, status: Status, ve
         codec: 0,
         status,
         operation: waiter.operation,
+        first_open: waiter.operation,
         round: version,
         bytes: 0,
         data: BlockData::Inline { offset: 0 },
         landing: None,
         view: false,
+        exact: false,
         reading: Reading::default(),
         timeout_ms: 0,
         token: waiter.token,

@@ -74,7 +74,7 @@ impl LaneEngine {
             self.send_back(peer, block, Status::Refused, Vec::new());
             return true;
         }
-        if !self.calls.acknowledge(peer, app, block.reading.from.0) {
+        if !self.calls.acknowledge(peer, app, block.first_open.0) {
             return expel("it acknowledged a call that was not answered");
         }
         let Some(line) = self.calls.line(peer, app) else { return true };
@@ -351,11 +351,13 @@ impl LaneEngine {
             codec: 0,
             status,
             operation: Operation(entry.operation),
+            first_open: Operation(entry.operation),
             round: answer.body_bytes,
             bytes,
             data: BlockData::Inline { offset: 0 },
             landing: landing.map(|_| Landing { region: 0, offset: 0, bytes: answer.body_bytes }),
             view: false,
+            exact: false,
             reading: Reading::default(),
             timeout_ms: 0,
             token: entry.token,

@@ -1,6 +1,7 @@
 //! One chunk's state: its version, the round being collected, who waits for what. Pure bookkeeping; the
 //! bytes lie in the runtime's storage under the same index.
 
+use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
@@ -112,6 +113,8 @@ pub(super) struct Waiter {
     pub(super) landing: Option<Landing>,
     /// Weights are to be read where they lie.
     pub(super) view: bool,
+    /// No later version than `version` answers it either.
+    pub(super) exact: bool,
     pub(super) token: u64,
     pub(super) deadline_ms: u64,
     pub(super) since_ms: u64,
@@ -154,6 +157,7 @@ pub(super) struct Chunk {
     pub(super) views: [Vec<(Rank, Operation)>; 2],
     /// The versions that each buffer is the weights of: several, where rounds ended without new ones.
     pub(super) versions: [RangeInclusive<u64>; 2],
+    pub(super) before: Before,
     pub(super) initialised: bool,
     /// Contributions that make a version.
     pub(super) needed: u32,
@@ -183,7 +187,7 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn new(spec: ChunkSpec, workers: u32) -> Self {
+    pub(super) fn new(spec: ChunkSpec, workers: u32, keep_previous: bool) -> Self {
         Self {
             spec,
             version: 0,
@@ -191,6 +195,7 @@ impl Chunk {
             readers: [Vec::new(), Vec::new()],
             views: [Vec::new(), Vec::new()],
             versions: [0..=0, 0..=0],
+            before: Before::new(keep_previous),
             initialised: false,
             needed: Self::needed(&spec, workers),
             tally: Tally::of(&spec, workers),
@@ -209,8 +214,12 @@ impl Chunk {
         }
     }
 
-    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not.
-    pub(super) fn number(&self, rank: Rank, operation: Operation) -> Number {
+    /// Is this operation its worker's next one? One that was lost goes before all behind it, taken or not. Those before
+    /// `first_open` have been answered, here or by a server that had the chunk before.
+    pub(super) fn number(&mut self, rank: Rank, operation: Operation, first_open: Operation) -> Number {
+        let last = &mut self.operations[rank.0 as usize];
+        *last = (*last).max(first_open.0.saturating_sub(1));
+        self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
         let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
         let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize] + 1));
         match operation.cmp(&next) {
@@ -227,14 +236,13 @@ impl Chunk {
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
-    /// The buffer to publish into: the one in force where nobody reads it, which is in the cache and needs no
-    /// second one; else the other; none while both are being read.
+    /// The buffer to publish into: one that nobody reads; none while both are being read.
     pub(super) fn writable(&self) -> Option<u8> {
         let is_read = |buffer: u8| {
             let at = usize::from(buffer);
             !self.readers[at].is_empty() || !self.views[at].is_empty()
         };
-        [self.buffer, 1 - self.buffer].into_iter().find(|buffer| !is_read(*buffer))
+        self.to_publish_into().find(|buffer| !is_read(*buffer))
     }
 
     /// The worker is given a view of the weights in force.
@@ -273,6 +281,7 @@ impl Chunk {
 
     /// The round being collected has ended, with new weights in a buffer or (none) without.
     pub(super) fn publish(&mut self, weights: Option<u8>) {
+        self.keep_before(weights);
         self.end_length(weights.is_some());
         self.version += 1;
         self.buffer = weights.unwrap_or(self.buffer);

@@ -112,6 +112,7 @@ impl LaneEngine {
         // Out of place: the zeros may be on their way to a worker.
         let into = 1 - chunk.buffer;
         chunk.buffer = into;
+        chunk.forget_before();
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
     }

@@ -10,6 +10,7 @@ use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
+use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
@@ -36,6 +37,10 @@ pub struct EngineConfig {
     pub result_slot_bytes: u64,
     /// Spill blocks there are.
     pub spill_blocks: u32,
+    /// Keep the version before the one in force, for pulls that ask for exactly that one.
+    pub keep_previous: bool,
+    /// What a worker's death means for rounds.
+    pub worker_loss: WorkerLoss,
 }
 
 /// A batch with where it lies and what its header says.
@@ -203,7 +208,7 @@ impl LaneEngine {
         for spec in specs {
             if !self.index.contains_key(&spec.id) {
                 self.index.insert(spec.id, self.chunks.len() as u32);
-                self.chunks.push(Chunk::new(*spec, self.config.workers));
+                self.chunks.push(Chunk::new(*spec, self.config.workers, self.config.keep_previous));
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }
@@ -352,7 +357,7 @@ impl LaneEngine {
             out.push(Command::Expel { peer, reason });
             return false;
         }
-        let fresh = match self.chunks[index as usize].number(peer, block.operation) {
+        let fresh = match self.chunks[index as usize].number(peer, block.operation, block.first_open) {
             Number::Early => {
                 self.retry(peer, block, Vec::new());
                 return true;
@@ -431,6 +436,7 @@ impl LaneEngine {
             version,
             landing: block.landing,
             view: block.view,
+            exact: block.exact,
             token: block.token,
             deadline_ms: now_ms.saturating_add(u64::from(block.timeout_ms)),
             since_ms: now_ms,
@@ -452,15 +458,18 @@ impl LaneEngine {
                 chunk.least_awaited = chunk.least_awaited.min(least);
                 return true;
             }
-            let status = chunk.ending(waiter);
+            let weights = chunk.weights_for(waiter);
+            let status = weights.err().unwrap_or_else(|| chunk.ending(waiter));
             let bad = status == Status::BadValue;
-            // Nothing to write where the version in force is empty.
-            if let Some(landing) = waiter.landing.filter(|_| chunk.live_bytes() > 0 && !bad) {
-                chunk.size(index, chunk.live_bytes(), out);
-                chunk.readers[usize::from(chunk.buffer)].push(waiter.rank);
-                out.push(Command::Land { peer: waiter.rank, chunk: index, buffer: chunk.buffer, landing });
+            let (buffer, bytes) = weights.unwrap_or_default();
+            // Nothing to write where the version is empty.
+            if let Some(landing) = waiter.landing.filter(|_| bytes > 0 && !bad) {
+                chunk.size(index, bytes, out);
+                chunk.readers[usize::from(buffer)].push(waiter.rank);
+                out.push(Command::Land { peer: waiter.rank, chunk: index, buffer, landing });
             }
-            let mut block = answer_block(&chunk.spec, waiter, status, chunk.version);
+            let version = chunk.version_for(waiter, status);
+            let mut block = answer_block(&chunk.spec, waiter, status, version);
             if waiter.view && !bad {
                 chunk.show(waiter.rank, waiter.operation);
                 let (region, offset) = (u64::from(index), u64::from(chunk.buffer));
@@ -469,7 +478,7 @@ impl LaneEngine {
                 stats.views += 1;
             }
             if chunk.spec.dynamic && waiter.op.lands() {
-                block.landing = Some(Landing { region: 0, offset: 0, bytes: chunk.live_bytes() });
+                block.landing = Some(Landing { region: 0, offset: 0, bytes });
             }
             stats.answers += 1;
             push_result(peers, dirty, waiter.rank, ResultBlock { block, missing: Vec::new(), call: None });

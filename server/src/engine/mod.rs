@@ -3,6 +3,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod answers;
+mod before;
 mod calls;
 mod chunk;
 mod command;
@@ -14,6 +15,7 @@ mod image;
 mod lane;
 mod lengths;
 mod lines;
+pub mod member;
 mod mode;
 mod norms;
 mod peer;

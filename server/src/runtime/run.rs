@@ -13,7 +13,7 @@ use daemon::http::{self, HttpState};
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::{CqHandle, Devices, Mailbox};
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
@@ -101,7 +101,7 @@ pub(super) async fn run_with(
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
     let connected = tokio::select! {
-        connected = SchedulerLink::connect(&settings, register, heartbeat) => connected,
+        connected = SchedulerLink::connect(&settings, register, heartbeat, || None) => connected,
         reason = shutdown.wait() => {
             tracing::info!(reason, "leaving before the scheduler has answered");
             return Ok(());
@@ -192,6 +192,8 @@ fn start_lanes(
             inbox_slots,
             result_slot_bytes: RESULT_SLOT_BYTES,
             spill_blocks: footprint::spill_blocks(&settings.memory, shape.chunk_bytes),
+            keep_previous: shape.worker_loss == WorkerLoss::Wait,
+            worker_loss: shape.worker_loss,
         };
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
@@ -367,6 +369,7 @@ impl Serving<'_> {
                             return end;
                         }
                     }
+                    Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => {}
                     Some(LinkEvent::Lost(error)) => return End::Failed(RunError::SchedulerLost(error.to_string())),
                     None => return End::Failed(RunError::SchedulerLost("the scheduler is lost: its link ended".into())),
                 },

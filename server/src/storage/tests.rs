@@ -146,6 +146,8 @@ fn block(chunk: u32, codec: u8, bytes: u64, offset: u64) -> Block {
         codec,
         status: Status::None,
         operation: Operation(1),
+        first_open: Operation(1),
+        exact: false,
         round: 1,
         bytes,
         data: BlockData::Inline { offset },

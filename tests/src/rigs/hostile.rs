@@ -85,7 +85,7 @@ impl Rogue {
     pub fn await_roster(&mut self) {
         loop {
             match self.control.receive() {
-                Some(FromScheduler::Roster { epoch, members }) => {
+                Some(FromScheduler::Roster { epoch, members, .. }) => {
                     self.epoch = epoch;
                     self.servers = members.into_iter().filter(|m| m.id.role == Role::Server).collect();
                     return;
@@ -225,6 +225,8 @@ pub fn operation(op: OpKind, key: u64, operation: u64, round: u64, bytes: u64) -
         codec: 0,
         status: Status::None,
         operation: Operation(operation),
+        first_open: Operation(1),
+        exact: false,
         round,
         bytes: if op == OpKind::Pull { 0 } else { bytes },
         data: BlockData::Inline { offset: 0 },

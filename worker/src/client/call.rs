@@ -233,6 +233,7 @@ impl Client {
             placement: Placement::Slot,
             operation: Operation(*next),
             view: false,
+            exact: false,
             reading: Reading::default(),
             round: cut.total_bytes,
             priority,

@@ -300,6 +300,7 @@ impl Client {
                 placement: self.placement_of(tensor, source.as_ref()),
                 operation,
                 view,
+                exact: false,
                 reading,
                 round,
                 priority,

@@ -33,7 +33,10 @@ impl LaneEngine {
         self.requeue(index, part);
         let Self { chunks, retries, .. } = self;
         let chunk = chunks.entry(part.spec.id).or_default();
-        if !chunk.held {
+        if chunk.server(part.spec.server) != part.spec.server {
+            // Who could not take it is not asked again.
+            self.enqueue(part.spec.id);
+        } else if !chunk.held {
             chunk.held = true;
             let wait_ms = RETRY_MS << chunk.tries.min(RETRY_DOUBLINGS_MAX);
             chunk.tries = chunk.tries.saturating_add(1);
@@ -43,14 +46,15 @@ impl LaneEngine {
 
     /// A part that was sent waits again, in its place.
     pub(super) fn requeue(&mut self, index: u32, part: Part) {
-        if let Some(part) = self.parts.get_mut(index) {
-            part.state = State::Queued;
-        }
         if let Some(link) = self.links.get_mut(part.spec.server.0 as usize) {
             link.sent_parts = link.sent_parts.saturating_sub(1);
         }
         let Self { chunks, parts, .. } = self;
         let chunk = chunks.entry(part.spec.id).or_default();
+        if let Some(part) = parts.get_mut(index) {
+            part.state = State::Queued;
+            part.spec.server = chunk.server(part.spec.server);
+        }
         let order = |index: &u32| parts.get(*index).map_or(0, |part| part.order);
         let at = chunk.waiting.partition_point(|other| order(other) < part.order);
         chunk.waiting.insert(at, index);

@@ -2,17 +2,11 @@
 
 use super::command::{Command, Commands};
 use super::lane::{CORRUPT_RETRIES_MAX, ChunkQueue, LaneEngine};
-use super::part::{Coded, Op, Part, Slab};
+use super::part::{Coded, Part};
 use crate::error::{CallFault, OpError};
 use proto_common::batch::{Block, BlockData, OpKind, Status};
-use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
+use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
-
-/// The operation number of a part that is a call.
-pub(super) fn call_of(parts: &Slab<Part>, ops: &Slab<Op>, index: u32) -> Option<u64> {
-    let op = ops.get(parts.get(index)?.op)?;
-    (op.kind == OpKind::Call).then_some(op.operation.0)
-}
 
 /// The error of a call that its server had no room for until its deadline.
 pub(super) fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
@@ -21,14 +15,14 @@ pub(super) fn crowded(id: ChunkId, waited_ms: u64) -> OpError {
 }
 
 impl ChunkQueue {
-    /// Does the server keep track of this call beside the oldest that has not ended?
-    pub(super) fn has_window(&self, operation: u64) -> bool {
-        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(CALLS_IN_FLIGHT_MAX))
+    /// Is this operation among so many from the oldest on that has not ended?
+    pub(super) fn has_window(&self, operation: u64, most: u64) -> bool {
+        self.open.front().is_none_or(|oldest| operation < oldest.saturating_add(most))
     }
 
-    /// A call has ended.
-    pub(super) fn close(&mut self, call: Option<u64>) {
-        let at = call.and_then(|call| self.open.binary_search(&call).ok());
+    /// An operation has ended here.
+    pub(super) fn close(&mut self, operation: Option<u64>) {
+        let at = operation.and_then(|operation| self.open.binary_search(&operation).ok());
         if let Some(at) = at {
             self.open.remove(at);
         }

@@ -109,6 +109,8 @@ impl LaneEngine {
         let landing =
             (lands || is_call).then_some(Landing { region: 0, offset: spec.offset, bytes: spec.bytes });
         let (offset, bytes) = spec.payload();
+        let chunk = self.chunks.get(&spec.id);
+        let first_open = chunk.and_then(|chunk| chunk.open.front()).copied().map(Operation);
         let waited = self.now_ms.saturating_sub(op.since_ms);
         let block = Block {
             id: spec.id,
@@ -117,19 +119,14 @@ impl LaneEngine {
             codec: spec.coded.map_or(0, |coded| coded.codec),
             status: Status::None,
             operation: op.operation,
+            first_open: first_open.unwrap_or(op.operation),
             round: op.round,
             bytes: if op.payload { bytes } else { 0 },
             data: self.way(op, &spec),
             landing,
             view: op.view,
-            reading: match self.chunks.get(&spec.id) {
-                // All calls before it have ended.
-                Some(chunk) if is_call => {
-                    let from = chunk.open.front().copied().map_or(op.operation, Operation);
-                    Reading { from, ..Reading::default() }
-                }
-                chunk => chunk.map_or(Reading::default(), |chunk| chunk.reading),
-            },
+            exact: op.exact,
+            reading: chunk.map_or(Reading::default(), |chunk| chunk.reading),
             timeout_ms: op.timeout_ms.saturating_sub(u32::try_from(waited).unwrap_or(u32::MAX)),
             token: self.parts.token(index),
         };
@@ -167,6 +164,7 @@ impl LaneEngine {
             chunk.queued = false;
             chunk.asked = asked;
             chunk.sent += 1;
+            chunk.sent_to = spec.server;
         }
         self.enqueue(spec.id);
     }

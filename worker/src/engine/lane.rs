@@ -1,7 +1,7 @@
 //! The engine of one lane: queues parts per server, packs them into batches as credits allow, and counts
 //! answers until an operation is done.
 
-use super::calls::{call_of, crowded};
+use super::calls::crowded;
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
@@ -10,8 +10,9 @@ use crate::error::OpError;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
 };
+use proto_common::call::CALLS_IN_FLIGHT_MAX;
 use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Rank};
-use proto_common::limits::{INBOX_SLOTS_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{INBOX_SLOTS_MAX, OPEN_SPAN_MAX, RANKS_LISTED_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -74,6 +75,10 @@ pub(super) struct ChunkQueue {
     pub(super) waiting: VecDeque<u32>,
     pub(super) queued: bool,
     pub(super) sent: u32,
+    /// The server that has the parts that were sent.
+    pub(super) sent_to: Rank,
+    /// The server, where that is not the one that operations were cut for any more.
+    pub(super) route: Option<Rank>,
     /// The server could not take a part: nothing goes out until that can be tried again.
     pub(super) held: bool,
     /// A part is announced: what follows waits for the answer.
@@ -82,7 +87,7 @@ pub(super) struct ChunkQueue {
     pub(super) tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
     pub(super) reading: Reading,
-    /// Of calls: those that have not ended, in order.
+    /// Operations that have not ended, in order.
     pub(super) open: VecDeque<u64>,
 }
 
@@ -167,32 +172,6 @@ impl LaneEngine {
         link.last_use_ms = self.now_ms;
     }
 
-    /// The channel to a server is closed and drained. What was sent and not answered is kept, to be sent
-    /// again over the next channel.
-    pub fn server_down(&mut self, server: Rank) {
-        let Some(link) = self.links.get_mut(server.0 as usize) else { return };
-        *link = Link::default();
-        let mine = self.parts.iter().filter(|(_, part)| part.spec.server == server);
-        let mut mine: Vec<_> = mine.map(|(index, part)| (part.order, index, part.spec.id)).collect();
-        mine.sort_unstable();
-        for (_, _, id) in &mine {
-            self.chunks.insert(*id, ChunkQueue::default());
-        }
-        for (_, index, id) in &mine {
-            if let Some(part) = self.parts.get_mut(*index) {
-                (part.state, part.told_ms) = (State::Queued, None);
-            }
-            let chunk = self.chunks.entry(*id).or_default();
-            chunk.waiting.push_back(*index);
-            if let Some(operation) = call_of(&self.parts, &self.ops, *index) {
-                chunk.open.push_back(operation);
-            }
-        }
-        for (_, _, id) in mine {
-            self.enqueue(id);
-        }
-    }
-
     /// Everything in progress fails with this error; nothing is sent any more. The channels are closed.
     pub fn fail_all(&mut self, error: &OpError, out: &mut Commands) {
         for link in &mut self.links {
@@ -230,6 +209,7 @@ impl LaneEngine {
             placement: submit.placement,
             operation: submit.operation,
             view: submit.view,
+            exact: submit.exact,
             round: submit.round,
             priority: submit.priority,
             timeout_ms: submit.timeout_ms,
@@ -244,20 +224,18 @@ impl LaneEngine {
         });
         for spec in submit.parts {
             self.order += 1;
+            let chunk = self.chunks.entry(spec.id).or_default();
             let part = self.parts.insert(Part {
                 op,
-                spec: *spec,
+                spec: PartSpec { server: chunk.server(spec.server), ..*spec },
                 order: self.order,
                 state: State::Queued,
                 told_ms: None,
                 corrupt: 0,
             });
-            let chunk = self.chunks.entry(spec.id).or_default();
             chunk.reading = submit.reading;
             chunk.waiting.push_back(part);
-            if submit.kind == OpKind::Call {
-                chunk.open.push_back(submit.operation.0);
-            }
+            chunk.open.push_back(submit.operation.0);
             self.enqueue(spec.id);
         }
     }
@@ -270,11 +248,15 @@ impl LaneEngine {
         }
         let Some(index) = chunk.waiting.front().copied() else { return };
         // What ends a view may be what all that was sent waits for.
-        let op = self.parts.get(index).and_then(|part| self.ops.get(part.op));
+        let part = self.parts.get(index);
+        if part.is_some_and(|part| chunk.is_leaving(part.spec.server)) {
+            return;
+        }
+        let op = part.and_then(|part| self.ops.get(part.op));
         let may_go = op.is_some_and(|op| match op.kind {
-            OpKind::Release => true,
-            OpKind::Call => chunk.has_window(op.operation.0),
-            _ => chunk.sent < SENT_PER_CHUNK_MAX,
+            OpKind::Release => chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
+            OpKind::Call => chunk.has_window(op.operation.0, CALLS_IN_FLIGHT_MAX),
+            _ => chunk.sent < SENT_PER_CHUNK_MAX && chunk.has_window(op.operation.0, OPEN_SPAN_MAX),
         });
         if !may_go {
             return;
@@ -360,6 +342,10 @@ impl LaneEngine {
             self.note_awaited(index, part.op, block, payload);
             return;
         }
+        if block.status == Status::Reroute {
+            self.rerouted(index, part);
+            return;
+        }
         if block.status == Status::Corrupt {
             self.changed_on_the_way(index, part, server, out);
             return;
@@ -413,7 +399,7 @@ impl LaneEngine {
             part.told_ms = told_ms;
         }
         if let Some(op) = self.ops.get_mut(op).filter(|_| told_ms.is_some()) {
-            op.told = Some(Box::new(Told { chunk: block.id, missing }));
+            op.told = Some(Box::new(Told::Waits { chunk: block.id, missing }));
         }
     }
 
@@ -438,6 +424,10 @@ impl LaneEngine {
                 let (round, dtype) = (self.ops.get(part.op).map_or(block.round, |op| op.round), block.dtype);
                 Some(OpError::BadValue { chunk: block.id, round, dtype })
             }
+            Status::VersionGone => {
+                let wanted = self.ops.get(part.op).map_or(block.round, |op| op.round);
+                Some(OpError::VersionGone { chunk: block.id, wanted, version: block.round })
+            }
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }
     }
@@ -455,11 +445,11 @@ impl LaneEngine {
         if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
             link.sent_parts = link.sent_parts.saturating_sub(1);
         }
-        let call = self.ops.get(part.op).filter(|op| op.kind == OpKind::Call).map(|op| op.operation.0);
+        let operation = self.ops.get(part.op).map(|op| op.operation.0);
         if let Some(chunk) = self.chunks.get_mut(&spec.id) {
             chunk.sent = chunk.sent.saturating_sub(1);
             chunk.tries = 0;
-            chunk.close(call);
+            chunk.close(operation);
         }
         self.enqueue(spec.id);
         let Some(op) = self.ops.get_mut(part.op) else { return };
@@ -516,16 +506,19 @@ impl LaneEngine {
         for index in late {
             let (servers, key) = self.owing(index);
             let told = self.all_told(index);
+            let is_down = |server: &Rank| self.links.get(server.0 as usize).is_none_or(|link| !link.up);
+            let down: Vec<Rank> = servers.iter().copied().filter(is_down).collect();
             let Some(op) = self.ops.get_mut(index) else { continue };
             op.failed = true;
             self.stats.failed += 1;
             let waited_ms = now_ms - op.since_ms;
-            let error = match op.told.take().filter(|_| told) {
-                Some(told) if op.kind == OpKind::Call => crowded(told.chunk, waited_ms),
-                Some(told) => {
-                    let (Told { chunk, missing }, round) = (*told, op.round);
-                    OpError::Deadline { chunk, round, waited_ms, missing }
+            let error = match op.told.take().filter(|_| told).map(|told| *told) {
+                Some(Told::Waits { chunk, .. }) if op.kind == OpKind::Call => crowded(chunk, waited_ms),
+                Some(Told::Waits { chunk, missing }) => {
+                    OpError::Deadline { chunk, round: op.round, waited_ms, missing }
                 }
+                Some(Told::Elsewhere { chunk, server }) => OpError::Elsewhere { chunk, server, waited_ms },
+                None if !down.is_empty() => OpError::Unconnected { key, servers: down, waited_ms },
                 None => OpError::NoAnswer { key, servers, waited_ms },
             };
             out.list.push(Command::Failed { op: op.id, error });

@@ -11,6 +11,7 @@ mod link;
 mod owed;
 mod part;
 mod placement;
+mod routes;
 mod stats;
 
 pub use command::{Command, Commands, PartBlock};

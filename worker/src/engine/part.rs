@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 pub struct PartSpec {
     /// Which chunk.
     pub id: ChunkId,
-    /// Its server.
+    /// Its server; where the map has changed since, the engine knows.
     pub server: Rank,
     /// Bytes before it in the tensor.
     pub offset: u64,
@@ -57,6 +57,8 @@ pub struct Submit<'a> {
     pub operation: Operation,
     /// Weights are not to land, but to be read where they lie.
     pub view: bool,
+    /// A pull is to bring the version `round`, and not a later one.
+    pub exact: bool,
     /// What the trainer still reads of what was shown to it.
     pub reading: Reading,
     /// The round it contributes to, or the least version wanted.
@@ -81,6 +83,7 @@ pub(super) struct Op {
     pub(super) placement: Placement,
     pub(super) operation: Operation,
     pub(super) view: bool,
+    pub(super) exact: bool,
     pub(super) round: u64,
     pub(super) priority: i32,
     pub(super) timeout_ms: u32,
@@ -94,16 +97,17 @@ pub(super) struct Op {
     /// Bytes that landed and the newest version, where servers say how many: of dynamic tensors.
     pub(super) landed: Option<(u64, u64)>,
     pub(super) failed: bool,
-    /// Whom a server waits for before it can take a part; most operations never hear of it.
+    /// Why a server could not take a part; most operations never hear of it.
     pub(super) told: Option<Box<Told>>,
 }
 
 /// A server's last word on why it could not take a part yet.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
-    pub(super) chunk: ChunkId,
-    /// At most [`proto_common::limits::RANKS_LISTED_MAX`].
-    pub(super) missing: Vec<Rank>,
+pub(super) enum Told {
+    /// It waits for these ranks: at most [`proto_common::limits::RANKS_LISTED_MAX`].
+    Waits { chunk: ChunkId, missing: Vec<Rank> },
+    /// It does not have the chunk.
+    Elsewhere { chunk: ChunkId, server: Rank },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +143,7 @@ impl Part {
             return block;
         }
         let data = BlockData::Inline { offset: 0 };
-        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, ..block }
+        Block { status: Status::Corrupt, bytes: 0, data, landing: None, view: false, exact: false, ..block }
     }
 }
 
@@ -210,6 +214,10 @@ impl<T> Slab<T> {
         let (index, generation) = (token as u32, (token >> 32) as u32);
         let entry = self.entries.get(index as usize)?;
         (entry.0 == generation && entry.1.is_some()).then_some(index)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.entries.iter_mut().enumerate().filter_map(|(i, (_, value))| Some((i as u32, value.as_mut()?)))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {

@@ -103,7 +103,9 @@ impl LaneEngine {
             }
             _ => return Err("it granted a buffer that was not asked for"),
         };
-        if let Some(link) = self.links.get_mut(spec.server.0 as usize) {
+        // Of a server that has given the chunk up meanwhile it is worth nothing.
+        let stays = self.chunks.get(&spec.id).is_some_and(|chunk| chunk.server(spec.server) == spec.server);
+        if let Some(link) = self.links.get_mut(spec.server.0 as usize).filter(|_| stays) {
             link.buffers.insert(spec.id, buffer);
         }
         Ok(())

@@ -25,6 +25,10 @@ pub struct LaneStats {
     pub failed: u64,
     /// Parts sent again because the server could not take them.
     pub retries: u64,
+    /// Parts sent again because the server did not have their chunk.
+    pub reroutes: u64,
+    /// Parts sent again because their channel had ended before they were answered.
+    pub replays: u64,
     /// Times a batch had to wait for a credit.
     pub credit_waits: u64,
     /// Stale or repeated results ignored.
@@ -51,6 +55,8 @@ impl LaneStats {
         self.done += other.done;
         self.failed += other.failed;
         self.retries += other.retries;
+        self.reroutes += other.reroutes;
+        self.replays += other.replays;
         self.credit_waits += other.credit_waits;
         self.duplicates += other.duplicates;
         self

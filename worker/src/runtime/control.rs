@@ -248,7 +248,7 @@ async fn session(
         Ok(trigger) => trigger,
         Err(error) => return failed(format!("{error:#}"), daemon::exit::code_of(&error)),
     };
-    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report).await {
+    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report, || None).await {
         Ok(connected) => connected,
         Err(error) => return failed(describe(&error), error.exit_code()),
     };
@@ -301,7 +301,7 @@ impl Starting<'_> {
     /// Takes what came over the link; returns what ends the job.
     fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
         let error = match event {
-            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members })) => {
+            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members, .. })) => {
                 self.assembled = true;
                 let roster = Roster { welcome: self.welcome.clone(), epoch, members };
                 let _ = self.ready.try_send(Ok(roster));
@@ -313,6 +313,7 @@ impl Starting<'_> {
                 OpError::Closed(format!("the scheduler refused us: {reason}"))
             }
             Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, shared)?,
+            Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => return None,
             Some(LinkEvent::Lost(lost)) => {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
                 OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })
@@ -408,6 +409,8 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::ChangeRule { .. }
         | FromScheduler::Posted { .. }
         | FromScheduler::PostAnswered { .. }
+        | FromScheduler::AskRounds { .. }
+        | FromScheduler::CountFrom { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

@@ -268,6 +268,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             placement: submission.placement,
             operation: submission.operation,
             view: submission.view,
+            exact: submission.exact,
             reading: submission.reading,
             round: submission.round,
             priority: submission.priority,

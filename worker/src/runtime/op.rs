@@ -313,6 +313,8 @@ pub struct Submission {
     pub operation: Operation,
     /// Weights are to be read where they lie.
     pub view: bool,
+    /// A pull is to bring the version `round`, and not a later one.
+    pub exact: bool,
     /// What the trainer still reads of what was shown to it.
     pub reading: Reading,
     /// The round it contributes to, or the least version wanted.

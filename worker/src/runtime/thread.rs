@@ -325,6 +325,7 @@ mod tests {
         let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
         let submission = Submission {
             view: false,
+            exact: false,
             reading: Reading::default(),
             state: state.clone(),
             op,

@@ -12,7 +12,7 @@ use super::*;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Key, Rank};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Register, Welcome};
+use proto_common::message::{Coming, Register, Welcome};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::MapUpdate;
@@ -135,7 +135,7 @@ fn close(id: MemberId) -> Command {
 fn only(commands: &[Command]) -> &FromScheduler {
     let mut messages = commands.iter().filter_map(|command| match command {
         Command::Send { message, .. } => Some(message.as_ref()),
-        Command::Close { .. } | Command::End(_) => None,
+        Command::Close { .. } | Command::WriteManifest(_) | Command::End(_) => None,
     });
     let first = messages.next().unwrap_or_else(|| panic!("no message in {commands:?}"));
     assert!(messages.next().is_none(), "several messages in {commands:?}");

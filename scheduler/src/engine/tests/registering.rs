@@ -20,6 +20,7 @@ fn ranks_are_given_in_order_or_as_wanted() {
         scheduler: Incarnation(99),
         shape: rig.engine.config.shape,
         restore: None,
+        coming: Coming::Start,
     };
     assert_eq!(commands, [send(ConnectionId(1), FromScheduler::Welcome(welcome))]);
     let wanted = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };
@@ -52,7 +53,7 @@ fn the_last_one_completes_the_roster_for_all() {
         http_address: None,
     };
     let members = vec![member(server(0), 6), member(worker(0), 5)];
-    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members };
+    let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members, left: Vec::new() };
     assert_eq!(commands[1..], [to(&[server(0), worker(0)], roster)]);
 }
 

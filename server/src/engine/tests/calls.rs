@@ -13,12 +13,11 @@ const LONG: u64 = 1 << 20;
 
 /// A call with so many bytes of body, whose worker knows all answers before `from`.
 fn call_from(operation: u64, from: u64, bytes: u64) -> Block {
-    let reading = Reading { from: Operation(from), ..Reading::default() };
     Block {
         id: call_id(APP, Rank(0)),
         bytes: 32,
         landing: Some(Landing { region: REGION, offset: 0, bytes: 0 }),
-        reading,
+        first_open: Operation(from),
         ..block(OpKind::Call, operation, bytes)
     }
 }

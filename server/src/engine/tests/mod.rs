@@ -8,6 +8,7 @@ mod deadlines;
 mod dynamic;
 mod hostile;
 mod in_place;
+mod member;
 mod model;
 mod modes;
 mod norms;
@@ -24,6 +25,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -49,6 +51,8 @@ fn config(workers: u32) -> EngineConfig {
         inbox_slots: 16,
         result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: 8,
+        keep_previous: false,
+        worker_loss: WorkerLoss::Stop,
     }
 }
 
@@ -84,6 +88,8 @@ fn block(op: OpKind, operation: u64, round: u64) -> Block {
         status: Status::None,
         operation: Operation(operation),
         round,
+        first_open: Operation(1),
+        exact: false,
         bytes: if op.contributes() { BYTES } else { 0 },
         data: BlockData::Inline { offset: 0 },
         landing: op.lands().then(landing),

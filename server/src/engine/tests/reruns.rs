@@ -17,7 +17,6 @@ fn call(operation: u64) -> Block {
         id: call_id(APP, Rank(0)),
         bytes: 32,
         landing: Some(Landing { region: REGION, offset: 0, bytes: LONG }),
-        reading: Reading { from: Operation(1), ..Reading::default() },
         ..block(OpKind::Call, operation, 10)
     }
 }

@@ -133,6 +133,7 @@ impl Cluster {
         self.next_op += 1;
         let submission = Submission {
             view: false,
+            exact: false,
             reading: Reading::default(),
             state: state.clone(),
             op: self.next_op,

@@ -8,6 +8,7 @@ use gradwire_worker::engine::EngineConfig as WorkerEngine;
 use gradwire_worker::runtime::{LaneConfig as WorkerConfig, LaneDriver, ServerInbox};
 use proto_common::batch::SlotGrant;
 use proto_common::codec::Codec;
+use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
@@ -33,6 +34,8 @@ pub fn server<Q: CompletionQueue>(queue: Q, chunk_bytes: u64, chunks: &[u64]) ->
         inbox_slots: 4,
         result_slot_bytes: RESULT_SLOT_BYTES,
         spill_blocks: 4,
+        keep_previous: false,
+        worker_loss: WorkerLoss::Stop,
     };
     let mut server = DataLane::new(queue, ServerConfig { engine, rank: Rank(0), chunk_bytes }).unwrap();
     let optimizer = Optimizer::assign();

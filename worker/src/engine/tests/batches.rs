@@ -92,6 +92,8 @@ fn a_block_says_what_the_operation_asks_for() {
         codec: 0,
         status: Status::None,
         operation: Operation(1),
+        first_open: Operation(1),
+        exact: false,
         round: 1,
         bytes: BYTES,
         data: BlockData::Inline { offset: 0 },

@@ -36,19 +36,19 @@ fn a_call_travels_in_its_slot_and_says_what_is_known() {
     for (block, room) in blocks.iter().zip([64, 0]) {
         assert_eq!((block.op, block.bytes, block.round), (OpKind::Call, FRAME, 1_000));
         assert_eq!(block.landing.map(|landing| landing.bytes), Some(room));
-        assert_eq!(block.reading.from, Operation(1));
+        assert_eq!(block.first_open, Operation(1));
     }
     // The second ends before the first: nothing before the first is known.
     let told = rig.results(0, &[replied(&blocks[1], 7)], &[]);
     let inline = |op, bytes, landed| Command::Replied { op, offset: 0, bytes, landed };
     assert_eq!(told, [inline(second, 7, None), Command::Done { op: second, version: 0 }]);
     rig.call(3, call_part(4, 0, 0));
-    assert_eq!(rig.sent()[0].blocks[0].reading.from, Operation(1));
+    assert_eq!(rig.sent()[0].blocks[0].first_open, Operation(1));
     let landing = Some(Landing { region: 0, offset: 0, bytes: 60 });
     let told = rig.results(0, &[Block { landing, ..replied(&blocks[0], 9) }], &[]);
     assert_eq!(told, [inline(first, 9, Some(60)), Command::Done { op: first, version: 0 }]);
     rig.call(4, call_part(4, 0, 0));
-    assert_eq!(rig.sent()[0].blocks[0].reading.from, Operation(3));
+    assert_eq!(rig.sent()[0].blocks[0].first_open, Operation(3));
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_reply_without_room_is_asked_for_again_without_the_request() {
     assert_eq!((last.operation, last.status, last.landing), (block.operation, Status::Corrupt, None));
     assert_eq!(rig.results(0, &[reply(&last, Status::Refused, 0)], &[]), [Command::Done { op, version: 0 }]);
     rig.call(3, call_part(4, 0, 0));
-    assert_eq!(rig.sent()[0].blocks[0].reading.from, Operation(3));
+    assert_eq!(rig.sent()[0].blocks[0].first_open, Operation(3));
     // Whose caller was told that it failed needs no room.
     rig.call(4, call_part(4, 0, 0));
     let block = rig.sent().remove(0).blocks[0];
@@ -128,7 +128,7 @@ fn after_a_new_channel_all_open_calls_come_again_in_order() {
     rig.up(0, 4);
     let again = rig.sent().remove(0);
     assert_eq!(again.operations(), [(4, 1), (4, 3)]);
-    assert!(again.blocks.iter().all(|block| block.reading.from == Operation(1)));
+    assert!(again.blocks.iter().all(|block| block.first_open == Operation(1)));
 }
 
 #[test]

@@ -171,6 +171,8 @@ fn block_of_nothing() -> Block {
         codec: 0,
         status: Status::Done,
         operation: Operation(1),
+        first_open: Operation(1),
+        exact: false,
         round: 1,
         bytes: 0,
         data: BlockData::Inline { offset: 0 },

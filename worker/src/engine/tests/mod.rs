@@ -9,6 +9,7 @@ mod order;
 mod placement;
 mod properties;
 mod replays;
+mod routes;
 
 use super::*;
 use crate::error::OpError;
@@ -209,6 +210,7 @@ impl Rig {
 fn submit(kind: OpKind, operation: u64) -> Submit<'static> {
     Submit {
         view: false,
+        exact: false,
         reading: Reading::default(),
         op: 0,
         kind,

@@ -1,6 +1,7 @@
 //! Random operations, with payloads that travel in every way, against servers that keep the protocol, answer in any
-//! order, cannot take everything at once, and whose channels break: each operation ends once, chunks stay FIFO, credits are used once and all
-//! come back.
+//! order, cannot take everything at once, whose channels break, and who take chunks over from each other, before or after the
+//! worker hears of it: each operation ends once, chunks stay FIFO and are under way to one server at a time, credits are used
+//! once and all come back.
 
 use super::*;
 use proptest::prelude::*;
@@ -30,6 +31,17 @@ enum Action {
     Break {
         server: usize,
     },
+    /// A chunk goes to a server; the worker hears of it later.
+    Move {
+        id: ChunkId,
+        server: usize,
+    },
+    /// The worker hears of the oldest move that it does not know.
+    Learn,
+    /// A server dies: the other one has all of its chunks, and the worker hears of it.
+    Die {
+        server: usize,
+    },
     Pass {
         ms: u64,
     },
@@ -44,7 +56,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         6 => (server.clone(), 0usize..5).prop_map(|(server, most)| Action::Take { server, most }),
         8 => (server.clone(), any::<prop::sample::Index>(), any::<bool>())
             .prop_map(|(server, at, grant)| Action::Answer { server, at, grant }),
-        1 => server.prop_map(|server| Action::Break { server }),
+        1 => server.clone().prop_map(|server| Action::Break { server }),
+        1 => (1u64..6, 0u32..2, server.clone())
+            .prop_map(|(key, chunk, server)| Action::Move { id: ChunkId::new(key, chunk), server }),
+        2 => Just(Action::Learn),
+        1 => server.prop_map(|server| Action::Die { server }),
         2 => (0u64..150).prop_map(|ms| Action::Pass { ms }),
     ];
     prop::collection::vec(action, 1..150)
@@ -65,20 +81,19 @@ struct Peer {
     wants: u16,
     /// Slots of the worker's inbox that may be written.
     results: Vec<SlotGrant>,
-    /// Last operation taken, by chunk; survives channels.
-    last: BTreeMap<ChunkId, u64>,
     /// Chunks with an operation sent back on this channel.
     sent_back: BTreeSet<ChunkId>,
     /// Buffers that the worker may write, and whether for ever.
     buffers: BTreeMap<ChunkId, bool>,
+    /// Chunks that it had on this channel, and gave up.
+    gave_up: BTreeSet<ChunkId>,
     /// Tokens of blocks whose payload lies in their chunk's buffer.
     placed: BTreeMap<u64, (ChunkId, bool)>,
 }
 
 impl Peer {
     /// What a server that keeps the protocol says to a block at once; none where it takes it.
-    fn judge(&mut self, block: &Block) -> Option<Block> {
-        let last = self.last.get(&block.id).copied().unwrap_or_default();
+    fn judge(&mut self, block: &Block, last: u64) -> Option<Block> {
         if block.operation.0 > last + 1 {
             return Some(reply(block, Status::Retry, 0));
         }
@@ -96,8 +111,13 @@ impl Peer {
                 self.sent_back.insert(block.id);
                 Some(reply(block, Status::Granted, 0))
             }
+            // The chunk was away, and the worker did not know.
+            BlockData::Placed if !self.buffers.contains_key(&block.id) => {
+                assert!(self.gave_up.contains(&block.id), "a buffer that was granted and is free");
+                Some(reply(block, Status::Reroute, 0))
+            }
             BlockData::Placed => {
-                let keep = self.buffers.remove(&block.id).expect("a buffer that was granted and is free");
+                let keep = self.buffers.remove(&block.id).expect("looked at just now");
                 self.placed.insert(block.token, (block.id, keep));
                 None
             }
@@ -118,23 +138,42 @@ struct World {
     peers: [Peer; 2],
     numbers: BTreeMap<u64, u64>,
     ended: BTreeSet<u64>,
+    /// Last operation taken, by chunk; survives channels, and moves with the chunk.
+    last: BTreeMap<ChunkId, u64>,
+    /// Who has a chunk, where that is not whom its number says.
+    serving: BTreeMap<ChunkId, usize>,
+    /// Moves that the worker has not heard of.
+    unheard: VecDeque<(ChunkId, Rank)>,
+    /// Blocks of a chunk that are sent and not answered, and where.
+    under_way: BTreeMap<ChunkId, (u32, usize)>,
+    /// Operations that are not answered.
+    open: BTreeMap<ChunkId, BTreeSet<u64>>,
 }
 
 impl World {
     fn new() -> Self {
         let config = EngineConfig { gather_max: 4, in_flight_max: 12, ..config() };
         let rig = Rig::down(config);
-        let mut world =
-            Self { rig, peers: Default::default(), numbers: BTreeMap::new(), ended: BTreeSet::new() };
+        let mut world = Self {
+            rig,
+            peers: Default::default(),
+            numbers: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            last: BTreeMap::new(),
+            serving: BTreeMap::new(),
+            unheard: VecDeque::new(),
+            under_way: BTreeMap::new(),
+            open: BTreeMap::new(),
+        };
         (0..2).for_each(|server| world.connect(server));
         world
     }
 
     fn connect(&mut self, server: usize) {
+        self.under_way.retain(|_, (there, _)| *there != server as u32);
         let peer = &mut self.peers[server];
-        let last = std::mem::take(&mut peer.last);
         let results = grants(server as u32 * INBOX..(server as u32 + 1) * INBOX);
-        *peer = Peer { last, results, slots: vec![(1, true); 2], ..Peer::default() };
+        *peer = Peer { results, slots: vec![(1, true); 2], ..Peer::default() };
         peer.slots.resize(SLOTS as usize, (0, false));
         self.rig.up(server as u32, 2);
     }
@@ -145,6 +184,9 @@ impl World {
         let kind = [OpKind::Push, OpKind::Pull, OpKind::PushPull][usize::from(kind)];
         // Two chunks, one on each server.
         let parts = [part(key, 0), PartSpec { id: ChunkId::new(key, 1), ..part(key, 1) }];
+        for part in parts {
+            self.open.entry(part.id).or_default().insert(*number);
+        }
         let timeout_ms = u32::MAX;
         let submit = Submit { priority, placement, timeout_ms, parts: &parts, ..submit(kind, *number) };
         self.rig.submit_as(submit);
@@ -165,6 +207,13 @@ impl World {
             peer.wants = sent.wanted.min(SLOTS as u16);
             for grant in &sent.grants {
                 give(peer, *grant);
+            }
+            for block in &sent.blocks {
+                let (at, count) = self.under_way.entry(block.id).or_insert((sent.server, 0));
+                assert!(*count == 0 || *at == sent.server, "under way to two servers: {block:?}");
+                let oldest = self.open.get(&block.id).and_then(BTreeSet::first);
+                assert!(*count > 0 || oldest == Some(&block.operation.0), "the oldest first: {block:?}");
+                (*at, *count) = (sent.server, *count + 1);
             }
             assert!(sent.blocks.len() < 4, "one span of the gather list is the header's");
             peer.inbox.push_back(sent);
@@ -207,21 +256,26 @@ impl World {
         let Some(batch) = peer.inbox.pop_front() else { return };
         let mut back = Vec::new();
         for (at, block) in batch.blocks.into_iter().enumerate() {
-            let last = peer.last.entry(block.id).or_default();
+            let last = self.last.entry(block.id).or_default();
+            if at < most && has(&self.serving, block.id) != server {
+                back.push(reply(&block, Status::Reroute, 0));
+                peer.sent_back.insert(block.id);
+                continue;
+            }
             assert!(
                 block.operation.0 <= *last + 1 || peer.sent_back.contains(&block.id),
                 "FIFO: {block:?} after {last}"
             );
-            let answer = if at < most { peer.judge(&block) } else { Some(reply(&block, Status::Retry, 0)) };
+            let answer =
+                if at < most { peer.judge(&block, *last) } else { Some(reply(&block, Status::Retry, 0)) };
             match answer {
                 None => {
-                    let last = peer.last.entry(block.id).or_default();
                     *last = (*last).max(block.operation.0);
                     peer.taken.retain(|taken| taken.token != block.token);
                     peer.taken.push(block);
                 }
                 Some(answer) => {
-                    if answer.status == Status::Retry {
+                    if matches!(answer.status, Status::Retry | Status::Reroute) {
                         peer.sent_back.insert(block.id);
                     }
                     back.push(answer);
@@ -236,7 +290,7 @@ impl World {
         let peer = &mut self.peers[server];
         let Some(slot) = peer.results.pop() else {
             // Without a slot a real server waits; this one keeps the blocks and answers them later.
-            let kept = [Status::Retry, Status::Granted];
+            let kept = [Status::Retry, Status::Granted, Status::Reroute];
             peer.taken.extend(blocks.iter().filter(|block| kept.contains(&block.status)));
             return;
         };
@@ -250,6 +304,14 @@ impl World {
             peer.wants = peer.wants.saturating_sub(1);
             if peer.wants == 0 {
                 break;
+            }
+        }
+        for block in blocks {
+            if let Some((_, count)) = self.under_way.get_mut(&block.id) {
+                *count -= 1;
+            }
+            if block.status == Status::Done {
+                self.open.entry(block.id).or_default().remove(&block.operation.0);
             }
         }
         let header = Rig::header(server as u32);
@@ -278,6 +340,46 @@ impl World {
         self.tell(server, &answers, grant);
     }
 
+    /// A chunk goes to another server: whoever had it answers what it has not published.
+    fn give_up(&mut self, id: ChunkId, to: usize) {
+        let from = has(&self.serving, id);
+        if from == to {
+            return;
+        }
+        self.serving.insert(id, to);
+        let peer = &mut self.peers[from];
+        peer.gave_up.insert(id);
+        peer.sent_back.insert(id);
+        peer.buffers.remove(&id);
+        peer.placed.retain(|_, (placed, _)| *placed != id);
+        let mine = |block: &Block| block.id == id && block.status == Status::None;
+        let (taken, others): (Vec<_>, Vec<_>) = std::mem::take(&mut peer.taken).into_iter().partition(mine);
+        peer.taken = others;
+        let back: Vec<Block> = taken.iter().map(|block| reply(block, Status::Reroute, 0)).collect();
+        if !back.is_empty() {
+            self.tell(from, &back, false);
+        }
+        self.unheard.push_back((id, Rank(to as u32)));
+    }
+
+    fn learn(&mut self) {
+        if let Some(news) = self.unheard.pop_front() {
+            self.rig.engine.remap(&[news]);
+        }
+    }
+
+    fn die(&mut self, server: usize) {
+        let of_keys = (1..6).flat_map(|key| [ChunkId::new(key, 0), ChunkId::new(key, 1)]);
+        let mine: Vec<_> = of_keys.filter(|id| has(&self.serving, *id) == server).collect();
+        // What it was to answer nobody hears.
+        self.peers[server] = Peer::default();
+        self.under_way.retain(|_, (there, _)| *there != server as u32);
+        self.rig.engine.server_down(Rank(server as u32));
+        mine.into_iter().for_each(|id| self.give_up(id, 1 - server));
+        self.unheard.drain(..).for_each(|news| self.rig.engine.remap(&[news]));
+        self.connect(server);
+    }
+
     fn play(&mut self, action: &Action) {
         match action {
             Action::Submit { key, kind, priority, placement } => {
@@ -290,6 +392,9 @@ impl World {
                 self.rig.engine.server_down(Rank(*server as u32));
                 self.connect(*server);
             }
+            Action::Move { id, server } => self.give_up(*id, *server),
+            Action::Learn => self.learn(),
+            Action::Die { server } => self.die(*server),
             Action::Pass { ms } => {
                 let commands = self.rig.tick(*ms);
                 self.notices(&commands);
@@ -309,6 +414,7 @@ impl World {
                 self.peers
             );
             self.rig.now_ms += 3;
+            self.learn();
             self.flush(usize::MAX);
             for server in 0..2 {
                 self.take(server, usize::MAX);
@@ -321,6 +427,11 @@ impl World {
             self.flush(usize::MAX);
         }
     }
+}
+
+/// Who has a chunk.
+fn has(serving: &BTreeMap<ChunkId, usize>, id: ChunkId) -> usize {
+    serving.get(&id).copied().unwrap_or(id.chunk.0 as usize)
 }
 
 /// A slot of the worker's inbox comes back to the server.
@@ -341,9 +452,9 @@ proptest! {
         prop_assert_eq!(world.ended.len(), world.rig.next_op as usize);
         for peer in &world.peers {
             prop_assert!(peer.slots.iter().all(|(_, granted)| !granted), "an idle worker holds none: {:?}", peer.slots);
-            for (id, last) in &peer.last {
-                prop_assert_eq!(Some(last), world.numbers.get(&id.key.0), "all of a key's operations, in order");
-            }
+        }
+        for (id, last) in &world.last {
+            prop_assert_eq!(Some(last), world.numbers.get(&id.key.0), "all of a key's operations, in order");
         }
     }
 }

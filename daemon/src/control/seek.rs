@@ -1,0 +1,133 @@
+//! Registering with a scheduler: with the first one, and with the next one at the same address when that is lost, within
+//! `deadlines.scheduler_ms`. It must not send anything but registrations.
+
+use super::connect::connect_with_retry;
+use super::connection::Connection;
+use super::frame::FrameError;
+use super::link_error::LinkError;
+use proto_common::config::Settings;
+use proto_common::ids::JobId;
+use proto_common::message::{FromScheduler, Register, Resume, ToScheduler, Welcome};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
+
+/// Milliseconds between the first two registrations; doubles up to [`BACKOFF_MAX_MS`].
+const BACKOFF_FIRST_MS: u64 = 10;
+/// Milliseconds between registrations at most.
+const BACKOFF_MAX_MS: u64 = 500;
+
+/// Registers on a new connection, and waits for the answer.
+pub(super) async fn greet(
+    stream: TcpStream,
+    address: &str,
+    register: &Register,
+    resume: Option<Resume>,
+    limit: Duration,
+) -> Result<(Connection, Welcome), LinkError> {
+    let no_answer =
+        |cause: FrameError| LinkError::NoAnswer { address: address.to_owned(), cause: Arc::new(cause) };
+    let mut connection = Connection::new(stream).map_err(|error| no_answer(error.into()))?;
+    let head = Register { resume: resume.as_ref().map(Resume::head), ..register.clone() };
+    connection.send_within(&ToScheduler::Register(head), limit).await.map_err(no_answer)?;
+    let parts = resume.map(Resume::parts).unwrap_or_default();
+    let count = parts.len();
+    for (at, part) in parts.into_iter().enumerate() {
+        let last = at + 1 == count;
+        connection.send_within(&ToScheduler::Resuming { part, last }, limit).await.map_err(no_answer)?;
+    }
+    match connection.receive_within::<FromScheduler>(limit).await.map_err(no_answer)? {
+        Some(FromScheduler::Welcome(welcome)) => Ok((connection, welcome)),
+        Some(FromScheduler::Refused(reason)) => Err(LinkError::Refused(reason)),
+        Some(other) => {
+            let error = std::io::Error::other(format!("unexpected first message {other:?}"));
+            Err(no_answer(error.into()))
+        }
+        None => Err(no_answer(FrameError::Cut { got: 0 })),
+    }
+}
+
+/// Looks for the next scheduler.
+pub(super) struct Seeker<F> {
+    host: String,
+    port: u16,
+    within: Duration,
+    register: Register,
+    job: JobId,
+    /// The highest term that was obeyed: lower ones are deposed.
+    term: u32,
+    resume: F,
+}
+
+impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
+    pub(super) fn new(settings: &Settings, register: Register, welcome: &Welcome, resume: F) -> Self {
+        Self {
+            host: settings.scheduler.host.clone(),
+            port: settings.scheduler.port,
+            within: Duration::from_millis(welcome.shape.scheduler_ms),
+            register: Register { wanted_rank: Some(welcome.rank), ..register },
+            job: welcome.job,
+            term: welcome.epoch.term,
+            resume,
+        }
+    }
+
+    /// Is a lost scheduler to be survived?
+    pub(super) fn may_seek(&self) -> bool {
+        !self.within.is_zero()
+    }
+
+    /// The next scheduler, or why there is none; `lost` is how the one before went.
+    pub(super) async fn seek(&mut self, lost: LinkError) -> Result<(Connection, Welcome), LinkError> {
+        let deadline = Instant::now() + self.within;
+        let mut backoff = Duration::from_millis(BACKOFF_FIRST_MS);
+        // In no roster yet: nothing to come back to.
+        if (self.resume)().is_none() {
+            return Err(lost);
+        }
+        loop {
+            let error = match self.attempt(deadline).await {
+                Ok(None) => return Err(lost),
+                Ok(Some((connection, welcome))) => {
+                    self.term = welcome.epoch.term;
+                    return Ok((connection, welcome));
+                }
+                Err(error @ (LinkError::Refused(_) | LinkError::Deposed { .. } | LinkError::Message(_))) => {
+                    return Err(error);
+                }
+                Err(error) => error,
+            };
+            let next = Instant::now() + backoff;
+            if next >= deadline {
+                let waited_ms = self.within.as_millis() as u64;
+                return Err(LinkError::NotBack { waited_ms, lost: Box::new(lost), last: Box::new(error) });
+            }
+            tracing::debug!(%error, "no scheduler yet");
+            // Nothing tells when a process on another machine answers.
+            sleep_until(next).await;
+            backoff = (backoff * 2).min(Duration::from_millis(BACKOFF_MAX_MS));
+        }
+    }
+
+    /// One registration; `None` where there is nothing to register with.
+    async fn attempt(&mut self, deadline: Instant) -> Result<Option<(Connection, Welcome)>, LinkError> {
+        let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let fix = "start gradwire-scheduler there again";
+        let stream = connect_with_retry(&self.host, self.port, left().as_millis() as u64, fix)
+            .await
+            .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
+        let address = format!("{}:{}", self.host, self.port);
+        // Only now: what the last scheduler said before it went has been taken meanwhile.
+        let Some(resume) = (self.resume)() else { return Ok(None) };
+        let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
+        if welcome.job != self.job
+            || welcome.epoch.term < self.term
+            || Some(welcome.rank) != self.register.wanted_rank
+        {
+            let (term, known) = (welcome.epoch.term, self.term);
+            return Err(LinkError::Deposed { address, job: welcome.job, term, known });
+        }
+        Ok(Some((connection, welcome)))
+    }
+}

@@ -1,0 +1,120 @@
+//! Who has a chunk, under operations that are under way. A part that was sent stays where it was sent until it is answered
+//! or that channel has ended, for its memory may be written until then; nothing else of its chunk goes out before that to
+//! a server that has the chunk now.
+
+use super::command::Commands;
+use super::lane::{ChunkQueue, LaneEngine};
+use super::part::{Part, State, Told};
+use crate::error::{CallFault, OpError};
+use proto_common::batch::OpKind;
+use proto_common::call::called;
+use proto_common::ids::{ChunkId, Rank};
+use std::collections::BTreeSet;
+
+impl ChunkQueue {
+    /// Where a part of it is to be sent, whose operation was cut when `first` had the chunk.
+    pub(super) fn server(&self, first: Rank) -> Rank {
+        self.route.unwrap_or(first)
+    }
+
+    /// Are parts under way to another server than this one?
+    pub(super) fn is_leaving(&self, server: Rank) -> bool {
+        self.sent > 0 && self.sent_to != server
+    }
+}
+
+impl LaneEngine {
+    /// Chunks have other servers from now on, those of operations to come included. What waits goes to these; what was sent
+    /// is answered first, or its channel ends.
+    pub fn remap(&mut self, moves: &[(ChunkId, Rank)]) {
+        let mut moved = BTreeSet::new();
+        for (id, server) in moves {
+            let chunk = self.chunks.entry(*id).or_default();
+            if chunk.route.replace(*server) == Some(*server) {
+                continue;
+            }
+            // A server that could not take a part says nothing of the next one.
+            (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
+            for index in &chunk.waiting {
+                if let Some(part) = self.parts.get_mut(*index) {
+                    (part.spec.server, part.told_ms) = (*server, None);
+                }
+            }
+            moved.insert(*id);
+        }
+        let Self { links, parts, retries, .. } = self;
+        retries.retain(|(_, id)| !moved.contains(id));
+        for link in links {
+            let stays = |part: u32| parts.get(part).is_some_and(|part| !moved.contains(&part.spec.id));
+            link.queue.retain(|place| stays(place.part));
+            // What a server granted for a chunk that it has no more is not ours any more, whatever it is used for now.
+            link.buffers.retain(|id, _| !moved.contains(id));
+        }
+        for id in moved {
+            self.enqueue(id);
+        }
+    }
+
+    /// The channel to a server is closed and drained. What was sent and not answered is kept, and goes out again: over the
+    /// next channel, or to who has the chunk now.
+    pub fn server_down(&mut self, server: Rank) {
+        let Some(link) = self.links.get_mut(server.0 as usize) else { return };
+        *link = Default::default();
+        let mut mine = BTreeSet::new();
+        let mut sent = Vec::new();
+        for (index, part) in self.parts.iter_mut().filter(|(_, part)| part.spec.server == server) {
+            mine.insert(part.spec.id);
+            part.told_ms = None;
+            if part.state != State::Queued {
+                sent.push((index, *part));
+            }
+        }
+        for id in &mine {
+            let Some(chunk) = self.chunks.get_mut(id) else { continue };
+            chunk.asked &= chunk.is_leaving(server);
+            (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
+        }
+        self.retries.retain(|(_, id)| !mine.contains(id));
+        self.stats.replays += sent.len() as u64;
+        for (index, part) in sent {
+            self.requeue(index, part);
+        }
+        for id in mine {
+            self.enqueue(id);
+        }
+    }
+
+    /// A server's life is over, and its channel was closed. Calls to it end: nobody else knows of them.
+    pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
+        let is_call = |part: &Part| self.ops.get(part.op).is_some_and(|op| op.kind == OpKind::Call);
+        let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
+        for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {
+            let waited_ms = self.ops.get(part.op).map_or(0, |op| self.now_ms.saturating_sub(op.since_ms));
+            let app = called(part.spec.id).map_or(0, |(app, _)| app);
+            if let Some(chunk) = self.chunks.get_mut(&part.spec.id) {
+                // All that waits on it ends here, and nothing of it is under way.
+                chunk.waiting.clear();
+                chunk.queued = false;
+            }
+            let failure = OpError::Call { app, server, waited_ms, fault: CallFault::ServerDied };
+            self.end_part(index, part.spec, 0, Some(failure), out);
+        }
+        if let Some(link) = self.links.get_mut(server.0 as usize) {
+            link.queue.retain(|place| self.parts.get(place.part).is_some());
+        }
+    }
+
+    /// A server answers that it does not have the chunk. Where the map says the same by now it goes to whom that names; else
+    /// it is tried again there after a pause, because the map may be ahead of the server, or behind it.
+    pub(super) fn rerouted(&mut self, index: u32, part: Part) {
+        self.stats.reroutes += 1;
+        self.put_back(index, part);
+        let (server, chunk, now_ms) = (part.spec.server, part.spec.id, self.now_ms);
+        if let Some(part) = self.parts.get_mut(index) {
+            part.told_ms = (part.spec.server == server).then_some(now_ms);
+        }
+        if let Some(op) = self.ops.get_mut(part.op) {
+            op.told = Some(Box::new(Told::Elsewhere { chunk, server }));
+        }
+    }
+}

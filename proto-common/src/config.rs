@@ -138,6 +138,8 @@ pub struct DeadlineSettings {
     pub rejoin_ms: u64,
     /// Members go on without a scheduler for this long, and look for another one at its address; 0: they end at once.
     pub scheduler_ms: u64,
+    /// A server that is told to go, while others are there to take over what it has, waits this long for that.
+    pub move_ms: u64,
 }
 
 impl Default for DeadlineSettings {
@@ -153,6 +155,7 @@ impl Default for DeadlineSettings {
             drain_ms: 3_000,
             rejoin_ms: 120_000,
             scheduler_ms: 60_000,
+            move_ms: 60_000,
         }
     }
 }
@@ -416,6 +419,7 @@ impl DeadlineSettings {
             ("deadlines.silence_ms", self.silence_ms),
             ("deadlines.drain_ms", self.drain_ms),
             ("deadlines.rejoin_ms", self.rejoin_ms),
+            ("deadlines.move_ms", self.move_ms),
         ];
         for (key, value) in all {
             within(key, value, 10, DAY_MS)?;

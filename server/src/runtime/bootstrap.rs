@@ -1,52 +1,79 @@
-//! The server's side of connecting a worker: hello checked against the roster, choice of driver, channels,
-//! inboxes and first credits. Grants go only to members of the roster. Design, section 5.
+//! The server's side of connecting a worker, or a server whose chunks it has copies of: hello checked against the roster,
+//! choice of driver, channels, inboxes and first credits. Grants go only to members of the roster. Design, section 5.
 
 use super::link::WorkerInbox;
 use super::thread::LaneMessage;
+use crate::engine::member::Peers;
 use daemon::control::Connection;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox};
 use proto_common::batch::SlotGrant;
-use proto_common::ids::{Incarnation, JobId, Rank};
+use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{FromServer, Hello, InboxGrant, LaneEndpoint, ServerOffer, ToServer};
+use proto_common::message::{
+    FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer,
+};
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-/// Workers of the roster: rank and life.
-pub(super) type Workers = HashMap<Rank, Incarnation>;
-
-/// What taking any worker's connection needs.
+/// What taking any peer's connection needs, and reaching another server's.
 pub(super) struct Reception {
     pub(super) job: JobId,
+    pub(super) rank: Rank,
     pub(super) incarnation: Incarnation,
     pub(super) offer: Offer,
     pub(super) lanes: Vec<(Mailbox<LaneMessage>, CqHandle)>,
     pub(super) devices: Devices,
-    pub(super) workers: watch::Receiver<Option<Workers>>,
+    /// Who may connect. It is held while lanes are told of a channel, so that none comes after its peer's end.
+    pub(super) peers: watch::Receiver<Option<Peers>>,
     pub(super) handshake: Duration,
     pub(super) connect: Duration,
     pub(super) tries: Tries,
 }
 
-/// How often each worker has asked to be connected: where a try over one driver is given up and one over another
+/// How often each peer has asked to be connected: where a try over one driver is given up and one over another
 /// follows, lanes that still have the earlier one before them must not end up with it.
 #[derive(Debug, Default)]
-pub(super) struct Tries(Mutex<HashMap<Rank, u64>>);
+pub(super) struct Tries(Mutex<HashMap<MemberId, u64>>);
 
 impl Tries {
-    fn begin(&self, rank: Rank) -> u64 {
+    fn begin(&self, peer: MemberId) -> u64 {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = all.entry(rank).or_default();
+        let count = all.entry(peer).or_default();
         *count += 1;
         *count
     }
 
-    fn is_last(&self, rank: Rank, number: u64) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&rank) == Some(&number)
+    fn is_last(&self, peer: MemberId, number: u64) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&peer) == Some(&number)
+    }
+}
+
+/// What a first message says, whoever's it is.
+struct Caller {
+    id: MemberId,
+    protocol: u32,
+    job: JobId,
+    incarnation: Incarnation,
+    server_incarnation: Incarnation,
+    epoch: Epoch,
+    offer: Offer,
+}
+
+impl Caller {
+    fn of(role: Role, hello: Hello) -> Self {
+        let Hello { protocol, job, rank, incarnation, server_incarnation, epoch, offer } = hello;
+        Self { id: MemberId { role, rank }, protocol, job, incarnation, server_incarnation, epoch, offer }
+    }
+
+    fn of_server(hello: ReplicaHello) -> Self {
+        let ReplicaHello { protocol, job, rank, incarnation, server_incarnation, epoch, offer } = hello;
+        let hello = Hello { protocol, job, rank, incarnation, server_incarnation, epoch, offer };
+        Self::of(Role::Server, hello)
     }
 }
 
@@ -55,31 +82,30 @@ impl Tries {
 pub(super) async fn receive(
     reception: Arc<Reception>,
     stream: TcpStream,
-) -> Result<(Rank, Driver, String), String> {
+) -> Result<(MemberId, Driver, String), String> {
     let mut link = Connection::new(stream).map_err(|error| error.to_string())?;
-    let hello = match link.receive_within::<ToServer>(reception.handshake).await {
-        Ok(Some(ToServer::Hello(hello))) => hello,
-        Ok(Some(ToServer::Replica(_) | ToServer::Inboxes(_))) => {
-            return Err("it did not say hello first".into());
-        }
+    let caller = match link.receive_within::<ToServer>(reception.handshake).await {
+        Ok(Some(ToServer::Hello(hello))) => Caller::of(Role::Worker, hello),
+        Ok(Some(ToServer::Replica(hello))) => Caller::of_server(hello),
+        Ok(Some(ToServer::Inboxes(_))) => return Err("it did not say hello first".into()),
         Ok(None) => return Err("it closed the connection before saying hello".into()),
         Err(error) => return Err(error.to_string()),
     };
-    let rank = hello.rank;
-    if let Err(reason) = check(&reception, &hello).await {
-        return refuse(&mut link, &reception, rank, reason).await;
+    let id = caller.id;
+    if let Err(reason) = check(&reception, &caller).await {
+        return refuse(&mut link, &reception, id, reason).await;
     }
-    let number = reception.tries.begin(rank);
-    let choice = match choose(&hello.offer, &reception.offer) {
+    let number = reception.tries.begin(id);
+    let choice = match choose(&caller.offer, &reception.offer) {
         Ok(choice) => choice,
         Err(error) => {
             let text = error.to_string();
             let _ = link.send_within(&FromServer::NoTransport(error), reception.handshake).await;
-            return Err(format!("worker {rank}: {text}"));
+            return Err(format!("{id}: {text}"));
         }
     };
     let driver = choice.driver;
-    let (blob, pending) = invite(&reception, driver).map_err(|error| format!("worker {rank}: {error}"))?;
+    let (blob, pending) = invite(&reception, driver).map_err(|error| format!("{id}: {error}"))?;
     let lanes = reception.lanes.len() as u16;
     let offer = ServerOffer { choice, endpoint: LaneEndpoint { blob }, lanes };
     link.send_within(&FromServer::Offer(offer), reception.handshake)
@@ -89,69 +115,107 @@ pub(super) async fn receive(
     let accepted = blocking(move || pending.accept(deadline).map_err(|error| error.to_string())).await;
     let setups = match accepted {
         Ok(setups) => setups,
-        Err(reason) => return refuse(&mut link, &reception, rank, reason).await,
+        Err(reason) => return refuse(&mut link, &reception, id, reason).await,
     };
     let carriers = ChannelSetup::carriers(&setups);
     let theirs = match link.receive_within::<ToServer>(reception.connect).await {
         Ok(Some(ToServer::Inboxes(inboxes))) => inboxes,
-        Ok(_) => return Err(format!("worker {rank}: it did not tell its inboxes")),
-        Err(error) => return Err(format!("worker {rank}: {error}")),
+        Ok(_) => return Err(format!("{id}: it did not tell its inboxes")),
+        Err(error) => return Err(format!("{id}: {error}")),
     };
-    let (life, shared) = (hello.incarnation, reception.clone());
-    let ours = blocking(move || attach(&shared, (rank, life, number), setups, theirs)).await;
+    let (life, shared) = (caller.incarnation, reception.clone());
+    let ours = match attach(&shared, (id, life, number), setups, theirs) {
+        Ok(answers) => blocking(move || granted(answers, shared.connect)).await,
+        Err(reason) => Err(reason),
+    };
     let ours = match ours {
         Ok(ours) => ours,
-        Err(reason) => return refuse(&mut link, &reception, rank, reason).await,
+        Err(reason) => return refuse(&mut link, &reception, id, reason).await,
     };
     link.send_within(&FromServer::Inboxes(ours), reception.handshake)
         .await
         .map_err(|error| error.to_string())?;
-    Ok((rank, driver, carriers))
+    Ok((id, driver, carriers))
 }
 
-/// Tells the worker why, as far as it still listens.
+/// Tells the peer why, as far as it still listens.
 async fn refuse<T>(
     link: &mut Connection,
     reception: &Reception,
-    rank: Rank,
+    id: MemberId,
     reason: String,
 ) -> Result<T, String> {
     let refused = FromServer::Refused { reason: reason.clone() };
     let _ = link.send_within(&refused, reception.handshake).await;
-    Err(format!("worker {rank}: {reason}"))
+    Err(format!("{id}: {reason}"))
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?
 }
 
 /// Is it a member of this job that expects this life of ours?
-async fn check(reception: &Reception, hello: &Hello) -> Result<(), String> {
-    if hello.protocol != PROTOCOL_VERSION {
+async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
+    if caller.protocol != PROTOCOL_VERSION {
         return Err(format!(
             "protocol version {} does not match this server's {PROTOCOL_VERSION}; run the same release everywhere",
-            hello.protocol
+            caller.protocol
         ));
     }
-    if hello.job != reception.job {
-        return Err(format!("job {} is not this server's job {}", hello.job, reception.job));
+    if caller.job != reception.job {
+        return Err(format!("job {} is not this server's job {}", caller.job, reception.job));
     }
-    if hello.server_incarnation != reception.incarnation {
-        return Err("it looks for an earlier life of this server; restart the job".into());
+    if caller.server_incarnation != reception.incarnation {
+        return Err(
+            "it looks for an earlier life of this server; it is to look into the newest roster".into()
+        );
     }
-    // The roster may reach the worker a little earlier than us.
-    let mut workers = reception.workers.clone();
-    let known = tokio::time::timeout(reception.handshake, workers.wait_for(Option::is_some)).await;
-    let expected = match known {
-        Ok(Ok(workers)) => workers.as_ref().and_then(|workers| workers.get(&hello.rank).copied()),
-        _ => return Err("the scheduler has not announced the roster to this server yet".into()),
-    };
-    match expected {
-        Some(life) if life == hello.incarnation => Ok(()),
-        Some(_) => Err(format!("worker {} of the roster is another process", hello.rank)),
-        None => Err(format!("worker {} is not in the roster", hello.rank)),
+    // What the scheduler decided may reach the peer a little earlier than us.
+    let mut known = reception.peers.clone();
+    let is_decided = |peers: &Option<Peers>| peers.as_ref().is_some_and(|peers| is_decided(peers, caller));
+    // Without it what is known has to do.
+    let _ = tokio::time::timeout(reception.handshake, known.wait_for(is_decided)).await;
+    match reception.peers.borrow().as_ref() {
+        Some(peers) => admits(peers, caller),
+        None => Err("the scheduler has not announced the roster to this server yet".into()),
+    }
+}
+
+/// Has the scheduler told us enough to judge this caller?
+fn is_decided(peers: &Peers, caller: &Caller) -> bool {
+    let is_known = caller.id.role == Role::Worker || peers.epoch >= caller.epoch;
+    peers.epoch > caller.epoch || is_known && admits(peers, caller).is_ok()
+}
+
+/// May it connect, as the roster and the map say?
+fn admits(peers: &Peers, caller: &Caller) -> Result<(), String> {
+    let id = caller.id;
+    is_in_roster(peers, id, caller.incarnation)?;
+    if id.role == Role::Server {
+        if caller.epoch.term < peers.epoch.term {
+            let (theirs, ours) = (caller.epoch, peers.epoch);
+            return Err(format!(
+                "{id} obeys a scheduler that is deposed: its epoch is {theirs}, ours {ours}"
+            ));
+        }
+        if !peers.copies_of.contains(&id.rank) {
+            return Err(format!(
+                "by the shard map of epoch {} this server has no copies of {id}'s",
+                peers.epoch
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn is_in_roster(peers: &Peers, id: MemberId, incarnation: Incarnation) -> Result<(), String> {
+    let all = if id.role == Role::Worker { &peers.workers } else { &peers.servers };
+    match all.get(&id.rank) {
+        Some(life) if *life == incarnation => Ok(()),
+        Some(_) => Err(format!("{id} of the roster is another process")),
+        None => Err(format!("{id} is not in the roster")),
     }
 }
 
@@ -160,48 +224,121 @@ fn invite(reception: &Reception, driver: Driver) -> Result<(Vec<u8>, Box<dyn fab
     daemon::devices::of(&reception.devices, driver)?.offer(&queues).map_err(|error| error.to_string())
 }
 
+/// A lane's answer to a channel.
+type Granted = Receiver<Result<InboxGrant, String>>;
+
+/// Gives each lane its channel. Does not wait for what they answer.
 fn attach(
     reception: &Reception,
-    (rank, incarnation, number): (Rank, Incarnation, u64),
+    (id, incarnation, number): (MemberId, Incarnation, u64),
     setups: Vec<ChannelSetup>,
     theirs: Vec<InboxGrant>,
-) -> Result<Vec<InboxGrant>, String> {
-    if theirs.len() != setups.len() || setups.len() != reception.lanes.len() {
+) -> Result<Vec<Granted>, String> {
+    // Of a server none are told: what lanes say to it needs no slots.
+    let wanted = if id.role == Role::Worker { setups.len() } else { 0 };
+    if theirs.len() != wanted || setups.len() != reception.lanes.len() {
         return Err("it told the wrong number of inboxes".into());
     }
-    let mut ours = Vec::with_capacity(setups.len());
-    for (index, ((setup, inbox), (lane, _))) in
-        setups.into_iter().zip(theirs).zip(&reception.lanes).enumerate()
-    {
-        let grants = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect::<Option<Vec<_>>>();
-        let inbox = WorkerInbox {
-            region: inbox.region,
-            offset: inbox.offset,
-            slot_bytes: inbox.slot_bytes,
-            grants: grants.ok_or("its first grants are malformed")?,
-        };
-        // Lanes take messages in order: what a later try sends to this one comes after what this try does.
-        if !reception.tries.is_last(rank, number) {
-            return Err("it has asked to be connected again meanwhile".into());
-        }
-        let message = |reply| LaneMessage::Attach { rank, incarnation, setup, inbox, reply };
-        let answer = lane.ask(reception.connect, message);
-        ours.push(answer.ok_or_else(|| format!("lane {index} of this server does not answer"))??);
+    let inboxes = theirs.into_iter().map(worker_inbox).collect::<Result<Vec<_>, _>>()?;
+    let (mut inboxes, mut answers) = (inboxes.into_iter(), Vec::with_capacity(setups.len()));
+    // Held until all lanes are told: whoever ends this peer's life tells them after us, or we see that it has ended.
+    let peers = reception.peers.borrow();
+    is_in_roster(peers.as_ref().ok_or("there is no roster")?, id, incarnation)?;
+    // Lanes take messages in order: what a later try sends to this one comes after what this try does.
+    if !reception.tries.is_last(id, number) {
+        return Err("it has asked to be connected again meanwhile".into());
     }
-    Ok(ours)
+    for (setup, (lane, _)) in setups.into_iter().zip(&reception.lanes) {
+        let (reply, answer): (SyncSender<_>, _) = sync_channel(1);
+        let rank = id.rank;
+        lane.send(match inboxes.next() {
+            Some(inbox) => LaneMessage::Attach { rank, incarnation, setup, inbox, reply },
+            None => LaneMessage::AttachCopy { from: rank, incarnation, setup, reply },
+        });
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+fn worker_inbox(inbox: InboxGrant) -> Result<WorkerInbox, String> {
+    let grants = inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect::<Option<Vec<_>>>();
+    let InboxGrant { region, offset, slot_bytes, .. } = inbox;
+    let grants = grants.ok_or("its first grants are malformed")?;
+    Ok(WorkerInbox { region, offset, slot_bytes, grants })
+}
+
+/// What all lanes answer, within this time.
+pub(super) fn granted<T>(
+    answers: Vec<Receiver<Result<T, String>>>,
+    within: Duration,
+) -> Result<Vec<T>, String> {
+    let deadline = Instant::now() + within;
+    let take = |(index, answer): (usize, Receiver<Result<T, String>>)| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = answer.recv_timeout(left);
+        answer.map_err(|_| format!("lane {index} of this server does not answer"))?
+    };
+    answers.into_iter().enumerate().map(take).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn worker(rank: u32) -> MemberId {
+        MemberId { role: Role::Worker, rank: Rank(rank) }
+    }
+
     #[test]
-    fn an_earlier_try_is_told_from_the_last_one_of_the_same_worker() {
+    fn an_earlier_try_is_told_from_the_last_one_of_the_same_peer() {
         let tries = Tries::default();
-        let (first, other) = (tries.begin(Rank(1)), tries.begin(Rank(2)));
-        assert!(tries.is_last(Rank(1), first));
-        let second = tries.begin(Rank(1));
-        assert!(!tries.is_last(Rank(1), first) && tries.is_last(Rank(1), second));
-        assert!(tries.is_last(Rank(2), other) && !tries.is_last(Rank(3), 0));
+        let server = MemberId { role: Role::Server, rank: Rank(1) };
+        let (first, other) = (tries.begin(worker(1)), tries.begin(server));
+        assert!(tries.is_last(worker(1), first));
+        let second = tries.begin(worker(1));
+        assert!(!tries.is_last(worker(1), first) && tries.is_last(worker(1), second));
+        assert!(tries.is_last(server, other) && !tries.is_last(worker(3), 0));
+    }
+
+    #[test]
+    fn only_lives_of_the_roster_are_admitted_and_servers_where_the_map_wants_copies() {
+        let epoch = Epoch { term: 2, counter: 3 };
+        let mut peers = Peers { epoch, ..Peers::default() };
+        peers.workers.insert(Rank(0), Incarnation(7));
+        peers.servers.insert(Rank(1), Incarnation(8));
+        let settings = proto_common::config::Settings::default();
+        let caller = |role, rank, life, term| Caller {
+            id: MemberId { role, rank: Rank(rank) },
+            protocol: PROTOCOL_VERSION,
+            job: JobId(1),
+            incarnation: Incarnation(life),
+            server_incarnation: Incarnation(9),
+            epoch: Epoch { term, counter: 1 },
+            offer: daemon::host::offer(settings.transport, Vec::new()).unwrap(),
+        };
+        let why = |peers: &Peers, caller: Caller| admits(peers, &caller).err().unwrap_or_default();
+        assert_eq!(why(&peers, caller(Role::Worker, 0, 7, 1)), "");
+        assert!(why(&peers, caller(Role::Worker, 0, 8, 2)).contains("another process"));
+        assert!(why(&peers, caller(Role::Worker, 1, 8, 2)).contains("not in the roster"));
+        assert!(why(&peers, caller(Role::Server, 1, 8, 2)).contains("no copies"));
+        peers.copies_of.insert(Rank(1));
+        assert_eq!(why(&peers, caller(Role::Server, 1, 8, 2)), "");
+        assert!(why(&peers, caller(Role::Server, 1, 8, 1)).contains("deposed"));
+        assert!(why(&peers, caller(Role::Server, 1, 7, 2)).contains("another process"));
+    }
+
+    #[test]
+    fn lanes_that_refuse_or_do_not_answer_are_named() {
+        let lane = |answer: Option<Result<u32, String>>| {
+            let (reply, answers) = sync_channel(1);
+            answer.into_iter().for_each(|answer| reply.send(answer).unwrap());
+            answers
+        };
+        let within = Duration::from_millis(10);
+        assert_eq!(granted(vec![lane(Some(Ok(1))), lane(Some(Ok(2)))], within), Ok(vec![1, 2]));
+        let refused = granted(vec![lane(Some(Ok(1))), lane(Some(Err("no room".into())))], within);
+        assert_eq!(refused, Err("no room".into()));
+        let mute = granted(vec![lane(Some(Ok(1))), lane(None)], within).unwrap_err();
+        assert!(mute.contains("lane 1"), "{mute}");
     }
 }

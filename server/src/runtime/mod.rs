@@ -1,5 +1,6 @@
 //! Executes what the engines decide. `lane` is one data thread's work, `thread` runs it; `bootstrap` takes
-//! workers' connections; `run` puts them together with the scheduler link and the HTTP endpoints.
+//! others' connections, `streams` reaches servers that have copies; `serving` executes what the member engine decides; `run`
+//! puts them together with the scheduler link and the HTTP endpoints.
 
 mod bootstrap;
 mod calls;
@@ -8,10 +9,14 @@ mod embed;
 mod lane;
 mod link;
 mod moving;
+mod news;
 mod posting;
 mod results;
 mod run;
+mod serving;
+mod standing;
 mod status;
+mod streams;
 mod tables;
 mod thread;
 

@@ -1,30 +1,30 @@
 //! A server's life: register, hold shards, take workers' connections, end in order.
 
 use super::HandlerNews;
-use super::bootstrap::{Reception, Tries, Workers, receive};
+use super::bootstrap::{Reception, Tries, receive};
 use super::lane::{DataLane, LaneConfig, LaneError};
+use super::news::Board;
+use super::serving::{Serving, SharedMember, Work, lock};
+use super::standing::Standing;
 use super::status::{ServerMetrics, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
-use crate::engine::{ChunkSpec, EngineConfig};
-use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
+use crate::engine::EngineConfig;
+use crate::engine::member::{Member, MemberConfig, Peers};
+use daemon::control::{SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::http::{self, HttpState};
 use daemon::post::Posts;
-use daemon::shutdown::{Shutdown, TOGETHER_MS};
+use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::{Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
-use proto_common::ids::{Incarnation, Lane, Rank, Role};
+use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
-use proto_common::message::{
-    ClusterShape, FromScheduler, Member, MemberReport, RefusalReason, Register, ToScheduler, Welcome,
-};
-use proto_common::shard_map::{MapUpdate, ShardMap};
-use proto_common::tensor::RuleChange;
+use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
 use proto_common::transport::Driver;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
@@ -35,13 +35,11 @@ use tokio::sync::{Semaphore, mpsc, watch};
 const SEND_DEPTH: usize = 4096;
 /// Connections that may be between hello and ready at once; more wait in the listener's backlog.
 const HANDSHAKES_MAX: usize = 256;
-/// How long allocating and touching new chunks may take.
-const ASSIGN_WITHIN: Duration = Duration::from_secs(60);
 
 /// Why a server ended before its time.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// A member died; nobody can go on without it yet.
+    /// A member died, and the job cannot go on without it.
     #[error("{0}")]
     Died(Death),
     /// The scheduler is gone.
@@ -50,17 +48,37 @@ pub enum RunError {
     /// The scheduler has no use for us any more: the job never became complete.
     #[error("the scheduler refused this server: {0}")]
     Refused(RefusalReason),
+    /// The scheduler has declared this life dead: others serve what it had.
+    #[error(
+        "the scheduler has declared this server dead, in epoch {epoch}: it was silent for too long, or its connection broke; start it again, and it comes back as a new one"
+    )]
+    Deposed {
+        /// Since when.
+        epoch: Epoch,
+    },
+    /// It was to go, and others have not taken over in time what it has.
+    #[error(
+        "this server was to go, and after {waited_ms} ms others have not taken over {chunks} of its chunks; look at the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
+    )]
+    NotDrained {
+        /// Chunks that it still has.
+        chunks: u64,
+        /// How long it waited.
+        waited_ms: u64,
+    },
     /// A data thread cannot go on.
     #[error("data thread failed: {0}")]
     Lane(#[from] LaneError),
 }
 
 impl RunError {
-    fn code(&self) -> ExitCode {
+    pub(super) fn code(&self) -> ExitCode {
         match self {
             Self::Died(_) => ExitCode::MemberDied,
             Self::SchedulerLost(_) => ExitCode::SchedulerUnreachable,
             Self::Refused(reason) => code_of_refusal(reason),
+            Self::Deposed { .. } => ExitCode::Refused,
+            Self::NotDrained { .. } => ExitCode::Deadline,
             Self::Lane(LaneError::Unregistered(_)) => ExitCode::Transport,
             Self::Lane(_) => ExitCode::Internal,
         }
@@ -100,8 +118,14 @@ pub(super) async fn run_with(
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
+    let member: Arc<OnceLock<SharedMember>> = Arc::default();
+    let (known, passed) = (member.clone(), posts.passed().clone());
+    let resume = move || {
+        let member = lock(known.get()?);
+        member.has_roster().then(|| Resume { barriers: passed.all(), ..member.resume() })
+    };
     let connected = tokio::select! {
-        connected = SchedulerLink::connect(&settings, register, heartbeat, || None) => connected,
+        connected = SchedulerLink::connect(&settings, register, heartbeat, resume) => connected,
         reason = shutdown.wait() => {
             tracing::info!(reason, "leaving before the scheduler has answered");
             return Ok(());
@@ -113,30 +137,40 @@ pub(super) async fn run_with(
     })?;
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
-    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, &failed)?;
+    let board = Board::default();
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board))?;
     posts.attach_link(link.sender());
     tell(welcome.rank, welcome.shape);
+    let (rank, shape) = (welcome.rank, welcome.shape);
+    let config = MemberConfig { rank, incarnation, shape };
+    let member = member.get_or_init(|| Arc::new(Mutex::new(Member::new(config)))).clone();
     // Set once: this function runs once for this cell.
-    let _ = late.set((welcome.rank, lanes.mailboxes.clone()));
-    let (workers, known) = watch::channel(None);
+    let _ = late.set((rank, lanes.mailboxes.clone()));
+    let (peers, known) = watch::channel(None);
+    let standing = Standing::default();
     if let Some(http) = http {
-        serve_http(http, welcome.rank, (&lanes, &devices), known.clone(), shutdown.clone())?;
+        let asked = (known.clone(), standing.clone());
+        serve_http(http, rank, (&lanes, &devices), asked, shutdown.clone())?;
     }
+    let deadlines = settings.deadlines.clone();
     let reception = Arc::new(Reception {
         job: welcome.job,
+        rank,
         incarnation,
         offer,
         lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
         devices,
-        workers: known,
-        handshake: Duration::from_millis(settings.deadlines.handshake_ms),
-        connect: Duration::from_millis(settings.deadlines.connect_ms),
+        peers: known,
+        handshake: Duration::from_millis(deadlines.handshake_ms),
+        connect: Duration::from_millis(deadlines.connect_ms),
         tries: Tries::default(),
     });
-    tracing::info!(rank = welcome.rank.0, lanes = welcome.shape.lanes, "server registered");
-    let accepting = tokio::spawn(accept(listener, reception));
-    let serving = Serving { welcome, link, lanes: &lanes, workers, lane_failures, posts: &posts };
-    let ended = serving.until_end(&mut shutdown, Duration::from_millis(settings.deadlines.drain_ms)).await;
+    tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
+    let accepting = tokio::spawn(accept(listener, reception.clone()));
+    let (posts_used, work) = (&posts, Work::none());
+    let serving =
+        Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
+    let ended = serving.until_end(&mut shutdown, &deadlines).await;
     accepting.abort();
     posts.lose("the server has left the job");
     stop(lanes);
@@ -175,7 +209,7 @@ fn start_lanes(
     (incarnation, apps): (Incarnation, &Apps),
     welcome: &Welcome,
     devices: &Devices,
-    failed: &mpsc::Sender<LaneError>,
+    (failed, board): (&mpsc::Sender<LaneError>, &Board),
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
@@ -205,8 +239,10 @@ fn start_lanes(
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
+        let failed = move |error| drop(failed.try_send(error));
+        let board = board.clone();
         let (mailbox, thread) =
-            spawn_lane(lane, index, (spin, apps.clone()), move |error| drop(failed.try_send(error)), |_| {})?;
+            spawn_lane(lane, index, (spin, apps.clone()), failed, move |news| board.write(news))?;
         lanes.mailboxes.push(mailbox);
         lanes.threads.push(thread);
     }
@@ -256,15 +292,18 @@ fn serve_http(
     listener: TcpListener,
     rank: Rank,
     (lanes, devices): (&Lanes, &Devices),
-    known: watch::Receiver<Option<Workers>>,
+    (known, standing): (watch::Receiver<Option<Peers>>, Standing),
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
     registry.register(Box::new(ServerMetrics::new(rank, lanes.mailboxes.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
-    let ready = move || match known.borrow().is_some() {
-        true => Ok(()),
-        false => Err("waiting for the scheduler to announce the roster".to_owned()),
+    let ready = move || match (known.borrow().is_some(), standing.away_ms()) {
+        (true, None) => Ok(()),
+        (true, Some(away_ms)) => Err(format!(
+            "the scheduler is lost, for {away_ms} ms; data goes on, and the next one is looked for"
+        )),
+        (false, _) => Err("waiting for the scheduler to announce the roster".to_owned()),
     };
     let mailboxes = lanes.mailboxes.clone();
     let status = move || serde_json::to_value(collect(rank, &mailboxes)).unwrap_or_default();
@@ -281,8 +320,8 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
                 let reception = reception.clone();
                 tokio::spawn(async move {
                     match receive(reception, stream).await {
-                        Ok((rank, driver, carriers)) => {
-                            tracing::info!(worker = rank.0, %driver, carriers, "data path ready");
+                        Ok((peer, driver, carriers)) => {
+                            tracing::info!(%peer, %driver, carriers, "data path ready");
                         }
                         Err(reason) => {
                             tracing::warn!(%peer, reason, "a connection to the data plane was refused");
@@ -308,139 +347,5 @@ fn stop(lanes: Lanes) {
         if thread.join().is_err() {
             tracing::error!("a data thread panicked");
         }
-    }
-}
-
-struct Serving<'a> {
-    welcome: Welcome,
-    link: SchedulerLink,
-    lanes: &'a Lanes,
-    workers: watch::Sender<Option<Workers>>,
-    lane_failures: mpsc::Receiver<LaneError>,
-    posts: &'a Posts,
-}
-
-enum End {
-    Orderly(String),
-    Failed(RunError),
-}
-
-impl Serving<'_> {
-    async fn until_end(mut self, shutdown: &mut Shutdown, drain: Duration) -> anyhow::Result<()> {
-        let end = tokio::select! {
-            end = self.event() => end,
-            reason = shutdown.wait() => {
-                let together = Duration::from_millis(TOGETHER_MS);
-                match tokio::time::timeout(together, self.event()).await {
-                    Ok(End::Orderly(word)) => End::Orderly(format!("{reason}; {word}")),
-                    // We were asked to go before the others' trouble began: it is not ours to report.
-                    Ok(End::Failed(_)) | Err(_) => End::Orderly(reason),
-                }
-            }
-        };
-        match end {
-            End::Orderly(reason) => {
-                tracing::info!(reason, "leaving");
-                if let Err(error) = self.link.finish(&ToScheduler::Goodbye, drain).await {
-                    tracing::debug!(%error, "saying goodbye");
-                }
-                Ok(())
-            }
-            End::Failed(error) => {
-                if matches!(error, RunError::Lane(_)) {
-                    let last = ToScheduler::Failing { reason: error.to_string() };
-                    if let Err(error) = self.link.finish(&last, drain).await {
-                        tracing::debug!(%error, "telling the scheduler of our failure");
-                    }
-                }
-                Err(Failure::new(error.code(), error).into())
-            }
-        }
-    }
-
-    /// Serves until something ends it.
-    async fn event(&mut self) -> End {
-        loop {
-            tokio::select! {
-                event = self.link.events.recv() => match event {
-                    Some(LinkEvent::Message(message)) => {
-                        let Some(message) = self.posts.heard(message) else { continue };
-                        if let Some(end) = self.message(message).await {
-                            return end;
-                        }
-                    }
-                    Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => {}
-                    Some(LinkEvent::Lost(error)) => return End::Failed(RunError::SchedulerLost(error.to_string())),
-                    None => return End::Failed(RunError::SchedulerLost("the scheduler is lost: its link ended".into())),
-                },
-                Some(error) = self.lane_failures.recv() => return End::Failed(error.into()),
-            }
-        }
-    }
-
-    async fn message(&mut self, message: FromScheduler) -> Option<End> {
-        match message {
-            FromScheduler::Roster { members, .. } => {
-                let workers = members.iter().filter(|member| member.id.role == Role::Worker);
-                let workers = workers.map(|member: &Member| (member.id.rank, member.incarnation)).collect();
-                self.workers.send_replace(Some(workers));
-                None
-            }
-            FromScheduler::Assign(update) => {
-                let epoch = update.epoch;
-                let error = self.assign(&update).await.err();
-                let answer = ToScheduler::Assigned { epoch, error };
-                // A lost link reports itself as an event.
-                let _ = self.link.sender().send(&answer).await;
-                None
-            }
-            FromScheduler::ChangeRule { epoch, change } => {
-                let error = self.change_rule(change).await.err();
-                // As above.
-                let _ = self.link.sender().send(&ToScheduler::Assigned { epoch, error }).await;
-                None
-            }
-            FromScheduler::MemberDied(death) => Some(End::Failed(RunError::Died(death))),
-            FromScheduler::Refused(reason) => Some(End::Failed(RunError::Refused(reason))),
-            FromScheduler::Shutdown { reason } => Some(End::Orderly(reason)),
-            _ => None,
-        }
-    }
-
-    /// Tells every lane of a tensor's new rule, and then what the first one that refused had against it: a change that
-    /// is asked for again is to find the lanes as alike as they can be.
-    async fn change_rule(&self, change: RuleChange) -> Result<(), String> {
-        let mut result = Ok(());
-        for mailbox in &self.lanes.mailboxes {
-            let mailbox = mailbox.clone();
-            let ask = move || mailbox.ask(ASSIGN_WITHIN, |reply| LaneMessage::ChangeRule { change, reply });
-            let answer = match tokio::task::spawn_blocking(ask).await {
-                Ok(answer) => answer.unwrap_or_else(|| Err("a data thread does not answer".to_owned())),
-                Err(error) => Err(error.to_string()),
-            };
-            result = result.and(answer);
-        }
-        result
-    }
-
-    /// Gives each lane its chunks of an update.
-    async fn assign(&self, update: &MapUpdate) -> Result<(), String> {
-        let shape = self.welcome.shape;
-        let mut lanes: Vec<Vec<ChunkSpec>> = vec![Vec::new(); usize::from(shape.lanes)];
-        let mut map = ShardMap::new(shape.chunk_bytes, shape.lanes);
-        map.apply(update).map_err(|error| error.to_string())?;
-        for spec in &update.tensors {
-            let mine = map.placed_chunks(spec.key).filter(|(_, server)| *server == self.welcome.rank);
-            for (span, _) in mine {
-                lanes[usize::from(map.lane_of(span.id).0)].push(ChunkSpec::of(spec, &span));
-            }
-        }
-        let epoch = update.epoch;
-        for (mailbox, specs) in self.lanes.mailboxes.iter().cloned().zip(lanes) {
-            let ask = move || mailbox.ask(ASSIGN_WITHIN, |reply| LaneMessage::Assign { epoch, specs, reply });
-            let answer = tokio::task::spawn_blocking(ask).await.map_err(|error| error.to_string())?;
-            answer.ok_or_else(|| "a data thread does not answer".to_owned())??;
-        }
-        Ok(())
     }
 }

@@ -61,6 +61,8 @@ pub(super) enum LaneMessage {
     AttachStream {
         to: Rank,
         incarnation: Incarnation,
+        /// Of the dial: what the lane says of this channel's end names it.
+        number: u64,
         setup: ChannelSetup,
         inbox: InboxGrant,
         reply: SyncSender<Result<(), String>>,
@@ -76,6 +78,10 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
+    /// That life of a worker is over: its channel is closed and fenced.
+    EndWorker {
+        rank: Rank,
+    },
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -85,8 +91,8 @@ pub(super) enum LaneMessage {
 pub(super) enum LaneNews {
     /// All chunks that were being copied to a server, as of this epoch, are kept up there.
     Seeded { lane: u16, to: Rank, epoch: Epoch },
-    /// A stream to a server, or the channel of a copy from it, has ended.
-    StreamDown { lane: u16, to: Rank },
+    /// The stream that the dial of this number had connected has ended.
+    StreamDown { lane: u16, to: Rank, number: u64 },
 }
 
 /// What a lane tells about itself.
@@ -236,14 +242,15 @@ impl Loop {
             LaneMessage::Roles { reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no roles yet".to_owned()));
             }
-            LaneMessage::AttachStream { to, reply, .. } => {
+            LaneMessage::AttachStream { to, number, reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no streams yet".to_owned()));
-                (self.news)(LaneNews::StreamDown { lane: 0, to });
+                (self.news)(LaneNews::StreamDown { lane: 0, to, number });
             }
             LaneMessage::AttachCopy { reply, .. } => {
                 let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
             }
             LaneMessage::EndServer { .. } => {}
+            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

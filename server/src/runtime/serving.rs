@@ -1,0 +1,364 @@
+//! The server's control side while it serves: hands what happens to the member engine, and executes what that decides, on
+//! lanes, streams and the link to the scheduler. It decides nothing itself.
+
+use super::bootstrap::{Reception, blocking, granted};
+use super::lane::LaneError;
+use super::news::Board;
+use super::run::RunError;
+use super::standing::Standing;
+use super::streams::{Target, dial};
+use super::thread::{LaneMessage, LaneNews};
+use crate::engine::member::{Departure, Member, MemberCommand, Peers};
+use daemon::control::{LinkEvent, SchedulerLink};
+use daemon::exit::Failure;
+use daemon::post::Posts;
+use daemon::shutdown::{Shutdown, TOGETHER_MS};
+use proto_common::config::DeadlineSettings;
+use proto_common::ids::Rank;
+use proto_common::message::{FromScheduler, ToScheduler};
+use proto_common::transport::Choice;
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// How long allocating and touching new chunks may take.
+const ASSIGN_WITHIN: Duration = Duration::from_secs(60);
+
+/// A member that its runtime, and those who ask for its state, share. Nothing waits while it is held.
+pub(super) type SharedMember = Arc<Mutex<Member>>;
+
+pub(super) fn lock(member: &SharedMember) -> MutexGuard<'_, Member> {
+    // An engine that panicked has ended the control side with it.
+    member.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What was begun and has ended.
+enum Done {
+    Lanes { number: u64, result: Result<(), String> },
+    Dialled { number: u64, to: Rank, result: Result<Choice, String> },
+}
+
+/// See the module.
+pub(super) struct Serving<'a> {
+    pub(super) member: SharedMember,
+    pub(super) link: SchedulerLink,
+    pub(super) reception: Arc<Reception>,
+    pub(super) peers: watch::Sender<Option<Peers>>,
+    pub(super) board: Board,
+    pub(super) lane_failures: mpsc::Receiver<LaneError>,
+    pub(super) posts: &'a Posts,
+    pub(super) standing: Standing,
+    pub(super) work: Work,
+}
+
+/// What is under way.
+pub(super) struct Work {
+    done: mpsc::UnboundedSender<Done>,
+    /// As many as there are answers of lanes and dials under way.
+    ended: mpsc::UnboundedReceiver<Done>,
+    dials: HashMap<Rank, JoinHandle<()>>,
+    /// What the scheduler is to hear, and could not be told yet. As many as it asked for, and a few.
+    unsaid: VecDeque<ToScheduler>,
+}
+
+impl Work {
+    pub(super) fn none() -> Self {
+        let (done, ended) = mpsc::unbounded_channel();
+        Self { done, ended, dials: HashMap::new(), unsaid: VecDeque::new() }
+    }
+}
+
+enum End {
+    Orderly(String),
+    Failed(RunError),
+}
+
+impl Serving<'_> {
+    /// Serves until the job ends, something fails, or somebody asks it to go.
+    pub(super) async fn until_end(
+        mut self,
+        shutdown: &mut Shutdown,
+        deadlines: &DeadlineSettings,
+    ) -> anyhow::Result<()> {
+        let end = tokio::select! {
+            end = self.event() => end,
+            reason = shutdown.wait() => self.go(reason, deadlines).await,
+        };
+        self.work.dials.drain().for_each(|(_, dial)| dial.abort());
+        let drain = Duration::from_millis(deadlines.drain_ms);
+        let (last, result) = match end {
+            End::Orderly(reason) => {
+                tracing::info!(reason, "leaving");
+                (Some(ToScheduler::Goodbye), Ok(()))
+            }
+            End::Failed(error) => {
+                let last = match &error {
+                    RunError::Lane(_) => Some(ToScheduler::Failing { reason: error.to_string() }),
+                    RunError::NotDrained { .. } => Some(ToScheduler::Goodbye),
+                    _ => None,
+                };
+                (last, Err(Failure::new(error.code(), error).into()))
+            }
+        };
+        if let Some(last) = last
+            && let Err(error) = self.link.finish(&last, drain).await
+        {
+            tracing::debug!(%error, "telling the scheduler of our end");
+        }
+        result
+    }
+
+    /// Somebody has asked this server to go: with all others, or alone. Then others take over what it has, if they can.
+    async fn go(&mut self, reason: String, deadlines: &DeadlineSettings) -> End {
+        let together = Duration::from_millis(TOGETHER_MS);
+        match tokio::time::timeout(together, self.event()).await {
+            Ok(End::Orderly(word)) => return End::Orderly(format!("{reason}; {word}")),
+            // We were asked to go before the others' trouble began: it is not ours to report.
+            Ok(End::Failed(_)) => return End::Orderly(reason),
+            Err(_) => {}
+        }
+        let mut out = Vec::new();
+        if !lock(&self.member).drain(&mut out) {
+            return End::Orderly(reason);
+        }
+        tracing::info!(reason, within_ms = deadlines.move_ms, "others are to take over what this server has");
+        if let Some(end) = self.execute(out) {
+            return end;
+        }
+        match tokio::time::timeout(Duration::from_millis(deadlines.move_ms), self.event()).await {
+            Ok(End::Orderly(word)) => End::Orderly(format!("{reason}; {word}")),
+            Ok(failed) => failed,
+            Err(_) => {
+                let chunks = lock(&self.member).chunks_left();
+                End::Failed(RunError::NotDrained { chunks, waited_ms: deadlines.move_ms })
+            }
+        }
+    }
+
+    /// Serves until something ends it. Cancel-safe: what was taken is executed.
+    async fn event(&mut self) -> End {
+        loop {
+            let sender = self.link.sender();
+            let end = tokio::select! {
+                () = self.board.written() => self.news(),
+                Some(done) = self.work.ended.recv() => self.done(done),
+                event = self.link.events.recv() => self.heard(event),
+                Some(error) = self.lane_failures.recv() => Some(End::Failed(error.into())),
+                said = say(&sender, self.work.unsaid.front()), if !self.work.unsaid.is_empty() => {
+                    // A lost link reports itself as an event.
+                    if let Err(error) = said {
+                        tracing::debug!(%error, "a word to the scheduler was not sent");
+                    }
+                    self.work.unsaid.pop_front();
+                    None
+                }
+            };
+            if let Some(end) = end {
+                return end;
+            }
+        }
+    }
+
+    fn heard(&mut self, event: Option<LinkEvent>) -> Option<End> {
+        let lost = |why: String| Some(End::Failed(RunError::SchedulerLost(why)));
+        match event {
+            Some(LinkEvent::Message(message)) => {
+                let message = self.posts.heard(message)?;
+                self.message(message)
+            }
+            Some(LinkEvent::Away { since, why }) => {
+                tracing::warn!(error = %why, "going on without a scheduler");
+                self.standing.set_away(Some(since));
+                None
+            }
+            Some(LinkEvent::Back(welcome)) => {
+                tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
+                self.standing.set_away(None);
+                self.posts.back();
+                let mut out = Vec::new();
+                lock(&self.member).back(&mut out);
+                self.execute(out)
+            }
+            Some(LinkEvent::Lost(error)) => lost(error.to_string()),
+            None => lost("the scheduler is lost: its link ended".into()),
+        }
+    }
+
+    fn message(&mut self, message: FromScheduler) -> Option<End> {
+        let mut out = Vec::new();
+        let next = {
+            let mut member = lock(&self.member);
+            member.heard(message, &mut out);
+            member.peers()
+        };
+        let (mut answers, reception) = (Vec::new(), &self.reception);
+        // Lanes hear all of it before hellos are judged by it, and no channel comes to them in between.
+        self.peers.send_if_modified(|peers| {
+            answers.extend(out.iter().filter_map(|command| tell_lanes(reception, command)));
+            let is_new = *peers != next;
+            *peers = next;
+            is_new
+        });
+        for (number, answers) in answers {
+            self.await_lanes(number, answers);
+        }
+        self.execute(out)
+    }
+
+    fn news(&mut self) -> Option<End> {
+        let mut out = Vec::new();
+        for news in self.board.take() {
+            match news {
+                LaneNews::Seeded { lane, to, epoch } => {
+                    lock(&self.member).seeded(lane, to, epoch, &mut out);
+                }
+                LaneNews::StreamDown { lane, to, number } => {
+                    tracing::warn!(lane, server = to.0, "the stream to a server with copies has ended");
+                    self.standing.stream_down(to, number);
+                    lock(&self.member).stream_down(to, number, &mut out);
+                }
+            }
+        }
+        self.execute(out)
+    }
+
+    fn done(&mut self, done: Done) -> Option<End> {
+        // What lanes said before they answered comes first.
+        let end = self.news();
+        let mut out = Vec::new();
+        match done {
+            Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
+            Done::Dialled { number, to, result } => {
+                match &result {
+                    Ok(choice) => {
+                        tracing::info!(server = to.0, driver = %choice.driver, why = choice.why, "stream ready");
+                    }
+                    Err(reason) => {
+                        tracing::warn!(server = to.0, reason, "no stream to a server that is to have copies");
+                    }
+                }
+                let is_up = result.is_ok();
+                self.standing.dialled(to, number, result);
+                lock(&self.member).dialled(number, is_up, &mut out);
+            }
+        }
+        end.or(self.execute(out))
+    }
+
+    /// Executes what the member decided.
+    fn execute(&mut self, commands: Vec<MemberCommand>) -> Option<End> {
+        let mut end = None;
+        for command in commands {
+            match command {
+                MemberCommand::Say(message) => self.work.unsaid.push_back(message),
+                MemberCommand::Dial { number, to, incarnation, address, epoch, after_ms } => {
+                    let after = Duration::from_millis(after_ms);
+                    self.dial(Target { number, to, incarnation, address, epoch, after });
+                }
+                MemberCommand::HangUp { to } => {
+                    self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
+                    self.standing.hang_up(to);
+                }
+                MemberCommand::EndServer { rank } => self.standing.hang_up(rank),
+                MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
+                MemberCommand::Assign { .. }
+                | MemberCommand::Roles { .. }
+                | MemberCommand::ChangeRule { .. }
+                | MemberCommand::EndWorker { .. } => {}
+            }
+        }
+        end
+    }
+
+    fn dial(&mut self, target: Target) {
+        let (reception, done) = (self.reception.clone(), self.work.done.clone());
+        let (number, to) = (target.number, target.to);
+        self.standing.dialling(to, number);
+        let task = tokio::spawn(async move {
+            let result = dial(reception, target).await;
+            // Nobody listens where the server has ended.
+            let _ = done.send(Done::Dialled { number, to, result });
+        });
+        if let Some(before) = self.work.dials.insert(to, task) {
+            before.abort();
+        }
+    }
+
+    fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), String>>>) {
+        let done = self.work.done.clone();
+        tokio::spawn(async move {
+            let result = blocking(move || granted(answers, ASSIGN_WITHIN).map(drop)).await;
+            let _ = done.send(Done::Lanes { number, result });
+        });
+    }
+}
+
+async fn say(
+    sender: &daemon::control::LinkSender,
+    message: Option<&ToScheduler>,
+) -> Result<(), daemon::control::LinkError> {
+    match message {
+        Some(message) => sender.send(message).await,
+        None => Ok(()),
+    }
+}
+
+type Answers = (u64, Vec<Receiver<Result<(), String>>>);
+
+/// Tells the lanes their part of a command; where they are to answer, also what comes of it.
+fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
+    let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
+    let ask = |message: &dyn Fn(usize, SyncSender<Result<(), String>>) -> LaneMessage| {
+        let tell = |(index, lane): (usize, &fabric::Mailbox<LaneMessage>)| {
+            let (reply, answer) = sync_channel(1);
+            lane.send(message(index, reply));
+            answer
+        };
+        lanes().enumerate().map(tell).collect::<Vec<_>>()
+    };
+    match command {
+        MemberCommand::Assign { number, epoch, lanes } => {
+            let specs = |index: usize| lanes.get(index).cloned().unwrap_or_default();
+            let epoch = *epoch;
+            Some((*number, ask(&|index, reply| LaneMessage::Assign { epoch, specs: specs(index), reply })))
+        }
+        MemberCommand::Roles { number, epoch, lanes } => {
+            let chunks = |index: usize| lanes.get(index).cloned().unwrap_or_default();
+            let epoch = *epoch;
+            Some((*number, ask(&|index, reply| LaneMessage::Roles { epoch, chunks: chunks(index), reply })))
+        }
+        // All are told, also where one refuses: a change that is asked for again is to find them as alike as they can be.
+        MemberCommand::ChangeRule { number, change } => {
+            Some((*number, ask(&|_, reply| LaneMessage::ChangeRule { change: *change, reply })))
+        }
+        MemberCommand::EndServer { rank } => {
+            lanes().for_each(|lane| {
+                lane.send(LaneMessage::EndServer { rank: *rank });
+            });
+            None
+        }
+        MemberCommand::EndWorker { rank, .. } => {
+            lanes().for_each(|lane| {
+                lane.send(LaneMessage::EndWorker { rank: *rank });
+            });
+            None
+        }
+        MemberCommand::Dial { .. }
+        | MemberCommand::HangUp { .. }
+        | MemberCommand::Say(_)
+        | MemberCommand::Leave(_) => None,
+    }
+}
+
+fn end_of(departure: Departure) -> End {
+    match departure {
+        Departure::Over { reason } => End::Orderly(reason),
+        Departure::Drained => End::Orderly("others have taken over all that this server had".into()),
+        Departure::Died(death) => End::Failed(RunError::Died(death)),
+        Departure::Refused(reason) => End::Failed(RunError::Refused(reason)),
+        Departure::Deposed { epoch } => End::Failed(RunError::Deposed { epoch }),
+    }
+}

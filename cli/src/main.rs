@@ -2,6 +2,7 @@
 //! turns its result into an exit code.
 #![forbid(unsafe_code)]
 
+mod chaos;
 mod doctor;
 mod env;
 mod find;
@@ -27,6 +28,7 @@ enum Command {
     Launch(Box<launch::LaunchArgs>),
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
+    Chaos(Box<chaos::ChaosArgs>),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
@@ -54,6 +56,7 @@ fn main() -> std::process::ExitCode {
     run_main_with_code("gradwire", || match cli.command {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
+        Command::Chaos(args) => chaos::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),

@@ -35,6 +35,7 @@
 //! or `Failing`), flushes, and waits for the scheduler to close, within a bound.
 #![forbid(unsafe_code)]
 
+pub mod axis;
 pub mod control;
 pub mod devices;
 pub mod embed;

@@ -153,6 +153,8 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Deadline { .. }
         | OpError::Behind { .. }
         | OpError::StillRead { .. }
+        | OpError::Elsewhere { .. }
+        | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
         OpError::Died(_) => GradwireCode::MemberDied,
         OpError::Broken { .. } => GradwireCode::Unreachable,
@@ -162,6 +164,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Call { fault, .. } => match fault {
             CallFault::Deadline | CallFault::NoAnswer => GradwireCode::Deadline,
             CallFault::NoHandler | CallFault::NoReply => GradwireCode::NoReply,
+            CallFault::ServerDied => GradwireCode::MemberDied,
             CallFault::TooLong { .. }
             | CallFault::NoRoom { .. }
             | CallFault::Crowded

@@ -128,6 +128,8 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::StillRead { .. } => (Kind::Deadline, "still_read"),
         OpError::Behind { .. } => (Kind::Deadline, "behind"),
         OpError::NoAnswer { .. } => (Kind::Deadline, "no_answer"),
+        OpError::Elsewhere { .. } => (Kind::Deadline, "elsewhere"),
+        OpError::Unconnected { .. } => (Kind::Deadline, "unconnected"),
         OpError::Died(_) => (Kind::Died, "died"),
         OpError::Broken { .. } => (Kind::Died, "broken"),
         OpError::Closed(_) => (Kind::Closed, "closed"),

@@ -321,15 +321,6 @@ pub enum FromScheduler {
         /// The answer, or why there is none.
         result: Result<PostReply, PostError>,
     },
-    /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
-    Checkpoint(CheckpointOrder),
-    /// Answer to `SaveCheckpoint`.
-    CheckpointSaved {
-        /// Echo.
-        request: u64,
-        /// Its name, or why there is none.
-        result: Result<String, SaveError>,
-    },
     /// Server: a worker is to count between two rounds. From which round of each tensor on could it? Rounds from then on are not
     /// begun before `CountFrom` says so, or a roster without this life. Answered by `Rounds`, once, and once more for each
     /// time that it is asked.
@@ -348,5 +339,14 @@ pub enum FromScheduler {
         incarnation: Incarnation,
         /// By tensor the highest that a server named; outside mode sync the worker's first contribution gets this count.
         rounds: Vec<(Key, u64)>,
+    },
+    /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
+    Checkpoint(CheckpointOrder),
+    /// Answer to `SaveCheckpoint`.
+    CheckpointSaved {
+        /// Echo.
+        request: u64,
+        /// Its name, or why there is none.
+        result: Result<String, SaveError>,
     },
 }

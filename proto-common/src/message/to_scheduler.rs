@@ -179,6 +179,15 @@ pub enum ToScheduler {
     },
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
+    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
+    Rounds {
+        /// The worker that is to count.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
+        rounds: Vec<(Key, u64)>,
+    },
     /// Server: how a checkpoint goes.
     Checkpoint(CheckpointNews),
     /// Worker: write a checkpoint of the round that it has finished, before it contributes to the next. Answered by
@@ -190,14 +199,5 @@ pub enum ToScheduler {
         round: u64,
         /// How long to wait.
         timeout_ms: u64,
-    },
-    /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.
-    Rounds {
-        /// The worker that is to count.
-        rank: Rank,
-        /// Its life.
-        incarnation: Incarnation,
-        /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
-        rounds: Vec<(Key, u64)>,
     },
 }

@@ -13,8 +13,8 @@ mod registration;
 mod status;
 
 use barriers::{Answer, Barriers};
-pub use checkpoints::Completed;
 use checkpoints::Checkpoints;
+pub use checkpoints::Completed;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
@@ -331,6 +331,8 @@ impl Engine {
             ToScheduler::Seeded { .. }
             | ToScheduler::Resuming { .. }
             | ToScheduler::Rounds { .. }
+            | ToScheduler::Checkpoint(_)
+            | ToScheduler::SaveCheckpoint { .. }
             | ToScheduler::Drain => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
@@ -458,6 +460,8 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
+        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
+        ToScheduler::SaveCheckpoint { .. } => "the wish for a checkpoint",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Checkpoint(_) => "a word about a checkpoint",

@@ -57,8 +57,11 @@ impl Keeper {
         let name = checkpoint::round_name(completed.round);
         let mut manifest = Manifest::new(&name, self.job, completed.round, unix_ms, self.shape.clone());
         manifest.tensors = completed.tensors.iter().cloned().map(tensor).collect();
-        manifest.tables =
-            completed.tables.iter().map(|(spec, rows)| TableRecord { spec: spec.clone(), rows: *rows }).collect();
+        manifest.tables = completed
+            .tables
+            .iter()
+            .map(|(spec, rows)| TableRecord { spec: spec.clone(), rows: *rows })
+            .collect();
         manifest.parts = completed
             .parts
             .iter()

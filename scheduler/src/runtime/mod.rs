@@ -473,6 +473,8 @@ impl Core {
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

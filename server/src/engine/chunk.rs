@@ -5,6 +5,7 @@ use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
+use super::saving::Saving;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -184,6 +185,8 @@ pub(super) struct Chunk {
     pub(super) operations: Vec<u64>,
     /// Operations up to those that are to come again. Never more than workers have under way.
     pub(super) reopened: Vec<Reopened>,
+    /// What a checkpoint wants of it.
+    pub(super) saving: Saving,
 }
 
 impl Chunk {
@@ -211,6 +214,7 @@ impl Chunk {
             least_awaited: u64::MAX,
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
+            saving: Saving::Nothing,
         }
     }
 
@@ -236,8 +240,11 @@ impl Chunk {
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
     }
 
-    /// The buffer to publish into: one that nobody reads; none while both are being read.
+    /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.
     pub(super) fn writable(&self) -> Option<u8> {
+        if self.is_due() {
+            return None;
+        }
         let is_read = |buffer: u8| {
             let at = usize::from(buffer);
             !self.readers[at].is_empty() || !self.views[at].is_empty()

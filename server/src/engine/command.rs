@@ -99,8 +99,8 @@ pub enum Command {
         chunk: u32,
         /// The round, counted from 1.
         round: u64,
-        /// The last contribution.
-        last: Addend,
+        /// The last contribution, not reduced yet.
+        last: Option<Addend>,
         /// The buffer with the weights in force.
         old: u8,
         /// How many contributed.

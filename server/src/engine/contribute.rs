@@ -245,8 +245,8 @@ impl LaneEngine {
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
         match (chunk.writable(), chunk.group) {
-            (_, Some(group)) if last => self.prepare(index, group, addend, out),
-            (Some(into), _) if last => self.finish(index, Some(addend), into, out),
+            (_, Some(group)) if last && !chunk.is_due() => self.prepare(index, group, Some(addend), out),
+            (Some(into), None) if last => self.finish(index, Some(addend), into, out),
             _ => {
                 if last {
                     chunk.stage = Stage::Buffer;
@@ -286,6 +286,7 @@ impl LaneEngine {
         } else {
             chunk.publish(Some(into));
             self.stats.rounds += 1;
+            self.note_published(index);
         }
     }
 
@@ -298,6 +299,7 @@ impl LaneEngine {
         chunk.publish(fits.then_some(into));
         self.stats.rounds += 1;
         self.stats.bad_rounds += u64::from(!fits);
+        self.note_published(index);
         self.settle(index, out);
     }
 

@@ -8,6 +8,7 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::saving::Savings;
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
@@ -119,6 +120,7 @@ pub struct LaneEngine {
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
+    pub(super) savings: Savings,
     pub(super) stats: LaneStats,
 }
 
@@ -139,6 +141,7 @@ impl LaneEngine {
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             calls: Calls::default(),
+            savings: Savings::default(),
             stats: LaneStats::default(),
             config,
         }
@@ -173,6 +176,12 @@ impl LaneEngine {
     #[must_use]
     pub fn index_of(&self, id: ChunkId) -> Option<u32> {
         self.index.get(&id).copied()
+    }
+
+    /// The chunk under an index.
+    #[must_use]
+    pub fn chunk_id(&self, index: u32) -> Option<ChunkId> {
+        self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
     }
 
     /// Published version of a chunk.
@@ -498,7 +507,7 @@ impl LaneEngine {
     }
 
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
-    fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
+    pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
         if state.stage == Stage::Buffer
             && let Some(into) = state.writable()

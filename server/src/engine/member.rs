@@ -266,6 +266,8 @@ impl Member {
             | FromScheduler::Released { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
+            | FromScheduler::Checkpoint(_)
+            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

@@ -21,6 +21,7 @@ mod norms;
 mod peer;
 mod placed;
 mod role;
+mod saving;
 mod waiting;
 
 pub use chunk::ChunkSpec;
@@ -29,6 +30,7 @@ pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;
+pub use saving::SavingNews;
 pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ impl LaneEngine {
 
     /// All have contributed to a chunk of such a tensor: its step and its share of the norms are computed, and the last
     /// chunk finishes all of them.
-    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Addend, out: &mut Commands) {
+    pub(super) fn prepare(&mut self, index: u32, group: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         let (round, old, contributors) = (chunk.round(), chunk.buffer, chunk.contributed.len());
         out.push(Command::Prepare { chunk: index, round, last, old, contributors });

@@ -4,6 +4,7 @@
 use super::calls::{CallEvent, CallMemory, Taken};
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
+use super::saving::Saves;
 use crate::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
 };
@@ -61,6 +62,9 @@ pub enum LaneError {
         /// The first round that was to have it.
         round: u64,
     },
+    /// The checkpoint that the job goes on from cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
     Panicked {
@@ -112,6 +116,7 @@ pub struct DataLane<Q> {
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
+    pub(super) saves: Saves,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -142,6 +147,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
+            saves: Saves::default(),
             config,
         })
     }
@@ -186,6 +192,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // Engine and storage count alike, whatever stands against registering; a repeated assignment tries that again.
         for spec in self.engine.assign(epoch, specs) {
             self.storage.add(&spec)?;
+            self.begin_from_checkpoint(&spec)?;
         }
         self.queue.stream_writes(self.storage.bytes() >= STREAMED_BYTES_MIN);
         for spec in specs {
@@ -322,7 +329,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
-        Ok(busy)
+        let copied = self.save()?;
+        Ok(busy || copied)
     }
 
     /// The part of a turn that says what follows.
@@ -492,8 +500,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.engine.finished(chunk, verdict, &mut self.commands);
             }
             Command::Prepare { chunk, round, last, old, contributors } => {
-                let round = Round { number: round, last: Some(last), old, into: old, contributors };
-                let views = self.views_of(Some(last));
+                let round = Round { number: round, last, old, into: old, contributors };
+                let views = self.views_of(last);
                 self.storage.prepare(chunk, &round, &views)?;
             }
             Command::Norms { chunks } => self.storage.norms(chunks),

@@ -13,6 +13,7 @@ mod news;
 mod posting;
 mod results;
 mod run;
+mod saving;
 mod serving;
 mod standing;
 mod status;

@@ -8,7 +8,7 @@ use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Rank};
-use proto_common::message::InboxGrant;
+use proto_common::message::{CheckpointOrder, InboxGrant};
 use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,6 +82,10 @@ pub(super) enum LaneMessage {
     EndWorker {
         rank: Rank,
     },
+    /// What the scheduler says of a checkpoint.
+    Checkpoint(CheckpointOrder),
+    /// There is room for copies of chunks again: it need only wake.
+    SaveRoom,
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -254,7 +258,8 @@ impl Loop {
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }
-            LaneMessage::Stop => {}
+            LaneMessage::Checkpoint(order) => self.lane.checkpoint_order(&order)?,
+            LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }
         Ok(())
     }

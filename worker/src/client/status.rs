@@ -64,7 +64,7 @@ impl Late {
             received_bytes: all.stats.landed_bytes / share,
         };
         MemberReport {
-            round: all.stats.done,
+            round: all.stats.round,
             in_flight: all.in_flight,
             oldest: all.oldest.as_ref().map(|oldest| (describe(oldest), oldest.waited_ms)),
             links: links.iter().map(link).collect(),
@@ -82,6 +82,7 @@ impl Late {
             "links": links,
             "in_flight": all.in_flight,
             "oldest": all.oldest.as_ref().map(|oldest| json!({ "what": describe(oldest), "waited_ms": oldest.waited_ms })),
+            "round": all.stats.round,
             "operations_done": all.stats.done,
             "operations_failed": all.stats.failed,
             "batches": all.stats.batches,

@@ -471,7 +471,7 @@ impl LaneEngine {
         if op.remaining == 0
             && let Some(op) = self.ops.remove(part.op)
         {
-            self.stats.done += u64::from(!op.failed);
+            self.stats.ended(op.kind == OpKind::Call, op.failed, op.version);
             if let Some((bytes, newest)) = op.landed {
                 out.list.push(Command::Landed { op: op.id, bytes, newest });
             }

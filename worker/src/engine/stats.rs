@@ -21,6 +21,8 @@ pub struct LaneStats {
     pub shown_bytes: u64,
     /// Operations done.
     pub done: u64,
+    /// Highest round of a tensor that an operation has ended with.
+    pub round: u64,
     /// Operations failed.
     pub failed: u64,
     /// Parts sent again because the server could not take them.
@@ -41,6 +43,14 @@ impl LaneStats {
         *(if shown { &mut self.shown_bytes } else { &mut self.landed_bytes }) += bytes;
     }
 
+    /// An operation has ended; `version` is the least among its parts, and that of a call is none.
+    pub(super) fn ended(&mut self, is_call: bool, failed: bool, version: u64) {
+        self.done += u64::from(!failed);
+        if !is_call && !failed && version != u64::MAX {
+            self.round = self.round.max(version);
+        }
+    }
+
     /// Both lanes' counts together.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
@@ -53,6 +63,7 @@ impl LaneStats {
         self.landed_bytes += other.landed_bytes;
         self.shown_bytes += other.shown_bytes;
         self.done += other.done;
+        self.round = self.round.max(other.round);
         self.failed += other.failed;
         self.retries += other.retries;
         self.reroutes += other.reroutes;

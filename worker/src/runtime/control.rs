@@ -411,6 +411,8 @@ fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
         | FromScheduler::PostAnswered { .. }
         | FromScheduler::AskRounds { .. }
         | FromScheduler::CountFrom { .. }
+        | FromScheduler::Checkpoint(_)
+        | FromScheduler::CheckpointSaved { .. }
         | FromScheduler::HeartbeatAck => None,
     }
 }

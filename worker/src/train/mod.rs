@@ -8,7 +8,6 @@
 //! pass waits for each layer's new weights only when it needs them ([`overlap`] keeps the time, or holds them back).
 
 pub mod args;
-pub mod axis;
 pub mod cluster;
 pub mod data;
 pub mod error;
@@ -25,6 +24,8 @@ pub mod run;
 pub mod shard;
 pub mod steps;
 pub mod svg;
+
+pub use daemon::axis;
 
 pub use args::{EvalArgs, TrainArgs};
 pub use error::{Blame, TrainError};

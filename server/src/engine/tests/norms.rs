@@ -28,12 +28,13 @@ fn the_last_chunk_finishes_all_of_them_with_the_norms_first() {
     let last = rig.at();
     assert_eq!(
         commands,
-        [Command::Prepare { chunk: 0, round: 1, last: onto_sum(last), old: 0, contributors: 2 }]
+        [Command::Prepare { chunk: 0, round: 1, last: Some(onto_sum(last)), old: 0, contributors: 2 }]
     );
     assert_eq!(rig.flush(), [], "its norms are not the tensor's");
     let commands = rig.send(1, &[of(1, push(1, 1))]);
     let finish = |chunk| Command::Finish { chunk, round: 1, last: None, old: 0, into: 0, contributors: 2 };
-    let prepare = Command::Prepare { chunk: 1, round: 1, last: onto_sum(rig.at()), old: 0, contributors: 2 };
+    let prepare =
+        Command::Prepare { chunk: 1, round: 1, last: Some(onto_sum(rig.at())), old: 0, contributors: 2 };
     assert_eq!(commands, [prepare, Command::Norms { chunks: 0..2 }, finish(0), finish(1), land(0, 0)]);
     let mut answers = rig.flush();
     answers.sort_by_key(|answer| answer.rank);

@@ -238,7 +238,7 @@ fn calls_to_a_dead_server_end_with_its_name_and_the_next_life_gets_the_next_ones
     rig.up(0, 4);
     call(&mut rig, 3, 0);
     let sent = rig.sent();
-    assert_eq!((sent.len(), sent[0].blocks[0].reading.from), (1, Operation(3)));
+    assert_eq!((sent.len(), sent[0].blocks[0].first_open), (1, Operation(3)));
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Round numbers for the axes of drawings, and text for them: of the loss curve here and of the benchmarks' charts. Draws
-//! nothing.
+//! Round numbers for the axes of drawings, and text for them: of loss curves, benchmarks and chaos. Draws nothing.
 
 /// About how many marks an axis gets.
 pub const MARKS: f64 = 6.0;

@@ -1,0 +1,242 @@
+//! What `gradwire chaos` is told. It names and bounds flags; what follows from them is decided by those who read them.
+
+use super::schedule::{Kind, Menu};
+use clap::{Args, ValueEnum};
+use daemon::settings::Transport;
+use proto_common::ids::Role;
+use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Breaks a real cluster again and again, and looks whether it trains the very same weights.
+///
+/// Starts the demo (a scheduler, servers, and trainers on the digits in deterministic rounds) undisturbed, for the hash of its
+/// weights, and then again under faults: processes are killed (-9) and started again as new lives after a while, stopped and
+/// continued (for less and for more than deadlines.silence_ms), or cut off from the others (partition: each process is a host
+/// of its own, a network namespace). When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
+/// is there and every shard has its copies again, at a seeded moment within a round. How long after it every worker has
+/// finished a round that needed the recovery is measured, by role.
+///
+/// With --replicas 0 a server's death is the end of the job by design: then everybody must end with a code of `gradwire env`'s,
+/// and all is started again from the last checkpoint. --expect end asks for that of every death, without checkpoints.
+///
+/// Results go to a directory: chaos.json, recovery.svg, and what each process used over time (soak.csv, soak.svg); what
+/// processes said is kept where something was wrong. Ends with 0 when all hashes were equal, with 1 otherwise, and then prints
+/// the command that repeats the run that failed.
+///
+/// Examples:
+///   gradwire chaos --kills 200 --transport tcp
+///   gradwire chaos --roles scheduler --kills 20 --epochs 60
+///   gradwire chaos --faults kill,stop,partition --transport tcp --kills 30     (as root)
+///   gradwire chaos --minutes 30 --epochs 20000 --away-ms 500                   (a soak: one training, as long as that)
+#[derive(Args, Clone, Debug)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct ChaosArgs {
+    /// What happens follows from this number. Each run has one of its own: the next higher.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) seed: u64,
+    /// So many faults in all, over as many runs as that takes.
+    #[arg(long, visible_alias = "strikes", value_name = "N", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) kills: u32,
+    /// So many in one run at most; then it goes on to its end undisturbed.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) kills_per_run: u32,
+    /// Instead of a number of faults: no fault comes after so many minutes, and no run begins.
+    #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
+    pub(super) minutes: Option<u32>,
+    /// Whom faults strike.
+    #[arg(long, value_name = "ROLE,…", value_delimiter = ',', default_value = "scheduler,server,worker")]
+    pub(super) roles: Vec<Victims>,
+    /// Which faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never cut off.
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill")]
+    pub(super) faults: Vec<Kind>,
+    /// The transport that all must use.
+    #[arg(long, value_name = "NAME", default_value = "shm")]
+    pub(super) transport: Transport,
+    /// How many workers.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(super) workers: u32,
+    /// How many servers.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
+    pub(super) servers: u32,
+    /// Copies of each shard on other servers.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1))]
+    pub(super) replicas: u32,
+    /// same: training goes on, and ends with the hash of the undisturbed run. end: each death ends the job, everybody with a
+    /// documented exit code, in time.
+    #[arg(long, value_name = "WHAT", default_value = "same")]
+    pub(super) expect: Expect,
+    /// The hash of the weights; without it an undisturbed run says it.
+    #[arg(long, value_name = "SHA256")]
+    pub(super) hash: Option<String>,
+    /// Epochs of each run.
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) epochs: u32,
+    /// Workers delay each gradient by a seeded time up to this, so that arrivals come in every order and a fault meets a round
+    /// in any state.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub(super) jitter_us: u64,
+    /// The longest time that whoever was killed stays away.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(..=60_000))]
+    pub(super) away_ms: u64,
+    /// The setting deadlines.silence_ms, which says how long a silent member counts as alive.
+    #[arg(long, value_name = "MS", default_value_t = 3_000, value_parser = clap::value_parser!(u64).range(500..=60_000))]
+    pub(super) silence_ms: u64,
+    /// How long training may stand still after a fault before that counts as a failure.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    pub(super) patience: u64,
+    /// With --replicas 0: a checkpoint every so many rounds.
+    #[arg(long, value_name = "ROUNDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) checkpoint_rounds: u64,
+    /// A setting for all processes, by its dotted name. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) set: Vec<String>,
+    /// The same for servers only.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(super) set_server: Vec<String>,
+    /// The same for workers only.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(super) set_worker: Vec<String>,
+    /// Where results, and logs of what went wrong, are written.
+    #[arg(long, value_name = "DIR", default_value = "chaos-out")]
+    pub(super) out: PathBuf,
+    /// Keep the logs of runs where nothing was wrong, too.
+    #[arg(long)]
+    pub(super) keep_logs: bool,
+    /// Where Gradwire's programs are, if not beside this one.
+    #[arg(long, value_name = "DIR")]
+    pub(super) bin_dir: Option<PathBuf>,
+    /// The namespaces that this process runs in the hub of (used by itself).
+    #[arg(long, hide = true, value_name = "NAME")]
+    pub(super) inside: Option<String>,
+    /// Further words for the trainers, after --: gradwire-worker train --help lists them.
+    #[arg(last = true, value_name = "TRAIN")]
+    pub(super) train: Vec<OsString>,
+}
+
+/// A role on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Victims {
+    Scheduler,
+    Server,
+    Worker,
+}
+
+impl Victims {
+    pub(super) fn role(self) -> Role {
+        match self {
+            Self::Scheduler => Role::Scheduler,
+            Self::Server => Role::Server,
+            Self::Worker => Role::Worker,
+        }
+    }
+}
+
+/// What a death is to lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Expect {
+    Same,
+    End,
+}
+
+impl ChaosArgs {
+    /// What may happen to whom.
+    pub(super) fn menu(&self) -> Menu {
+        let roles = self.roles.iter().map(|victims| victims.role()).collect();
+        Menu {
+            faults: self.faults.clone(),
+            roles,
+            away_ms: self.away_ms,
+            silence_ms: self.silence_ms,
+            servers: self.servers,
+            workers: self.workers,
+        }
+    }
+
+    /// Does the job end with a death of this role?
+    pub(super) fn is_end(&self, role: Role) -> bool {
+        self.expect == Expect::End || (role == Role::Server && self.replicas == 0)
+    }
+
+    /// The words that repeat one run of these.
+    pub(super) fn replay(&self, seed: u64, kills: u32) -> String {
+        let names = |words: Vec<String>| words.join(",");
+        let roles = names(self.roles.iter().map(|role| name_of(*role)).collect());
+        let faults = names(self.faults.iter().map(|fault| name_of(*fault)).collect());
+        let (transport, expect) = (name_of(self.transport), name_of(self.expect));
+        let mut line = format!(
+            "gradwire chaos --seed {seed} --kills {kills} --kills-per-run {kills} --roles {roles} --faults {faults} \
+             --transport {transport} --workers {} --servers {} --replicas {} --expect {expect} --epochs {} \
+             --jitter-us {} --away-ms {} --silence-ms {} --checkpoint-rounds {}",
+            self.workers,
+            self.servers,
+            self.replicas,
+            self.epochs,
+            self.jitter_us,
+            self.away_ms,
+            self.silence_ms,
+            self.checkpoint_rounds,
+        );
+        for (flag, pairs) in
+            [("--set", &self.set), ("--set-server", &self.set_server), ("--set-worker", &self.set_worker)]
+        {
+            line.extend(pairs.iter().map(|pair| format!(" {flag} {pair}")));
+        }
+        if !self.train.is_empty() {
+            line.push_str(" --");
+            line.extend(self.train.iter().map(|word| format!(" {}", word.to_string_lossy())));
+        }
+        line
+    }
+}
+
+/// As the command line names it.
+fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: ChaosArgs,
+    }
+
+    fn parse(line: &str) -> ChaosArgs {
+        Cli::try_parse_from(line.split_whitespace()).unwrap().args
+    }
+
+    #[test]
+    fn a_replayed_run_is_the_same_command() {
+        let line = "x --seed 9 --kills 7 --roles server,worker --faults kill,stop --transport tcp --replicas 0 \
+                    --set cluster.lanes=2 --away-ms 10 -- --layers 64,10";
+        let args = parse(line);
+        let again = parse(args.replay(11, 3).strip_prefix("gradwire ").unwrap());
+        assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, 3));
+        assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
+        assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
+        assert_eq!(again.transport, Transport::Tcp);
+    }
+
+    #[test]
+    fn without_copies_only_a_servers_death_ends_the_job() {
+        let args = parse("x --replicas 0");
+        assert!(args.is_end(Role::Server) && !args.is_end(Role::Worker) && !args.is_end(Role::Scheduler));
+        assert!(!parse("x").is_end(Role::Server));
+        assert!(parse("x --expect end").is_end(Role::Scheduler));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for line in
+            ["x --kills 0", "x --minutes 5 --kills 3", "x --faults hang", "x --roles king", "x --replicas 2"]
+        {
+            assert!(Cli::try_parse_from(line.split_whitespace()).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! `gradwire chaos`: the demo on real processes, broken again and again; weights must be those of the undisturbed run. Owns the
+//! order of runs and the files of results. Which fault comes is `schedule`'s to say, and a run from start to end is `run`'s.
+
+mod args;
+mod cluster;
+mod net;
+mod plot;
+mod report;
+mod run;
+mod schedule;
+mod soak;
+mod watch;
+
+pub(crate) use args::ChaosArgs;
+
+use anyhow::Context as _;
+use args::Expect;
+use daemon::exit::{Failure, WithCode as _};
+use daemon::settings::Transport;
+use proto_common::error::ExitCode;
+use report::{Report, RunReport, times};
+use run::{Allowance, Run, Wrong};
+use schedule::Kind;
+use soak::Soak;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Runs it all; the result is the exit code.
+pub(crate) fn run(args: &ChaosArgs) -> Result<u8, anyhow::Error> {
+    check(args)?;
+    if args.faults.contains(&Kind::Partition) && args.inside.is_none() {
+        let status = net::run_inside(args.servers + args.workers)?;
+        return Ok(status.code().map_or(ExitCode::Failure as u8, |code| code as u8));
+    }
+    std::fs::create_dir_all(&args.out)
+        .with_context(|| format!("cannot make {}; name a directory with --out", args.out.display()))
+        .code(ExitCode::Io)?;
+    // One thread, which is also the one that the kernel takes for the children's parent.
+    let runtime = daemon::process::control_runtime().code(ExitCode::Io)?;
+    let mut soak = Soak::new();
+    let report = runtime.block_on(all(args, &mut soak))?;
+    write_results(args, &report, &soak)?;
+    say(&report.table());
+    Ok(if report.is_equal { 0 } else { ExitCode::Failure as u8 })
+}
+
+fn check(args: &ChaosArgs) -> Result<(), Failure> {
+    let wrong = |text: &str| Err(Failure::message(ExitCode::Usage, text.to_owned()));
+    if args.replicas > 0 && args.servers < 2 {
+        return wrong("--replicas 1 needs --servers of 2 and more: a copy lies on another server");
+    }
+    if args.faults.contains(&Kind::Partition) && args.transport == Transport::Shm {
+        return wrong("hosts share no memory: --faults partition needs --transport tcp or verbs");
+    }
+    if args.menu().is_empty() {
+        return wrong("nothing can come: the scheduler is never cut off; name other --faults or --roles");
+    }
+    Ok(())
+}
+
+/// The undisturbed run, where the hash is not known, and then the disturbed ones.
+async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
+    let until = args.minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * u64::from(minutes)));
+    let mut report = Report {
+        command: args.replay(args.seed, args.kills),
+        hash: args.hash.clone(),
+        runs: Vec::new(),
+        times: Vec::new(),
+        is_equal: true,
+    };
+    if report.hash.is_none() && args.expect == Expect::Same {
+        report.hash = Some(undisturbed(args).await?);
+    }
+    let mut struck = 0;
+    for seed in args.seed.. {
+        let left = if until.is_some() { u32::MAX } else { args.kills - struck };
+        if left == 0 || until.is_some_and(|until| Instant::now() >= until) {
+            break;
+        }
+        let allowance = Allowance { strikes: left.min(args.kills_per_run), until };
+        let (run, strikes) = one(args, seed, allowance, report.hash.as_deref(), soak).await?;
+        struck += strikes;
+        report.is_equal &= run.failure.is_none();
+        let is_idle = strikes == 0;
+        report.runs.push(run);
+        // What one seed shows is looked at before others are tried; and a training too short for a fault never has one.
+        if !report.is_equal || is_idle {
+            break;
+        }
+    }
+    report.is_equal &= struck > 0;
+    report.times = times(&report.runs);
+    Ok(report)
+}
+
+async fn undisturbed(args: &ChaosArgs) -> Result<String, Failure> {
+    let directory = args.out.join("undisturbed");
+    let nothing = Allowance { strikes: 0, until: None };
+    let run = Run::new(args, args.seed, nothing, &directory)?;
+    let (report, result) = run.finish(&mut Soak::new()).await;
+    if let Err(wrong) = result {
+        let text = match wrong {
+            Wrong::Own(failure) => return Err(failure),
+            Wrong::Cluster(text) => text,
+        };
+        let logs = directory.display();
+        return Err(Failure::message(
+            ExitCode::Failure,
+            format!("the undisturbed run failed: {text}; see {logs}"),
+        ));
+    }
+    let hash = report.hash.unwrap_or_default();
+    say(&format!("undisturbed: {hash} after {:.1} s\n", report.seconds));
+    clear(args, &directory);
+    Ok(hash)
+}
+
+/// One run, told as it ends.
+async fn one(
+    args: &ChaosArgs,
+    seed: u64,
+    allowance: Allowance,
+    expected: Option<&str>,
+    soak: &mut Soak,
+) -> Result<(RunReport, u32), Failure> {
+    let directory = args.out.join(format!("seed-{seed}"));
+    // What an earlier call left would be taken for this one's.
+    let _ = std::fs::remove_dir_all(&directory);
+    let run = Run::new(args, seed, allowance, &directory)?;
+    let (mut report, result) = run.finish(soak).await;
+    report.failure = match result {
+        Err(Wrong::Own(failure)) => return Err(failure),
+        Err(Wrong::Cluster(text)) => Some(text),
+        Ok(()) if args.expect == Expect::Same && report.hash.as_deref() != expected => {
+            let hash = report.hash.as_deref().unwrap_or("none");
+            Some(format!("the hash is {hash}, not {}", expected.unwrap_or("none")))
+        }
+        Ok(()) => None,
+    };
+    let strikes = report.recoveries.len() as u32;
+    match &report.failure {
+        None => {
+            let end = if args.expect == Expect::Same { "the same hash" } else { "everybody ended in time" };
+            say(&format!("seed {seed}: {strikes} faults, {end}, {:.1} s\n", report.seconds));
+            clear(args, &directory);
+        }
+        Some(failure) => {
+            // The fault that it failed at is one more than those that were recovered from.
+            let command = args.replay(seed, (strikes + 1).min(allowance.strikes));
+            let logs = directory.display();
+            say(&format!(
+                "seed {seed}: FAILED after {strikes} faults: {failure}\n  logs: {logs}\n  again: {command}\n"
+            ));
+        }
+    }
+    Ok((report, strikes))
+}
+
+fn clear(args: &ChaosArgs, directory: &Path) {
+    if !args.keep_logs {
+        // Left behind it is only untidy.
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}
+
+fn write_results(args: &ChaosArgs, report: &Report, soak: &Soak) -> Result<(), Failure> {
+    let write = |name: &str, text: &str| {
+        let path = args.out.join(name);
+        std::fs::write(&path, text)
+            .with_context(|| format!("cannot write {}", path.display()))
+            .code(ExitCode::Io)
+    };
+    let verdicts = soak.verdicts();
+    let all = serde_json::json!({ "report": report, "soak": verdicts });
+    write("chaos.json", &serde_json::to_string_pretty(&all).code(ExitCode::Internal)?)?;
+    write("recovery.svg", &plot::recoveries("Recovery from faults", &report.times))?;
+    write("soak.csv", &soak.csv())?;
+    write("soak.svg", &plot::soak("What processes use under faults", soak))?;
+    if args.minutes.is_some() {
+        for flat in verdicts.iter().filter(|flat| !flat.is_flat) {
+            say(&format!("{}: {} grew from {:.0} to {:.0}\n", flat.seat, flat.what, flat.second, flat.last));
+        }
+        if verdicts.iter().all(|flat| flat.is_flat) {
+            say("memory, open files and registered bytes of everybody stayed flat\n");
+        }
+    }
+    Ok(())
+}
+
+fn say(text: &str) {
+    // A closed stdout must not end it.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let _ = std::io::stdout().flush();
+}

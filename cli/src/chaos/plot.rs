@@ -1,0 +1,158 @@
+//! Two drawings as small SVGs, readable on light and dark pages: how long recoveries took, and what processes used over time.
+//! Makes text, writes no file.
+
+use super::report::Times;
+use super::soak::Soak;
+use daemon::axis::{MARKS, escape, from_zero, nice_step, short};
+use std::fmt::Write as _;
+
+const WIDTH: f64 = 720.0;
+const LEFT: f64 = 76.0;
+const RIGHT: f64 = 24.0;
+/// Of a row of recoveries.
+const ROW: f64 = 34.0;
+/// Room for the names of rows.
+const NAMES: f64 = 290.0;
+/// Of one panel of a soak.
+const PANEL: f64 = 170.0;
+/// Points of one line at most: more than there are pixels show nothing.
+const POINTS_MAX: usize = 400;
+
+const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
+.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
+.scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}.worker{stroke:#0b62c4;fill:#0b62c4}\
+.dot{fill-opacity:.35;stroke:none}.line{fill:none;stroke-width:1.5;stroke-linejoin:round}\
+@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}}";
+
+fn start(height: f64, title: &str, subtitle: &str) -> String {
+    let (title, subtitle) = (escape(title), escape(subtitle));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n\
+         <style>{STYLE}</style>\n<text class=\"title\" x=\"16\" y=\"26\">{title}</text>\n\
+         <text class=\"small\" x=\"16\" y=\"46\">{subtitle}</text>\n"
+    )
+}
+
+/// A row a fault and role: a dot for each recovery, a stroke at the median.
+pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
+    let (top, rows) = (64.0, times.len() as f64);
+    let floor = top + ROW * rows;
+    let (marks, high) = from_zero(times.iter().map(|times| times.worst_ms));
+    let x = |ms: f64| NAMES + ms / high * (WIDTH - RIGHT - NAMES);
+    let words = "each dot one fault; the stroke is the median";
+    let mut svg = start(floor + 56.0, title, words);
+    // Writing to a String cannot fail.
+    for mark in &marks {
+        let (at, label) = (x(*mark), short(*mark));
+        let _ = writeln!(svg, "<path class=\"grid\" d=\"M{at:.1} {top}V{floor}\"/>");
+        let _ =
+            writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 18.0);
+    }
+    for (row, times) in times.iter().enumerate() {
+        let (y, role) = (top + ROW * (row as f64 + 0.5), times.role);
+        let name = escape(&format!("{role}: {} ({})", times.fault, times.count));
+        let _ =
+            writeln!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{name}</text>", NAMES - 12.0, y + 4.5);
+        for ms in &times.all_ms {
+            let _ = writeln!(svg, "<circle class=\"{role} dot\" cx=\"{:.1}\" cy=\"{y}\" r=\"4\"/>", x(*ms));
+        }
+        let (at, from) = (x(times.median_ms), y - 10.0);
+        let _ = writeln!(svg, "<path class=\"{role} line\" d=\"M{at:.1} {from}v20\"/>");
+    }
+    let _ = writeln!(svg, "<path class=\"axis\" d=\"M{NAMES} {top}V{floor}H{}\"/>", WIDTH - RIGHT);
+    let middle = (NAMES + WIDTH - RIGHT) / 2.0;
+    let label = "milliseconds until training had gone on";
+    let _ =
+        writeln!(svg, "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 42.0);
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// A panel for each quantity, a line for each seat.
+pub(super) fn soak(title: &str, soak: &Soak) -> String {
+    const PANELS: [(&str, f64); 3] =
+        [("resident memory, MiB", 1_048_576.0), ("open files", 1.0), ("registered, MiB", 1_048_576.0)];
+    let mut svg = start(64.0 + PANEL * 3.0 + 40.0, title, "orange: servers; blue: workers; green: scheduler");
+    let end = soak.samples.last().map_or(1.0, |sample| sample.seconds).max(1.0);
+    for (column, (name, unit)) in PANELS.into_iter().enumerate() {
+        let top = 84.0 + PANEL * column as f64;
+        panel(&mut svg, soak, column, name, unit, (top, top + PANEL - 50.0), end);
+    }
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    let y = 64.0 + PANEL * 3.0 + 22.0;
+    let _ = writeln!(svg, "<text x=\"{middle}\" y=\"{y}\" text-anchor=\"middle\">minutes</text>");
+    svg.push_str("</svg>\n");
+    svg
+}
+
+fn panel(
+    svg: &mut String,
+    soak: &Soak,
+    column: usize,
+    name: &str,
+    unit: f64,
+    (top, floor): (f64, f64),
+    end: f64,
+) {
+    let value = |values: &[f64; 3]| values.get(column).copied().unwrap_or(0.0) / unit;
+    let (marks, high) = from_zero(soak.samples.iter().map(|sample| value(&sample.values)));
+    let y = |value: f64| floor - value / high * (floor - top);
+    let x = |seconds: f64| LEFT + seconds / end * (WIDTH - RIGHT - LEFT);
+    let right = WIDTH - RIGHT;
+    let _ = writeln!(svg, "<text class=\"small\" x=\"{LEFT}\" y=\"{}\">{name}</text>", top - 8.0);
+    for mark in marks.iter().step_by(2) {
+        let (at, label) = (y(*mark), short(*mark));
+        let _ = writeln!(svg, "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/>");
+        let _ = writeln!(
+            svg,
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
+            LEFT - 8.0,
+            at + 4.5
+        );
+    }
+    let step = nice_step(end / 60.0 / MARKS);
+    for mark in (0..=(end / 60.0 / step) as u32).map(|k| f64::from(k) * step) {
+        let (at, label) = (x(mark * 60.0), short(mark));
+        let _ =
+            writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 18.0);
+    }
+    for seat in soak.seats() {
+        let of: Vec<_> = soak.samples.iter().filter(|sample| sample.seat == seat).collect();
+        let every = of.len().div_ceil(POINTS_MAX).max(1);
+        let points: Vec<String> = of
+            .iter()
+            .step_by(every)
+            .map(|sample| format!("{:.1},{:.1}", x(sample.seconds), y(value(&sample.values))))
+            .collect();
+        let _ = writeln!(svg, "<polyline class=\"{} line\" points=\"{}\"/>", seat.role, points.join(" "));
+    }
+    let _ = writeln!(svg, "<path class=\"axis\" d=\"M{LEFT} {top}V{floor}H{right}\"/>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::ids::Role;
+
+    #[test]
+    fn a_dot_a_recovery_and_a_stroke_a_row() {
+        let times = |all_ms: Vec<f64>| Times {
+            fault: "kill".into(),
+            role: Role::Server,
+            count: all_ms.len(),
+            median_ms: 20.0,
+            worst_ms: 90.0,
+            all_ms,
+        };
+        let svg = recoveries("a < b", &[times(vec![10.0, 20.0, 90.0]), times(vec![20.0])]);
+        assert_eq!((svg.matches("<circle").count(), svg.matches("server line").count()), (4, 2));
+        assert!(svg.contains("a &lt; b") && svg.contains("server: kill (3)"), "{svg}");
+        assert!(!recoveries("t", &[]).contains("NaN"));
+    }
+
+    #[test]
+    fn no_samples_draw_no_lines() {
+        let svg = soak("t", &Soak::new());
+        assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("<polyline"), "{svg}");
+    }
+}

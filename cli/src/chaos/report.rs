@@ -1,0 +1,170 @@
+//! What came of it: times by role and fault as a table, and everything as JSON. Text and numbers; no I/O.
+
+use super::schedule::{Kind, Strike};
+use proto_common::ids::Role;
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// One fault, and how long it took until training had gone on.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Recovery {
+    #[serde(flatten)]
+    pub(super) strike: Strike,
+    /// The highest round finished when it came.
+    pub(super) round: u64,
+    /// From the fault until every worker had finished two rounds more (or, where ends are looked for, until all had ended).
+    pub(super) recovered_ms: f64,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct RunReport {
+    pub(super) seed: u64,
+    pub(super) hash: Option<String>,
+    pub(super) seconds: f64,
+    pub(super) recoveries: Vec<Recovery>,
+    /// Why it is not as it must be.
+    pub(super) failure: Option<String>,
+}
+
+/// Everything.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    /// The command that repeats it.
+    pub(super) command: String,
+    /// Of the undisturbed run.
+    pub(super) hash: Option<String>,
+    pub(super) runs: Vec<RunReport>,
+    /// By fault and role.
+    pub(super) times: Vec<Times>,
+    pub(super) is_equal: bool,
+}
+
+/// How long recoveries from one kind of fault took.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Times {
+    pub(super) fault: String,
+    pub(super) role: Role,
+    pub(super) count: usize,
+    pub(super) median_ms: f64,
+    pub(super) worst_ms: f64,
+    /// All of them, in order.
+    pub(super) all_ms: Vec<f64>,
+}
+
+/// By fault and role, in that order.
+pub(super) fn times(runs: &[RunReport]) -> Vec<Times> {
+    let name = |strike: &Strike| match (strike.kind, strike.is_death) {
+        (Kind::Kill, _) => "kill",
+        (Kind::Stop, false) => "stop, short",
+        (Kind::Stop, true) => "stop, longer than silence",
+        (Kind::Partition, false) => "partition, short",
+        (Kind::Partition, true) => "partition, longer than silence",
+    };
+    let mut times: Vec<Times> = Vec::new();
+    for recovery in runs.iter().flat_map(|run| &run.recoveries) {
+        let (fault, role) = (name(&recovery.strike), recovery.strike.role);
+        let known = times.iter().position(|times| times.fault == fault && times.role == role);
+        let at = known.unwrap_or_else(|| {
+            let (fault, all_ms) = (fault.to_owned(), Vec::new());
+            times.push(Times { fault, role, count: 0, median_ms: 0.0, worst_ms: 0.0, all_ms });
+            times.len() - 1
+        });
+        if let Some(times) = times.get_mut(at) {
+            times.all_ms.push(recovery.recovered_ms);
+        }
+    }
+    for times in &mut times {
+        times.all_ms.sort_by(f64::total_cmp);
+        times.count = times.all_ms.len();
+        times.median_ms = median(&times.all_ms);
+        times.worst_ms = times.all_ms.last().copied().unwrap_or(0.0);
+    }
+    times.sort_by(|a, b| (&a.fault, a.role).cmp(&(&b.fault, b.role)));
+    times
+}
+
+/// Of sorted values; 0 of none.
+pub(super) fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    match (sorted.get(middle), sorted.len().is_multiple_of(2)) {
+        (Some(upper), true) => (sorted.get(middle - 1).unwrap_or(upper) + upper) / 2.0,
+        (Some(middle), false) => *middle,
+        (None, _) => 0.0,
+    }
+}
+
+impl Report {
+    /// For people.
+    pub(super) fn table(&self) -> String {
+        let mut text = String::new();
+        let struck: usize = self.runs.iter().map(|run| run.recoveries.len()).sum();
+        let equal = self.runs.iter().filter(|run| run.failure.is_none()).count();
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(text, "{:<32} {:<10} {:>6} {:>12} {:>12}", "FAULT", "ROLE", "TIMES", "MEDIAN", "WORST");
+        for Times { fault, role, count, median_ms, worst_ms, .. } in &self.times {
+            let role = role.to_string();
+            let _ =
+                writeln!(text, "{fault:<32} {role:<10} {count:>6} {median_ms:>9.0} ms {worst_ms:>9.0} ms");
+        }
+        let _ = writeln!(
+            text,
+            "{struck} faults in {} runs, of which {equal} were as they must be",
+            self.runs.len()
+        );
+        for run in &self.runs {
+            if let Some(failure) = &run.failure {
+                let _ = writeln!(text, "seed {}: {failure}", run.seed);
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recovery(kind: Kind, role: Role, recovered_ms: f64, is_death: bool) -> Recovery {
+        let strike = Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 0, is_death };
+        Recovery { strike, round: 5, recovered_ms }
+    }
+
+    #[test]
+    fn times_are_by_fault_and_role() {
+        let recoveries = vec![
+            recovery(Kind::Kill, Role::Worker, 30.0, true),
+            recovery(Kind::Stop, Role::Worker, 5.0, false),
+            recovery(Kind::Kill, Role::Server, 9.0, true),
+            recovery(Kind::Kill, Role::Worker, 10.0, true),
+            recovery(Kind::Kill, Role::Worker, 20.0, true),
+        ];
+        let run = RunReport { seed: 1, hash: None, seconds: 1.0, recoveries, failure: Some("lost".into()) };
+        let times = times(std::slice::from_ref(&run));
+        let short: Vec<_> =
+            times.iter().map(|t| (t.fault.as_str(), t.role, t.count, t.median_ms, t.worst_ms)).collect();
+        assert_eq!(
+            short,
+            [
+                ("kill", Role::Server, 1, 9.0, 9.0),
+                ("kill", Role::Worker, 3, 20.0, 30.0),
+                ("stop, short", Role::Worker, 1, 5.0, 5.0),
+            ]
+        );
+        let report = Report { command: "c".into(), hash: None, runs: vec![run], times, is_equal: false };
+        let table = report.table();
+        assert!(
+            table.contains("5 faults in 1 runs, of which 0") && table.contains("seed 1: lost"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn a_median_lies_between_the_middle_ones() {
+        assert_eq!(
+            [median(&[]), median(&[3.0]), median(&[1.0, 2.0]), median(&[1.0, 2.0, 9.0])],
+            [0.0, 3.0, 1.5, 2.0]
+        );
+    }
+}

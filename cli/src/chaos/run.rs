@@ -1,0 +1,397 @@
+//! One run: a training from its start to its end, with the faults of its seed. Whatever is not as it must be is a failure with
+//! words for people; nothing is left running.
+
+use super::args::{ChaosArgs, Expect};
+use super::cluster::{Cluster, Ended, Seat};
+use super::report::{Recovery, RunReport};
+use super::schedule::{Kind, Schedule, Strike};
+use super::soak::Soak;
+use super::watch::Watch;
+use daemon::exit::Failure;
+use proto_common::error::ExitCode;
+use proto_common::ids::{MemberId, Rank, Role};
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Milliseconds between two looks.
+const LOOK_MS: u64 = 10;
+/// Milliseconds between two looks at what processes use.
+const SAMPLE_MS: u64 = 1_000;
+/// Everybody who hears of the end of the job has ended this long after the silence that shows it.
+const END_MS: u64 = 10_000;
+/// Milliseconds that servers and scheduler may take to end after the last worker.
+const LAST_MS: u64 = 10_000;
+/// A recovery is over when everybody has finished so many rounds more than anybody had when the fault came: the first may have
+/// had all that it needs by then.
+const ROUNDS_AFTER: u64 = 2;
+
+/// Why a run is not as it must be.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    /// The cluster's doing.
+    Cluster(String),
+    /// Chaos itself could not go on.
+    Own(Failure),
+}
+
+impl From<Failure> for Wrong {
+    fn from(failure: Failure) -> Self {
+        Self::Own(failure)
+    }
+}
+
+fn wrong(text: impl Into<String>) -> Wrong {
+    Wrong::Cluster(text.into())
+}
+
+/// What may still be done to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    pub(super) strikes: u32,
+    /// No fault comes after this.
+    pub(super) until: Option<Instant>,
+}
+
+/// A fault that was made and is not over.
+#[derive(Debug)]
+struct Hit {
+    strike: Strike,
+    victim: Seat,
+    at: Instant,
+    /// The highest round that anybody had finished.
+    round: u64,
+    is_back: bool,
+    /// Training had gone on after this: before the victim is back, where others do not need it.
+    took: Option<Duration>,
+    /// It ends the job, and everybody has to notice.
+    is_end: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Training goes on; `since` is the round that everybody had finished when all was whole.
+    Calm {
+        next: Strike,
+        since: Option<u64>,
+        from: Instant,
+    },
+    /// It comes at this moment.
+    About(Strike, Instant),
+    Struck(Hit),
+    /// Nothing comes any more.
+    Quiet,
+}
+
+/// See the module.
+pub(super) struct Run<'a> {
+    args: &'a ChaosArgs,
+    seed: u64,
+    cluster: Cluster<'a>,
+    watch: Watch,
+    schedule: Schedule,
+    allowance: Allowance,
+    phase: Phase,
+    recoveries: Vec<Recovery>,
+    /// Who has finished training.
+    finished: Vec<Seat>,
+    /// A round more than the last look showed, and when: standing still is a failure.
+    progress: (u64, Instant),
+    started: Instant,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        args: &'a ChaosArgs,
+        seed: u64,
+        allowance: Allowance,
+        directory: &Path,
+    ) -> Result<Self, Failure> {
+        let now = Instant::now();
+        Ok(Self {
+            args,
+            seed,
+            cluster: Cluster::new(args, directory, allowance.strikes > 0)?,
+            watch: Watch::default(),
+            schedule: Schedule::new(args.menu(), seed),
+            allowance,
+            phase: Phase::Quiet,
+            recoveries: Vec::new(),
+            finished: Vec::new(),
+            progress: (0, now),
+            started: now,
+        })
+    }
+
+    /// Runs it to its end; says the hash of the weights, or why there is none.
+    pub(super) async fn finish(mut self, soak: &mut Soak) -> (RunReport, Result<(), Wrong>) {
+        self.phase = self.calm();
+        let result = match self.cluster.start_all() {
+            Ok(()) => self.drive(soak).await,
+            Err(failure) => Err(failure.into()),
+        };
+        let result = self.close(result).await;
+        let (hash, result) = match result {
+            Ok(hash) => (hash, Ok(())),
+            Err(wrong) => (None, Err(wrong)),
+        };
+        let report = RunReport {
+            seed: self.seed,
+            hash,
+            seconds: self.started.elapsed().as_secs_f64(),
+            recoveries: self.recoveries,
+            failure: None,
+        };
+        (report, result)
+    }
+
+    /// Until the training is over.
+    async fn drive(&mut self, soak: &mut Soak) -> Result<(), Wrong> {
+        let mut sampled = Instant::now();
+        loop {
+            for end in self.cluster.ended()? {
+                self.ended(end)?;
+            }
+            if self.finished.len() as u32 == self.args.workers || self.is_spent() {
+                return Ok(());
+            }
+            self.watch.look(&self.cluster).await;
+            if sampled.elapsed() >= Duration::from_millis(SAMPLE_MS) {
+                sampled = Instant::now();
+                soak.sample(&self.cluster, &self.watch).await;
+            }
+            self.step()?;
+            self.check_progress()?;
+            // Sleep: nobody tells another process what round it is in; looking often is how it is known.
+            sleep(Duration::from_millis(LOOK_MS)).await;
+        }
+    }
+
+    /// With ends of the job as what is looked for, there is nothing to wait for after the last one.
+    fn is_spent(&self) -> bool {
+        self.args.expect == Expect::End && matches!(self.phase, Phase::Quiet)
+    }
+
+    fn calm(&mut self) -> Phase {
+        let is_over = self.allowance.until.is_some_and(|until| Instant::now() >= until);
+        let is_used = self.recoveries.len() as u32 >= self.allowance.strikes;
+        match self.schedule.next() {
+            Some(next) if !is_over && !is_used => Phase::Calm { next, since: None, from: Instant::now() },
+            _ => Phase::Quiet,
+        }
+    }
+
+    fn step(&mut self) -> Result<(), Wrong> {
+        let now = Instant::now();
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Quiet) {
+            Phase::Quiet => Phase::Quiet,
+            Phase::Calm { next, since, from } => self.wait(next, since, from)?,
+            Phase::About(strike, at) if now < at => Phase::About(strike, at),
+            Phase::About(strike, _) => self.strike(strike)?,
+            Phase::Struck(hit) => self.recover(hit)?,
+        };
+        Ok(())
+    }
+
+    /// Until all is whole, and then for some rounds.
+    fn wait(&mut self, next: Strike, since: Option<u64>, from: Instant) -> Result<Phase, Wrong> {
+        let round = self.watch.round_of_all(&self.cluster);
+        let since = match since {
+            None if self.watch.is_whole(&self.cluster) => round,
+            since => since,
+        };
+        let is_time = since.zip(round).is_some_and(|(since, round)| round >= since + next.after_rounds);
+        if is_time {
+            return Ok(Phase::About(next, Instant::now() + Duration::from_micros(next.delay_us)));
+        }
+        if since.is_none() && from.elapsed() > self.patience() && self.finished.is_empty() {
+            let missing = self.watch.missing(&self.cluster).join(", ");
+            let text = format!("not whole {} s after the last recovery: {missing}", self.args.patience);
+            return Err(wrong(text));
+        }
+        Ok(Phase::Calm { next, since, from })
+    }
+
+    fn strike(&mut self, strike: Strike) -> Result<Phase, Wrong> {
+        let victim = MemberId { role: strike.role, rank: Rank(strike.seat) };
+        // One that has finished, or is finishing, is no victim.
+        if !self.finished.is_empty() || !self.cluster.strike(victim, strike.kind)? {
+            return Ok(Phase::Quiet);
+        }
+        let (at, round) = (Instant::now(), self.watch.round_of_any());
+        let is_end = strike.is_death && self.args.is_end(strike.role);
+        Ok(Phase::Struck(Hit { strike, victim, at, round, is_back: false, took: None, is_end }))
+    }
+
+    /// The victim comes back when its time has come; over it is when everybody is further than before.
+    fn recover(&mut self, mut hit: Hit) -> Result<Phase, Wrong> {
+        let since = hit.at.elapsed();
+        let is_kill = hit.strike.kind == Kind::Kill;
+        // Where the job ends, all are started again together.
+        if !hit.is_back && since >= Duration::from_millis(hit.strike.away_ms) && !(is_kill && hit.is_end) {
+            self.cluster.heal(hit.victim, hit.strike.kind)?;
+            hit.is_back = true;
+        }
+        if hit.is_end {
+            return self.await_end(hit);
+        }
+        let round = self.watch.round_of_all(&self.cluster);
+        if hit.took.is_none() && round.is_some_and(|round| round >= hit.round + ROUNDS_AFTER) {
+            hit.took = Some(since);
+        }
+        if let (true, Some(took)) = (hit.is_back, hit.took) {
+            self.note(&hit, took);
+            return Ok(self.calm());
+        }
+        if since > self.patience() + Duration::from_millis(hit.strike.away_ms) {
+            return Err(wrong(format!(
+                "{} s after {} training has not gone on: round {} then, {} now; {}",
+                since.as_secs(),
+                words(&hit),
+                hit.round,
+                round.map_or("none".into(), |round| round.to_string()),
+                self.watch.missing(&self.cluster).join(", "),
+            )));
+        }
+        Ok(Phase::Struck(hit))
+    }
+
+    /// Everybody ends; then all begin again, from the last checkpoint where there are any.
+    fn await_end(&mut self, hit: Hit) -> Result<Phase, Wrong> {
+        let since = hit.at.elapsed();
+        if self.cluster.lives.is_empty() {
+            let is_same = self.args.expect == Expect::Same;
+            self.note(&hit, since);
+            if !is_same && self.recoveries.len() as u32 >= self.allowance.strikes {
+                return Ok(Phase::Quiet);
+            }
+            self.cluster.start_all()?;
+            self.watch = Watch::default();
+            self.progress = (0, Instant::now());
+            return Ok(match is_same {
+                // The time until it goes on is what counts.
+                true => {
+                    self.recoveries.pop();
+                    Phase::Struck(Hit { is_end: false, is_back: true, ..hit })
+                }
+                false => self.calm(),
+            });
+        }
+        let bound = Duration::from_millis(hit.strike.away_ms + self.args.silence_ms + END_MS);
+        if since > bound {
+            let left: Vec<String> = self.cluster.lives.keys().map(ToString::to_string).collect();
+            let text = format!(
+                "{} ms after {} these run still: {}",
+                since.as_millis(),
+                words(&hit),
+                left.join(", ")
+            );
+            return Err(wrong(text));
+        }
+        Ok(Phase::Struck(hit))
+    }
+
+    fn note(&mut self, hit: &Hit, took: Duration) {
+        self.progress = (0, Instant::now());
+        let strike = hit.strike;
+        self.recoveries.push(Recovery { strike, round: hit.round, recovered_ms: took.as_secs_f64() * 1e3 });
+    }
+
+    fn ended(&mut self, end: Ended) -> Result<(), Wrong> {
+        let Ended { seat, code, was_killed } = end;
+        if was_killed {
+            return Ok(());
+        }
+        if let Phase::Struck(hit) = &self.phase {
+            let is_typed = code != ExitCode::Internal as i32
+                && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code);
+            if hit.is_end && is_typed && code != 0 {
+                return Ok(());
+            }
+            // It was taken for dead, heard of it, and ended: whoever watches over it starts it again.
+            if hit.victim == seat && hit.strike.is_death && hit.is_back && is_typed && code != 0 {
+                return Ok(self.cluster.start(seat)?);
+            }
+        }
+        if code == 0 && seat.role == Role::Worker {
+            self.finished.push(seat);
+            return Ok(());
+        }
+        if code == 0 && !self.finished.is_empty() {
+            return Ok(());
+        }
+        let during = match &self.phase {
+            Phase::Struck(hit) => format!(" {} ms after {}", hit.at.elapsed().as_millis(), words(hit)),
+            _ => String::new(),
+        };
+        Err(wrong(format!("{seat} ended with code {code}{during}: {}", self.last_words(seat))))
+    }
+
+    fn last_words(&self, seat: Seat) -> String {
+        let said = self.cluster.said(seat);
+        let error = said.lines().rfind(|line| line.contains("error: ") || line.contains("panicked"));
+        error.or(said.lines().next_back()).unwrap_or("it said nothing").trim().to_owned()
+    }
+
+    /// Between faults, training that stands still is a failure, too.
+    fn check_progress(&mut self) -> Result<(), Wrong> {
+        let round = self.watch.round_of_any();
+        if round > self.progress.0 || matches!(self.phase, Phase::Struck(_)) {
+            self.progress = (round, Instant::now());
+        }
+        if self.progress.1.elapsed() > self.patience() {
+            return Err(wrong(format!(
+                "training stands still at round {round} for {} s",
+                self.args.patience
+            )));
+        }
+        Ok(())
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.args.patience)
+    }
+
+    /// The end: servers and scheduler follow the workers, nobody has panicked, and rank 0 has said the hash.
+    async fn close(&mut self, result: Result<(), Wrong>) -> Result<Option<String>, Wrong> {
+        let over = Instant::now();
+        let is_spent = self.is_spent();
+        while result.is_ok() && !is_spent && over.elapsed() < Duration::from_millis(LAST_MS) {
+            if let Err(failure) = self.cluster.ended() {
+                return Err(failure.into());
+            }
+            if self.cluster.lives.is_empty() {
+                break;
+            }
+            // Sleep: the ends of several children are looked for at once.
+            sleep(Duration::from_millis(LOOK_MS)).await;
+        }
+        self.cluster.end_all().await;
+        result?;
+        for seat in self.cluster.seats() {
+            let said = self.cluster.said(seat);
+            let bug =
+                said.lines().find(|line| line.contains("panicked at") || line.contains("internal error"));
+            if let Some(line) = bug {
+                return Err(wrong(format!("{seat} has a bug: {line}")));
+            }
+        }
+        if is_spent {
+            return Ok(None);
+        }
+        let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
+        let hash =
+            said.lines().rev().find_map(|line| line.split("weights_sha256=").nth(1)?.split(' ').next());
+        hash.map(|hash| Some(hash.to_owned()))
+            .ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))
+    }
+}
+
+fn words(hit: &Hit) -> String {
+    let Strike { kind, away_ms, .. } = hit.strike;
+    match kind {
+        Kind::Kill => format!("{} was killed", hit.victim),
+        Kind::Stop => format!("{} was stopped for {away_ms} ms", hit.victim),
+        Kind::Partition => format!("{} was cut off for {away_ms} ms", hit.victim),
+    }
+}

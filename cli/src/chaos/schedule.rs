@@ -1,0 +1,187 @@
+//! Which fault comes next: seeded, and nothing else. No clock and no process; it says "after so many rounds", and whoever
+//! strikes looks at what the cluster says.
+
+use clap::ValueEnum;
+use fabric::sim::Rng;
+use proto_common::ids::Role;
+use serde::Serialize;
+
+/// Rounds that everybody finishes between two faults, at most.
+const CALM_ROUNDS_MAX: u64 = 8;
+/// Microseconds into a round, at most: as long as a round takes with the usual jitter.
+const INTO_ROUND_US_MAX: u64 = 12_000;
+
+/// What is done to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Killed, and started again as a new life.
+    Kill,
+    /// Stopped (SIGSTOP) and continued.
+    Stop,
+    /// Cut off from all others, and joined again.
+    Partition,
+}
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Strike {
+    pub(super) kind: Kind,
+    pub(super) role: Role,
+    /// Which one of the role's seats.
+    pub(super) seat: u32,
+    /// Comes when everybody has finished so many rounds since the last recovery,
+    pub(super) after_rounds: u64,
+    /// and then so much later.
+    pub(super) delay_us: u64,
+    /// Until it comes again, goes on, or is joined again.
+    pub(super) away_ms: u64,
+    /// The others take it for dead meanwhile.
+    pub(super) is_death: bool,
+}
+
+/// What may happen to whom.
+#[derive(Clone, Debug)]
+pub(super) struct Menu {
+    pub(super) faults: Vec<Kind>,
+    pub(super) roles: Vec<Role>,
+    pub(super) away_ms: u64,
+    pub(super) silence_ms: u64,
+    pub(super) servers: u32,
+    pub(super) workers: u32,
+}
+
+impl Menu {
+    /// Everything that may come; empty where nothing can.
+    fn dishes(&self) -> Vec<(Kind, Role)> {
+        let pairs = self.faults.iter().flat_map(|kind| self.roles.iter().map(move |role| (*kind, *role)));
+        // The scheduler's host is the hub that all cables lead to.
+        pairs.filter(|pair| *pair != (Kind::Partition, Role::Scheduler)).collect()
+    }
+
+    /// Is there anything that may come?
+    pub(super) fn is_empty(&self) -> bool {
+        self.dishes().is_empty()
+    }
+}
+
+/// The faults of one run, without end. Each fault and role of the menu comes once before one comes again.
+#[derive(Clone, Debug)]
+pub(super) struct Schedule {
+    menu: Menu,
+    rng: Rng,
+    /// What has not come in this turn.
+    bag: Vec<(Kind, Role)>,
+}
+
+impl Schedule {
+    pub(super) fn new(menu: Menu, seed: u64) -> Self {
+        Self { menu, rng: Rng::new(seed), bag: Vec::new() }
+    }
+
+    fn length(&mut self, kind: Kind) -> (u64, bool) {
+        let silence = self.menu.silence_ms;
+        match kind {
+            Kind::Kill => (self.rng.within(0, self.menu.away_ms), true),
+            // Neither is near the bound, so that which one it is does not hang on the machine's load.
+            Kind::Stop | Kind::Partition if self.rng.chance(5_000) => {
+                (self.rng.within(silence / 20, silence / 3), false)
+            }
+            Kind::Stop | Kind::Partition => (self.rng.within(silence * 3 / 2, silence * 2), true),
+        }
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Strike;
+
+    fn next(&mut self) -> Option<Strike> {
+        if self.bag.is_empty() {
+            self.bag = self.menu.dishes();
+        }
+        if self.bag.is_empty() {
+            return None;
+        }
+        let (kind, role) = self.bag.swap_remove(self.rng.below(self.bag.len() as u64) as usize);
+        let seats = match role {
+            Role::Scheduler => 1,
+            Role::Server => self.menu.servers,
+            Role::Worker => self.menu.workers,
+        };
+        let seat = self.rng.below(u64::from(seats)) as u32;
+        let (away_ms, is_death) = self.length(kind);
+        Some(Strike {
+            kind,
+            role,
+            seat,
+            after_rounds: self.rng.within(1, CALM_ROUNDS_MAX),
+            delay_us: self.rng.below(INTO_ROUND_US_MAX),
+            away_ms,
+            is_death,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn menu(faults: &[Kind], roles: &[Role]) -> Menu {
+        let (faults, roles) = (faults.to_vec(), roles.to_vec());
+        Menu { faults, roles, away_ms: 700, silence_ms: 3_000, servers: 3, workers: 4 }
+    }
+
+    const ALL: [Role; 3] = [Role::Scheduler, Role::Server, Role::Worker];
+
+    #[test]
+    fn a_seed_decides_everything() {
+        let strikes = |seed| {
+            let schedule = Schedule::new(menu(&[Kind::Kill, Kind::Stop], &ALL), seed);
+            schedule.take(50).collect::<Vec<_>>()
+        };
+        assert_eq!(strikes(7), strikes(7));
+        assert_ne!(strikes(7), strikes(8));
+    }
+
+    #[test]
+    fn every_fault_meets_every_role_before_one_comes_again() {
+        let faults = [Kind::Kill, Kind::Stop, Kind::Partition];
+        let mut schedule = Schedule::new(menu(&faults, &ALL), 1);
+        for _ in 0..20 {
+            let mut turn: Vec<String> =
+                schedule.by_ref().take(8).map(|s| format!("{:?} {}", s.kind, s.role)).collect();
+            turn.sort();
+            turn.dedup();
+            assert_eq!(turn.len(), 8, "nine pairs, without the scheduler's partition: {turn:?}");
+        }
+    }
+
+    #[test]
+    fn strikes_stay_within_their_bounds_and_reach_every_seat() {
+        let strikes: Vec<Strike> =
+            Schedule::new(menu(&[Kind::Kill, Kind::Stop], &ALL), 3).take(2_000).collect();
+        for strike in &strikes {
+            let (low, high) = match (strike.kind, strike.is_death) {
+                (Kind::Kill, _) => (0, 700),
+                (_, false) => (150, 1_000),
+                (_, true) => (4_500, 6_000),
+            };
+            assert!((low..=high).contains(&strike.away_ms), "{strike:?}");
+            assert!((1..=CALM_ROUNDS_MAX).contains(&strike.after_rounds), "{strike:?}");
+            assert!(strike.delay_us < INTO_ROUND_US_MAX);
+        }
+        for (role, count) in [(Role::Server, 3), (Role::Worker, 4), (Role::Scheduler, 1)] {
+            let mut seats: Vec<u32> = strikes.iter().filter(|s| s.role == role).map(|s| s.seat).collect();
+            seats.sort_unstable();
+            seats.dedup();
+            assert_eq!(seats, (0..count).collect::<Vec<u32>>(), "{role}");
+        }
+    }
+
+    #[test]
+    fn a_menu_of_nothing_ends() {
+        let nothing = menu(&[Kind::Partition], &[Role::Scheduler]);
+        assert!(nothing.is_empty());
+        assert_eq!(Schedule::new(nothing, 1).next(), None);
+    }
+}

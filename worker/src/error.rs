@@ -86,6 +86,14 @@ pub enum OpError {
     /// A member died; nobody can go on without it.
     #[error("{0}")]
     Died(Death),
+    /// The scheduler decided that this worker is dead, and it lives.
+    #[error(
+        "the scheduler has declared this worker dead (epoch {epoch}): it was silent for deadlines.silence_ms, or its control connection broke; look whether its host was stopped or overloaded, and start it again"
+    )]
+    Deposed {
+        /// Since when.
+        epoch: proto_common::ids::Epoch,
+    },
     /// The data channel to a server broke, and the scheduler does not know of a death yet.
     #[error("the data channel to server {server} broke: {reason}")]
     Broken {
@@ -411,7 +419,7 @@ impl ClientError {
                     _ => ExitCode::Failure,
                 },
                 OpError::Died(death) => death_code(death),
-                OpError::Broken { .. } => ExitCode::MemberDied,
+                OpError::Broken { .. } | OpError::Deposed { .. } => ExitCode::MemberDied,
                 OpError::Unregistered(_) => ExitCode::Transport,
                 OpError::BadValue { .. }
                 | OpError::VersionGone { .. }

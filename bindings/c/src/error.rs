@@ -156,7 +156,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::Elsewhere { .. }
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
-        OpError::Died(_) => GradwireCode::MemberDied,
+        OpError::Died(_) | OpError::Deposed { .. } => GradwireCode::MemberDied,
         OpError::Broken { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,

@@ -250,8 +250,8 @@ impl Client {
     /// The driver to each server, by rank, and why it was chosen.
     #[getter]
     fn _links(&self) -> PyResult<Links> {
-        let links = self.inner.get()?.client.links().iter();
-        Ok(links.map(|(rank, choice)| (rank.0, choice.driver.to_string(), choice.why.clone())).collect())
+        let links = self.inner.get()?.client.links().into_iter();
+        Ok(links.map(|(rank, choice)| (rank.0, choice.driver.to_string(), choice.why)).collect())
     }
 
     /// What of the settings was ignored.

@@ -131,6 +131,7 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Elsewhere { .. } => (Kind::Deadline, "elsewhere"),
         OpError::Unconnected { .. } => (Kind::Deadline, "unconnected"),
         OpError::Died(_) => (Kind::Died, "died"),
+        OpError::Deposed { .. } => (Kind::Died, "deposed"),
         OpError::Broken { .. } => (Kind::Died, "broken"),
         OpError::Closed(_) => (Kind::Closed, "closed"),
         OpError::BadValue { .. } => (Kind::Operation, "bad_value"),

@@ -40,6 +40,7 @@ fn welcome_of(settings: &Settings, term: u32) -> FromScheduler {
         shape: settings.shape(),
         restore: None,
         coming: Coming::Start,
+        restore: None,
     })
 }
 

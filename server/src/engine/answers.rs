@@ -120,17 +120,18 @@ impl LaneEngine {
     /// Who has not contributed to some of these chunks; or else who reads what one of them is to be written to.
     fn awaited(&self, chunks: Range<u32>) -> Late {
         let chunks = &self.chunks[chunks.start as usize..chunks.end as usize];
-        let mut everywhere = RankSet::full(self.config.workers);
         let mut present = RankSet::new(self.config.workers);
+        let mut absent = RankSet::new(self.config.workers);
         for chunk in chunks.iter().filter(|chunk| !chunk.is_complete()) {
             present.copy(&chunk.contributed);
             let held = chunk.held.of_round(chunk.round()).filter(|held| held.arrived);
             held.for_each(|held| present.insert(held.rank));
-            everywhere.retain(&present);
+            chunk.expected.without(&present).for_each(|rank| absent.insert(rank));
+            if chunk.is_barred() {
+                self.roster.comers().for_each(|rank| absent.insert(rank));
+            }
         }
-        let absent = |rank: &Rank| !everywhere.contains(*rank);
-        let missing: Vec<Rank> =
-            (0..self.config.workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect();
+        let missing: Vec<Rank> = absent.ranks().take(RANKS_LISTED_MAX).collect();
         match chunks.iter().find(|chunk| chunk.stage == Stage::Buffer) {
             Some(unwritten) if missing.is_empty() => {
                 let mut reading = unwritten.reading();

@@ -164,6 +164,12 @@ pub(super) struct Chunk {
     pub(super) needed: u32,
     /// Where versions are not rounds of everybody.
     pub(super) tally: Option<Box<Tally>>,
+    /// Ranks that the round being collected needs, those that have contributed among them.
+    pub(super) expected: RankSet,
+    /// As of which change of the roster, and for which round.
+    pub(super) as_of: (u64, u64),
+    /// From this round on nothing is begun before it is said who counts.
+    pub(super) barred: Option<u64>,
     /// Ranks that have contributed to this round; all are reduced but for `first`.
     pub(super) contributed: RankSet,
     pub(super) stage: Stage,
@@ -200,8 +206,11 @@ impl Chunk {
             versions: [0..=0, 0..=0],
             before: Before::new(keep_previous),
             initialised: false,
-            needed: Self::needed(&spec, workers),
+            needed: Self::needed(&spec, workers, workers),
             tally: Tally::of(&spec, workers),
+            expected: RankSet::all(workers),
+            as_of: (0, 0),
+            barred: None,
             contributed: RankSet::new(workers),
             stage: Stage::default(),
             group: None,
@@ -238,6 +247,12 @@ impl Chunk {
         let last = &mut self.operations[rank.0 as usize];
         *last = (*last).max(operation.0);
         self.reopened.retain(|open| open.rank != rank || open.operation != operation);
+    }
+
+    /// A worker's life is over, or another one begins: its numbers begin anew, and what it was to send again is not awaited.
+    pub(super) fn forget_life(&mut self, rank: Rank) {
+        self.operations[rank.0 as usize] = 0;
+        self.reopened.retain(|open| open.rank != rank);
     }
 
     /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.
@@ -382,7 +397,7 @@ impl Chunk {
     /// Ranks whose contributions could be reduced at once and have not come (the first few): a contribution that
     /// has to be tried again waits for these. None while it is readers that hold the round up, and none where contributions
     /// wait for no others.
-    pub(super) fn awaited(&self, workers: u32, deterministic: bool) -> Vec<Rank> {
+    pub(super) fn awaited(&self, deterministic: bool) -> Vec<Rank> {
         if self.is_loose() {
             return Vec::new();
         }
@@ -390,12 +405,12 @@ impl Chunk {
         let absent = |rank: &Rank| {
             self.is_turn(*rank, deterministic) && !self.contributed.contains(*rank) && !self.has(*rank, round)
         };
-        (0..workers).map(Rank).filter(absent).take(RANKS_LISTED_MAX).collect()
+        self.expected.ranks().filter(absent).take(RANKS_LISTED_MAX).collect()
     }
 
     /// Takes a held contribution whose turn has come.
     pub(super) fn take_held(&mut self, deterministic: bool) -> Option<Held> {
-        if self.stage != Stage::Contributions || self.initialising() {
+        if self.stage != Stage::Contributions || self.initialising() || self.is_barred() {
             return None;
         }
         if self.is_loose() {
@@ -406,40 +421,36 @@ impl Chunk {
             return self.held.take_any(round);
         }
         let (next, other) = self.next_in_order();
-        self.held.take(round, next).or_else(|| self.held.take(round, other?))
+        self.held.take(round, next?).or_else(|| self.held.take(round, other?))
     }
 
     /// Whose turn it is where contributions are folded in rank order; and who else may come, because one addition
-    /// commutes: ranks 0 and 1 in either order.
-    fn next_in_order(&self) -> (Rank, Option<Rank>) {
-        let count = self.contributed.len();
-        let next = if self.contributed.contains(Rank(1)) && count == 1 { 0 } else { count };
-        (Rank(next), (count == 0).then_some(Rank(1)))
+    /// commutes: the first two in either order.
+    fn next_in_order(&self) -> (Option<Rank>, Option<Rank>) {
+        let mut absent = self.expected.without(&self.contributed);
+        let next = absent.next();
+        (next, if self.contributed.len() == 0 { absent.next() } else { None })
     }
 
     fn is_turn(&self, rank: Rank, deterministic: bool) -> bool {
         let (next, other) = self.next_in_order();
         self.stage == Stage::Contributions
             && !self.initialising()
-            && (!deterministic || rank == next || other == Some(rank))
+            && !self.is_barred()
+            && (!deterministic || next == Some(rank) || other == Some(rank))
     }
 }
 
 /// A set of worker ranks.
 #[derive(Clone, Debug)]
 pub(super) struct RankSet {
-    words: Vec<u64>,
-    count: u32,
+    pub(super) words: Vec<u64>,
+    pub(super) count: u32,
 }
 
 impl RankSet {
     pub(super) fn new(workers: u32) -> Self {
         Self { words: vec![0; workers.div_ceil(64) as usize], count: 0 }
-    }
-
-    /// All ranks there are.
-    pub(super) fn full(workers: u32) -> Self {
-        Self { words: vec![u64::MAX; workers.div_ceil(64) as usize], count: workers }
     }
 
     /// Becomes another set of as many.

@@ -99,7 +99,7 @@ pub enum Command {
         chunk: u32,
         /// The round, counted from 1.
         round: u64,
-        /// The last contribution, not reduced yet.
+        /// The last contribution, where it was not reduced yet.
         last: Option<Addend>,
         /// The buffer with the weights in force.
         old: u8,

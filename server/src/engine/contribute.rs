@@ -172,6 +172,7 @@ impl LaneEngine {
     /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
     fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
         let chunk = &self.chunks[index as usize];
+        self.roster.check(peer, chunk.spec.id.key, round)?;
         if chunk.is_loose() {
             return chunk.loose_turn(peer, round);
         }
@@ -232,7 +233,7 @@ impl LaneEngine {
         };
         chunk.contributed.insert(rank);
         chunk.begin_applying(held);
-        let last = chunk.contributed.len() == chunk.needed;
+        let last = chunk.contributed.len() >= chunk.needed;
         if !last && (onto, held.is_worker_s()) == (Onto::Nothing, true) {
             chunk.first = Some(held);
             return;
@@ -244,20 +245,30 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         chunk.size(index, bytes, out);
         let addend = Addend { from, onto };
-        match (chunk.writable(), chunk.group) {
-            (_, Some(group)) if last && !chunk.is_due() => self.prepare(index, group, Some(addend), out),
-            (Some(into), None) if last => self.finish(index, Some(addend), into, out),
-            _ => {
-                if last {
-                    chunk.stage = Stage::Buffer;
-                }
-                out.push(Command::Reduce { chunk: index, addend });
-            }
+        if last {
+            self.complete(index, Some(addend), out);
+        } else {
+            out.push(Command::Reduce { chunk: index, addend });
         }
         self.release(index, rank, from);
     }
 
-    fn count(&mut self, index: u32, bytes: u64, from: Source) {
+    /// All that a round needs is here: it ends.
+    pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        match (chunk.writable(), chunk.group) {
+            (_, Some(group)) if !chunk.is_due() => self.prepare(index, group, last, out),
+            (Some(into), None) => self.finish(index, last, into, out),
+            _ => {
+                chunk.stage = Stage::Buffer;
+                if let Some(addend) = last {
+                    out.push(Command::Reduce { chunk: index, addend });
+                }
+            }
+        }
+    }
+
+    pub(super) fn count(&mut self, index: u32, bytes: u64, from: Source) {
         self.stats.contributions += 1;
         self.stats.contribution_bytes += self.chunks[index as usize].spec.payload_bytes(bytes);
         self.stats.in_place += u64::from(matches!(from, Source::Worker { .. }));
@@ -307,6 +318,7 @@ impl LaneEngine {
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
+            self.roster.expect(&mut self.chunks[index as usize]);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

@@ -9,6 +9,7 @@ use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use super::saving::Savings;
+use super::roster::Roster;
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
@@ -121,6 +122,7 @@ pub struct LaneEngine {
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
     pub(super) savings: Savings,
+    pub(super) roster: Roster,
     pub(super) stats: LaneStats,
 }
 
@@ -142,6 +144,7 @@ impl LaneEngine {
             key_buffers: 0,
             calls: Calls::default(),
             savings: Savings::default(),
+            roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
             config,
         }
@@ -221,6 +224,7 @@ impl LaneEngine {
                 if spec.optimizer.needs_norms() {
                     self.join_group(self.chunks.len() as u32 - 1);
                 }
+                self.cover(self.chunks.len() as u32 - 1);
                 added.push(*spec);
             }
         }
@@ -241,6 +245,7 @@ impl LaneEngine {
             self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
             self.finish_late(index as u32, out);
         }
+        self.begin_life(rank, incarnation);
         self.calls_peer_up(rank, incarnation);
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
@@ -379,6 +384,7 @@ impl LaneEngine {
         };
         self.chunks[index as usize].hide(peer, block.reading);
         self.finish_late(index, out);
+        self.roster.expect(&mut self.chunks[index as usize]);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {
@@ -389,8 +395,7 @@ impl LaneEngine {
             // Not taken: it is to come in a slot.
             Err(Status::Granted) => self.send_back(peer, block, Status::Granted, Vec::new()),
             Err(Status::Retry) => {
-                let chunk = &self.chunks[index as usize];
-                let awaited = chunk.awaited(self.config.workers, self.config.deterministic);
+                let awaited = self.awaited_first(index);
                 self.retry(peer, block, awaited);
             }
             Err(status) => {

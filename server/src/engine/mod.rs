@@ -20,9 +20,12 @@ mod mode;
 mod norms;
 mod peer;
 mod placed;
+mod ranks;
 mod role;
 mod saving;
+mod roster;
 mod waiting;
+mod workers;
 
 pub use chunk::ChunkSpec;
 pub use command::{Addend, Command, Commands, Onto, ResultBlock, Source, Verdict};

@@ -2,7 +2,7 @@
 //! worker has made, and which of them ended otherwise than by being applied. Chunks in mode sync without backup workers
 //! have none of it. It must not know how contributions travel.
 
-use super::chunk::{Chunk, ChunkSpec, Stage, Turn, Waiter};
+use super::chunk::{Chunk, ChunkSpec, RankSet, Stage, Turn, Waiter};
 use super::contribute::ROUNDS_AHEAD_MAX;
 use super::held::Held;
 use super::lane::LaneEngine;
@@ -16,7 +16,7 @@ use proto_common::mode::Mode;
 pub(super) struct Tally {
     /// Outside mode sync: the contribution that is folded, and not in force yet.
     applying: Option<Held>,
-    /// Of bounded chunks.
+    /// Outside mode sync.
     made: Made,
     /// By rank, where some contributions can end otherwise: the last one, and those of the 64 up to it that did. More than
     /// a worker can ask about.
@@ -31,8 +31,8 @@ impl Tally {
             return None;
         }
         let marked = if drops || spec.dtype.is_integer() { workers } else { 0 };
-        let counted = if matches!(spec.mode, Mode::Bounded(_)) { workers } else { 0 };
-        let made = Made { by_rank: vec![0; counted as usize], least: 0, least_ranks: counted };
+        let counted = if spec.mode.has_rounds() { 0 } else { workers };
+        let made = Made::new(counted);
         Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))
     }
 
@@ -71,21 +71,31 @@ impl Tally {
     }
 }
 
-/// How many contributions each worker has made that are in force, and the fewest of all: found anew only when the last one
-/// that had so few has made another.
+/// How many contributions each worker has made that are in force, and the fewest of those that count: found anew only when
+/// the last one that had so few has made another, or others count.
 #[derive(Debug)]
 struct Made {
     /// Empty where nobody asks.
     by_rank: Vec<u64>,
+    counting: RankSet,
     least: u64,
     least_ranks: u32,
 }
 
 impl Made {
+    fn new(workers: u32) -> Self {
+        let counting = RankSet::all(workers);
+        Self { by_rank: vec![0; workers as usize], counting, least: 0, least_ranks: workers }
+    }
+
+    fn of(&self, rank: Rank) -> u64 {
+        self.by_rank.get(rank.0 as usize).copied().unwrap_or(0)
+    }
+
     fn advance(&mut self, rank: Rank, to: u64) {
         let Some(made) = self.by_rank.get_mut(rank.0 as usize).filter(|made| **made < to) else { return };
         let before = std::mem::replace(made, to);
-        if before > self.least {
+        if before > self.least || !self.counting.contains(rank) {
             return;
         }
         self.least_ranks -= 1;
@@ -94,16 +104,61 @@ impl Made {
         }
     }
 
+    /// With nobody who counts it stays: nobody waits then either.
     fn find_least(&mut self) {
-        self.least = self.by_rank.iter().copied().min().unwrap_or(0);
-        self.least_ranks = self.by_rank.iter().filter(|made| **made == self.least).count() as u32;
+        let counting = || self.counting.ranks().map(|rank| self.of(rank));
+        let least = counting().min().unwrap_or(self.least);
+        let ranks = counting().filter(|made| *made == least).count() as u32;
+        (self.least, self.least_ranks) = (least, ranks);
+    }
+
+    fn count(&mut self, counting: &RankSet) {
+        self.counting.copy(counting);
+        self.find_least();
     }
 }
 
 impl Chunk {
-    /// How many contributions make a version.
-    pub(super) fn needed(spec: &ChunkSpec, workers: u32) -> u32 {
-        if spec.mode.has_rounds() { workers.saturating_sub(spec.backup_workers).max(1) } else { 1 }
+    /// How many contributions make a version, where so many are expected: whoever has gone is one that is not waited for.
+    pub(super) fn needed(spec: &ChunkSpec, workers: u32, expected: u32) -> u32 {
+        let all = workers.saturating_sub(spec.backup_workers).min(expected);
+        if spec.mode.has_rounds() { all.max(1) } else { 1 }
+    }
+
+    /// Others are expected than before.
+    pub(super) fn settle_expected(&mut self) {
+        self.needed = Self::needed(&self.spec, self.operations.len() as u32, self.expected.len());
+        let loose = self.is_loose();
+        if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
+            tally.made.count(&self.expected);
+        }
+    }
+
+    /// Is nothing of the round being collected begun before it is said who counts in it?
+    pub(super) fn is_barred(&self) -> bool {
+        self.barred.is_some_and(|from| self.round() >= from)
+    }
+
+    /// The first round, or outside mode sync the first count of its contributions, in which a worker could count that comes.
+    pub(super) fn first_for(&self, rank: Rank) -> u64 {
+        match &self.tally {
+            Some(tally) if self.is_loose() => tally.made.least.max(tally.made.of(rank)) + 1,
+            _ => self.round() + 1,
+        }
+    }
+
+    /// Outside mode sync: how many contributions of a rank are in force.
+    pub(super) fn made_by(&self, rank: Rank) -> Option<u64> {
+        let tally = self.tally.as_ref().filter(|_| self.is_loose())?;
+        Some(tally.made.of(rank))
+    }
+
+    /// Outside mode sync: a worker's contributions count from this one on.
+    pub(super) fn begin_count(&mut self, rank: Rank, from: u64) {
+        let loose = self.is_loose();
+        if let Some(tally) = self.tally.as_mut().filter(|_| loose) {
+            tally.made.advance(rank, from.saturating_sub(1));
+        }
     }
 
     /// Is each contribution an update of its own?
@@ -121,7 +176,7 @@ impl Chunk {
         if round == 0 {
             return Err(Status::Refused);
         }
-        if self.holds(rank, round) {
+        if self.holds(rank, round) || self.made_by(rank).is_some_and(|made| round <= made) {
             return Ok(Turn::Repeated);
         }
         let mut before = 0;
@@ -251,9 +306,11 @@ impl Chunk {
             return Some(if reading.is_empty() { own } else { (Status::DeadlineReading, reading) });
         }
         let least = self.awaits(waiter).unwrap_or(0);
-        let made = self.tally.iter().flat_map(|tally| &tally.made.by_rank);
-        let behind = (0..).map(Rank).zip(made).filter(|(_, made)| **made < least);
-        let behind = behind.map(|(rank, _)| rank).take(RANKS_LISTED_MAX).collect();
+        let made = self.tally.iter().flat_map(|tally| {
+            let counting = tally.made.counting.ranks();
+            counting.filter(|rank| tally.made.of(*rank) < least)
+        });
+        let behind = made.take(RANKS_LISTED_MAX).collect();
         Some((Status::DeadlineBehind, behind))
     }
 
@@ -290,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_fewest_made_is_known_whoever_makes_more() {
-        let mut made = Made { by_rank: vec![0; 3], least: 0, least_ranks: 3 };
+        let mut made = Made::new(3);
         for (rank, to, least) in
             [(0, 1, 0), (0, 5, 0), (1, 2, 0), (2, 3, 2), (1, 9, 3), (2, 3, 3), (2, 4, 4), (2, 9, 5)]
         {
@@ -299,15 +356,20 @@ mod tests {
         }
         made.advance(Rank(7), 1);
         assert_eq!(made.by_rank, [5, 9, 9]);
+        let mut others = RankSet::all(3);
+        others.remove(Rank(0));
+        made.count(&others);
+        assert_eq!((made.least, made.least_ranks), (9, 2));
+        made.advance(Rank(0), 7);
+        made.advance(Rank(1), 10);
+        assert_eq!((made.of(Rank(0)), made.least, made.least_ranks), (7, 9, 1));
+        made.count(&RankSet::new(3));
+        assert_eq!(made.least, 9);
     }
 
     #[test]
     fn marks_last_as_long_as_workers_can_ask_and_no_longer() {
-        let mut tally = Tally {
-            applying: None,
-            made: Made { by_rank: Vec::new(), least: 0, least_ranks: 0 },
-            marks: vec![(0, 0); 2],
-        };
+        let mut tally = Tally { applying: None, made: Made::new(0), marks: vec![(0, 0); 2] };
         tally.mark(Rank(1), 3, true);
         tally.mark(Rank(1), 5, false);
         tally.mark(Rank(1), 4, true);

@@ -235,6 +235,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 format!("its inbox slots have {} bytes, {RESULT_SLOT_BYTES} are needed", inbox.slot_bytes),
             );
         }
+        if !self.engine.admits(rank, incarnation) {
+            return refuse(&mut self.queue, "its life is over: the scheduler has said so since".into());
+        }
         self.detach(rank);
         // Before there is another channel of that worker: none of it is for that one.
         self.execute()?;

@@ -20,6 +20,7 @@ mod status;
 mod streams;
 mod tables;
 mod thread;
+mod workers;
 
 pub(crate) use calls::{AnswerBody, Answers, HandlerNews};
 pub use embed::{Server, StartError, listen};

@@ -7,8 +7,8 @@ use crate::app::{Apps, Call, Queue, Reply, ReplyMemory};
 use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
-use proto_common::ids::{Epoch, Incarnation, Rank};
 use proto_common::message::{CheckpointOrder, InboxGrant};
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +39,25 @@ pub(super) enum LaneMessage {
     ChangeRule {
         change: RuleChange,
         reply: SyncSender<Result<(), String>>,
+    },
+    /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
+    /// settings say. Before any of these lives is attached.
+    Workers {
+        epoch: Epoch,
+        present: Arc<[(Rank, Incarnation)]>,
+        left: Arc<[Rank]>,
+    },
+    /// A worker is to count: the first round of each tensor here in which it could.
+    AskRounds {
+        rank: Rank,
+        incarnation: Incarnation,
+        reply: SyncSender<Vec<(Key, u64)>>,
+    },
+    /// From these rounds on a worker counts.
+    CountFrom {
+        rank: Rank,
+        incarnation: Incarnation,
+        rounds: Arc<[(Key, u64)]>,
     },
     /// A handler has answered a call, or let go of it.
     Answer {
@@ -240,6 +259,13 @@ impl Loop {
             }
             LaneMessage::ChangeRule { change, reply } => {
                 let _ = reply.try_send(self.lane.change_rule(&change).map_err(|error| error.to_string()));
+            }
+            LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left)?,
+            LaneMessage::AskRounds { rank, incarnation, reply } => {
+                let _ = reply.try_send(self.lane.ask_rounds(rank, incarnation));
+            }
+            LaneMessage::CountFrom { rank, incarnation, rounds } => {
+                self.lane.count_from(rank, incarnation, &rounds)?;
             }
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),

@@ -7,8 +7,8 @@ use super::{Client, Inner, lock};
 use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
-    Connector, Control, ControlEvent, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Roster,
-    connect_server, spawn_lane,
+    Connector, Control, ControlEvent, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links,
+    Members, Roster, Step, spawn_lane,
 };
 use daemon::http::HttpState;
 use fabric::{CqHandle, Devices, Pool};
@@ -17,13 +17,12 @@ use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Lane, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::Register;
-use proto_common::shard_map::ShardMap;
-use proto_common::transport::{Choice, Offer};
+use proto_common::transport::Offer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Unfinished requests one channel may have.
 const SEND_DEPTH: usize = 4096;
@@ -40,17 +39,21 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     let registrations = Arc::new(RegistrationCache::new(&settings.memory, Some(devices.clone())));
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
-    let (late, dead) = (Arc::new(Late::new(registrations.clone())), Arc::new(Mutex::new(None)));
+    let links = Arc::<Links>::default();
+    let late = Arc::new(Late::new(registrations.clone(), links.clone()));
+    let dead = Arc::new(Mutex::new(None));
     let (progress, steps) = channel();
-    let start = control_start(&settings, incarnation, (&offer, &devices), &late, &dead, progress.clone())?;
+    let on_fatal = ending(&late, &dead, progress.clone());
+    let members = Members::new(links.clone(), on_fatal.clone(), progress);
+    let start = control_start(&settings, incarnation, (&offer, &devices), &late, (&members, on_fatal))?;
     let (mut control, roster) = Control::start(start)?;
-    let joined = join(&settings, incarnation, (offer, devices.clone()), &roster, &late, (progress, steps));
+    let joined = join(&settings, incarnation, (offer, devices.clone()), &roster, &late, (&members, &steps));
     match joined {
         Ok(joined) => {
             control.links_ready();
-            let Joined { pool, lanes, threads, links } = joined;
+            links.ready();
+            let Joined { pool, lanes, threads } = joined;
             let (shape, rank) = (roster.welcome.shape, roster.welcome.rank);
-            let map = ShardMap::new(shape.chunk_bytes, shape.lanes);
             Ok(Client(Arc::new(Inner {
                 settings,
                 shape,
@@ -63,7 +66,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 posts: control.requests().posts().clone(),
                 control: Mutex::new(Some(control)),
                 declaring: Mutex::default(),
-                map: RwLock::new(map),
+                members,
                 tensors: RwLock::new(BTreeMap::new()),
                 traced: AtomicBool::new(false),
                 planned_bytes: AtomicU64::new(0),
@@ -79,6 +82,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
         Err(error) => {
             // A death that is known by now says more than the connection that it broke.
             let error = lock(&dead).clone().map_or(error, Into::into);
+            members.close();
             for lane in late.lanes.get().into_iter().flatten() {
                 lane.send(LaneMessage::Stop);
             }
@@ -89,13 +93,29 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     }
 }
 
+/// What is done when the job cannot go on, whoever hears of it.
+fn ending(
+    late: &Arc<Late>,
+    dead: &Arc<Mutex<Option<OpError>>>,
+    progress: Sender<Step>,
+) -> impl Fn(OpError) + Clone + Send + Sync + 'static {
+    let (late, dead) = (late.clone(), dead.clone());
+    move |error| {
+        lock(&dead).get_or_insert(error.clone());
+        // Nobody listens any more once all servers are connected.
+        let _ = progress.send(Step::Dead(error.clone()));
+        for lane in late.lanes.get().into_iter().flatten() {
+            lane.send(LaneMessage::Fail(error.clone()));
+        }
+    }
+}
+
 fn control_start(
     settings: &Settings,
     incarnation: Incarnation,
     (offer, devices): (&Offer, &Devices),
     late: &Arc<Late>,
-    dead: &Arc<Mutex<Option<OpError>>>,
-    progress: Sender<Step>,
+    (members, on_fatal): (&Members, impl Fn(OpError) + Send + 'static),
 ) -> Result<ControlStart, ClientError> {
     let register = Register {
         protocol: PROTOCOL_VERSION,
@@ -110,7 +130,7 @@ fn control_start(
         offer: offer.clone(),
         resume: None,
     };
-    let (for_report, for_events, dead) = (late.clone(), late.clone(), dead.clone());
+    let for_report = late.clone();
     let registry = daemon::metrics::registry(Role::Worker).map_err(|error| internal(&error))?;
     registry
         .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
@@ -122,15 +142,9 @@ fn control_start(
         http,
         settings: settings.clone(),
         register,
+        members: members.clone(),
         report: Box::new(move || for_report.report()),
-        on_event: Box::new(move |ControlEvent::Fatal(error)| {
-            lock(&dead).get_or_insert(error.clone());
-            // Nobody listens any more once all servers are connected.
-            let _ = progress.send(Step::Dead(error.clone()));
-            for lane in for_events.lanes.get().into_iter().flatten() {
-                lane.send(LaneMessage::Fail(error.clone()));
-            }
-        }),
+        on_event: Box::new(move |ControlEvent::Fatal(error)| on_fatal(error)),
     })
 }
 
@@ -142,7 +156,6 @@ struct Joined {
     pool: Pool,
     lanes: Vec<LaneHandle>,
     threads: Vec<std::thread::JoinHandle<()>>,
-    links: Vec<(Rank, Choice)>,
 }
 
 /// Starts the data threads and connects them to every server.
@@ -152,7 +165,7 @@ fn join(
     (mut offer, mut devices): (Offer, Devices),
     roster: &Roster,
     late: &Late,
-    progress: (Sender<Step>, Receiver<Step>),
+    (members, steps): (&Members, &Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
     daemon::devices::settle(settings, &mut devices, &mut offer, shape.lanes)?;
@@ -160,7 +173,8 @@ fn join(
     let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
-        let (handle, queue, thread) = start_lane(settings, incarnation, roster, Lane(lane), &pool, &devices)?;
+        let start = LaneStart { settings, incarnation, roster, pool: &pool, devices: &devices, members };
+        let (handle, queue, thread) = start.run(Lane(lane))?;
         lanes.push(handle.clone());
         queues.push((handle, queue));
         threads.push(thread);
@@ -171,102 +185,90 @@ fn join(
         job: roster.welcome.job,
         rank: roster.welcome.rank,
         incarnation,
-        epoch: roster.epoch,
         offer,
         lanes: queues,
         devices,
         within: Duration::from_millis(settings.deadlines.connect_ms),
     };
-    let links = connect_servers(connector, roster, progress)?;
-    for (server, choice) in &links {
-        tracing::info!(server = server.0, driver = %choice.driver, why = choice.why, "data path ready");
-    }
-    let _ = late.links.set(links.clone());
-    Ok(Joined { pool, lanes, threads, links })
+    let within = connector.within;
+    members.install(lanes.clone(), connector);
+    wait_for_servers(members, within, steps)?;
+    Ok(Joined { pool, lanes, threads })
 }
 
-fn start_lane(
-    settings: &Settings,
+/// What every lane is started with.
+struct LaneStart<'a> {
+    settings: &'a Settings,
     incarnation: Incarnation,
-    roster: &Roster,
-    lane: Lane,
-    pool: &Pool,
-    devices: &Devices,
-) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
-    let queue = devices.lane(SEND_DEPTH)?;
-    let handle = queue.handle();
-    let shape = roster.welcome.shape;
-    let config = LaneConfig {
-        engine: EngineConfig {
-            job: roster.welcome.job,
-            incarnation,
-            lane,
-            servers: shape.servers,
-            gather_max: GATHER_MAX,
-            in_flight_max: in_flight_max(settings),
-        },
-        rank: roster.welcome.rank,
-        result_slots: settings.memory.result_slots,
-    };
-    let mut driver = LaneDriver::new(queue, config, pool.region().clone())
-        .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
-    driver.set_epoch(roster.epoch);
-    driver.set_pool(pool.clone());
-    let spin = Duration::from_micros(settings.memory.spin_us);
-    let (lane, thread) = spawn_lane(driver, lane.0, spin)?;
-    Ok((lane, handle, thread))
+    roster: &'a Roster,
+    pool: &'a Pool,
+    devices: &'a Devices,
+    members: &'a Members,
 }
 
-/// What happens while servers are connected.
-enum Step {
-    Connected(Rank, Result<Choice, ClientError>),
-    /// The job ends before we are part of it.
-    Dead(OpError),
+impl LaneStart<'_> {
+    fn run(&self, lane: Lane) -> Result<(LaneHandle, CqHandle, std::thread::JoinHandle<()>), ClientError> {
+        let (settings, roster) = (self.settings, self.roster);
+        let queue = self.devices.lane(SEND_DEPTH)?;
+        let handle = queue.handle();
+        let shape = roster.welcome.shape;
+        let config = LaneConfig {
+            engine: EngineConfig {
+                job: roster.welcome.job,
+                incarnation: self.incarnation,
+                lane,
+                servers: shape.server_places.max(shape.servers),
+                gather_max: GATHER_MAX,
+                in_flight_max: in_flight_max(settings),
+            },
+            rank: roster.welcome.rank,
+            result_slots: settings.memory.result_slots,
+        };
+        let mut driver = LaneDriver::new(queue, config, self.pool.region().clone())
+            .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
+        driver.set_epoch(roster.epoch);
+        driver.set_pool(self.pool.clone());
+        let spin = Duration::from_micros(settings.memory.spin_us);
+        let members = self.members.downgrade();
+        let on_broken = Box::new(move |server, number, reason| members.broken(server, number, reason));
+        let (lane, thread) = spawn_lane(driver, lane.0, spin, on_broken)?;
+        Ok((lane, handle, thread))
+    }
 }
 
-/// All servers at once, each on a thread of its own: one that is slow does not hold up the others. A death
-/// ends it at once; threads that still try then end by their own deadline.
-fn connect_servers(
-    connector: Connector,
-    roster: &Roster,
-    (progress, steps): (Sender<Step>, Receiver<Step>),
-) -> Result<Vec<(Rank, Choice)>, ClientError> {
+/// Until all servers of the newest roster are connected. A death that ends the job ends it at once; so does a server that
+/// cannot be connected, unless that is because it is gone.
+fn wait_for_servers(members: &Members, within: Duration, steps: &Receiver<Step>) -> Result<(), ClientError> {
     // Each step of a connection has this long, and there may be two tries; a thread that tells nothing at all has
     // panicked.
-    let patience = 10 * connector.within + DEATH_GRACE;
-    let connector = Arc::new(connector);
-    let servers = roster.members.iter().filter(|member| member.id.role == Role::Server);
-    let mut missing = 0;
-    for server in servers.cloned() {
-        let (connector, progress) = (connector.clone(), progress.clone());
-        let work = move || {
-            let result = connect_server(&connector, &server);
-            let _ = progress.send(Step::Connected(server.id.rank, result));
-        };
-        let thread = std::thread::Builder::new().name("gradwire-connect".into()).spawn(work);
-        thread.map_err(|error| ClientError::Internal(format!("cannot start a thread: {error}")))?;
-        missing += 1;
-    }
-    let mut links = Vec::with_capacity(missing);
-    while links.len() < missing {
+    let patience = 10 * within + DEATH_GRACE;
+    while !members.missing().is_empty() {
         match steps.recv_timeout(patience) {
-            Ok(Step::Connected(rank, Ok(choice))) => links.push((rank, choice)),
-            Ok(Step::Connected(_, Err(error))) => return Err(death_or(error, &steps)),
+            Ok(Step::Connected(rank, Err(error))) => unless_gone(members, (rank, error), steps)?,
+            Ok(Step::Connected(_, Ok(())) | Step::Gone) => {}
             Ok(Step::Dead(error)) => return Err(error.into()),
             Err(_) => return Err(ClientError::Internal("connecting to a server panicked".into())),
         }
     }
-    links.sort_unstable_by_key(|(rank, _)| *rank);
-    Ok(links)
+    Ok(())
 }
 
 /// A connection that broke may have broken because its server died: the scheduler gets a moment to say so.
-fn death_or(error: ClientError, steps: &Receiver<Step>) -> ClientError {
-    let broke = error.exit_code() == ExitCode::Io;
-    let mut later = std::iter::from_fn(|| broke.then(|| steps.recv_timeout(DEATH_GRACE).ok()).flatten());
-    let death = later.find_map(|step| match step {
-        Step::Dead(error) => Some(error.into()),
-        Step::Connected(..) => None,
-    });
-    death.unwrap_or(error)
+fn unless_gone(
+    members: &Members,
+    (rank, error): (Rank, ClientError),
+    steps: &Receiver<Step>,
+) -> Result<(), ClientError> {
+    if error.exit_code() != ExitCode::Io {
+        return Err(error);
+    }
+    let until = Instant::now() + DEATH_GRACE;
+    while members.missing().contains(&rank) {
+        match steps.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Step::Dead(death)) => return Err(death.into()),
+            Ok(_) => {}
+            Err(_) => return Err(error),
+        }
+    }
+    Ok(())
 }

@@ -28,7 +28,9 @@ pub use tensor::Tensor;
 pub use weights::Weights;
 
 use crate::error::{ClientError, OpError};
-use crate::runtime::{Control, LaneHandle, LaneMessage, LaneReport, OpStates, Requests, Spares};
+use crate::runtime::{
+    Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares,
+};
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
@@ -36,7 +38,7 @@ use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
-use proto_common::shard_map::ShardMap;
+use proto_common::shard_map::{MapUpdate, ShardMap};
 use proto_common::tensor::{RuleChange, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
@@ -66,13 +68,13 @@ pub(crate) struct Inner {
     posts: Posts,
     /// Held by a declaration, from its request until its update is applied.
     declaring: Mutex<()>,
-    map: RwLock<ShardMap>,
+    members: Members,
     tensors: RwLock<BTreeMap<Key, Tensor>>,
     /// Is the first iteration over, and has been planned with?
     traced: AtomicBool,
     /// Bytes of key buffers that the plan has given to tensors, at each server.
     planned_bytes: AtomicU64,
-    links: Vec<(Rank, Choice)>,
+    links: Arc<Links>,
     next_op: AtomicU64,
     states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
@@ -131,16 +133,17 @@ impl Client {
         self.0.incarnation
     }
 
-    /// The driver to each server, by rank, and why it was chosen.
+    /// The driver to each server that is there, by rank, and why it was chosen.
     #[must_use]
-    pub fn links(&self) -> &[(Rank, Choice)] {
-        &self.0.links
+    pub fn links(&self) -> Vec<(Rank, Choice)> {
+        self.0.links.all()
     }
 
     /// The drivers in use, for people: "shm", "tcp" or "shm+tcp".
     #[must_use]
     pub fn transport(&self) -> String {
-        let used = |driver: &Driver| self.0.links.iter().any(|(_, choice)| choice.driver == *driver);
+        let links = self.links();
+        let used = |driver: &Driver| links.iter().any(|(_, choice)| choice.driver == *driver);
         Driver::ALL.iter().filter(|d| used(d)).map(ToString::to_string).collect::<Vec<_>>().join("+")
     }
 
@@ -162,26 +165,25 @@ impl Client {
         // One at a time, so that updates are applied in the order of their epochs.
         let _declaring = lock(&self.0.declaring);
         let update = self.requests()?.declare(specs.to_vec(), within)?;
-        {
-            let mut map = self.0.map.write().unwrap_or_else(PoisonError::into_inner);
-            map.apply(&update).map_err(|error| ClientError::Internal(error.to_string()))?;
-            for lane in self.0.lanes.iter() {
-                lane.send(LaneMessage::Epoch(map.epoch()));
-            }
-            let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
-            let used = tensors.values().map(Tensor::spec);
-            let unused = update.tensors.iter().filter(|spec| !tensors.contains_key(&spec.key));
-            together::fit(used, unused, &map, most).map_err(DeclareError::from)?;
-            let mut new = Vec::new();
-            for spec in &update.tensors {
-                tensors.entry(spec.key).or_insert_with(|| {
-                    new.push(Tensor::new((self.0.incarnation, self.0.rank), spec, &map, self.0.lanes.len()));
-                    new[new.len() - 1].clone()
-                });
-            }
-            self.place(&new, false);
-        }
+        let new = self.0.members.with_map(|map| self.add(&update, map, most));
+        self.place(&new.ok_or_else(|| OpError::Closed("it was closed before".into()))??, false);
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
+    }
+
+    /// The tensors that are new, cut as the map has them. It may change from then on: lanes know.
+    fn add(&self, update: &MapUpdate, map: &ShardMap, most: usize) -> Result<Vec<Tensor>, ClientError> {
+        let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
+        let used = tensors.values().map(Tensor::spec);
+        let unused = update.tensors.iter().filter(|spec| !tensors.contains_key(&spec.key));
+        together::fit(used, unused, map, most).map_err(DeclareError::from)?;
+        let mut new = Vec::new();
+        for spec in &update.tensors {
+            tensors.entry(spec.key).or_insert_with(|| {
+                new.push(Tensor::new((self.0.incarnation, self.0.rank), spec, map, self.0.lanes.len()));
+                new[new.len() - 1].clone()
+            });
+        }
+        Ok(new)
     }
 
     /// Gives a tensor another update rule, from this worker's next contribution on: all chunks and all workers have it
@@ -236,8 +238,7 @@ impl Client {
 
     /// Registers memory with the RDMA device, if any link is over it, so that what stands against that is told here.
     fn prepare(&self, span: &Span) -> Result<(), fabric::FabricError> {
-        let over_device = self.0.links.iter().any(|(_, choice)| choice.driver == Driver::Verbs);
-        if over_device { self.0.devices.prepare(span) } else { Ok(()) }
+        if self.0.links.are_over_device() { self.0.devices.prepare(span) } else { Ok(()) }
     }
 
     /// Waits until every member of the group has come to the barrier of this name, at most
@@ -305,6 +306,7 @@ impl Client {
 impl Inner {
     fn leave(&self, last: ToScheduler) {
         let Some(mut control) = lock(&self.control).take() else { return };
+        self.members.close();
         for lane in self.lanes.iter() {
             lane.send(LaneMessage::Stop);
         }

@@ -50,7 +50,7 @@ impl Client {
 
     fn facts(&self) -> Facts {
         let (settings, shape) = (&self.0.settings, self.0.shape);
-        let mut drivers: Vec<Driver> = self.0.links.iter().map(|(_, choice)| choice.driver).collect();
+        let mut drivers: Vec<Driver> = self.0.links.all().iter().map(|(_, choice)| choice.driver).collect();
         drivers.sort_unstable();
         drivers.dedup();
         // Servers lend half of their spill blocks; they have the same settings as we have, or say no.

@@ -2,7 +2,7 @@
 
 use super::registrations::{RegistrationCache, RegistrationStats};
 use crate::engine::{LaneStats, OldestOp};
-use crate::runtime::{LaneHandle, LaneMessage, LaneReport};
+use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
@@ -21,7 +21,7 @@ pub(super) struct Late {
     /// Looking at it is also what lets go of buffers that nobody has any more.
     registrations: Arc<RegistrationCache>,
     pub(super) lanes: OnceLock<Vec<LaneHandle>>,
-    pub(super) links: OnceLock<Vec<(Rank, Choice)>>,
+    links: Arc<Links>,
 }
 
 /// All lanes together.
@@ -31,15 +31,22 @@ struct Collected {
     in_flight: u64,
     oldest: Option<OldestOp>,
     registrations: RegistrationStats,
+    failovers: u64,
+    reconnects: u64,
 }
 
 impl Late {
-    pub(super) fn new(registrations: Arc<RegistrationCache>) -> Self {
-        Self { registrations, lanes: OnceLock::new(), links: OnceLock::new() }
+    pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>) -> Self {
+        Self { registrations, lanes: OnceLock::new(), links }
     }
 
     fn collect(&self) -> Collected {
-        let mut all = Collected { registrations: self.registrations.sweep(), ..Collected::default() };
+        let mut all = Collected {
+            registrations: self.registrations.sweep(),
+            failovers: self.links.failovers(),
+            reconnects: self.links.reconnects(),
+            ..Collected::default()
+        };
         for lane in self.lanes.get().into_iter().flatten() {
             let Some(report) = lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report) else { continue };
             all.stats = all.stats.plus(&report.stats);
@@ -53,7 +60,7 @@ impl Late {
     /// What a heartbeat tells.
     pub(super) fn report(&self) -> MemberReport {
         let all = self.collect();
-        let links = self.links.get().map_or(&[][..], Vec::as_slice);
+        let links = self.links.all();
         let share = links.len().max(1) as u64;
         let link = |(server, choice): &(Rank, Choice)| LinkReport {
             server: *server,
@@ -74,8 +81,9 @@ impl Late {
     /// The body of `/status`.
     pub(super) fn status(&self) -> serde_json::Value {
         let all = self.collect();
-        let links = self.links.get().into_iter().flatten();
+        let links = self.links.all();
         let links: Vec<_> = links
+            .iter()
             .map(|(server, choice)| json!({ "server": server.0, "driver": choice.driver, "why": choice.why }))
             .collect();
         json!({
@@ -91,6 +99,11 @@ impl Late {
             "landed_bytes": all.stats.landed_bytes,
             "shown_bytes": all.stats.shown_bytes,
             "retries": all.stats.retries,
+            "reroutes": all.stats.reroutes,
+            "replays": all.stats.replays,
+            "failovers": self.links.failovers(),
+            "reconnects": self.links.reconnects(),
+            "longest_stall_ms": all.stats.longest_ms,
             "credit_waits": all.stats.credit_waits,
             "duplicates": all.stats.duplicates,
             "registered_buffers": all.registrations.registered,
@@ -99,9 +112,9 @@ impl Late {
     }
 
     pub(super) fn ready(&self) -> Result<(), String> {
-        match self.links.get() {
-            Some(_) => Ok(()),
-            None => Err("connecting to the servers".into()),
+        match self.links.are_ready() {
+            true => Ok(()),
+            false => Err("connecting to the servers".into()),
         }
     }
 }
@@ -126,7 +139,7 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 16] = [
+        let counters: [(&str, &str, Read); 20] = [
             ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
             ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
             ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
@@ -148,6 +161,24 @@ impl WorkerMetrics {
                 "Chunks sent again because a server could not take them.",
                 |c| c.stats.retries,
             ),
+            (
+                "gradwire_worker_reroutes_total",
+                "Chunks sent again because the server did not have them.",
+                |c| c.stats.reroutes,
+            ),
+            (
+                "gradwire_worker_replays_total",
+                "Chunks sent again because their channel had ended before they were answered.",
+                |c| c.stats.replays,
+            ),
+            ("gradwire_worker_failovers_total", "Deaths of servers whose chunks others took over.", |c| {
+                c.failovers
+            }),
+            (
+                "gradwire_worker_reconnects_total",
+                "Connections to living servers that were made again.",
+                |c| c.reconnects,
+            ),
             ("gradwire_worker_credit_waits_total", "Times a batch waited for a credit.", |c| {
                 c.stats.credit_waits
             }),
@@ -168,7 +199,12 @@ impl WorkerMetrics {
                 |c| c.registrations.evictions,
             ),
         ];
-        let gauges: [(&str, &str, Read); 3] = [
+        let gauges: [(&str, &str, Read); 4] = [
+            (
+                "gradwire_worker_longest_stall_milliseconds",
+                "The longest that a contribution took from its submission to its answer.",
+                |c| c.stats.longest_ms,
+            ),
             (
                 "gradwire_worker_registration_cache_bytes",
                 "Bytes of trainers' own buffers that stay registered.",
@@ -214,7 +250,9 @@ impl Collector for WorkerMetrics {
             gauge.set(i64::try_from(read(&all)).unwrap_or(i64::MAX));
             families.extend(gauge.collect());
         }
-        for (server, choice) in self.late.links.get().into_iter().flatten() {
+        // Servers come and go.
+        self.links.reset();
+        for (server, choice) in self.late.links.all() {
             self.links.with_label_values(&[server.to_string(), choice.driver.to_string()]).set(1);
         }
         families.extend(self.links.collect());
@@ -234,7 +272,7 @@ mod tests {
             &MemorySettings { registration_cache: 1, ..MemorySettings::default() },
             None,
         ));
-        let late = Arc::new(Late::new(cache.clone()));
+        let late = Arc::new(Late::new(cache.clone(), Arc::default()));
         let metrics = WorkerMetrics::new(late.clone()).unwrap();
         let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
         for buffer in [&first, &second, &second, &second] {

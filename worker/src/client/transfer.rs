@@ -11,7 +11,6 @@ use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
-use proto_common::transport::Driver;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -148,8 +147,7 @@ impl Client {
         source: Option<Source>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        let in_place =
-            tensor.may_be_shown() && self.0.links.iter().all(|(_, link)| link.driver == Driver::Shm);
+        let in_place = tensor.may_be_shown() && self.0.links.share_memory();
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }

@@ -472,6 +472,10 @@ impl LaneEngine {
             && let Some(op) = self.ops.remove(part.op)
         {
             self.stats.ended(op.kind == OpKind::Call, op.failed, op.version);
+            if op.kind.contributes() {
+                let took_ms = self.now_ms.saturating_sub(op.since_ms);
+                self.stats.longest_ms = self.stats.longest_ms.max(took_ms);
+            }
             if let Some((bytes, newest)) = op.landed {
                 out.list.push(Command::Landed { op: op.id, bytes, newest });
             }

@@ -31,6 +31,8 @@ pub struct LaneStats {
     pub reroutes: u64,
     /// Parts sent again because their channel had ended before they were answered.
     pub replays: u64,
+    /// The longest that a contribution took from its submission to its last answer.
+    pub longest_ms: u64,
     /// Times a batch had to wait for a credit.
     pub credit_waits: u64,
     /// Stale or repeated results ignored.
@@ -68,6 +70,7 @@ impl LaneStats {
         self.retries += other.retries;
         self.reroutes += other.reroutes;
         self.replays += other.replays;
+        self.longest_ms = self.longest_ms.max(other.longest_ms);
         self.credit_waits += other.credit_waits;
         self.duplicates += other.duplicates;
         self

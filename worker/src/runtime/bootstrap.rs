@@ -27,7 +27,6 @@ pub(crate) struct Connector {
     pub(crate) job: JobId,
     pub(crate) rank: Rank,
     pub(crate) incarnation: Incarnation,
-    pub(crate) epoch: Epoch,
     pub(crate) offer: Offer,
     pub(crate) lanes: Vec<(LaneHandle, CqHandle)>,
     pub(crate) devices: Devices,
@@ -43,13 +42,18 @@ struct Failed {
 /// Connects all lanes to one server. Blocks; runs on a thread of its own. A device that both sides have and whose way
 /// to this server is closed (addresses of two kinds, a firewall) is ruled out for this pair, with the reason, and both
 /// choose again: that is another driver, or the error that one of them requires this one.
-pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<Choice, ClientError> {
+pub(crate) fn connect_server(
+    connector: &Connector,
+    server: &Member,
+    number: u64,
+    epoch: Epoch,
+) -> Result<Choice, ClientError> {
     let mut offer = connector.offer.clone();
-    match attempt(connector, server, &offer) {
+    match attempt(connector, (server, number), epoch, &offer) {
         Err(Failed { over: Some((Driver::Verbs, reason)), .. }) => {
             tracing::warn!(server = server.id.rank.0, reason, "no way to this server over the RDMA device");
             offer.missing.push((Driver::Verbs, format!("between this worker and this server: {reason}")));
-            attempt(connector, server, &offer)
+            attempt(connector, (server, number), epoch, &offer)
         }
         attempted => attempted,
     }
@@ -57,7 +61,12 @@ pub(crate) fn connect_server(connector: &Connector, server: &Member) -> Result<C
 }
 
 /// One try, with this offer.
-fn attempt(connector: &Connector, server: &Member, offer: &Offer) -> Result<Choice, Failed> {
+fn attempt(
+    connector: &Connector,
+    (server, number): (&Member, u64),
+    epoch: Epoch,
+    offer: &Offer,
+) -> Result<Choice, Failed> {
     let address = server.data_address.clone().unwrap_or_default();
     let failed = |reason: String, code: ExitCode| Failed {
         error: ClientError::Server { server: server.id.rank, address: address.clone(), reason, code },
@@ -72,7 +81,7 @@ fn attempt(connector: &Connector, server: &Member, offer: &Offer) -> Result<Choi
     let fix = "check that the server runs, and that node.advertise names an address that workers reach";
     let stream = runtime.block_on(connect_with_retry(host, port, within_ms, fix)).map_err(|e| io(&e))?;
     let mut link = runtime.block_on(async { Connection::new(stream) }).map_err(|e| io(&e))?;
-    let hello = ToServer::Hello(hello(connector, server, offer));
+    let hello = ToServer::Hello(hello(connector, server, epoch, offer));
     runtime.block_on(link.send_within(&hello, limit)).map_err(|error| io(&error))?;
     let offer = match runtime.block_on(link.receive_within::<FromServer>(limit)).map_err(|e| io(&e))? {
         Some(FromServer::Offer(offer)) => offer,
@@ -86,7 +95,7 @@ fn attempt(connector: &Connector, server: &Member, offer: &Offer) -> Result<Choi
         None => return Err(failed("it closed the connection".into(), ExitCode::Io)),
     };
     let driver = offer.choice.driver;
-    open(connector, server, (&runtime, &mut link), offer).map_err(|(reason, code)| {
+    open(connector, (server, number), (&runtime, &mut link), offer).map_err(|(reason, code)| {
         let over = Some((driver, reason.clone()));
         Failed { over, ..failed(reason, code) }
     })
@@ -95,7 +104,7 @@ fn attempt(connector: &Connector, server: &Member, offer: &Offer) -> Result<Choi
 /// Brings the channels of a driver up that both sides have chosen: the probe write each way is answered.
 fn open(
     connector: &Connector,
-    server: &Member,
+    (server, number): (&Member, u64),
     (runtime, link): (&Runtime, &mut Connection),
     mut offer: ServerOffer,
 ) -> Result<Choice, (String, ExitCode)> {
@@ -104,8 +113,8 @@ fn open(
     let tries = if offer.choice.driver == Driver::Verbs { VERBS_PART } else { 1 };
     let limit = connector.within / tries;
     let deadline = Instant::now() + limit;
-    let (ours, carriers) =
-        attach_lanes(connector, server, &offer, deadline).map_err(|reason| (reason, ExitCode::Io))?;
+    let (ours, carriers) = attach_lanes(connector, (server, number), &offer, deadline)
+        .map_err(|reason| (reason, ExitCode::Io))?;
     if offer.choice.driver == Driver::Tcp {
         // Which kind of socket it is shows only now; the status tells it with the reason.
         offer.choice.why.push_str(&format!("; over {carriers}"));
@@ -122,25 +131,26 @@ fn open(
     if sums {
         offer.choice.why.push_str(", payload checksums");
     }
-    activate_lanes(connector, server, &theirs, sums, deadline).map_err(|reason| (reason, ExitCode::Io))?;
+    activate_lanes(connector, (server, number), &theirs, sums, deadline)
+        .map_err(|reason| (reason, ExitCode::Io))?;
     Ok(offer.choice)
 }
 
-fn hello(connector: &Connector, server: &Member, offer: &Offer) -> Hello {
+fn hello(connector: &Connector, server: &Member, epoch: Epoch, offer: &Offer) -> Hello {
     Hello {
         protocol: PROTOCOL_VERSION,
         job: connector.job,
         rank: connector.rank,
         incarnation: connector.incarnation,
         server_incarnation: server.incarnation,
-        epoch: connector.epoch,
+        epoch,
         offer: offer.clone(),
     }
 }
 
 fn attach_lanes(
     connector: &Connector,
-    server: &Member,
+    (server, number): (&Member, u64),
     offer: &ServerOffer,
     deadline: Instant,
 ) -> Result<(Vec<InboxGrant>, String), String> {
@@ -156,7 +166,7 @@ fn attach_lanes(
     let mut inboxes = Vec::with_capacity(connector.lanes.len());
     for (index, ((lane, _), setup)) in connector.lanes.iter().zip(setups).enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
-        let attach = |reply| LaneMessage::Attach { server: server.id.rank, setup, reply };
+        let attach = |reply| LaneMessage::Attach { server: server.id.rank, number, setup, reply };
         inboxes.push(
             lane.ask(left, attach)
                 .ok_or_else(|| format!("lane {index} of this process does not answer"))??,
@@ -167,7 +177,7 @@ fn attach_lanes(
 
 fn activate_lanes(
     connector: &Connector,
-    server: &Member,
+    (server, number): (&Member, u64),
     theirs: &[InboxGrant],
     sum_payloads: bool,
     deadline: Instant,
@@ -185,7 +195,8 @@ fn activate_lanes(
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let (server, incarnation) = (server.id.rank, server.incarnation);
-        let activate = |reply| LaneMessage::Activate { server, incarnation, inbox, sum_payloads, reply };
+        let activate =
+            |reply| LaneMessage::Activate { server, number, incarnation, inbox, sum_payloads, reply };
         let probed = lane.ask(left, activate);
         let probed =
             probed.ok_or_else(|| format!("the probe write on lane {index} was not answered; {BLOCKED}"))?;

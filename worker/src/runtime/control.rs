@@ -1,15 +1,17 @@
 //! The client's end of the control plane: a thread with a tokio runtime that owns the link to the scheduler
 //! and bridges it to blocking callers.
 
+use super::members::Members;
+use crate::engine::MemberConfig;
 use crate::error::{ClientError, OpError};
-use daemon::control::{LinkEvent, SchedulerLink, code_of_refusal};
+use daemon::control::{LinkEvent, LinkSender, SchedulerLink, code_of_refusal};
 use daemon::http::HttpState;
 use daemon::post::Posts;
 use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
 use proto_common::message::{
-    DeclareError, FromScheduler, Member, MemberReport, NodeGroup, Register, ToScheduler, WaitError, Welcome,
+    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, Resume, ToScheduler, WaitError, Welcome,
 };
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
@@ -17,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// An answer may come this much after the deadline that the scheduler keeps itself.
@@ -34,6 +36,7 @@ pub(crate) enum ControlEvent {
 pub(crate) struct ControlStart {
     pub(crate) settings: Settings,
     pub(crate) register: Register,
+    pub(crate) members: Members,
     pub(crate) http: HttpState,
     pub(crate) report: Box<dyn FnMut() -> MemberReport + Send>,
     pub(crate) on_event: Box<dyn Fn(ControlEvent) + Send>,
@@ -44,7 +47,6 @@ pub(crate) struct ControlStart {
 pub(crate) struct Roster {
     pub(crate) welcome: Welcome,
     pub(crate) epoch: Epoch,
-    pub(crate) members: Vec<Member>,
 }
 
 enum Ask {
@@ -52,9 +54,16 @@ enum Ask {
     Barrier(SyncSender<Result<(), WaitError>>),
 }
 
+/// A request that is not answered. The next scheduler has not heard of it.
+struct Open {
+    ask: Ask,
+    message: ToScheduler,
+    deadline: Instant,
+}
+
 #[derive(Default)]
 struct Shared {
-    asked: HashMap<u64, Ask>,
+    asked: HashMap<u64, Open>,
     next: u64,
     fatal: Option<OpError>,
 }
@@ -141,17 +150,19 @@ impl Requests {
         message: impl FnOnce(u64) -> ToScheduler,
     ) -> Result<T, ClientError> {
         let (reply, answer) = sync_channel(1);
-        let request = {
+        let (request, message) = {
             let mut shared = lock(&self.shared);
             if let Some(error) = &shared.fatal {
                 return Err(error.clone().into());
             }
             shared.next += 1;
             let request = shared.next;
-            shared.asked.insert(request, ask(reply));
-            request
+            let (ask, message) = (ask(reply), message(request));
+            let open = Open { ask, message: message.clone(), deadline: Instant::now() + within };
+            shared.asked.insert(request, open);
+            (request, message)
         };
-        if self.outgoing.send(Outgoing::Message(message(request))).is_err() {
+        if self.outgoing.send(Outgoing::Message(message)).is_err() {
             return Err(self.fatal());
         }
         match answer.recv_timeout(within + GRACE) {
@@ -161,7 +172,7 @@ impl Requests {
                 lock(&self.shared).asked.remove(&request);
                 let waited = within + GRACE;
                 let text = format!(
-                    "the scheduler did not answer within {} ms; it is alive but stuck or overloaded",
+                    "the scheduler did not answer within {} ms; it is stuck or overloaded, or was lost and is not back",
                     waited.as_millis()
                 );
                 Err(ClientError::Scheduler(text, ExitCode::Deadline))
@@ -195,14 +206,12 @@ impl Requests {
     }
 
     pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
-        let (name, timeout_ms) = (name.to_owned(), within.as_millis() as u64);
-        Ok(self.ask(within, Ask::Barrier, |request| ToScheduler::Barrier {
-            request,
-            name,
-            group,
-            passed: 0,
-            timeout_ms,
-        })??)
+        let (owned, timeout_ms) = (name.to_owned(), within.as_millis() as u64);
+        let passed = self.posts.passed().times(name, group);
+        let message = |request| ToScheduler::Barrier { request, name: owned, group, passed, timeout_ms };
+        self.ask(within, Ask::Barrier, message)??;
+        self.posts.passed().count(name, group);
+        Ok(())
     }
 
     /// Messages to and from other members' programs.
@@ -241,28 +250,40 @@ async fn session(
     (ready, posts): (&Ready, &Posts),
     shared: &Mutex<Shared>,
 ) {
-    let ControlStart { settings, mut register, http, report, on_event } = start;
+    let ControlStart { settings, mut register, members, http, report, on_event } = start;
+    let incarnation = register.incarnation;
     let failed = |text: String, code| drop(ready.try_send(Err(ClientError::Scheduler(text, code))));
     // Lives as long as this session: dropping the trigger ends the endpoints.
     let _endpoints = match serve(&settings, &mut register, http).await {
         Ok(trigger) => trigger,
         Err(error) => return failed(format!("{error:#}"), daemon::exit::code_of(&error)),
     };
-    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report, || None).await {
+    let (known, passed) = (members.clone(), posts.passed().clone());
+    let resume = move || Some(Resume { barriers: passed.all(), ..known.resume()? });
+    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report, resume).await {
         Ok(connected) => connected,
         Err(error) => return failed(describe(&error), error.exit_code()),
     };
+    let (rank, shape) = (welcome.rank, welcome.shape);
+    let reach_ms = settings.deadlines.connect_ms.saturating_add(shape.silence_ms);
+    members.registered(MemberConfig { rank, incarnation, shape, reach_ms });
     let sender = link.sender();
     posts.attach_link(link.sender());
-    let mut start = Starting { welcome, ready, posts, assembled: false };
+    let mut start = Starting { welcome, ready, posts, members, assembled: false, are_links_ready: false };
     let error = loop {
         tokio::select! {
-            event = link.events.recv() => match start.event(event, shared) {
-                Some(error) => break error,
-                None => continue,
-            },
+            event = link.events.recv() => {
+                let is_back = matches!(event, Some(LinkEvent::Back(_)));
+                if let Some(error) = start.event(event, shared) {
+                    break error;
+                }
+                if is_back {
+                    start.say_again(&sender, shared).await;
+                }
+            }
             outgoing = queue.recv() => match outgoing {
                 Some(Outgoing::Message(message)) => {
+                    start.are_links_ready |= matches!(message, ToScheduler::LinksReady);
                     // Too large a message is the caller's; a lost link reports itself.
                     if let Err(error) = sender.send(&message).await {
                         tracing::warn!(%error, "a message to the scheduler was not sent");
@@ -294,16 +315,21 @@ struct Starting<'a> {
     welcome: Welcome,
     ready: &'a Ready,
     posts: &'a Posts,
+    members: Members,
     assembled: bool,
+    are_links_ready: bool,
 }
 
 impl Starting<'_> {
     /// Takes what came over the link; returns what ends the job.
     fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
         let error = match event {
-            Some(LinkEvent::Message(FromScheduler::Roster { epoch, members, .. })) => {
+            Some(LinkEvent::Message(first @ FromScheduler::Roster { epoch, .. })) if !self.assembled => {
                 self.assembled = true;
-                let roster = Roster { welcome: self.welcome.clone(), epoch, members };
+                if let Some(error) = self.members.heard(&first) {
+                    return Some(error);
+                }
+                let roster = Roster { welcome: self.welcome.clone(), epoch };
                 let _ = self.ready.try_send(Ok(roster));
                 return None;
             }
@@ -312,8 +338,12 @@ impl Starting<'_> {
                 let _ = self.ready.try_send(Err(ClientError::Scheduler(text, code_of_refusal(&reason))));
                 OpError::Closed(format!("the scheduler refused us: {reason}"))
             }
-            Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, shared)?,
-            Some(LinkEvent::Away { .. } | LinkEvent::Back(_)) => return None,
+            Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, &self.members, shared)?,
+            Some(LinkEvent::Away { .. }) => return None,
+            Some(LinkEvent::Back(_)) => {
+                self.posts.back();
+                return None;
+            }
             Some(LinkEvent::Lost(lost)) => {
                 let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
                 OpError::Died(Death { member, cause: DeathCause::Failed { reason: describe(&lost) } })
@@ -325,6 +355,33 @@ impl Starting<'_> {
         }
         Some(error)
     }
+
+    /// What the scheduler before has not answered, and this one does not know.
+    async fn say_again(&self, sender: &LinkSender, shared: &Mutex<Shared>) {
+        let now = Instant::now();
+        let open: Vec<ToScheduler> = {
+            let shared = lock(shared);
+            let left = |open: &Open| open.deadline.saturating_duration_since(now).as_millis() as u64;
+            shared.asked.values().map(|open| within(open.message.clone(), left(open))).collect()
+        };
+        let ready = self.are_links_ready.then_some(ToScheduler::LinksReady);
+        for message in ready.into_iter().chain(open) {
+            if let Err(error) = sender.send(&message).await {
+                tracing::debug!(%error, "the next scheduler is lost, too");
+            }
+        }
+    }
+}
+
+/// The request with the time that it has left.
+fn within(mut message: ToScheduler, left_ms: u64) -> ToScheduler {
+    if let ToScheduler::Declare { timeout_ms, .. }
+    | ToScheduler::ChangeRule { timeout_ms, .. }
+    | ToScheduler::Barrier { timeout_ms, .. } = &mut message
+    {
+        *timeout_ms = left_ms;
+    }
+    message
 }
 
 /// Opens the HTTP endpoints, where they are not off, and tells their address with the registration.
@@ -370,7 +427,7 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
         _ => return,
     };
     let asked = lock(shared).asked.remove(&request);
-    match asked {
+    match asked.map(|open| open.ask) {
         Some(Ask::Declare(reply)) => drop(reply.try_send(Err(DeclareError::NotNow(reason.to_owned())))),
         Some(Ask::Barrier(reply)) => {
             let refused = WaitError::Refused { name: String::new(), reason: reason.to_owned() };
@@ -381,38 +438,26 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
 }
 
 /// Passes an answer to who asked; returns what ends the job.
-fn answer(message: FromScheduler, shared: &Mutex<Shared>) -> Option<OpError> {
+fn answer(message: FromScheduler, members: &Members, shared: &Mutex<Shared>) -> Option<OpError> {
+    let asked = |request| lock(shared).asked.remove(&request).map(|open: Open| open.ask);
     match message {
         FromScheduler::Declared { request, result } => {
-            if let Some(Ask::Declare(reply)) = lock(shared).asked.remove(&request) {
+            // Before anything that the scheduler said later: maps change in one order everywhere.
+            let result = result.and_then(|update| match members.declared(&update) {
+                Ok(()) => Ok(update),
+                Err(error) => Err(DeclareError::NotNow(error.to_string())),
+            });
+            if let Some(Ask::Declare(reply)) = asked(request) {
                 let _ = reply.try_send(result);
             }
             None
         }
         FromScheduler::Released { request, result } => {
-            if let Some(Ask::Barrier(reply)) = lock(shared).asked.remove(&request) {
+            if let Some(Ask::Barrier(reply)) = asked(request) {
                 let _ = reply.try_send(result);
             }
             None
         }
-        FromScheduler::MemberDied(death) => Some(OpError::Died(death)),
-        FromScheduler::Shutdown { reason } => {
-            Some(OpError::Closed(format!("the scheduler ends the job: {reason}")))
-        }
-        FromScheduler::Refused(reason) => {
-            Some(OpError::Closed(format!("the scheduler refused us: {reason}")))
-        }
-        FromScheduler::Welcome(_)
-        | FromScheduler::Roster { .. }
-        | FromScheduler::Remap { .. }
-        | FromScheduler::Assign(_)
-        | FromScheduler::ChangeRule { .. }
-        | FromScheduler::Posted { .. }
-        | FromScheduler::PostAnswered { .. }
-        | FromScheduler::AskRounds { .. }
-        | FromScheduler::CountFrom { .. }
-        | FromScheduler::Checkpoint(_)
-        | FromScheduler::CheckpointSaved { .. }
-        | FromScheduler::HeartbeatAck => None,
+        other => members.heard(&other),
     }
 }

@@ -14,7 +14,7 @@ use fabric::{
 use proto_common::batch::{
     BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, OpKind, SlotGrant,
 };
-use proto_common::ids::{Epoch, Incarnation, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
@@ -26,8 +26,6 @@ use thiserror::Error;
 const BACKLOG_MAX: usize = 1 << 16;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
-/// A broken channel is reported by itself only after the scheduler had this long to name a death.
-const BROKEN_GRACE_MS: u64 = 2_000;
 
 /// A lane cannot go on: a bug of ours or an exhausted machine.
 #[derive(Debug, Error)]
@@ -79,8 +77,8 @@ pub struct LaneDriver<Q> {
     inbox: Region,
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
-    /// Servers whose channel broke, since when and why.
-    broken: Vec<(Rank, u64, String)>,
+    /// Servers whose channel broke, and why: whoever connects them is told.
+    broken: Vec<(Rank, String)>,
     /// Servers whose channel broke before its probe was answered, and why: whoever connects them is told, nobody else.
     unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
@@ -205,7 +203,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let link = place.ok_or(LaneError::NoServer(server))?;
         self.engine.server_up(server, incarnation, inbox.slot_bytes, &inbox.grants, &grants);
         link.inbox = Some(inbox);
-        self.broken.retain(|(rank, ..)| *rank != server);
+        self.broken.retain(|(rank, _)| *rank != server);
         self.notice(server, Notice::Probe)?;
         self.queue.flush();
         Ok(())
@@ -296,7 +294,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             self.next_tick_ms = now_ms + TICK_MS;
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
-            self.report_broken(now_ms)?;
+            self.report_unregistered()?;
         }
         self.post(now_ms)?;
         Ok(busy)
@@ -304,26 +302,45 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// The part of a turn that only sends: no completion is taken, so no operation ends by it.
     pub fn post(&mut self, now_ms: u64) -> Result<(), LaneError> {
-        self.retry_backlogs(now_ms);
+        self.retry_backlogs();
         self.engine.flush(self.blocks.free(), now_ms, &mut self.commands);
         self.execute()?;
         self.queue.flush();
         Ok(())
     }
 
-    fn report_broken(&mut self, now_ms: u64) -> Result<(), LaneError> {
-        if let Some(reason) = self.unregistered.take()
-            && self.failed.is_none()
-        {
-            return self.fail(OpError::Unregistered(reason));
+    fn report_unregistered(&mut self) -> Result<(), LaneError> {
+        match self.unregistered.take().filter(|_| self.failed.is_none()) {
+            Some(reason) => self.fail(OpError::Unregistered(reason)),
+            None => Ok(()),
         }
-        let over = |(_, since, _): &&(Rank, u64, String)| now_ms >= since + BROKEN_GRACE_MS;
-        match self.broken.iter().find(over).cloned() {
-            Some((server, _, reason)) if self.failed.is_none() => {
-                self.fail(OpError::Broken { server, reason })
-            }
-            _ => Ok(()),
-        }
+    }
+
+    /// A channel that ended since this was asked last, and was not replaced yet: to whom, and why. What was sent over it
+    /// waits for the next one, or for the map.
+    pub fn take_broken(&mut self) -> Option<(Rank, String)> {
+        self.broken.pop()
+    }
+
+    /// Is there something for [`LaneDriver::take_broken`]?
+    #[must_use]
+    pub fn has_broken(&self) -> bool {
+        !self.broken.is_empty()
+    }
+
+    /// A server's life is over: its channel is closed, which fences it, and nobody answers calls to it.
+    pub fn end_server(&mut self, server: Rank) -> Result<(), LaneError> {
+        self.detach(server);
+        self.broken.retain(|(rank, _)| *rank != server);
+        self.unready.retain(|(rank, _)| *rank != server);
+        self.engine.server_gone(server, &mut self.commands);
+        self.execute()
+    }
+
+    /// Chunks have other servers from now on.
+    pub fn remap(&mut self, epoch: Epoch, moves: &[(ChunkId, Rank)]) {
+        self.set_epoch(epoch);
+        self.engine.remap(moves);
     }
 
     fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {
@@ -337,7 +354,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                     }
                 }
                 Some(notice) => self.engine.notice(server, notice, &mut self.commands),
-                None => self.lose(server, now_ms, "its notice has an unknown form"),
+                None => self.lose(server, "its notice has an unknown form"),
             },
             CompletionKind::WriteDone { id } => {
                 if let Some(link) = self.links[server.0 as usize].as_mut() {
@@ -346,19 +363,19 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 self.blocks.give(id as u32);
             }
             CompletionKind::ReadDone { .. } => {}
-            CompletionKind::Disconnected(reason) => self.lose(server, now_ms, &reason.to_string()),
+            CompletionKind::Disconnected(reason) => self.lose(server, &reason.to_string()),
         }
         Ok(())
     }
 
-    fn lose(&mut self, server: Rank, now_ms: u64, reason: &str) {
+    fn lose(&mut self, server: Rank, reason: &str) {
         if self.failed.is_none() {
             tracing::warn!(server = server.0, reason, "data channel to a server ended");
         }
         let was_ready = self.probed(server);
         self.detach(server);
         if was_ready {
-            self.broken.push((server, now_ms, reason.to_owned()));
+            self.broken.push((server, reason.to_owned()));
         } else {
             self.unready.retain(|(rank, _)| *rank != server);
             self.unready.push((server, reason.to_owned()));
@@ -406,7 +423,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                             live.state.lane_done(version);
                         }
                     }
-                    Command::Close { server, reason } => self.lose(server, self.next_tick_ms, &reason),
+                    Command::Close { server, reason } => self.lose(server, &reason),
                 }
             }
             commands.clear();
@@ -540,7 +557,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    fn retry_backlogs(&mut self, now_ms: u64) {
+    fn retry_backlogs(&mut self) {
         for server in 0..self.links.len() {
             let Self { queue, links, .. } = self;
             let Some(link) = &mut links[server] else { continue };
@@ -557,7 +574,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 // Ours, and no server's: a new channel would not mend it.
                 self.unregistered.get_or_insert_with(|| reason.clone());
             }
-            self.lose(Rank(server as u32), now_ms, &format!("writing to it failed: {reason}"));
+            self.lose(Rank(server as u32), &format!("writing to it failed: {reason}"));
         }
     }
 }

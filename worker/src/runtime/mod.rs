@@ -3,9 +3,12 @@
 //! connects servers; `control` talks to the scheduler.
 
 mod bootstrap;
+mod connections;
 mod control;
 mod lane;
 mod link;
+mod links;
+mod members;
 mod op;
 mod seat;
 mod shown;
@@ -13,10 +16,12 @@ mod spares;
 mod states;
 mod thread;
 
-pub(crate) use bootstrap::{Connector, connect_server};
+pub(crate) use bootstrap::Connector;
 pub(crate) use control::{Control, ControlEvent, ControlStart, Requests, Roster};
 pub use lane::{LaneConfig, LaneDriver, LaneError};
 pub use link::ServerInbox;
+pub(crate) use links::Links;
+pub(crate) use members::{Members, Step};
 pub(crate) use op::{CallParts, OpBuffers, RawReply};
 pub use op::{OpState, Submission};
 pub(crate) use seat::{Blocked, LaneHandle, drive_until};

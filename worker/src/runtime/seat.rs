@@ -11,12 +11,12 @@
 //! that lasts. A caller that blocks without the seat unparks it, and the last driving caller does while others are
 //! blocked.
 
+use super::connections::Connections;
 use super::lane::LaneDriver;
 use super::op::Submission;
 use super::thread::LaneMessage;
 use crate::error::OpError;
 use fabric::{LaneQueue, Letters, Mailbox, Rest};
-use proto_common::ids::Rank;
 use proto_common::limits::LANES_MAX;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::mpsc::SyncSender;
@@ -49,8 +49,7 @@ pub(super) struct Core {
     pub(super) receiver: Letters<LaneMessage>,
     /// A message that a caller met and left to the data thread; those behind it wait, too.
     pub(super) deferred: Option<LaneMessage>,
-    /// Activations that wait for their probe's answer.
-    pub(super) probes: Vec<(Rank, SyncSender<Result<(), String>>)>,
+    pub(super) connections: Connections,
     /// How the data thread sleeps, and until when at most.
     pub(super) rest: Rest,
     pub(super) sleep_until_ms: u64,
@@ -62,13 +61,17 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(driver: LaneDriver<LaneQueue>, receiver: Letters<LaneMessage>) -> Self {
-        let (deferred, probes, start) = (None, Vec::new(), Instant::now());
+    pub(super) fn new(
+        driver: LaneDriver<LaneQueue>,
+        receiver: Letters<LaneMessage>,
+        connections: Connections,
+    ) -> Self {
+        let (deferred, start) = (None, Instant::now());
         Self {
             driver,
             receiver,
             deferred,
-            probes,
+            connections,
             rest: Rest::Word,
             sleep_until_ms: 0,
             gathering: false,
@@ -130,23 +133,8 @@ impl Core {
                 true
             }
         };
-        if !self.probes.is_empty() {
-            self.answer_probes();
-        }
+        self.connections.look(&mut self.driver);
         busy
-    }
-
-    fn answer_probes(&mut self) {
-        let driver = &self.driver;
-        self.probes.retain(|(server, reply)| {
-            let broke = driver.unready(*server).map(|reason| Err(reason.to_owned()));
-            let Some(answer) = broke.or_else(|| driver.probed(*server).then_some(Ok(()))) else {
-                return true;
-            };
-            // Nobody listens any more where the bootstrap's deadline has passed.
-            let _ = reply.try_send(answer);
-            false
-        });
     }
 
     /// A caller's turn.

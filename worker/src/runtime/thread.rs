@@ -1,6 +1,7 @@
 //! The data thread of a lane: takes messages, steps, spins briefly, then sleeps until an event. It leaves the
 //! driving to callers while they do it (see `seat`); messages other than submissions are always its own.
 
+use super::connections::{Connections, OnBroken};
 use super::lane::LaneDriver;
 use super::link::ServerInbox;
 use super::op::Submission;
@@ -8,7 +9,7 @@ use super::seat::{Core, LaneHandle, Seat};
 use crate::engine::{LaneStats, OldestOp};
 use crate::error::{ClientError, OpError};
 use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper};
-use proto_common::ids::{Epoch, Incarnation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::InboxGrant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{Ordering, fence};
@@ -34,13 +35,29 @@ const BUG: &str = "please report it with what the log says before";
 pub(crate) enum LaneMessage {
     Submit(Submission),
     Epoch(Epoch),
+    /// Chunks of this lane have other servers from now on.
+    Remap {
+        epoch: Epoch,
+        moves: Vec<(ChunkId, Rank)>,
+    },
+    /// Of this server channels of this connection are taken from now on, and of no other.
+    Expect {
+        server: Rank,
+        number: u64,
+    },
+    /// A server's life is over: its channel is closed, which fences it, and no other is taken.
+    End {
+        server: Rank,
+    },
     Attach {
         server: Rank,
+        number: u64,
         setup: ChannelSetup,
         reply: SyncSender<Result<InboxGrant, String>>,
     },
     Activate {
         server: Rank,
+        number: u64,
         incarnation: Incarnation,
         inbox: ServerInbox,
         /// Requests are to carry a checksum of their payload.
@@ -65,11 +82,12 @@ pub(crate) fn spawn_lane(
     driver: LaneDriver<LaneQueue>,
     index: u16,
     spin: Duration,
+    on_broken: OnBroken,
 ) -> Result<(LaneHandle, JoinHandle<()>), ClientError> {
     let mut driver = driver;
     let sleeper = driver.queue_mut().sleeper()?;
     let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
-    let seat = Arc::new(Seat::new(Core::new(driver, receiver), spin));
+    let seat = Arc::new(Seat::new(Core::new(driver, receiver, Connections::new(on_broken)), spin));
     let handle = LaneHandle::new(seat.clone(), mailbox);
     let thread = std::thread::Builder::new()
         .name(format!("gradwire-lane-{index}"))
@@ -251,20 +269,34 @@ impl Core {
         match message {
             LaneMessage::Submit(submission) => self.submit(submission),
             LaneMessage::Epoch(epoch) => self.driver.set_epoch(epoch),
-            LaneMessage::Attach { server, setup, reply } => {
-                let attached = self.driver.queue_mut().attach(setup).map_err(|error| error.to_string());
+            LaneMessage::Remap { epoch, moves } => self.driver.remap(epoch, &moves),
+            LaneMessage::Expect { server, number } => self.connections.expect(server, number),
+            LaneMessage::End { server } => {
+                self.connections.end(server);
+                if let Err(error) = self.driver.end_server(server) {
+                    tracing::error!(%error, "ending a server's channel");
+                }
+            }
+            LaneMessage::Attach { server, number, setup, reply } => {
+                let wanted = self.connections.check(server, number);
+                let attached =
+                    wanted.and_then(|()| self.driver.queue_mut().attach(setup).map_err(|e| e.to_string()));
                 let grant = attached
                     .and_then(|channel| self.driver.attach(server, channel).map_err(|e| e.to_string()));
                 let _ = reply.try_send(grant);
             }
-            LaneMessage::Activate { server, incarnation, inbox, sum_payloads, reply } => {
-                if sum_payloads {
+            LaneMessage::Activate { server, number, incarnation, inbox, sum_payloads, reply } => {
+                let wanted = self.connections.check(server, number);
+                if sum_payloads && wanted.is_ok() {
                     self.driver.sum_payloads(server);
                 }
-                match self.driver.activate(server, incarnation, inbox) {
-                    Ok(()) => self.probes.push((server, reply)),
-                    Err(error) => {
-                        let _ = reply.try_send(Err(error.to_string()));
+                let active = wanted.and_then(|()| {
+                    self.driver.activate(server, incarnation, inbox).map_err(|error| error.to_string())
+                });
+                match active {
+                    Ok(()) => self.connections.probing(server, reply),
+                    Err(reason) => {
+                        let _ = reply.try_send(Err(reason));
                     }
                 }
             }
@@ -296,7 +328,7 @@ mod tests {
     use fabric::Pool;
     use proto_common::batch::{OpKind, Reading};
     use proto_common::element::Dtype;
-    use proto_common::ids::{ChunkId, JobId, Lane, Operation};
+    use proto_common::ids::{JobId, Lane, Operation};
     use proto_common::plan::Placement;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -313,6 +345,10 @@ mod tests {
         let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
         let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
         LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
+    }
+
+    fn nobody() -> Connections {
+        Connections::new(Box::new(|_, _, _| {}))
     }
 
     /// A caller that drives for a moment and does not stay.
@@ -346,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_data_thread_ends_what_waits_with_an_error_that_names_the_lane() {
-        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO).unwrap();
+        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO, Box::new(|_, _, _| {})).unwrap();
         let (first, second) = (submit(&lane, 1), submit(&lane, 2));
         // The first word of its end makes the data thread panic.
         for state in [&first, &second] {
@@ -366,7 +402,7 @@ mod tests {
     fn callers_that_drive_for_moments_do_not_keep_the_data_thread_away() {
         let mut driver = driver(0);
         let (mailbox, receiver) = Mailbox::new(driver.queue_mut().waker());
-        let seat = Arc::new(Seat::new(Core::new(driver, receiver), Duration::ZERO));
+        let seat = Arc::new(Seat::new(Core::new(driver, receiver, nobody()), Duration::ZERO));
         let lane = LaneHandle::new(seat.clone(), mailbox);
         let mut away = Away::default();
         assert_eq!(away.look(&seat), None);
@@ -385,7 +421,7 @@ mod tests {
     /// Two callbacks panic: the second one while the lane tells those who came after the first.
     #[test]
     fn whoever_comes_behind_a_panic_is_told_too() {
-        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO).unwrap();
+        let (lane, thread) = spawn_lane(driver(3), 3, Duration::ZERO, Box::new(|_, _, _| {})).unwrap();
         let first = submit(&lane, 1);
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let (on, reached) = std::sync::mpsc::channel::<()>();

@@ -120,7 +120,9 @@ impl Observer {
             }
             Command::Prepare { chunk, last, old, .. } => {
                 assert_eq!(old, self.chunks[chunk as usize].buffer);
-                last.into_iter().for_each(|last| self.fold(chunk, last));
+                if let Some(last) = last {
+                    self.fold(chunk, last);
+                }
             }
             Command::Norms { ref chunks } => {
                 let all = || chunks.clone().map(|chunk| &self.chunks[chunk as usize]);

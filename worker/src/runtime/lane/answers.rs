@@ -13,7 +13,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub(super) fn results(&mut self, server: Rank, slot: SlotGrant, now_ms: u64) -> Result<(), LaneError> {
         let slots = self.config.result_slots;
         if slot.slot / slots.max(1) != server.0 {
-            self.lose(server, now_ms, "its notice names a slot of another server");
+            self.lose(server, "its notice names a slot of another server");
             return Ok(());
         }
         if !self.engine.notified(server, slot, &mut self.commands) {
@@ -29,7 +29,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let header = match header {
             Ok(header) => header,
             Err(error) => {
-                self.lose(server, now_ms, &error.to_string());
+                self.lose(server, &error.to_string());
                 return Ok(());
             }
         };
@@ -67,7 +67,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             Err(_) => {
                 let reason = "it showed weights in memory that it did not hand over".to_owned();
                 live.state.fail(OpError::Broken { server, reason: reason.clone() });
-                self.lose(server, self.next_tick_ms, &reason);
+                self.lose(server, &reason);
             }
         }
     }

@@ -1,0 +1,255 @@
+//! Who contributes to which round. The scheduler says who is there; a worker that left in good order, or (where rounds go on
+//! without the dead) died, is expected no more, and one that comes counts from a round on that the scheduler names. It must
+//! not know how contributions travel, or why anybody goes.
+
+use super::chunk::{Chunk, RankSet};
+use proto_common::batch::Status;
+use proto_common::config::WorkerLoss;
+use proto_common::ids::{Epoch, Incarnation, Key, Rank};
+use std::collections::HashMap;
+
+/// How a rank stands to rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stands {
+    /// It counts, from the first round on or from a later one.
+    Counts,
+    /// It is there, and counts in none until it is said from which on.
+    Comes,
+    /// Nobody waits for it.
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The life that is there, where one is, as the scheduler says.
+    life: Option<Incarnation>,
+    /// The one that had a channel last.
+    connected: Option<Incarnation>,
+    stands: Stands,
+}
+
+/// A worker that is to count, and rounds that are not begun until it is said whether it does.
+#[derive(Debug)]
+struct Asked {
+    rank: Rank,
+    rounds: HashMap<Key, u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Roster {
+    loss: WorkerLoss,
+    /// Of what the scheduler said last. Before it has said anything all count.
+    epoch: Option<Epoch>,
+    places: Vec<Place>,
+    /// Ranks that count.
+    counting: RankSet,
+    /// Of those, who does not count from the first round of every tensor on.
+    late: Vec<(Rank, HashMap<Key, u64>)>,
+    asked: Vec<Asked>,
+    /// Changes with who counts.
+    pub(super) generation: u64,
+}
+
+impl Roster {
+    pub(super) fn new(workers: u32, loss: WorkerLoss) -> Self {
+        let place = Place { life: None, connected: None, stands: Stands::Counts };
+        Self {
+            loss,
+            epoch: None,
+            places: vec![place; workers as usize],
+            counting: RankSet::all(workers),
+            late: Vec::new(),
+            asked: Vec::new(),
+            generation: 0,
+        }
+    }
+
+    /// May this life of a worker have a channel?
+    pub(super) fn admits(&self, rank: Rank, incarnation: Incarnation) -> bool {
+        let life = self.places.get(rank.0 as usize).and_then(|place| place.life);
+        self.epoch.is_none() || life == Some(incarnation)
+    }
+
+    /// A life of a worker gets a channel: is it another one than that which had one before?
+    pub(super) fn is_new(&mut self, rank: Rank, incarnation: Incarnation) -> bool {
+        let Some(place) = self.places.get_mut(rank.0 as usize) else { return false };
+        place.connected.replace(incarnation).is_some_and(|before| before != incarnation)
+    }
+
+    /// Has the scheduler said something newer?
+    pub(super) fn is_stale(&self, epoch: Epoch) -> bool {
+        self.epoch.is_some_and(|known| epoch < known)
+    }
+
+    /// Takes what the scheduler says; false where it has said something newer. `ended` are told whose life is over.
+    pub(super) fn change(
+        &mut self,
+        epoch: Epoch,
+        present: &[(Rank, Incarnation)],
+        left: &[Rank],
+        mut ended: impl FnMut(Rank),
+    ) -> bool {
+        if self.is_stale(epoch) {
+            return false;
+        }
+        // What a scheduler asked goes with it: the next one asks anew.
+        if self.epoch.is_none_or(|known| known.term < epoch.term) {
+            self.asked.clear();
+        }
+        let is_first = self.epoch.replace(epoch).is_none();
+        let mut lives = vec![None; self.places.len()];
+        for (rank, life) in present {
+            if let Some(place) = lives.get_mut(rank.0 as usize) {
+                *place = Some(*life);
+            }
+        }
+        for (rank, life) in (0u32..).map(Rank).zip(lives) {
+            let place = &mut self.places[rank.0 as usize];
+            let before = std::mem::replace(&mut place.life, life);
+            let is_other = before != life;
+            if is_other && before.is_some() {
+                ended(rank);
+                self.asked.retain(|asked| asked.rank != rank);
+            }
+            let is_lost = is_other && !is_first && self.loss == WorkerLoss::Continue;
+            place.stands = match (life, place.stands) {
+                (None, _) if left.contains(&rank) => Stands::Gone,
+                (None, _) if self.loss == WorkerLoss::Continue => Stands::Gone,
+                (None, Stands::Comes) => Stands::Gone,
+                (Some(_), Stands::Gone) => Stands::Comes,
+                (Some(_), Stands::Counts) if is_lost => Stands::Comes,
+                (_, stands) => stands,
+            };
+            if place.stands != Stands::Counts {
+                self.counting.remove(rank);
+                self.late.retain(|(other, _)| *other != rank);
+            }
+        }
+        self.generation += 1;
+        true
+    }
+
+    /// A worker is to count: these rounds are not begun until it is said. False where it is not that life's turn.
+    pub(super) fn ask(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> bool {
+        if !self.is(rank, life, Stands::Comes) {
+            return false;
+        }
+        if self.promised(rank).is_none() {
+            self.asked.push(Asked { rank, rounds: rounds.iter().copied().collect() });
+            self.generation += 1;
+        }
+        true
+    }
+
+    /// What was promised to a worker that is to count.
+    pub(super) fn promised(&self, rank: Rank) -> Option<Vec<(Key, u64)>> {
+        let asked = self.asked.iter().find(|asked| asked.rank == rank)?;
+        let mut rounds: Vec<_> = asked.rounds.iter().map(|(key, round)| (*key, *round)).collect();
+        rounds.sort_unstable();
+        Some(rounds)
+    }
+
+    /// A chunk is new here: of its tensor, too, nothing is begun where workers are to count.
+    pub(super) fn cover(&mut self, key: Key, round: u64) {
+        for asked in &mut self.asked {
+            asked.rounds.entry(key).or_insert(round);
+        }
+    }
+
+    /// From these rounds on a worker counts. False where that is another life's.
+    pub(super) fn count(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> bool {
+        let known = [Stands::Comes, Stands::Counts].into_iter().any(|stands| self.is(rank, life, stands));
+        if !known {
+            return false;
+        }
+        self.asked.retain(|asked| asked.rank != rank);
+        self.late.retain(|(other, _)| *other != rank);
+        let late: HashMap<_, _> = rounds.iter().copied().filter(|(_, round)| *round > 1).collect();
+        if !late.is_empty() {
+            self.late.push((rank, late));
+        }
+        self.places[rank.0 as usize].stands = Stands::Counts;
+        self.counting.insert(rank);
+        self.generation += 1;
+        true
+    }
+
+    fn is(&self, rank: Rank, life: Incarnation, stands: Stands) -> bool {
+        let place = self.places.get(rank.0 as usize);
+        place.is_some_and(|place| place.life == Some(life) && place.stands == stands)
+    }
+
+    /// Workers that are to count, and whose rounds are not named yet.
+    pub(super) fn comers(&self) -> impl Iterator<Item = Rank> {
+        self.asked.iter().map(|asked| asked.rank)
+    }
+
+    /// The first round of a tensor that is not begun before it is said who counts in it.
+    pub(super) fn barred(&self, key: Key) -> Option<u64> {
+        self.asked.iter().filter_map(|asked| asked.rounds.get(&key).copied()).min()
+    }
+
+    /// From which round of a tensor on a rank counts; none where it does not.
+    fn first_round(&self, rank: Rank, key: Key) -> Option<u64> {
+        let late = self.late.iter().find(|(other, _)| *other == rank);
+        let round = late.and_then(|(_, rounds)| rounds.get(&key)).copied().unwrap_or(1);
+        self.counting.contains(rank).then_some(round)
+    }
+
+    /// May a worker contribute to this round? It is told its first one before it does.
+    pub(super) fn check(&self, rank: Rank, key: Key, round: u64) -> Result<(), Status> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        match self.first_round(rank, key) {
+            None => Err(Status::Retry),
+            Some(first) if round < first => Err(Status::Refused),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Do all workers count, in all rounds?
+    fn is_whole(&self) -> bool {
+        self.late.is_empty() && self.asked.is_empty() && self.counting.len() as usize == self.places.len()
+    }
+
+    /// For what the set that a chunk expects now was found.
+    fn as_of(&self, chunk: &Chunk) -> (u64, u64) {
+        let round = if self.is_whole() { 0 } else { chunk.round() };
+        (self.generation, round)
+    }
+
+    /// Finds whom the round that a chunk collects needs, where that may have changed. What was folded, or is held, counts
+    /// whoever has gone since. True where it was looked for.
+    pub(super) fn expect(&self, chunk: &mut Chunk) -> bool {
+        let as_of = self.as_of(chunk);
+        if chunk.as_of == as_of {
+            return false;
+        }
+        chunk.as_of = as_of;
+        let (key, round) = (chunk.spec.id.key, chunk.round());
+        if chunk.is_loose() {
+            chunk.expected.copy(&self.counting);
+            chunk.settle_expected();
+            return true;
+        }
+        chunk.barred = self.barred(key);
+        // Nobody is new in the middle of a round: others that come behind it are folded already.
+        let begun = (chunk.contributed.len() > 0).then(|| chunk.expected.clone());
+        chunk.expected.copy(&self.counting);
+        for (rank, rounds) in &self.late {
+            if rounds.get(&key).is_some_and(|from| *from > round) {
+                chunk.expected.remove(*rank);
+            }
+        }
+        let held = chunk.held.of_round(round).filter(|held| held.arrived);
+        held.for_each(|held| chunk.expected.insert(held.rank));
+        chunk.contributed.ranks().for_each(|rank| chunk.expected.insert(rank));
+        if let Some(begun) = begun {
+            chunk.expected.retain(&begun);
+        }
+        chunk.settle_expected();
+        true
+    }
+}

@@ -1,0 +1,253 @@
+//! Executes what the worker's engine for its membership decides: connects servers, each on a thread of its own, ends the
+//! channels of those that are gone, tells lanes what has moved. Nothing on the way of an operation comes here.
+
+use super::bootstrap::{Connector, connect_server};
+use super::links::Links;
+use super::seat::LaneHandle;
+use super::thread::LaneMessage;
+use crate::engine::{Member, MemberCommand, MemberConfig};
+use crate::error::{ClientError, OpError};
+use proto_common::ids::{Epoch, Rank};
+use proto_common::message::{FromScheduler, Member as Entry, Resume};
+use proto_common::shard_map::{MapError, MapUpdate, ShardMap};
+use proto_common::transport::Choice;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// What happens while servers are connected for the first time.
+pub(crate) enum Step {
+    /// A connection was made, or could not be.
+    Connected(Rank, Result<(), ClientError>),
+    /// A server is not there any more.
+    Gone,
+    /// The job ends before we are part of it.
+    Dead(OpError),
+}
+
+/// See the module. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Members(Arc<Inner>);
+
+/// As a lane has it.
+pub(crate) struct WeakMembers(Weak<Inner>);
+
+impl WeakMembers {
+    /// A lane's channel has ended.
+    pub(crate) fn broken(&self, server: Rank, number: u64, reason: String) {
+        if let Some(inner) = self.0.upgrade() {
+            Members(inner).broken(server, number, reason);
+        }
+    }
+}
+
+struct Inner {
+    state: Mutex<State>,
+    links: Arc<Links>,
+    start: Instant,
+    on_fatal: Box<dyn Fn(OpError) + Send + Sync>,
+    steps: Sender<Step>,
+}
+
+#[derive(Default)]
+struct State {
+    /// From the registration on.
+    engine: Option<Member>,
+    lanes: Vec<LaneHandle>,
+    /// While there are lanes to be connected.
+    connector: Option<Arc<Connector>>,
+    /// What was decided before there were lanes. Bounded: the control plane decides a few things a second, and lanes come
+    /// with the first roster, or the process ends.
+    waiting: Vec<MemberCommand>,
+    /// Dropping it gives the newest connection to a server up.
+    dials: BTreeMap<Rank, Sender<()>>,
+}
+
+impl Members {
+    /// Nothing is known yet. `on_fatal` is told what ends the job, from any thread; `steps` how connecting goes.
+    pub(crate) fn new(
+        links: Arc<Links>,
+        on_fatal: impl Fn(OpError) + Send + Sync + 'static,
+        steps: Sender<Step>,
+    ) -> Self {
+        let (state, start, on_fatal) = (Mutex::default(), Instant::now(), Box::new(on_fatal));
+        Self(Arc::new(Inner { state, links, start, on_fatal, steps }))
+    }
+
+    /// For lanes, which are not to keep it: the client ends them, not the other way round.
+    pub(crate) fn downgrade(&self) -> WeakMembers {
+        WeakMembers(Arc::downgrade(&self.0))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The engine's own invariants hold after each call; a panic elsewhere leaves nothing half done.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.0.start.elapsed().as_millis() as u64
+    }
+
+    /// The scheduler has registered this worker.
+    pub(crate) fn registered(&self, config: MemberConfig) {
+        self.lock().engine.get_or_insert_with(|| Member::new(config));
+    }
+
+    /// The lanes are there: what was decided before is done now.
+    pub(crate) fn install(&self, lanes: Vec<LaneHandle>, connector: Connector) {
+        let mut state = self.lock();
+        (state.lanes, state.connector) = (lanes, Some(Arc::new(connector)));
+        let waiting = std::mem::take(&mut state.waiting);
+        let fatal = self.execute(&mut state, waiting);
+        drop(state);
+        self.end(fatal);
+    }
+
+    /// The client leaves: nobody is connected any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        (state.engine, state.connector) = (None, None);
+        state.lanes.clear();
+        state.dials.clear();
+    }
+
+    /// Takes what the scheduler said on its own account; returns what ends the job.
+    pub(crate) fn heard(&self, message: &FromScheduler) -> Option<OpError> {
+        let mut state = self.lock();
+        let mut out = Vec::new();
+        let engine = state.engine.as_mut()?;
+        engine.heard(message, &mut out);
+        self.0.links.set_failovers(engine.failovers());
+        self.execute(&mut state, out)
+    }
+
+    /// Takes the answer to a declaration, in its place among what the scheduler says.
+    pub(crate) fn declared(&self, update: &MapUpdate) -> Result<(), MapError> {
+        let mut state = self.lock();
+        let mut out = Vec::new();
+        let Some(engine) = state.engine.as_mut() else { return Ok(()) };
+        engine.declared(update, &mut out)?;
+        let fatal = self.execute(&mut state, out);
+        drop(state);
+        self.end(fatal);
+        Ok(())
+    }
+
+    /// What a scheduler that knows nothing is to know; barriers are to be added.
+    pub(crate) fn resume(&self) -> Option<Resume> {
+        self.lock().engine.as_ref().and_then(Member::resume)
+    }
+
+    /// Servers of the roster that are not connected; none before the first roster.
+    pub(crate) fn missing(&self) -> Vec<Rank> {
+        self.lock().engine.as_ref().map_or_else(Vec::new, Member::missing)
+    }
+
+    /// Looks at the shard map in force.
+    pub(crate) fn with_map<R>(&self, look: impl FnOnce(&ShardMap) -> R) -> Option<R> {
+        self.lock().engine.as_ref().map(|engine| look(engine.map()))
+    }
+
+    fn broken(&self, server: Rank, number: u64, reason: String) {
+        let (mut state, now_ms, mut out) = (self.lock(), self.now_ms(), Vec::new());
+        let Some(engine) = state.engine.as_mut() else { return };
+        engine.broken(server, number, reason, now_ms, &mut out);
+        let fatal = self.execute(&mut state, out);
+        drop(state);
+        self.end(fatal);
+    }
+
+    fn connected(&self, number: u64, server: Rank, result: Result<Choice, ClientError>) {
+        let (mut state, now_ms, mut out) = (self.lock(), self.now_ms(), Vec::new());
+        let Some(engine) = state.engine.as_mut() else { return };
+        let told = result.as_ref().map(drop).map_err(ToString::to_string);
+        if !engine.connected(number, told, now_ms, &mut out) {
+            // Another life, or another try, has its place.
+            return;
+        }
+        let fatal = self.execute(&mut state, out);
+        match &result {
+            Ok(choice) => {
+                tracing::info!(server = server.0, driver = %choice.driver, why = choice.why, "data path ready");
+                self.0.links.set(server, choice.clone());
+            }
+            Err(error) => tracing::warn!(server = server.0, %error, "a server cannot be connected"),
+        }
+        drop(state);
+        // Nobody listens any more once all servers of the first roster are connected.
+        let _ = self.0.steps.send(Step::Connected(server, result.map(drop)));
+        self.end(fatal);
+    }
+
+    fn end(&self, fatal: Option<OpError>) {
+        if let Some(error) = fatal {
+            (self.0.on_fatal)(error);
+        }
+    }
+
+    /// Says what ends the job, if something does.
+    fn execute(&self, state: &mut State, commands: Vec<MemberCommand>) -> Option<OpError> {
+        let mut fatal = None;
+        for command in commands {
+            if let MemberCommand::Leave(error) = command {
+                fatal.get_or_insert(error);
+                continue;
+            }
+            if state.connector.is_none() {
+                state.waiting.push(command);
+                continue;
+            }
+            match command {
+                MemberCommand::Connect { number, server, epoch, after_ms } => {
+                    self.dial(state, number, server, epoch, after_ms);
+                }
+                MemberCommand::End { server } => {
+                    tell(&state.lanes, || LaneMessage::End { server });
+                    state.dials.remove(&server);
+                    self.0.links.remove(server);
+                    let _ = self.0.steps.send(Step::Gone);
+                }
+                MemberCommand::Remap { epoch, lanes } => {
+                    for (lane, moves) in state.lanes.iter().zip(lanes) {
+                        lane.send(LaneMessage::Remap { epoch, moves });
+                    }
+                }
+                MemberCommand::Epoch(epoch) => tell(&state.lanes, || LaneMessage::Epoch(epoch)),
+                MemberCommand::Leave(_) => {}
+            }
+        }
+        fatal
+    }
+
+    /// Connects on a thread of its own: a server that is slow does not hold up the others.
+    fn dial(&self, state: &mut State, number: u64, server: Entry, epoch: Epoch, after_ms: u64) {
+        let Some(connector) = state.connector.clone() else { return };
+        let rank = server.id.rank;
+        tell(&state.lanes, || LaneMessage::Expect { server: rank, number });
+        let (given_up, wait) = channel();
+        state.dials.insert(rank, given_up);
+        let members = Arc::downgrade(&self.0);
+        let work = move || {
+            if wait.recv_timeout(Duration::from_millis(after_ms)) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let result = connect_server(&connector, &server, number, epoch);
+            drop(connector);
+            if let Some(inner) = members.upgrade() {
+                Self(inner).connected(number, rank, result);
+            }
+        };
+        let thread = std::thread::Builder::new().name("gradwire-connect".into()).spawn(work);
+        if let Err(error) = thread {
+            // Operations end at their deadlines, and name the server.
+            tracing::error!(server = rank.0, %error, "cannot start a thread to connect a server");
+        }
+    }
+}
+
+fn tell(lanes: &[LaneHandle], message: impl Fn() -> LaneMessage) {
+    for lane in lanes {
+        lane.send(message());
+    }
+}

@@ -58,6 +58,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 settings,
                 shape,
                 rank,
+                coming: roster.welcome.coming,
                 incarnation,
                 pool,
                 devices,

@@ -9,6 +9,7 @@ mod element;
 mod handle;
 mod placing;
 mod registrations;
+mod resume;
 mod source;
 mod status;
 mod tables;
@@ -35,7 +36,7 @@ use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::Settings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{ClusterShape, DeclareError, NodeGroup, ToScheduler};
+use proto_common::message::{ClusterShape, Coming, DeclareError, NodeGroup, ToScheduler};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{MapUpdate, ShardMap};
@@ -59,6 +60,7 @@ pub(crate) struct Inner {
     settings: Settings,
     shape: ClusterShape,
     rank: Rank,
+    coming: Coming,
     incarnation: Incarnation,
     pool: Pool,
     devices: Devices,

@@ -42,6 +42,8 @@ struct Declared {
 pub(super) struct Numbers {
     operations: u64,
     rounds: u64,
+    /// The first pull is to bring the weights of that round, and no newer ones.
+    is_exact: bool,
     pub(super) encoder: Option<Encoder>,
 }
 
@@ -49,6 +51,24 @@ impl Numbers {
     /// Contributions so far.
     pub(super) fn rounds(&self) -> u64 {
         self.rounds
+    }
+
+    /// This worker's next contribution is to the round after this one, whose weights the next pull is to bring: `exactly`
+    /// where others may have finished one more.
+    pub(super) fn go_on_after(&mut self, round: u64, exactly: bool) {
+        (self.rounds, self.is_exact) = (round, exactly);
+    }
+
+    /// Is the next pull to bring one version exactly?
+    pub(super) fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
+    /// Is this operation to bring one version exactly? Only the first one may have to that lands anything.
+    pub(super) fn exactly(&mut self, kind: OpKind) -> bool {
+        let is_exact = self.is_exact && kind == OpKind::Pull;
+        self.is_exact &= !kind.lands();
+        is_exact
     }
 
     /// Number and round of the next operation. A pull wants what this worker contributed to last. Where rounds went on

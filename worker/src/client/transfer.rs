@@ -147,7 +147,9 @@ impl Client {
         source: Option<Source>,
         priority: i32,
     ) -> Result<Handle, ClientError> {
-        let in_place = tensor.may_be_shown() && self.0.links.share_memory();
+        // One version exactly lands: it may be the one before that which is shown.
+        let is_exact = tensor.numbers().is_exact() && kind == OpKind::Pull;
+        let in_place = tensor.may_be_shown() && self.0.links.share_memory() && !is_exact;
         let target = if in_place { None } else { Some(self.allocate(tensor.bytes())?.into()) };
         Ok(self.start(tensor, Call { kind, source, target, view: in_place, priority })?.into_view())
     }
@@ -276,6 +278,7 @@ impl Client {
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
         let (operation, round) = numbers.next(kind, tensor.seen());
+        let exact = numbers.exactly(kind);
         tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());
@@ -298,7 +301,7 @@ impl Client {
                 placement: self.placement_of(tensor, source.as_ref()),
                 operation,
                 view,
-                exact: false,
+                exact,
                 reading,
                 round,
                 priority,

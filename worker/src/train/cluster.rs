@@ -71,7 +71,7 @@ impl Exchange for Cluster {
         !self.tensors.is_empty() && self.tensors.iter().all(|place| place.is_over(self.rounds))
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         let How { optimizer, compression, mode, backup_workers, rounds } = *how;
         self.rounds = rounds;
         let spec = |(key, tensor): (usize, &NamedTensor)| TensorSpec {
@@ -82,16 +82,20 @@ impl Exchange for Cluster {
             ..TensorSpec::f32(key as u64, tensor.values.len() as u64, optimizer)
         };
         let specs: Vec<TensorSpec> = tensors.iter().enumerate().map(spec).collect();
-        for (tensor, initial) in self.client.declare(&specs)?.into_iter().zip(tensors) {
-            self.client.init(&tensor, &initial.values)?;
+        let declared = self.client.declare(&specs)?;
+        let done = self.client.resume(&declared)?;
+        for (tensor, initial) in declared.into_iter().zip(tensors) {
+            if done == 0 {
+                self.client.init(&tensor, &initial.values)?;
+            }
             let gradient = self.client.allocate(tensor.bytes())?;
             let weights = self.client.allocate(tensor.bytes())?;
             let weights =
                 self.client.pull(&tensor, weights)?.wait()?.target.context("pull returned no buffer")?;
             let buffers = Some((gradient, weights));
-            self.tensors.push(Place { tensor, buffers, handle: None, version: 0 });
+            self.tensors.push(Place { tensor, buffers, handle: None, version: done });
         }
-        Ok(())
+        Ok(done)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

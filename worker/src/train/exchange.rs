@@ -74,9 +74,9 @@ pub trait Exchange {
         self.rank()..self.rank() + 1
     }
 
-    /// Declares one f32 tensor per entry (key = index); rank 0's values win. On return `weights(i)` hold the initial
-    /// values everywhere.
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()>;
+    /// Declares one f32 tensor per entry (key = index); rank 0's values win. Says how many rounds are over already: those of
+    /// an earlier life of this process, or of a checkpoint. On return `weights(i)` hold what these left, or the initial values.
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64>;
 
     /// Have all tensors had their last round, perhaps without this worker? Then there is nothing left to contribute to.
     fn is_over(&self) -> bool {

@@ -40,7 +40,7 @@ impl Exchange for Jittered {
         self.inner.is_over()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         self.inner.init(tensors, how)
     }
 

@@ -62,8 +62,8 @@ impl Exchange for Still {
     fn workers(&self) -> u32 {
         1
     }
-    fn init(&mut self, _: &[NamedTensor], _: &How) -> anyhow::Result<()> {
-        Ok(())
+    fn init(&mut self, _: &[NamedTensor], _: &How) -> anyhow::Result<u64> {
+        Ok(0)
     }
     fn traffic(&self) -> Traffic {
         self.inner.traffic()

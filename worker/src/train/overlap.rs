@@ -103,7 +103,7 @@ impl Exchange for Overlapped {
         self.inner.is_over()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         self.tensors = tensors.len();
         self.held.reserve(tensors.len());
         // A weight and a bias per layer.

@@ -45,7 +45,7 @@ impl Exchange for Recorder {
         self.inner.is_over()
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         self.inner.init(tensors, how)
     }
     fn weights(&self, i: usize) -> &[f32] {

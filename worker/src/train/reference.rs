@@ -117,7 +117,7 @@ impl Exchange for Reference {
         0..self.workers
     }
 
-    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<()> {
+    fn init(&mut self, tensors: &[NamedTensor], how: &How) -> anyhow::Result<u64> {
         let How { optimizer, compression, .. } = *how;
         let Rule::Sgd { momentum, nesterov: false } = optimizer.rule else {
             anyhow::bail!("the reference computes sgd only, not {:?}", optimizer.rule);
@@ -139,7 +139,7 @@ impl Exchange for Reference {
             }
         };
         self.slots = tensors.iter().enumerate().map(slot).collect();
-        Ok(())
+        Ok(0)
     }
 
     fn weights(&self, i: usize) -> &[f32] {

@@ -74,6 +74,17 @@ impl Report {
         }
     }
 
+    /// A line that is neither an epoch's nor the result.
+    pub fn say(&self, line: &str, out: &mut dyn Write) -> Result<(), TrainError> {
+        match &self.bar {
+            Some(bar) => {
+                bar.println(line);
+                Ok(())
+            }
+            None => say(out, line),
+        }
+    }
+
     /// One more step is done.
     pub fn step(&self) {
         if let Some(bar) = &self.bar {

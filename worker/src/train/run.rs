@@ -3,6 +3,7 @@
 //! Owns the order of things; arithmetic, files and reports live in the modules beside this one.
 
 use std::io::Write;
+use std::ops::Range;
 
 use proto_common::config::Settings;
 
@@ -113,9 +114,17 @@ fn train_with(
         backup_workers: args.backup_workers,
         rounds: steps as u64 * u64::from(args.epochs - done),
     };
-    exchange.init(tensors, &how).map_err(TrainError::Exchange)?;
+    let before = exchange.init(tensors, &how).map_err(TrainError::Exchange)?.min(how.rounds);
+    let (epochs_before, mut step) = (before / steps as u64, (before % steps as u64) as usize);
+    // No more than `how.rounds` of them.
+    let done = done + epochs_before as u32;
     let first = exchange.rank() == 0;
     let mut report = first.then(|| Report::new(done, args.epochs, steps));
+    if let Some(report) = &report
+        && before > 0
+    {
+        report.say(&format!("goes on after step {before}"), out)?;
+    }
     let mut mlp = Mlp::new(&args.layers, args.batch);
     for epoch in done..args.epochs {
         if exchange.is_over() {
@@ -123,10 +132,13 @@ fn train_with(
             break;
         }
         let plan = EpochPlan::new(&rows.train, args.seed, epoch, workers, args.batch);
-        let loss = train_epoch(&mut mlp, &rows.train_data, &plan, epoch, exchange, report.as_ref())?;
+        let steps_of = std::mem::take(&mut step)..plan.steps();
+        let ran = steps_of.len();
+        let loss =
+            train_epoch(&mut mlp, &rows.train_data, (&plan, steps_of), epoch, exchange, report.as_ref())?;
         let (overlapped, spent) = exchange.end_epoch().map_err(TrainError::Exchange)?;
         if let Some(report) = &mut report {
-            let samples = (steps * args.batch) as u64 * u64::from(workers);
+            let samples = (ran * args.batch) as u64 * u64::from(workers);
             report.epoch(&Epoch { loss, samples, overlapped, spent }, out)?;
         }
     }
@@ -138,17 +150,17 @@ fn train_with(
     }
 }
 
-/// One epoch of this process's ranks; returns their mean loss.
+/// These steps of an epoch, of this process's ranks; returns their mean loss.
 fn train_epoch(
     mlp: &mut Mlp,
     data: &Dataset,
-    plan: &EpochPlan,
+    (plan, steps): (&EpochPlan, Range<usize>),
     epoch: u32,
     exchange: &mut dyn Exchange,
     report: Option<&Report>,
 ) -> Result<f64, TrainError> {
     let (mut total, mut samples) = (0.0, 0usize);
-    for step in 0..plan.steps() {
+    for step in steps {
         if exchange.is_over() {
             break;
         }

@@ -1,0 +1,43 @@
+//! Coming into a training that others are in: where it is, and how this worker goes on there.
+
+use super::{Client, Tensor};
+use crate::error::ClientError;
+use proto_common::batch::OpKind;
+use proto_common::message::Coming;
+
+impl Client {
+    /// Where training is: the round that every worker has finished of all these tensors, which are all that the trainer
+    /// contributes to. 0 in a job that has just begun; then initial values are to be set ([`Client::init`], which is harmless
+    /// where they are). To be called once, when tensors are declared and before anything is pushed: this worker's next
+    /// contribution to each of them is to the round after, and its first pull brings the weights that the round returned left,
+    /// so that a trainer that goes on with the step after it computes what its earlier life did.
+    ///
+    /// It gives more than 0 where tensors begin from a checkpoint; where an earlier life of this rank died and rounds wait for it
+    /// (`cluster.worker_loss = "wait"`): what that had contributed to the round after counts once; and where rounds went on
+    /// without this rank (`"continue"`), which counts from the next one on.
+    ///
+    /// What servers keep of optimizers is theirs and goes on. What a codec's error feedback had kept in the process that died is
+    /// lost: training goes on without it, but for tensors with such a codec weights are then not those of an undisturbed run.
+    /// Outside mode sync it is how many of this worker's own contributions are in force on every chunk; what it repeats of later
+    /// ones counts once.
+    pub fn resume(&self, tensors: &[Tensor]) -> Result<u64, ClientError> {
+        let tell = |tensor: &Tensor| self.tell(tensor, OpKind::Release);
+        let asked = tensors.iter().map(tell).collect::<Result<Vec<_>, _>>()?;
+        let versions = asked.into_iter().map(|handle| Ok(handle.wait()?.version.0));
+        let versions = versions.collect::<Result<Vec<u64>, ClientError>>()?;
+        // Nobody is further than the round after it, because that needs this worker.
+        let round = versions.into_iter().min().unwrap_or(0);
+        let exactly = self.0.coming == Coming::Again;
+        for tensor in tensors {
+            let has_rounds = tensor.spec().settled_mode().has_rounds() && tensor.spec().settled_backup() == 0;
+            tensor.numbers().go_on_after(round, exactly && has_rounds);
+        }
+        Ok(round)
+    }
+
+    /// What this worker came into, as the scheduler said it.
+    #[must_use]
+    pub fn coming(&self) -> Coming {
+        self.0.coming
+    }
+}

@@ -331,8 +331,6 @@ impl Engine {
             ToScheduler::Seeded { .. }
             | ToScheduler::Resuming { .. }
             | ToScheduler::Rounds { .. }
-            | ToScheduler::Checkpoint(_)
-            | ToScheduler::SaveCheckpoint { .. }
             | ToScheduler::Drain => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
@@ -460,8 +458,6 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
-        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
-        ToScheduler::SaveCheckpoint { .. } => "the wish for a checkpoint",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
         ToScheduler::Checkpoint(_) => "a word about a checkpoint",

@@ -28,7 +28,6 @@ impl Engine {
             shape: self.config.shape,
             restore: self.config.checkpoints.restore.clone(),
             coming: Coming::Start,
-            restore: None,
         };
         out.push(send(from, FromScheduler::Welcome(welcome)));
         let all = (self.config.shape.workers + self.config.shape.servers) as usize;

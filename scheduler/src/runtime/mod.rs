@@ -473,8 +473,6 @@ impl Core {
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
-            | FromScheduler::Checkpoint(_)
-            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

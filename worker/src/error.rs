@@ -390,7 +390,9 @@ impl ClientError {
             | Self::Table { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
-            Self::Save(_) | Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,
+            Self::Save(_) | Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => {
+                Blame::Environment
+            }
             Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {
                 Blame::Membership
             }

@@ -22,8 +22,8 @@ mod peer;
 mod placed;
 mod ranks;
 mod role;
-mod saving;
 mod roster;
+mod saving;
 mod waiting;
 mod workers;
 

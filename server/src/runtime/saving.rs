@@ -33,7 +33,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn checkpoint_order(&mut self, order: &CheckpointOrder) -> Result<(), LaneError> {
         match order {
             CheckpointOrder::Save { round, now } => {
-                drop(self.engine.begin_save(*round, *now, &mut self.commands))
+                self.engine.begin_save(*round, *now, &mut self.commands);
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
             CheckpointOrder::Drop { round } => self.engine.drop_save(*round, &mut self.commands),

@@ -11,7 +11,8 @@ use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
 use proto_common::message::{
-    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, SaveError, Resume, ToScheduler, WaitError, Welcome,
+    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, Resume, SaveError, ToScheduler,
+    WaitError, Welcome,
 };
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
@@ -217,7 +218,11 @@ impl Requests {
 
     pub(crate) fn save(&self, round: u64, within: Duration) -> Result<String, ClientError> {
         let timeout_ms = within.as_millis() as u64;
-        Ok(self.ask(within, Ask::Save, |request| ToScheduler::SaveCheckpoint { request, round, timeout_ms })??)
+        Ok(self.ask(within, Ask::Save, |request| ToScheduler::SaveCheckpoint {
+            request,
+            round,
+            timeout_ms,
+        })??)
     }
 
     /// Messages to and from other members' programs.

@@ -5,7 +5,7 @@ mod checkpoint;
 mod cluster;
 
 use crate::ids::JobId;
-use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN};
+use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, REPLICA_SLOTS_MAX, REPLICA_SLOTS_MIN};
 use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
@@ -200,6 +200,8 @@ pub struct MemorySettings {
     pub inbox_slots: u32,
     /// Slots of a worker's inbox for results, per lane and server.
     pub result_slots: u32,
+    /// Slots that a server has, per lane, for each server whose chunks it has copies of.
+    pub replica_slots: u32,
     /// Bytes a server may use, per lane, to keep contributions that came before their turn or that it reads out of
     /// workers' memory; half of it at most for key buffers that workers write into. Taken as it is used; an RDMA device
     /// pins it.
@@ -234,6 +236,7 @@ impl Default for MemorySettings {
         Self {
             inbox_slots: 16,
             result_slots: 4,
+            replica_slots: 8,
             spill_bytes: 256 << 20,
             call_bytes: 1 << 30,
             table_bytes: 0,
@@ -310,6 +313,8 @@ impl Settings {
         cluster.validate()?;
         self.checkpoint.validate()?;
         let memory = &self.memory;
+        let most = REPLICA_SLOTS_MAX as u32;
+        within("memory.replica_slots", memory.replica_slots, REPLICA_SLOTS_MIN, most)?;
         within("memory.inbox_slots", memory.inbox_slots, INBOX_SLOTS_MIN, INBOX_SLOTS_MAX as u32)?;
         within("memory.result_slots", memory.result_slots, 1, 64)?;
         within("memory.registration_cache", memory.registration_cache, 0, 1 << 16)?;

@@ -34,6 +34,10 @@ pub const CHUNK_BYTES_MAX: u64 = 16 << 20;
 pub const INBOX_SLOTS_MAX: usize = 1 << 16;
 /// Fewer would make workers take turns with every batch.
 pub const INBOX_SLOTS_MIN: u32 = 2;
+/// Slots that a lane of a server has for the stream of one other server.
+pub const REPLICA_SLOTS_MAX: usize = 256;
+/// Fewer would make records wait for one another.
+pub const REPLICA_SLOTS_MIN: u32 = 2;
 /// Lanes of a cluster.
 pub const LANES_MAX: u16 = 64;
 

@@ -26,6 +26,10 @@ struct Args {
     /// Write the bound addresses to this file, as the lines control=HOST:PORT and http=HOST:PORT.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
+    /// Take over a job whose scheduler is gone: wait for its members, and let nobody in before they have come. Without this a
+    /// job is taken over as well, when the first process that comes was a member before.
+    #[arg(long)]
+    resume: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -52,7 +56,10 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
         let shutdown = daemon::shutdown::on_signals()?;
         let listeners = runtime::bind(&settings).await?;
         announce(&listeners, args.port_file.as_deref())?;
-        let outcome = runtime::run(listeners, &settings, shutdown).await?;
+        let outcome = match args.resume {
+            true => runtime::resume(listeners, &settings, shutdown).await?,
+            false => runtime::run(listeners, &settings, shutdown).await?,
+        };
         tracing::info!(%outcome, "the job is over");
         Ok(runtime::verdict(&outcome)?)
     })?

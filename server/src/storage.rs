@@ -2,7 +2,9 @@
 //! Indices are the engine's. Contributions are reduced where they lie, number by number, because the memory
 //! can be written by a peer.
 
+mod array;
 mod coded;
+mod copies;
 mod image;
 mod integers;
 mod numbers;
@@ -17,6 +19,7 @@ use numbers::{Place, Typed};
 use proto_common::batch::payload_checksum;
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
+use proto_common::ids::Rank;
 use proto_common::optimizer::Optimizer;
 use rule::CurrentRule;
 use std::ops::Range;
@@ -48,6 +51,9 @@ pub enum StorageError {
     /// Bytes that are no image of a chunk.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// A sum that is to be sent, and lies where it cannot be: a bug.
+    #[error("internal error: the sum of chunk {0} is not lent")]
+    NotLent(u32),
     /// Changes of a rule wait for rounds that do not come.
     #[error("{0} changes of this tensor's rule wait for their rounds already; contribute to those first")]
     TooManyChanges(usize),
@@ -100,9 +106,14 @@ pub type Views = [Option<View>; 2];
 #[derive(Debug)]
 pub struct Storage {
     pool: Pool,
-    chunks: Vec<Stored>,
+    /// None of those that were given up.
+    chunks: Vec<Option<Stored>>,
     inbox: Cells,
     spill: Cells,
+    /// Slots of streams from other servers.
+    records: Vec<(Rank, Cells)>,
+    /// Sums that are sent to other servers, and images on their way there.
+    sent: Pool,
     scratch: Box<[u8]>,
     decoder: Decoder,
 }
@@ -146,11 +157,18 @@ impl Storage {
         // Workers on this host may read them where they lie.
         let pool = Pool::readable(WEIGHTS_POOL_BYTES, "gradwire-weights")?;
         let scratch = vec![0; SUM_BYTES].into_boxed_slice();
-        Ok(Self { pool, chunks: Vec::new(), inbox, spill, scratch, decoder: Decoder::default() })
+        let sent = Pool::new(WEIGHTS_POOL_BYTES, "gradwire-copies")?;
+        let (records, decoder) = (Vec::new(), Decoder::default());
+        Ok(Self { pool, chunks: Vec::new(), inbox, spill, records, sent, scratch, decoder })
     }
 
     /// Adds a chunk of zeros under the next index.
     pub fn add(&mut self, spec: &ChunkSpec) -> Result<(), StorageError> {
+        self.add_at(self.chunks.len() as u32, spec)
+    }
+
+    /// Adds a chunk of zeros under an index: the next one, or one that was given up.
+    pub fn add_at(&mut self, chunk: u32, spec: &ChunkSpec) -> Result<(), StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
             return Err(StorageError::Elements(spec.dtype));
@@ -164,32 +182,36 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        self.chunks.push(Stored {
-            bytes,
-            now: bytes,
-            dtype: spec.dtype,
-            codec,
-            rule,
-            squares,
-            trust,
-            numbers,
-            weights,
-        });
+        let stored =
+            Stored { bytes, now: bytes, dtype: spec.dtype, codec, rule, squares, trust, numbers, weights };
+        let count = self.chunks.len();
+        match self.chunks.get_mut(chunk as usize) {
+            Some(place @ None) => *place = Some(stored),
+            None if chunk as usize == count => self.chunks.push(Some(stored)),
+            _ => return Err(StorageError::NoChunk(chunk)),
+        }
         Ok(())
     }
 
     fn stored(&self, chunk: u32) -> Result<&Stored, StorageError> {
-        self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))
+        self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))
     }
 
     fn stored_mut(&mut self, chunk: u32) -> Result<&mut Stored, StorageError> {
-        self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))
+        self.chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))
+    }
+
+    /// A chunk is given up: its memory is free.
+    pub fn free(&mut self, chunk: u32) {
+        if let Some(stored) = self.chunks.get_mut(chunk as usize) {
+            *stored = None;
+        }
     }
 
     /// Bytes of weights, accumulators and what rules keep.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.chunks.iter().map(|chunk| 2 * chunk.bytes as u64 + chunk.numbers.bytes()).sum()
+        self.chunks.iter().flatten().map(|chunk| 2 * chunk.bytes as u64 + chunk.numbers.bytes()).sum()
     }
 
     /// The region that weights are sent from.
@@ -200,7 +222,11 @@ impl Storage {
 
     /// The commands that follow are about the first so many bytes of a chunk.
     pub fn size(&mut self, chunk: u32, bytes: u64) -> Result<(), StorageError> {
-        let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let stored = self
+            .chunks
+            .get_mut(chunk as usize)
+            .and_then(Option::as_mut)
+            .ok_or(StorageError::NoChunk(chunk))?;
         let region_bytes = stored.bytes as u64;
         if bytes > region_bytes {
             return Err(OutOfBounds { offset: 0, bytes, region_bytes }.into());
@@ -211,13 +237,15 @@ impl Storage {
 
     /// Bytes of a chunk that commands are about.
     pub fn size_of(&self, chunk: u32) -> Result<u64, StorageError> {
-        let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         Ok(stored.now as u64)
     }
 
     /// A weight buffer, to be sent.
     pub fn weights(&self, chunk: u32, buffer: u8) -> Result<Span, StorageError> {
-        let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let stored =
+            self.chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         Ok(stored.weights[usize::from(buffer & 1)].span())
     }
 
@@ -241,33 +269,36 @@ impl Storage {
     /// sum = what the contribution is added to + the contribution. Those in a worker's memory come with their views, here
     /// and below.
     pub fn reduce(&mut self, chunk: u32, addend: Addend, views: &Views) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let addend = locate(inbox, spill, addend, views)?;
+        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let addend = locate((inbox, spill, records), addend, views)?;
         let addend = decoder.plain_addend(stored, addend)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
     }
 
     /// Applies the update rule; a last contribution is added in the same pass. Says whether the values fit.
     pub fn finish(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<Verdict, StorageError> {
-        let Self { chunks, inbox, spill, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let mut step = stored.rule.step(round, &mut stored.numbers);
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
-        let last = round.last.map(|last| locate(inbox, spill, last, views)).transpose()?;
+        let last = round.last.map(|last| locate((inbox, spill, records), last, views)).transpose()?;
         let last = last.map(|last| decoder.plain_addend(stored, last)).transpose()?;
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
     /// A round of a chunk whose tensor's norms count is complete: its step, and its share of them. `finish` follows.
     pub fn prepare(&mut self, chunk: u32, round: &Round, views: &Views) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, decoder, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let Self { chunks, inbox, spill, records, decoder, .. } = self;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
-            let last = locate(inbox, spill, last, views)?;
+            let last = locate((inbox, spill, records), last, views)?;
             let last = decoder.plain_addend(stored, last)?;
             stored.numbers.reduce(last, stored.now)?;
         }
@@ -279,18 +310,26 @@ impl Storage {
     pub fn norms(&mut self, chunks: Range<u32>) {
         let chunks = chunks.start as usize..chunks.end as usize;
         let Some(tensor) = self.chunks.get_mut(chunks) else { return };
-        let trust = kernel::trust(tensor.iter().map(|stored| stored.squares));
-        tensor.iter_mut().for_each(|stored| stored.trust = trust);
+        let trust = kernel::trust(tensor.iter().flatten().map(|stored| stored.squares));
+        tensor.iter_mut().flatten().for_each(|stored| stored.trust = trust);
     }
 
     /// Chunks of one tensor get another rule, each from a round on: all of them, or none on error.
     pub fn change_rule(&mut self, chunks: &[(u32, u64)], to: Optimizer) -> Result<(), StorageError> {
         for &(chunk, from_round) in chunks {
-            let stored = self.chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+            let stored = self
+                .chunks
+                .get(chunk as usize)
+                .and_then(Option::as_ref)
+                .ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.has_room(from_round)?;
         }
         for &(chunk, from_round) in chunks {
-            let stored = self.chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+            let stored = self
+                .chunks
+                .get_mut(chunk as usize)
+                .and_then(Option::as_mut)
+                .ok_or(StorageError::NoChunk(chunk))?;
             stored.rule.change(from_round, to)?;
         }
         Ok(())
@@ -304,9 +343,10 @@ impl Storage {
         view: Option<&View>,
         into: u8,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
-        let stored = chunks.get_mut(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
-        let from = find(inbox, spill, from, view)?;
+        let Self { chunks, inbox, spill, records, .. } = self;
+        let stored =
+            chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
+        let from = find((inbox, spill, records), from, view)?;
         from.read(&mut stored.weights[usize::from(into & 1)])?;
         stored.numbers.init(from, stored.bytes)?;
         Ok(())
@@ -320,11 +360,12 @@ impl Storage {
         view: Option<&View>,
         to: u32,
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, .. } = self;
-        let stored = chunks.get(chunk as usize).ok_or(StorageError::NoChunk(chunk))?;
+        let Self { chunks, inbox, spill, records, .. } = self;
+        let stored =
+            chunks.get(chunk as usize).and_then(Option::as_ref).ok_or(StorageError::NoChunk(chunk))?;
         let coded = !stored.codec.is_plain();
         let bytes = if coded { stored.codec.encoded_bytes(stored.elements()) } else { stored.now };
-        match find(inbox, spill, from, view)? {
+        match find((inbox, spill, records), from, view)? {
             Place::Region { region, at } => spill.region.copy(spill.start(to), region, at, bytes as u64)?,
             Place::View(view) => view.slice(0, bytes as u64)?.copy_to(&spill.region, spill.start(to))?,
         }
@@ -343,10 +384,12 @@ impl Storage {
     }
 }
 
+/// Where contributions may lie: inbox, spill area, and slots of streams.
+type Areas<'a> = (&'a Cells, &'a Cells, &'a [(Rank, Cells)]);
+
 /// Where a contribution lies.
 fn find<'a>(
-    inbox: &'a Cells,
-    spill: &'a Cells,
+    (inbox, spill, records): Areas<'a>,
     from: Source,
     view: Option<&'a View>,
 ) -> Result<Place<'a>, StorageError> {
@@ -355,23 +398,26 @@ fn find<'a>(
             Place::Region { region: &inbox.region, at: inbox.start(slot) + offset }
         }
         Source::Spill(block) => Place::Region { region: &spill.region, at: spill.start(block) },
+        Source::Record { from, slot, offset } => {
+            let of_it = records.iter().find(|(rank, _)| *rank == from).ok_or(StorageError::NotMapped)?;
+            Place::Region { region: &of_it.1.region, at: of_it.1.start(slot) + offset }
+        }
         Source::Worker { .. } => Place::View(view.ok_or(StorageError::NotMapped)?),
     })
 }
 
 /// Where a contribution lies, and one that it is added to.
 fn locate<'a>(
-    inbox: &'a Cells,
-    spill: &'a Cells,
+    areas: Areas<'a>,
     addend: Addend,
     [view, first_view]: &'a Views,
 ) -> Result<Addend<Place<'a>>, StorageError> {
     let onto = match addend.onto {
         Onto::Nothing => Onto::Nothing,
-        Onto::First(first) => Onto::First(find(inbox, spill, first, first_view.as_ref())?),
+        Onto::First(first) => Onto::First(find(areas, first, first_view.as_ref())?),
         Onto::Sum => Onto::Sum,
     };
-    Ok(Addend { from: find(inbox, spill, addend.from, view.as_ref())?, onto })
+    Ok(Addend { from: find(areas, addend.from, view.as_ref())?, onto })
 }
 
 #[cfg(test)]

@@ -17,9 +17,9 @@ const BOUND: Duration = Duration::from_secs(5);
 /// Training that does not end by itself.
 const ENDLESS: [&str; 6] = ["--layers", "64,128,10", "--epochs", "1000000", "--batch", "16"];
 
-/// Two servers and two workers in mid-training.
+/// Two servers and two workers in mid-training. Nobody looks for another scheduler.
 fn training(transport: &str, scheduler: &[&str]) -> Cluster {
-    let mut cluster = Cluster::new(2, 2, scheduler);
+    let mut cluster = Cluster::new(2, 2, &[&["--set", "deadlines.scheduler_ms=0"], scheduler].concat());
     cluster.add_servers(2, &["--transport", transport]);
     cluster.add_trainers(2, &[&ENDLESS[..], &["--transport", transport]].concat());
     cluster.workers[0].expect_line("epoch       3/", PATIENCE);

@@ -92,6 +92,7 @@ pub fn code_of_refusal(reason: &RefusalReason) -> ExitCode {
         | RefusalReason::Job { .. }
         | RefusalReason::Full { .. }
         | RefusalReason::RankTaken { .. }
+        | RefusalReason::Occupied { .. }
         | RefusalReason::Misplaced(_) => ExitCode::Refused,
     }
 }

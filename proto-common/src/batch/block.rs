@@ -26,6 +26,16 @@ pub enum OpKind {
     /// of the body lie). Answers of calls before `first_open` are kept no longer. The result's payload is two bytes with the
     /// length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
     Call = 6,
+    /// Record of a stream: has the copy version `round`? `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
+    CopyCheck = 16,
+    /// Record: the contributions of `round`, summed. In records `landing` says of which whole the payload is a part: `bytes`
+    /// and `offset`, and in `region` bytes of the round's weights. A second block has the set of contributors; `operation` is
+    /// the count of the one worker that contributed, outside mode sync.
+    CopyUpdate = 17,
+    /// Record: part of the chunk's image, of version `round`.
+    CopyState = 18,
+    /// Record: changes of the chunk's rule, in their place between updates.
+    CopyRules = 19,
 }
 
 impl OpKind {
@@ -39,8 +49,18 @@ impl OpKind {
             4 => Self::Init,
             5 => Self::Release,
             6 => Self::Call,
+            16 => Self::CopyCheck,
+            17 => Self::CopyUpdate,
+            18 => Self::CopyState,
+            19 => Self::CopyRules,
             _ => return None,
         })
+    }
+
+    /// Is it a record of a stream between servers? Workers send none.
+    #[must_use]
+    pub const fn is_record(self) -> bool {
+        matches!(self, Self::CopyCheck | Self::CopyUpdate | Self::CopyState | Self::CopyRules)
     }
 
     /// Does it count as a round's contribution?
@@ -55,6 +75,11 @@ impl OpKind {
         matches!(self, Self::Pull | Self::PushPull)
     }
 }
+
+/// Record's token: the chunk has its initial value.
+pub const RECORD_INITIALISED: u64 = 1;
+/// Record's token: a sum of this round left its integers.
+pub const RECORD_LEFT: u64 = 2;
 
 /// How an operation ended. The number is the wire id and never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

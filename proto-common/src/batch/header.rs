@@ -17,6 +17,8 @@ pub enum BatchKind {
     Request = 1,
     /// A server's results, to a worker.
     Result = 2,
+    /// A record of a stream, to a server that has copies: one block.
+    Record = 3,
 }
 
 /// What every batch says before its blocks.
@@ -110,6 +112,7 @@ impl BatchHeader {
         let kind = match raw.kind {
             1 => BatchKind::Request,
             2 => BatchKind::Result,
+            3 => BatchKind::Record,
             _ => return None,
         };
         if raw.flags & !FLAG_PAYLOAD_CHECKSUM != 0 || raw.reserved != [0; 12] {

@@ -20,12 +20,12 @@ mod encode;
 mod header;
 mod notice;
 
-pub use block::{Block, BlockData, Kept, Landing, OpKind, Reading, Status};
+pub use block::{Block, BlockData, Kept, Landing, OpKind, RECORD_INITIALISED, RECORD_LEFT, Reading, Status};
 pub use checksum::payload_checksum;
 pub use decode::{BatchError, BatchReader, prefix_bytes};
 pub use encode::{BatchRoom, BatchWriter, EncodeError, prefix_bytes_padded};
 pub use header::{BatchHeader, BatchKind};
-pub use notice::{Notice, SlotGrant};
+pub use notice::{Judgement, Notice, SlotGrant};
 
 #[cfg(test)]
 mod tests;

@@ -1,19 +1,24 @@
 //! The 32 bits of immediate data: a grant index (24 bits) and its generation (8 bits). The upper part of
 //! the index space names notices that carry no batch.
 
-use crate::limits::INBOX_SLOTS_MAX;
+use crate::limits::{INBOX_SLOTS_MAX, REPLICA_SLOTS_MAX};
 
 const INDEX_BITS: u32 = 24;
 const RETURN_BASE: u32 = 0xF0_0000;
 const RETURN_END: u32 = RETURN_BASE + INBOX_SLOTS_MAX as u32;
 const GIVE_BACK_BASE: u32 = 0xF8_0000;
 const GIVE_BACK_END: u32 = GIVE_BACK_BASE + INBOX_SLOTS_MAX as u32;
+const JUDGED_BASE: u32 = 0xFA_0000;
+const JUDGED_END: u32 = JUDGED_BASE + (4 << 8);
+const READY: u32 = 0xFF_FFFC;
 const WANT: u32 = 0xFF_FF00;
 const PROBE: u32 = 0xFF_FFFE;
 const PROBE_REPLY: u32 = 0xFF_FFFD;
 
-const _: () =
-    assert!(INBOX_SLOTS_MAX as u32 <= RETURN_BASE && RETURN_END <= GIVE_BACK_BASE && GIVE_BACK_END <= WANT);
+const _: () = assert!(
+    INBOX_SLOTS_MAX as u32 <= RETURN_BASE && RETURN_END <= GIVE_BACK_BASE && GIVE_BACK_END <= JUDGED_BASE
+);
+const _: () = assert!(JUDGED_END <= WANT && REPLICA_SLOTS_MAX <= 1 << 8);
 
 /// The right to write one batch into one slot: a credit. A slot's generation changes at each grant, so a
 /// late or repeated use is recognised.
@@ -40,6 +45,32 @@ impl SlotGrant {
     }
 }
 
+/// What a server with a copy says of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Judgement {
+    /// It has, or will have, what the record says, whatever happens to the sender.
+    Confirmed = 0,
+    /// It has one version more than it was asked for.
+    Ahead = 1,
+    /// It needs the whole state.
+    Wanting = 2,
+    /// Not now: ask again when it says [`Notice::Ready`].
+    Later = 3,
+}
+
+impl Judgement {
+    const fn from_wire(wire: u32) -> Option<Self> {
+        Some(match wire {
+            0 => Self::Confirmed,
+            1 => Self::Ahead,
+            2 => Self::Wanting,
+            3 => Self::Later,
+            _ => return None,
+        })
+    }
+}
+
 /// What a write's immediate data says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
@@ -52,6 +83,10 @@ pub enum Notice {
     GivenBack(SlotGrant),
     /// The sender holds no credit and could use this many (1 to 255). One is outstanding at most.
     Want(u8),
+    /// What becomes of the record in this slot, which is below [`REPLICA_SLOTS_MAX`]. Between servers.
+    Judged(SlotGrant, Judgement),
+    /// The receiver may ask again about chunks that it was told to ask about later. Between servers.
+    Ready,
     /// First write over a new channel.
     Probe,
     /// Answer to [`Notice::Probe`].
@@ -67,6 +102,11 @@ impl Notice {
             Self::Returned(grant) => ((RETURN_BASE + grant.slot) << 8) | grant.generation as u32,
             Self::GivenBack(grant) => ((GIVE_BACK_BASE + grant.slot) << 8) | grant.generation as u32,
             Self::Want(count) => (WANT << 8) | count as u32,
+            Self::Judged(grant, judgement) => {
+                let place = (judgement as u32) << 8 | (grant.slot & 0xFF);
+                ((JUDGED_BASE + place) << 8) | grant.generation as u32
+            }
+            Self::Ready => READY << 8,
             Self::Probe => PROBE << 8,
             Self::ProbeReply => PROBE_REPLY << 8,
         }
@@ -81,6 +121,14 @@ impl Notice {
             GIVE_BACK_BASE..GIVE_BACK_END => {
                 Self::GivenBack(SlotGrant { slot: index - GIVE_BACK_BASE, generation })
             }
+            JUDGED_BASE..JUDGED_END => {
+                let place = index - JUDGED_BASE;
+                match Judgement::from_wire(place >> 8) {
+                    Some(judgement) => Self::Judged(SlotGrant { slot: place & 0xFF, generation }, judgement),
+                    None => return None,
+                }
+            }
+            READY if generation == 0 => Self::Ready,
             WANT if generation > 0 => Self::Want(generation),
             PROBE if generation == 0 => Self::Probe,
             PROBE_REPLY if generation == 0 => Self::ProbeReply,
@@ -124,6 +172,11 @@ mod tests {
         assert_eq!(Notice::Want(7).to_wire(), 0xFFFF_0007);
         assert_eq!(Notice::Probe.to_wire(), 0xFFFF_FE00);
         assert_eq!(Notice::ProbeReply.to_wire(), 0xFFFF_FD00);
+        let grant = SlotGrant { slot: 0x34, generation: 0x56 };
+        assert_eq!(Notice::Judged(grant, Judgement::Confirmed).to_wire(), 0xFA00_3456);
+        assert_eq!(Notice::Judged(grant, Judgement::Later).to_wire(), 0xFA03_3456);
+        assert_eq!(Notice::Ready.to_wire(), 0xFFFF_FC00);
+        assert_eq!(Notice::from_wire(0xFA04_0000), None);
         assert_eq!(Notice::from_wire(0x8000_0000), None);
     }
 }

@@ -120,6 +120,22 @@ pub enum RefusalReason {
         /// How many places there are.
         places: u32,
     },
+    /// It is another scheduler that asks.
+    #[error(
+        "a scheduler of job {job} is running there: process {pid}, term {term}, for {} s; stop that one first, or set \
+         scheduler.port to a free port and job to a number of its own",
+        age_ms / 1000
+    )]
+    Occupied {
+        /// Its job.
+        job: JobId,
+        /// Its term.
+        term: u32,
+        /// Its process.
+        pid: u32,
+        /// How long it has been running.
+        age_ms: u64,
+    },
     /// The message makes no sense here: what it was, and what was expected.
     #[error("{0}")]
     Misplaced(String),

@@ -177,6 +177,8 @@ pub enum ToScheduler {
         /// Nothing follows.
         last: bool,
     },
+    /// Who is there? Asked instead of a registration, by a scheduler that finds its port taken. Answered by `Refused`.
+    Identify,
     /// Server: it is to go, once others hold what it holds. It goes when a `Remap` has left it nothing, with a goodbye.
     Drain,
     /// Server: the answer to `AskRounds`. It has begun none of these rounds, nor will it before it hears of the decision.

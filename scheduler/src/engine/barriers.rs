@@ -1,5 +1,6 @@
 //! Barriers over node groups: those who arrived wait until everyone in the group is there, each to its own
-//! deadline. A barrier is its name and its group; after release the same one can be entered again.
+//! deadline. A barrier is its name and its group; after release the same one can be entered again. Each member says how
+//! often it has come through: who is behind the others comes through at once, because for it the barrier has been opened.
 
 use super::member::places;
 use super::{ConnectionId, SCHEDULER, deadline_ms};
@@ -11,6 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Barriers with someone waiting, at once.
 const BARRIERS_MAX: usize = 1024;
+/// Barriers that are remembered after they were opened; those opened longest ago make way.
+const OPENED_MAX: usize = daemon::passed::BARRIERS_KEPT_MAX;
 
 /// The answer to one barrier request.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +29,8 @@ pub(super) struct Arrival {
     member: MemberId,
     connection: ConnectionId,
     request: u64,
+    /// How often it has come through before.
+    passed: u64,
     since_ms: u64,
     deadline_ms: u64,
 }
@@ -34,12 +39,12 @@ impl Arrival {
     pub(super) fn new(
         member: MemberId,
         connection: ConnectionId,
-        request: u64,
+        (request, passed): (u64, u64),
         now_ms: u64,
         timeout_ms: u64,
     ) -> Self {
         let deadline_ms = deadline_ms(now_ms, timeout_ms);
-        Self { member, connection, request, since_ms: now_ms, deadline_ms }
+        Self { member, connection, request, passed, since_ms: now_ms, deadline_ms }
     }
 
     pub(super) fn refused(&self, name: String, reason: &str) -> Answer {
@@ -60,6 +65,16 @@ struct BarrierKey {
 }
 
 impl BarrierKey {
+    fn new(name: String, group: NodeGroup) -> Self {
+        let NodeGroup { scheduler, servers, workers } = group;
+        Self { name, scheduler, servers, workers }
+    }
+
+    fn group(&self) -> NodeGroup {
+        let Self { scheduler, servers, workers, .. } = *self;
+        NodeGroup { scheduler, servers, workers }
+    }
+
     fn holds(&self, id: MemberId) -> bool {
         match id.role {
             Role::Server => self.servers,
@@ -72,47 +87,83 @@ impl BarrierKey {
 /// All barriers with someone waiting.
 #[derive(Debug)]
 pub(super) struct Barriers {
-    shape: ClusterShape,
-    /// A program runs the scheduler, and may come to barriers.
-    has_program: bool,
+    /// Who is waited for.
+    expected: BTreeSet<MemberId>,
     left: BTreeSet<MemberId>,
     waiting: BTreeMap<BarrierKey, BTreeMap<MemberId, Arrival>>,
+    /// How often each was opened, and when last, counted in openings.
+    opened: BTreeMap<BarrierKey, (u64, u64)>,
+    openings: u64,
 }
 
 impl Barriers {
     pub(super) fn new(shape: &ClusterShape) -> Self {
-        Self { shape: *shape, has_program: false, left: BTreeSet::new(), waiting: BTreeMap::new() }
+        let (left, waiting, opened) = Default::default();
+        Self { expected: places(shape).collect(), left, waiting, opened, openings: 0 }
     }
 
     /// Someone arrives; the last one opens the barrier for all.
     pub(super) fn enter(&mut self, who: Arrival, name: String, group: NodeGroup) -> Vec<Answer> {
-        let NodeGroup { scheduler, servers, workers } = group;
-        let key = BarrierKey { name, scheduler, servers, workers };
-        if let Some(reason) = self.obstacle(&key, who.member) {
+        let key = BarrierKey::new(name, group);
+        if let Some(reason) = self.obstacle(&key, &who) {
             return vec![who.refused(key.name, &reason)];
         }
-        let expected = self.expected(&key).count();
-        let arrived = self.waiting.entry(key.clone()).or_default();
-        arrived.insert(who.member, who);
-        if arrived.len() < expected {
+        if who.passed < self.opened.get(&key).map_or(0, |(times, _)| *times) {
+            return vec![who.answer(Ok(()))];
+        }
+        self.waiting.entry(key.clone()).or_default().insert(who.member, who);
+        self.open_if_whole(key)
+    }
+
+    fn open_if_whole(&mut self, key: BarrierKey) -> Vec<Answer> {
+        let Some(arrived) = self.waiting.get(&key) else { return Vec::new() };
+        if self.expected(&key).any(|id| !arrived.contains_key(&id)) {
             return Vec::new();
         }
+        let passed = arrived.values().map(|arrival| arrival.passed).max().unwrap_or(0);
         let released = self.waiting.remove(&key).unwrap_or_default();
+        self.count(key, passed + 1);
         released.values().map(|arrival| arrival.answer(Ok(()))).collect()
     }
 
-    fn obstacle(&self, key: &BarrierKey, member: MemberId) -> Option<String> {
+    fn count(&mut self, key: BarrierKey, times: u64) {
+        self.openings += 1;
+        if self.opened.len() >= OPENED_MAX && !self.opened.contains_key(&key) {
+            let oldest = self.opened.iter().min_by_key(|(_, (_, last))| *last);
+            let oldest = oldest.map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.opened.remove(&key));
+        }
+        let entry = self.opened.entry(key).or_default();
+        *entry = (entry.0.max(times), self.openings);
+    }
+
+    /// A member says that it came through so often, under a scheduler before this one.
+    pub(super) fn was_opened(&mut self, name: String, group: NodeGroup, times: u64) {
+        if name.len() <= NAME_BYTES_MAX {
+            self.count(BarrierKey::new(name, group), times);
+        }
+    }
+
+    /// How often each was opened.
+    pub(super) fn all_opened(&self) -> Vec<(String, NodeGroup, u64)> {
+        let show = |(key, (times, _)): (&BarrierKey, &(u64, u64))| (key.name.clone(), key.group(), *times);
+        self.opened.iter().map(show).collect()
+    }
+
+    fn obstacle(&self, key: &BarrierKey, who: &Arrival) -> Option<String> {
         if key.name.len() > NAME_BYTES_MAX {
             return Some(format!("a barrier's name may have {NAME_BYTES_MAX} bytes"));
         }
+        let member = who.member;
         if !key.holds(member) {
             return Some(format!("{member} is not part of the group; enter with a group that holds it"));
         }
         if let Some(left) = self.left.iter().find(|left| key.holds(**left)) {
             return Some(format!("{left} has left the job and cannot come"));
         }
-        match self.waiting.get(key) {
-            Some(arrived) if arrived.contains_key(&member) => {
+        match self.waiting.get(key).map(|arrived| arrived.get(&member)) {
+            // The same wait may be told twice, when a scheduler was lost in between.
+            Some(Some(waits)) if (waits.connection, waits.request) != (who.connection, who.request) => {
                 Some(format!("{member} waits there already; one wait at a time, or another name"))
             }
             None if self.waiting.len() >= BARRIERS_MAX => {
@@ -131,7 +182,7 @@ impl Barriers {
                 continue;
             }
             let missing: Vec<MemberId> =
-                comers(&self.shape, self.has_program, key).filter(|id| !arrived.contains_key(id)).collect();
+                comers(&self.expected, key).filter(|id| !arrived.contains_key(id)).collect();
             arrived.retain(|_, arrival| {
                 let due = arrival.deadline_ms <= now_ms;
                 if due {
@@ -161,6 +212,19 @@ impl Barriers {
         answers
     }
 
+    /// A member is not waited for any more, and the others go on without it.
+    pub(super) fn without(&mut self, id: MemberId) -> Vec<Answer> {
+        self.expected.remove(&id);
+        let keys: Vec<BarrierKey> = self.waiting.keys().filter(|key| key.holds(id)).cloned().collect();
+        keys.into_iter().flat_map(|key| self.open_if_whole(key)).collect()
+    }
+
+    /// A member came: it is waited for from now on.
+    pub(super) fn join(&mut self, id: MemberId) {
+        self.left.remove(&id);
+        self.expected.insert(id);
+    }
+
     /// A member is gone: what it waited for is not answered.
     pub(super) fn forget(&mut self, id: MemberId) {
         self.waiting.retain(|_, arrived| {
@@ -183,21 +247,24 @@ impl Barriers {
         self.waiting.iter().map(show).collect()
     }
 
-    fn expected<'a>(&self, key: &'a BarrierKey) -> impl Iterator<Item = MemberId> + use<'a> {
-        comers(&self.shape, self.has_program, key)
+    fn expected<'a>(&'a self, key: &'a BarrierKey) -> impl Iterator<Item = MemberId> + use<'a> {
+        comers(&self.expected, key)
+    }
+
+    pub(super) fn has_program(&self) -> bool {
+        self.expected.contains(&SCHEDULER)
     }
 
     /// A program that runs the scheduler is waited for, too.
     pub(super) fn count_program(&mut self) {
-        self.has_program = true;
+        self.expected.insert(SCHEDULER);
     }
 }
 
 /// Whom a barrier waits for.
 fn comers<'a>(
-    shape: &ClusterShape,
-    has_program: bool,
+    expected: &'a BTreeSet<MemberId>,
     key: &'a BarrierKey,
 ) -> impl Iterator<Item = MemberId> + use<'a> {
-    places(shape).chain(has_program.then_some(SCHEDULER)).filter(|id| key.holds(*id))
+    expected.iter().copied().filter(|id| key.holds(*id))
 }

@@ -2,6 +2,7 @@
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
 
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
+use daemon::status::CheckpointStatus;
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError};
 use proto_common::table::TableSpec;
@@ -59,25 +60,29 @@ struct Pending {
 pub(super) struct Checkpoints {
     has_place: bool,
     pending: BTreeMap<u64, Pending>,
-    last: Option<String>,
     /// Why the one that failed last did.
     failure: Option<String>,
+    completed: u64,
+    failed: u64,
 }
 
 impl Checkpoints {
-    pub(super) fn new(has_place: bool, last: Option<String>) -> Self {
-        Self { has_place, last, ..Self::default() }
+    pub(super) fn new(has_place: bool) -> Self {
+        Self { has_place, ..Self::default() }
     }
 
-    /// The newest complete one.
-    pub(super) fn last(&self) -> Option<&str> {
-        self.last.as_deref()
-    }
-
-    /// For people: the round that is being written, with the parts that have come; and what failed last.
-    pub(super) fn progress(&self) -> (Option<(u64, u64)>, Option<&str>) {
-        let newest = self.pending.last_key_value();
-        (newest.map(|(round, pending)| (*round, pending.parts.len() as u64)), self.failure.as_deref())
+    /// For people; `parts_expected` is what each is to have.
+    pub(super) fn status(&self, newest: Option<String>, parts_expected: u64) -> CheckpointStatus {
+        let last = self.pending.last_key_value();
+        CheckpointStatus {
+            newest,
+            writing: last.map(|(round, _)| *round),
+            parts: last.map_or(0, |(_, pending)| pending.parts.len() as u64),
+            parts_expected,
+            completed: self.completed,
+            failed: self.failed,
+            failure: self.failure.clone(),
+        }
     }
 
     /// A worker asks for one of the round that it has finished.
@@ -166,22 +171,30 @@ impl Checkpoints {
         }
     }
 
-    /// A manifest is written, or not.
-    pub(super) fn written(&mut self, round: u64, result: Result<String, String>, out: &mut Vec<Command>) {
+    /// A manifest is written, or not. Returns the name of what is complete now.
+    pub(super) fn written(
+        &mut self,
+        round: u64,
+        result: Result<String, String>,
+        out: &mut Vec<Command>,
+    ) -> Option<String> {
         match result {
             Ok(name) => {
                 if let Some(pending) = self.pending.remove(&round) {
                     answer(&pending.askers, &Ok(name.clone()), out);
                 }
-                self.last = Some(name);
+                self.completed += 1;
+                return Some(name);
             }
             Err(reason) => self.fail(round, &reason, &[], out),
         }
+        None
     }
 
     fn fail(&mut self, round: u64, reason: &str, servers: &[ConnectionId], out: &mut Vec<Command>) {
         let Some(pending) = self.pending.remove(&round) else { return };
         let error = SaveError::Failed { round, reason: reason.to_owned() };
+        self.failed += 1;
         self.failure = Some(error.to_string());
         answer(&pending.askers, &Err(error), out);
         order(servers, CheckpointOrder::Drop { round }, out);

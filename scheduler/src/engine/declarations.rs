@@ -1,11 +1,12 @@
 //! Tensors: who declared what, where it was put, and who waits for servers to allocate it, each to its own
 //! deadline. The first declaration of a tensor places it; the same declaration from others gets the same ranges.
 
+use super::shards::{RANGE_BYTES, Servers, Shards, TENSOR_BYTES};
 use super::{ConnectionId, deadline_ms};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
-use proto_common::message::{ClusterShape, DeclareError};
-use proto_common::shard_map::{KeyRange, MapUpdate, assign};
+use proto_common::message::{ClusterShape, DeclareError, Resume};
+use proto_common::shard_map::{MapChange, MapError, MapUpdate};
 use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,9 +18,6 @@ const WAITING_KEYS_MAX: usize = 1 << 25;
 pub(super) const CHANGES_MAX: usize = 4096;
 /// Chunks placed by one declaration: placing takes time for each.
 const CHUNKS_MAX: u64 = 1 << 26;
-/// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
-pub(super) const TENSOR_BYTES: usize = 112;
-const RANGE_BYTES: usize = 34;
 
 /// An answer that is due: to whom, to which request, what.
 pub(super) type DueAnswer = (ConnectionId, u64, Result<MapUpdate, DeclareError>);
@@ -47,8 +45,7 @@ enum State {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    spec: TensorSpec,
-    ranges: Vec<KeyRange>,
+    /// The decision that placed it, which servers answer.
     epoch: Epoch,
     state: State,
 }
@@ -97,8 +94,7 @@ pub(super) struct Declarations {
     tensors: BTreeMap<Key, Entry>,
     pending: BTreeMap<Epoch, Pending>,
     waiters: Vec<Waiter>,
-    /// Bytes that each server holds, by rank.
-    loads: Vec<u64>,
+    pub(super) shards: Shards,
 }
 
 impl Declarations {
@@ -108,22 +104,32 @@ impl Declarations {
             tensors: BTreeMap::new(),
             pending: BTreeMap::new(),
             waiters: Vec::new(),
-            loads: vec![0; shape.servers as usize],
+            shards: Shards::new(shape),
         }
     }
 
     /// Tensors and their bytes.
     pub(super) fn totals(&self) -> (u64, u64) {
-        (self.tensors.len() as u64, self.loads.iter().sum())
+        (self.tensors.len() as u64, self.shards.loads.by_rank.values().map(|load| load.served).sum())
     }
 
     /// All tensors that servers hold, with the epoch that each was placed in.
     pub(super) fn placed(&self) -> impl Iterator<Item = (&TensorSpec, Epoch)> {
-        self.tensors.values().map(|entry| (&entry.spec, entry.epoch))
+        let map = &self.shards.map;
+        self.tensors.iter().filter_map(|(key, entry)| Some((map.tensor(*key)?, entry.epoch)))
     }
 
     /// One declaration. `epoch` moves on where tensors are new.
-    pub(super) fn declare(&mut self, who: Asker, tensors: Vec<TensorSpec>, epoch: &mut Epoch) -> Step {
+    pub(super) fn declare(
+        &mut self,
+        who: Asker,
+        tensors: Vec<TensorSpec>,
+        servers: &Servers,
+        epoch: &mut Epoch,
+    ) -> Step {
+        // Said to the scheduler before this one as well, and perhaps on its way twice.
+        self.waiters
+            .retain(|waiter| (waiter.who.connection, waiter.who.request) != (who.connection, who.request));
         let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
         let fresh = match self.fresh(tensors) {
             Ok(fresh) => fresh,
@@ -139,7 +145,7 @@ impl Declarations {
         }
         let mut step = Step::Wait;
         if !fresh.is_empty() {
-            match self.place(fresh, epoch.next()) {
+            match self.place(fresh, servers, epoch.next()) {
                 Ok(update) => step = Step::Assign(update),
                 Err(error) => return Step::Answer(Err(error)),
             }
@@ -150,7 +156,13 @@ impl Declarations {
     }
 
     /// A declared tensor gets another rule. What servers say to it changes nothing of the tensor's own state.
-    pub(super) fn change(&mut self, who: Asker, change: RuleChange, epoch: &mut Epoch) -> Step {
+    pub(super) fn change(
+        &mut self,
+        who: Asker,
+        change: RuleChange,
+        servers: &Servers,
+        epoch: &mut Epoch,
+    ) -> Step {
         if let Err(error) = self.may_change(&change) {
             return Step::Answer(Err(error));
         }
@@ -160,7 +172,7 @@ impl Declarations {
             return Step::Answer(Err(DeclareError::NotNow(what.into())));
         }
         *epoch = epoch.next();
-        let servers = (0..self.loads.len() as u32).map(Rank).collect();
+        let servers = servers.there.clone();
         let pending = Pending { servers, keys: Vec::new(), error: None, changer: Some(who) };
         self.pending.insert(*epoch, pending);
         Step::Change(*epoch, change)
@@ -173,7 +185,10 @@ impl Declarations {
             return Err(TensorError::Unsupported { key, what }.into());
         };
         match &entry.state {
-            State::Ready => Ok(entry.spec.validate_change(change, self.shape.chunk_bytes)?),
+            State::Ready => {
+                let spec = self.shards.map.tensor(key);
+                Ok(spec.map_or(Ok(()), |spec| spec.validate_change(change, self.shape.chunk_bytes))?)
+            }
             State::Pending => {
                 let what =
                     "servers are still allocating it; change its rule once its declaration is answered";
@@ -192,7 +207,22 @@ impl Declarations {
         if let Some(reason) = error {
             pending.error.get_or_insert(DeclareError::Server { server: who.rank, reason });
         }
-        if !pending.servers.is_empty() {
+        self.complete(epoch)
+    }
+
+    /// A server is gone: nobody waits for what it would have answered.
+    pub(super) fn without(&mut self, server: Rank) -> Vec<DueAnswer> {
+        let waiting = self
+            .pending
+            .iter_mut()
+            .filter_map(|(epoch, pending)| pending.servers.remove(&server).then_some(*epoch));
+        let epochs: Vec<Epoch> = waiting.collect();
+        epochs.into_iter().flat_map(|epoch| self.complete(epoch)).collect()
+    }
+
+    /// Ends what all servers have answered.
+    fn complete(&mut self, epoch: Epoch) -> Vec<DueAnswer> {
+        if self.pending.get(&epoch).is_none_or(|pending| !pending.servers.is_empty()) {
             return Vec::new();
         }
         let Some(done) = self.pending.remove(&epoch) else { return Vec::new() };
@@ -207,6 +237,62 @@ impl Declarations {
             due.push((who.connection, who.request, result));
         }
         due
+    }
+
+    /// Everything as a scheduler before this one left it: `servers` are asked again for all of it, in these messages.
+    pub(super) fn restore(
+        &mut self,
+        map: MapUpdate,
+        servers: &Servers,
+        epoch: &mut Epoch,
+    ) -> Result<Vec<MapUpdate>, MapError> {
+        self.shards.restore(&MapUpdate { epoch: *epoch, ..map })?;
+        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
+        let mut told = Vec::new();
+        for MapUpdate { tensors, ranges, .. } in parts.into_iter().map(|part| part.map) {
+            if tensors.is_empty() {
+                continue;
+            }
+            *epoch = epoch.next();
+            let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
+            for key in &keys {
+                self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending });
+            }
+            let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
+            self.pending.insert(*epoch, pending);
+            told.push(MapUpdate { epoch: *epoch, tensors, ranges });
+        }
+        Ok(told)
+    }
+
+    /// Everything that servers have, in messages that each fit: what one that comes is told.
+    pub(super) fn whole(&self, epoch: &mut Epoch) -> Vec<MapUpdate> {
+        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
+        let full = parts.into_iter().map(|part| part.map).filter(|map| !map.tensors.is_empty());
+        let stamped = full.map(|map| {
+            *epoch = epoch.next();
+            MapUpdate { epoch: *epoch, ..map }
+        });
+        stamped.collect()
+    }
+
+    /// Does anybody count on it? On what could not be allocated nobody does.
+    pub(super) fn is_kept(&self, key: Key) -> bool {
+        self.tensors.get(&key).is_some_and(|entry| !matches!(entry.state, State::Failed(_)))
+    }
+
+    /// Copies and moves: what is to be decided next, and whether there is nothing left to do.
+    pub(super) fn plan(
+        &mut self,
+        servers: &Servers,
+        balance: bool,
+        epoch: &mut Epoch,
+    ) -> (Vec<(Epoch, MapChange)>, bool) {
+        let tensors = &self.tensors;
+        let ready = |key| tensors.get(&key).is_some_and(|entry: &Entry| matches!(entry.state, State::Ready));
+        let (changes, is_quiet) = self.shards.plan(servers, ready, balance, epoch);
+        // What is still being allocated is looked at when it is there.
+        (changes, is_quiet && self.pending.values().all(Pending::is_change))
     }
 
     /// A connection is gone: what it waited for is not answered.
@@ -287,10 +373,12 @@ impl Declarations {
                     spec.validate_in(&self.shape)?;
                     fresh.push(spec);
                 }
-                Some(entry) if entry.spec == spec => {}
-                Some(entry) => {
-                    let (before, now) = (describe(&entry.spec), describe(&spec));
-                    return Err(DeclareError::Conflict { key: spec.key, before, now });
+                Some(_) => {
+                    let before = self.shards.map.tensor(spec.key);
+                    if before != Some(&spec) {
+                        let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));
+                        return Err(DeclareError::Conflict { key: spec.key, before, now });
+                    }
                 }
             }
         }
@@ -301,7 +389,12 @@ impl Declarations {
     }
 
     /// Puts new tensors on servers; nothing changes on error.
-    fn place(&mut self, fresh: Vec<TensorSpec>, epoch: Epoch) -> Result<MapUpdate, DeclareError> {
+    fn place(
+        &mut self,
+        fresh: Vec<TensorSpec>,
+        servers: &Servers,
+        epoch: Epoch,
+    ) -> Result<MapUpdate, DeclareError> {
         let mut chunks = 0u64;
         for spec in &fresh {
             chunks = chunks.saturating_add(spec.chunk_count(self.shape.chunk_bytes));
@@ -309,33 +402,17 @@ impl Declarations {
                 return Err(TensorError::TooLarge { key: spec.key, elements: spec.elements }.into());
             }
         }
-        let ranges = assign(&fresh, &self.loads, self.shape.chunk_bytes);
+        let ranges = self.shards.place(&fresh, servers);
         fits_a_message(fresh.iter(), ranges.len())?;
-        let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
-        for range in &ranges {
-            by_key.entry(range.first.key).or_default().push(*range);
+        let update = MapUpdate { epoch, tensors: fresh, ranges };
+        self.shards.add(&update).map_err(|error| DeclareError::NotNow(error.to_string()))?;
+        let keys: Vec<Key> = update.tensors.iter().map(|spec| spec.key).collect();
+        for key in &keys {
+            self.tensors.insert(*key, Entry { epoch, state: State::Pending });
         }
-        for spec in &fresh {
-            let ranges = by_key.remove(&spec.key).unwrap_or_default();
-            self.add_load(spec, &ranges);
-            let entry = Entry { spec: spec.clone(), ranges, epoch, state: State::Pending };
-            self.tensors.insert(spec.key, entry);
-        }
-        let servers = (0..self.loads.len() as u32).map(Rank).collect();
-        let keys = fresh.iter().map(|spec| spec.key).collect();
-        self.pending.insert(epoch, Pending { servers, keys, error: None, changer: None });
-        Ok(MapUpdate { epoch, tensors: fresh, ranges })
-    }
-
-    fn add_load(&mut self, spec: &TensorSpec, ranges: &[KeyRange]) {
-        for range in ranges {
-            let start = u64::from(range.first.chunk.0).saturating_mul(self.shape.chunk_bytes);
-            let end = start.saturating_add(u64::from(range.chunks).saturating_mul(self.shape.chunk_bytes));
-            let bytes = end.min(spec.bytes()).saturating_sub(start);
-            if let Some(load) = self.loads.get_mut(range.server.0 as usize) {
-                *load = load.saturating_add(bytes);
-            }
-        }
+        let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
+        self.pending.insert(epoch, pending);
+        Ok(update)
     }
 
     /// The answer for these tensors, once all of them are allocated or one has failed.
@@ -353,14 +430,15 @@ impl Declarations {
             return None;
         }
         // Each was declared in a message that it fitted, and all of them need not fit one.
-        let ranges = entries.iter().map(|entry| entry.ranges.len()).sum();
-        if let Err(error) = fits_a_message(entries.iter().map(|entry| &entry.spec), ranges) {
+        let map = &self.shards.map;
+        let ranges = keys.iter().map(|key| map.ranges_of(*key).len()).sum();
+        if let Err(error) = fits_a_message(keys.iter().filter_map(|key| map.tensor(*key)), ranges) {
             return Some(Err(error));
         }
-        for entry in entries {
-            update.epoch = update.epoch.max(entry.epoch);
-            update.tensors.push(entry.spec.clone());
-            update.ranges.extend_from_slice(&entry.ranges);
+        update.epoch = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
+        for key in keys {
+            update.tensors.extend(map.tensor(*key).cloned());
+            update.ranges.extend_from_slice(map.ranges_of(*key));
         }
         Some(Ok(update))
     }

@@ -1,7 +1,8 @@
-//! How members go and how the job ends: goodbyes, deaths, silence, deadlines, the drain. One member's death
-//! ends the job for now; the first death is the one that everybody reports.
+//! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
+//! the death that ends the job is the one that everybody reports.
 
 use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release};
+use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
 use proto_common::message::{FromScheduler, RefusalReason};
@@ -18,6 +19,7 @@ impl Engine {
         fault: Option<String>,
         out: &mut Vec<Command>,
     ) {
+        self.rebuild_without(connection);
         let Some(id) = self.member_of(connection) else { return };
         self.forget(id, out);
         let cause = fault.map_or(DeathCause::ConnectionLost, |reason| DeathCause::Failed { reason });
@@ -42,6 +44,9 @@ impl Engine {
 
     /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
+        if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
+            return;
+        }
         match (&self.phase, id.role) {
             (Phase::Assembling, _) => {
                 return self.fault(now_ms, id, "it left before the cluster was complete".into(), out);
@@ -55,15 +60,20 @@ impl Engine {
             member.left = true;
         }
         self.disconnect(id, out);
-        release(self.barriers.leave(id), out);
-        let workers_left = self.members.iter().all(|(id, member)| id.role != Role::Worker || member.left);
-        if self.phase == Phase::Running && workers_left {
-            self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
+        let goes_on = self.config.shape.worker_loss == WorkerLoss::Continue;
+        release(if goes_on { self.barriers.without(id) } else { self.barriers.leave(id) }, out);
+        if self.phase != Phase::Running {
+            return;
         }
+        let workers_left = self.members.iter().all(|(id, member)| id.role != Role::Worker || member.left);
+        if workers_left && self.awaited.is_empty() {
+            return self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
+        }
+        self.tell_roster(out);
     }
 
     pub(super) fn stop(&mut self, now_ms: u64, reason: &str, out: &mut Vec<Command>) {
-        if matches!(self.phase, Phase::Assembling | Phase::Running) {
+        if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
             let reason = format!("the scheduler was told to stop: {reason}");
             self.end(now_ms, Outcome::Done { reason }, out);
         }
@@ -75,6 +85,8 @@ impl Engine {
         self.posts.expire(now_ms, out);
         self.checkpoints.expire(now_ms, self.checkpoint_parts(), out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
+        self.give_up(now_ms, out);
+        self.rebuild_if_whole(now_ms, out);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
             return self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);
@@ -86,25 +98,22 @@ impl Engine {
 
     fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let bound = self.config.shape.silence_ms;
-        let silent = self.members.iter().filter(|(_, member)| !member.gone).find_map(|(id, member)| {
+        let silent = self.members.iter().filter(|(_, member)| !member.gone).filter_map(|(id, member)| {
             let silent_ms = now_ms.saturating_sub(member.heard_ms);
             (silent_ms > bound).then_some((*id, silent_ms))
         });
-        if let Some((member, silent_ms)) = silent {
-            self.disconnect(member, out);
+        let silent: Vec<(MemberId, u64)> = silent.collect();
+        // First nobody waits for any of them, then each death is decided about.
+        for (member, _) in &silent {
+            self.disconnect(*member, out);
+        }
+        for (member, silent_ms) in silent {
             self.death(now_ms, Death { member, cause: DeathCause::Silent { silent_ms } }, out);
         }
     }
 
-    /// The first death ends the job; while it is ending already, members just go.
-    fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
-        if matches!(self.phase, Phase::Assembling | Phase::Running) {
-            self.end(now_ms, Outcome::Died(death), out);
-        }
-    }
-
     /// Tells everyone who is there why the job ends, and gives them the drain time to leave.
-    fn end(&mut self, now_ms: u64, outcome: Outcome, out: &mut Vec<Command>) {
+    pub(super) fn end(&mut self, now_ms: u64, outcome: Outcome, out: &mut Vec<Command>) {
         let to = self.present(|_| true);
         match &outcome {
             Outcome::Done { reason } => {
@@ -131,7 +140,7 @@ impl Engine {
         self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };
     }
 
-    fn disconnect(&mut self, id: MemberId, out: &mut Vec<Command>) {
+    pub(super) fn disconnect(&mut self, id: MemberId, out: &mut Vec<Command>) {
         let connection = self.forget(id, out);
         out.extend(connection.map(|connection| Command::Close { connection }));
     }

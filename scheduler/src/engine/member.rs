@@ -2,7 +2,7 @@
 
 use super::ConnectionId;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
-use proto_common::message::{ClusterShape, MemberReport, Register};
+use proto_common::message::{self, ClusterShape, MemberReport, Register};
 
 /// All places of a cluster, servers first, by rank.
 pub(super) fn places(shape: &ClusterShape) -> impl Iterator<Item = MemberId> + use<> {
@@ -27,6 +27,8 @@ pub(super) struct Member {
     /// Bytes per second of each link of the report, since the report before.
     pub(super) rates: Vec<u64>,
     pub(super) links_ready: bool,
+    /// It wishes to go, once others have what it has.
+    pub(super) draining: bool,
     /// It said goodbye; then it is gone as well.
     pub(super) left: bool,
     /// Its connection is closed, by whichever side.
@@ -47,8 +49,39 @@ impl Member {
             report_ms: None,
             rates: Vec::new(),
             links_ready: false,
+            draining: false,
             left: false,
             gone: false,
+        }
+    }
+
+    /// One that was there before this scheduler, and has not come.
+    pub(super) fn absent(entry: &message::Member, now_ms: u64) -> Self {
+        let mut member = Self::departed(now_ms);
+        member.incarnation = entry.incarnation;
+        member.data_address.clone_from(&entry.data_address);
+        member.http_address.clone_from(&entry.http_address);
+        member.left = false;
+        member
+    }
+
+    /// One that had left before this scheduler came.
+    pub(super) fn departed(now_ms: u64) -> Self {
+        Self {
+            connection: ConnectionId(u64::MAX - 1),
+            incarnation: Incarnation::default(),
+            build: String::new(),
+            pid: 0,
+            data_address: None,
+            http_address: None,
+            heard_ms: now_ms,
+            report: MemberReport::default(),
+            report_ms: None,
+            rates: Vec::new(),
+            links_ready: false,
+            draining: false,
+            left: true,
+            gone: true,
         }
     }
 

@@ -5,28 +5,38 @@
 
 mod barriers;
 mod checkpoints;
+mod coming;
+mod copies;
 mod declarations;
 mod ending;
+mod losses;
 mod member;
+mod moves;
 mod posts;
+mod rebuild;
 mod registration;
+mod roster;
+mod shards;
 mod status;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
 pub use checkpoints::Completed;
+use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
 pub use posts::LOCAL;
 use posts::{Posts, SCHEDULER};
 use proto_common::config::Settings;
 use proto_common::error::Death;
-use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Role};
+use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::NAME_BYTES_MAX;
 use proto_common::message::{
     ClusterShape, DeclareError, FromScheduler, LinkReport, MemberReport, NodeGroup, RefusalReason,
     ToScheduler,
 };
+use rebuild::Rebuild;
+use roster::{Changes, Dead};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -52,6 +62,14 @@ pub struct EngineConfig {
     pub assemble_ms: u64,
     /// How long members may take to leave.
     pub drain_ms: u64,
+    /// How long a worker that died may take to come again, where it is waited for.
+    pub rejoin_ms: u64,
+    /// Shards move so that bytes balance.
+    pub rebalance: bool,
+    /// A job goes on whose scheduler is gone: nothing begins before its members have come.
+    pub resume: bool,
+    /// Operating system process id, for people.
+    pub pid: u32,
     /// What there is of checkpoints.
     pub checkpoints: CheckpointConfig,
 }
@@ -79,6 +97,10 @@ impl EngineConfig {
             assemble_ms: settings.deadlines.assemble_ms,
             drain_ms: settings.deadlines.drain_ms,
             checkpoints: CheckpointConfig::default(),
+            rejoin_ms: settings.deadlines.rejoin_ms,
+            rebalance: settings.cluster.rebalance,
+            resume: false,
+            pid: 0,
         }
     }
 }
@@ -180,9 +202,23 @@ impl fmt::Display for Outcome {
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
     Assembling,
+    /// A scheduler before this one is gone, and its members say what they know.
+    Rebuilding,
     Running,
-    Ending { outcome: Outcome, deadline_ms: u64 },
-    Ended { outcome: Outcome },
+    Ending {
+        outcome: Outcome,
+        deadline_ms: u64,
+    },
+    Ended {
+        outcome: Outcome,
+    },
+}
+
+/// A worker that died and may come again.
+#[derive(Clone, Debug)]
+struct Awaited {
+    deadline_ms: u64,
+    death: Death,
 }
 
 /// The scheduler's state.
@@ -199,6 +235,19 @@ pub struct Engine {
     barriers: Barriers,
     posts: Posts,
     checkpoints: Checkpoints,
+    dead: Dead,
+    /// Workers that died and are waited for, by rank.
+    awaited: BTreeMap<Rank, Awaited>,
+    /// Copies are missing, or bytes are not level, as far as is known.
+    unsettled: bool,
+    /// While rebuilding: what members have said.
+    rebuild: Rebuild,
+    comings: Comings,
+    changes: Changes,
+    /// The newest complete checkpoint, for errors.
+    last_checkpoint: Option<String>,
+    /// When something last happened: a scheduler that was not running cannot judge silence.
+    awake_ms: u64,
 }
 
 impl Engine {
@@ -207,14 +256,22 @@ impl Engine {
     pub fn new(config: EngineConfig, now_ms: u64) -> Self {
         Self {
             started_ms: now_ms,
-            phase: Phase::Assembling,
+            phase: if config.resume { Phase::Rebuilding } else { Phase::Assembling },
             epoch: Epoch { term: config.term, counter: 0 },
             members: BTreeMap::new(),
             connections: BTreeMap::new(),
             declarations: Declarations::new(&config.shape),
             barriers: Barriers::new(&config.shape),
             posts: Posts::default(),
-            checkpoints: Checkpoints::new(config.checkpoints.has_place, config.checkpoints.last.clone()),
+            checkpoints: Checkpoints::new(config.checkpoints.has_place),
+            dead: Dead::default(),
+            awaited: BTreeMap::new(),
+            unsettled: false,
+            rebuild: Rebuild::default(),
+            comings: Comings::default(),
+            changes: Changes::default(),
+            last_checkpoint: config.checkpoints.last.clone(),
+            awake_ms: now_ms,
             config,
         }
     }
@@ -225,11 +282,15 @@ impl Engine {
         if matches!(self.phase, Phase::Ended { .. }) {
             return out;
         }
+        self.wake(now_ms, &mut out);
         match input {
             Input::Message { from, message } => self.message(now_ms, from, message, &mut out),
             Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, &mut out),
             Input::NotPosted { ticket, to } => self.posts.refuse((ticket, to), &mut out),
-            Input::ManifestWritten { round, result } => self.checkpoints.written(round, result, &mut out),
+            Input::ManifestWritten { round, result } => {
+                let newest = self.checkpoints.written(round, result, &mut out);
+                self.last_checkpoint = newest.or(self.last_checkpoint.take());
+            }
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
@@ -244,10 +305,12 @@ impl Engine {
         let periodic = now_ms + self.config.shape.heartbeat_ms.max(1);
         let phase = match &self.phase {
             Phase::Assembling => self.started_ms + self.config.assemble_ms,
-            Phase::Running | Phase::Ended { .. } => periodic,
+            Phase::Rebuilding | Phase::Running | Phase::Ended { .. } => periodic,
             Phase::Ending { deadline_ms, .. } => *deadline_ms,
         };
         let waits = [
+            self.awaited.values().map(|awaited| awaited.deadline_ms).min(),
+            self.rebuild_deadline_ms(),
             self.barriers.next_deadline_ms(),
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
@@ -274,7 +337,17 @@ impl Engine {
         }
         let Some(id) = self.member_of(from) else {
             return match message {
-                ToScheduler::Register(register) => self.register(now_ms, from, register, out),
+                ToScheduler::Register(register) if !self.rebuild.knows(from) => {
+                    self.register(now_ms, from, register, out);
+                }
+                ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+                ToScheduler::Identify => {
+                    let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
+                    let age_ms = now_ms.saturating_sub(self.started_ms);
+                    refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
+                }
+                // It says nothing that counts before it is let in.
+                _ if self.rebuild.knows(from) => {}
                 other => {
                     let reason = format!("{} came before a registration; register first", name_of(&other));
                     refuse(from, RefusalReason::Misplaced(reason), out);
@@ -296,7 +369,7 @@ impl Engine {
                 let step = match self.may_declare(id) {
                     Ok(()) => {
                         let who = Asker::new(from, request, now_ms, timeout_ms);
-                        self.declarations.declare(who, tensors, &mut self.epoch)
+                        self.declarations.declare(who, tensors, &self.servers(), &mut self.epoch)
                     }
                     Err(error) => Step::Answer(Err(error)),
                 };
@@ -306,7 +379,7 @@ impl Engine {
                 let step = match self.may_declare(id) {
                     Ok(()) => {
                         let who = Asker::new(from, request, now_ms, timeout_ms);
-                        self.declarations.change(who, change, &mut self.epoch)
+                        self.declarations.change(who, change, &self.servers(), &mut self.epoch)
                     }
                     Err(error) => Step::Answer(Err(error)),
                 };
@@ -314,9 +387,10 @@ impl Engine {
             }
             ToScheduler::Assigned { epoch, error } => {
                 declared(self.declarations.assigned(id, epoch, error), out);
+                self.settle(out);
             }
-            ToScheduler::Barrier { request, name, group, timeout_ms, .. } => {
-                let who = barriers::Arrival::new(id, from, request, now_ms, timeout_ms);
+            ToScheduler::Barrier { request, name, group, passed, timeout_ms } => {
+                let who = barriers::Arrival::new(id, from, (request, passed), now_ms, timeout_ms);
                 self.arrive(who, name, group, out);
             }
             ToScheduler::Post { request, to, message, timeout_ms } => {
@@ -328,10 +402,14 @@ impl Engine {
             ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
                 self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
             }
-            ToScheduler::Seeded { .. }
-            | ToScheduler::Resuming { .. }
-            | ToScheduler::Rounds { .. }
-            | ToScheduler::Drain => {}
+            ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
+            ToScheduler::Drain => self.drain(id, out),
+            ToScheduler::Resuming { .. } | ToScheduler::Identify => {
+                self.fault(now_ms, id, "it said after it was let in what comes before".into(), out);
+            }
+            ToScheduler::Rounds { rank, incarnation, rounds } => {
+                self.rounds(id, rank, incarnation, rounds, out);
+            }
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -339,7 +417,7 @@ impl Engine {
 
     fn arrive(&mut self, who: barriers::Arrival, name: String, group: NodeGroup, out: &mut Vec<Command>) {
         let answers = match self.phase {
-            Phase::Assembling | Phase::Running => self.barriers.enter(who, name, group),
+            Phase::Assembling | Phase::Rebuilding | Phase::Running => self.barriers.enter(who, name, group),
             _ => vec![who.refused(name, "the job is ending")],
         };
         release(answers, out);
@@ -357,6 +435,7 @@ impl Engine {
             (Phase::Running, Role::Worker) => return Ok(()),
             (Phase::Running, _) => "only workers declare tensors",
             (Phase::Assembling, _) => "the cluster is not complete yet; wait for the roster before declaring",
+            (Phase::Rebuilding, _) => "the scheduler is waiting for the members of its job; declare again",
             (Phase::Ending { .. } | Phase::Ended { .. }, _) => "the job is ending",
         };
         Err(DeclareError::NotNow(why.into()))
@@ -392,6 +471,11 @@ impl Engine {
     /// All places of the cluster, servers first.
     fn places(&self) -> impl Iterator<Item = MemberId> + use<> {
         member::places(&self.config.shape)
+    }
+
+    /// Places of the job's shape, and those that somebody has taken beside them.
+    fn known_places(&self) -> std::collections::BTreeSet<MemberId> {
+        self.places().chain(self.members.keys().copied()).collect()
     }
 
     fn missing(&self) -> Vec<MemberId> {
@@ -456,6 +540,7 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Barrier { .. } => "a barrier",
         ToScheduler::Seeded { .. } => "a word about copies",
         ToScheduler::Resuming { .. } => "a member's knowledge",
+        ToScheduler::Identify => "a question who is there",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
         ToScheduler::Post { .. } => "a message for others",

@@ -129,8 +129,8 @@ impl Engine {
                 self.post(now_ms, (LOCAL, SCHEDULER, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(LOCAL, ticket, result, out),
-            ToScheduler::Barrier { request, name, group, timeout_ms, .. } => {
-                let who = Arrival::new(SCHEDULER, LOCAL, request, now_ms, timeout_ms);
+            ToScheduler::Barrier { request, name, group, passed, timeout_ms } => {
+                let who = Arrival::new(SCHEDULER, LOCAL, (request, passed), now_ms, timeout_ms);
                 self.arrive(who, name, group, out);
             }
             _ => {}
@@ -148,12 +148,14 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         let receivers: Vec<MemberId> =
-            self.places().chain(std::iter::once(SCHEDULER)).filter(|id| to.holds(*id)).collect();
+            self.known_places().into_iter().chain([SCHEDULER]).filter(|id| to.holds(*id)).collect();
         let bytes = message.body.len();
         let refusal = match self.phase {
             _ if receivers.is_empty() => Some(PostError::Nobody),
             _ if bytes > POST_BODY_BYTES_MAX => Some(PostError::TooLong { bytes: bytes as u64 }),
-            Phase::Assembling => Some(PostError::NotNow("the cluster is not complete yet".into())),
+            Phase::Assembling | Phase::Rebuilding => {
+                Some(PostError::NotNow("the cluster is not complete yet".into()))
+            }
             Phase::Ending { .. } | Phase::Ended { .. } => Some(PostError::NotNow("the job is ending".into())),
             Phase::Running if self.posts.load(asker).asked + receivers.len() > POSTS_ASKED_MAX => {
                 Some(PostError::Busy)

@@ -12,6 +12,7 @@ impl Engine {
         let (tensors, tensor_bytes) = self.declarations.totals();
         let (phase, ending) = match &self.phase {
             Phase::Assembling => (JobPhase::Assembling, None),
+            Phase::Rebuilding => (JobPhase::Rebuilding, None),
             Phase::Running => (JobPhase::Running, None),
             Phase::Ending { outcome, .. } => (JobPhase::Ending, Some(outcome.to_string())),
             Phase::Ended { outcome } => (JobPhase::Ended, Some(outcome.to_string())),
@@ -29,6 +30,7 @@ impl Engine {
             members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
+            checkpoints: self.checkpoints.status(self.last_checkpoint.clone(), self.checkpoint_parts()),
             ending,
         }
     }

@@ -28,7 +28,7 @@ impl Scheduler {
             Embedded::start("scheduler", BOUND_WITHIN, |shutdown, ready: Ready<SocketAddr>| async move {
                 let listeners = bind(&settings).await?;
                 ready.tell(listeners.control.local_addr()?);
-                run_with(listeners, &settings, shutdown, Some(for_core)).await
+                run_with(listeners, &settings, shutdown, (Some(for_core), false)).await
             });
         let (role, control) = started.map_err(|error| match error {
             StartError::Ended(error) => error,

@@ -10,7 +10,7 @@ mod metrics;
 use crate::engine::{Command, Completed, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
-use daemon::control::frame_of;
+use daemon::control::{Connection, frame_of};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::http::{self, HttpState};
 use daemon::post::Posts;
@@ -40,6 +40,8 @@ const STRANGERS_MAX: usize = 256;
 const CROWDED_HANDSHAKE_MS: u64 = 500;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
+/// Milliseconds that another scheduler on our port has to say who it is.
+const IDENTIFY_MS: u64 = 2_000;
 /// Milliseconds that closed connections get at the end to take what was sent to them.
 const FLUSH_MS: u64 = 1_000;
 
@@ -56,17 +58,33 @@ pub struct Listeners {
 pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
     let scheduler = &settings.scheduler;
     let (host, port) = (scheduler.bind.as_deref().unwrap_or(&scheduler.host), scheduler.port);
-    let control = TcpListener::bind((host, port))
-        .await
-        .with_context(|| {
-            format!(
-                "cannot bind the scheduler to {host}:{port}; stop the scheduler that runs there, or set \
-                 scheduler.port to a free port (0 lets the system choose)"
-            )
-        })
-        .code(ExitCode::Io)?;
+    let control = match TcpListener::bind((host, port)).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            let there = if port == 0 { None } else { who_is_there(host, port).await };
+            let there = there.unwrap_or_else(|| {
+                "stop what runs there, or set scheduler.port to a free port (0 lets the system choose)".into()
+            });
+            let text = format!("cannot bind the scheduler to {host}:{port}; {there}");
+            return Err(anyhow::Error::new(error).context(text)).code(ExitCode::Io);
+        }
+    };
     let http = http::bind(&settings.node.http).await?;
     Ok(Listeners { control, http })
+}
+
+/// Another scheduler's words about itself, where one has our port.
+async fn who_is_there(host: &str, port: u16) -> Option<String> {
+    let ask = async {
+        let mut connection = Connection::new(TcpStream::connect((host, port)).await.ok()?).ok()?;
+        let limit = Duration::from_millis(IDENTIFY_MS);
+        connection.send_within(&ToScheduler::Identify, limit).await.ok()?;
+        match connection.receive_within(limit).await.ok()? {
+            Some(FromScheduler::Refused(reason)) => Some(reason.to_string()),
+            _ => None,
+        }
+    };
+    timeout(Duration::from_millis(IDENTIFY_MS), ask).await.ok().flatten()
 }
 
 /// Runs a job from its first registration to its end, or until `shutdown` fires.
@@ -75,19 +93,29 @@ pub async fn run(
     settings: &Settings,
     shutdown: Shutdown,
 ) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, None).await
+    run_with(listeners, settings, shutdown, (None, false)).await
 }
 
-/// As [`run`], with the messages of this process's program, where there is one.
+/// As [`run`], for a job whose scheduler is gone: its members come again, and nobody else is let in before.
+pub async fn resume(
+    listeners: Listeners,
+    settings: &Settings,
+    shutdown: Shutdown,
+) -> Result<Outcome, anyhow::Error> {
+    run_with(listeners, settings, shutdown, (None, true)).await
+}
+
+/// As [`run`] or [`resume`], with the messages of this process's program, where there is one.
 async fn run_with(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
-    program: Option<Posts>,
+    (program, resume): (Option<Posts>, bool),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
     let (keeper, checkpoints) = keeper::open(settings).code(ExitCode::BadData)?;
-    let config = EngineConfig { checkpoints, ..EngineConfig::new(settings, incarnation) };
+    let pid = std::process::id();
+    let config = EngineConfig { resume, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
     let engine = Engine::new(config, 0);
     let (engine, posts) = match program {
         Some(posts) => (engine.with_program(), posts),
@@ -141,6 +169,7 @@ impl View {
         let status = self.status();
         match status.phase {
             JobPhase::Running => Ok(()),
+            JobPhase::Rebuilding => Err("waiting for the members of a job whose scheduler was lost".into()),
             JobPhase::Assembling => Err(format!("waiting for {} members", status.missing.len())),
             JobPhase::Ending | JobPhase::Ended => Err(status.ending.unwrap_or_default()),
         }
@@ -198,7 +227,7 @@ impl Core {
         // Unbounded, but the engine bounds what is not answered.
         let (out, said) = mpsc::unbounded_channel();
         posts.attach(move |message| out.send(message).is_ok());
-        let members = (settings.cluster.workers + settings.cluster.servers) as usize;
+        let members = (settings.cluster.workers + settings.cluster.server_places()) as usize;
         let engine = Arc::new(Mutex::new(engine));
         let view = View { engine, start: Instant::now() };
         let (events, received) = mpsc::channel(EVENTS_MAX);

@@ -130,6 +130,7 @@ async fn a_whole_job_in_good_order() {
     for link in workers {
         link.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
     }
+    assert!(matches!(next(&mut server).await, FromScheduler::Roster { left, .. } if left.len() == 1));
     assert!(matches!(next(&mut server).await, FromScheduler::Shutdown { .. }));
     server.finish(&ToScheduler::Goodbye, LONG).await.unwrap();
     let outcome = job.outcome().await;
@@ -342,4 +343,6 @@ async fn a_second_scheduler_on_the_port_says_cause_and_fix() {
     assert_eq!(error.code(), ExitCode::Io);
     let text = daemon::exit::describe(&error.into());
     assert!(text.contains("scheduler.port") && text.contains("in use"), "{text}");
+    let who = format!("job 0 is running there: process {}, term 1", std::process::id());
+    assert!(text.contains(&who), "{text}");
 }

@@ -16,7 +16,9 @@ pub(super) fn check_shape(spec: &ChunkSpec, block: &Block, in_place: bool) -> Re
         OpKind::Init if block.bytes == 0 => 0,
         OpKind::Init => spec.bytes,
         OpKind::Push | OpKind::PushPull => spec.payload_bytes(spec.bytes),
-        OpKind::Call => return Err(Status::Refused),
+        OpKind::Call | OpKind::CopyCheck | OpKind::CopyUpdate | OpKind::CopyState | OpKind::CopyRules => {
+            return Err(Status::Refused);
+        }
     };
     let payload = if spec.dynamic { dynamic_payload(spec, block)? } else { payload };
     let landing = block.landing.map(|landing| landing.bytes);
@@ -59,7 +61,7 @@ fn dynamic_payload(spec: &ChunkSpec, block: &Block) -> Result<u64, Status> {
         }
         OpKind::Push => Ok(block.bytes),
         OpKind::Pull | OpKind::Release => Ok(0),
-        OpKind::PushPull | OpKind::Init | OpKind::Call => Err(Status::Refused),
+        _ => Err(Status::Refused),
     }
 }
 

@@ -33,6 +33,16 @@ impl Chunk {
         self.before.there = false;
     }
 
+    /// Bytes of the version before, where it is there.
+    pub(super) fn before_bytes(&self) -> Option<u64> {
+        (self.before.kept && self.before.there).then_some(self.before.bytes)
+    }
+
+    /// As an image has it.
+    pub(super) fn set_before(&mut self, bytes: Option<u64>) {
+        (self.before.there, self.before.bytes) = (bytes.is_some(), bytes.unwrap_or(0));
+    }
+
     /// A round is about to be in force in this buffer or, with none, to end without new weights.
     pub(super) fn keep_before(&mut self, weights: Option<u8>) {
         match (weights, self.stage) {

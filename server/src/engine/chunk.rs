@@ -5,11 +5,13 @@ use super::before::Before;
 use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
+use super::role::Role;
 use super::saving::Saving;
+use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Operation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -62,6 +64,16 @@ impl ChunkSpec {
         }
         // A chunk's elements fit the address space: limits bound its bytes.
         self.codec.encoded_bytes((bytes / self.dtype.bytes() as u64) as usize) as u64
+    }
+
+    /// Bytes of the sum of contributions that are `bytes` long as plain numbers.
+    #[must_use]
+    pub const fn sum_bytes(&self, bytes: u64) -> u64 {
+        let element: u64 = match self.dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => 4,
+            Dtype::F64 | Dtype::I8 | Dtype::U8 | Dtype::I32 | Dtype::I64 => 8,
+        };
+        bytes / self.dtype.bytes() as u64 * element
     }
 
     /// Bytes as plain numbers of a contribution with so long a payload, which has the right shape.
@@ -137,6 +149,8 @@ pub(super) enum Turn {
 pub(super) enum Stage {
     #[default]
     Contributions,
+    /// All have contributed, but servers that have copies have not confirmed it.
+    Copies,
     /// The tensor's other chunks, whose norms count.
     Norms,
     /// All have contributed, but both buffers are being read.
@@ -145,9 +159,33 @@ pub(super) enum Stage {
     Verdict { into: u8 },
 }
 
+/// Whose a copy's numbers are: what it had from another primary, or another life of this one, counts as nothing, because
+/// outside mode sync its newest update may be one that nobody else has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lineage {
+    /// Nobody's: it was never changed.
+    Zeros,
+    /// That server's, in that life.
+    Of(Rank, Incarnation),
+    /// This server's own.
+    Own,
+}
+
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) spec: ChunkSpec,
+    /// What this server has it for; none of one that it has given up.
+    pub(super) role: Option<Role>,
+    /// Copies that others have, or are to have, of it: the backup, and where one is being made.
+    pub(super) copies: [Option<Keep>; 2],
+    /// Its initial value, or all that it had when this server began to serve it, is not at the backup: nobody is told.
+    pub(super) init_pending: bool,
+    /// Of a copy: whose it is.
+    pub(super) lineage: Lineage,
+    /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
+    pub(super) alone_since: Epoch,
+    /// Of a copy: bytes of the next round's sum that are there.
+    pub(super) filled: u64,
     /// Published version; the round being collected is the next one.
     pub(super) version: u64,
     /// Buffer of the published version (0 or 1).
@@ -199,6 +237,12 @@ impl Chunk {
     pub(super) fn new(spec: ChunkSpec, workers: u32, keep_previous: bool) -> Self {
         Self {
             spec,
+            role: Some(Role::Primary { backup: None, seeding: None }),
+            copies: [None, None],
+            init_pending: false,
+            lineage: Lineage::Zeros,
+            alone_since: Epoch::default(),
+            filled: 0,
             version: 0,
             buffer: 0,
             readers: [Vec::new(), Vec::new()],
@@ -260,11 +304,19 @@ impl Chunk {
         if self.is_due() {
             return None;
         }
-        let is_read = |buffer: u8| {
-            let at = usize::from(buffer);
-            !self.readers[at].is_empty() || !self.views[at].is_empty()
-        };
-        self.to_publish_into().find(|buffer| !is_read(*buffer))
+        self.to_publish_into().find(|buffer| !self.is_read(*buffer))
+    }
+
+    /// Does somebody read this buffer?
+    pub(super) fn is_read(&self, buffer: u8) -> bool {
+        let at = usize::from(buffer);
+        !self.readers[at].is_empty() || !self.views[at].is_empty()
+    }
+
+    /// Does nobody read or write anything of it, now or later?
+    pub(super) fn is_idle(&self) -> bool {
+        let granted = self.buffers.iter().any(|buffer| *buffer != KeyBuffer::None);
+        !granted && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
     }
 
     /// The worker is given a view of the weights in force.
@@ -479,6 +531,30 @@ impl RankSet {
 
     pub(super) fn len(&self) -> u32 {
         self.count
+    }
+
+    /// As it travels.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Becomes the set that has travelled; false, unchanged, where it has ranks that there are not, or none.
+    pub(super) fn set_words(&mut self, words: &[u64], workers: u32) -> bool {
+        let last = self.words.len().wrapping_sub(1);
+        let unused = if workers.is_multiple_of(64) { 0 } else { u64::MAX << (workers % 64) };
+        let count: u32 = words.iter().map(|word| word.count_ones()).sum();
+        let fits = words.len() == self.words.len() && words.get(last).is_none_or(|word| word & unused == 0);
+        if fits && count > 0 {
+            self.words.copy_from_slice(words);
+            self.count = count;
+        }
+        fits && count > 0
+    }
+
+    /// The first one in it.
+    pub(super) fn first(&self) -> Option<Rank> {
+        let at = self.words.iter().position(|word| *word != 0)?;
+        Some(Rank(at as u32 * 64 + self.words[at].trailing_zeros()))
     }
 
     pub(super) fn clear(&mut self) {

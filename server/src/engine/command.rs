@@ -1,8 +1,9 @@
 //! What the engine wants done. Commands carry ids and numbers, never senders or pointers, and are executed
 //! strictly in order. Their vectors are reused, so that deciding allocates nothing in steady state.
 
+use super::image::ChunkState;
 use proto_common::batch::{Block, Landing, Notice, SlotGrant};
-use proto_common::ids::Rank;
+use proto_common::ids::{Epoch, Rank};
 use std::ops::Range;
 
 /// Where a contribution's bytes are.
@@ -17,6 +18,15 @@ pub enum Source {
     },
     /// In a spill block.
     Spill(u32),
+    /// In a slot of the stream from a server whose chunks we have copies of.
+    Record {
+        /// The server.
+        from: Rank,
+        /// The slot.
+        slot: u32,
+        /// Bytes from the slot's start.
+        offset: u64,
+    },
     /// In the worker's own memory, which can be read where it lies.
     Worker {
         /// The worker.
@@ -223,6 +233,129 @@ pub enum Command {
         /// What it did.
         reason: String,
     },
+    /// A chunk's image is taken, for its `State` in a stream. Answered by `LaneEngine::captured`.
+    Capture {
+        /// The server that is to have it.
+        to: Rank,
+        /// Chunk index.
+        chunk: u32,
+        /// The engine's part.
+        state: Box<ChunkState>,
+        /// The buffer with the weights in force.
+        live: u8,
+    },
+    /// Write a record into a slot of a server that has copies.
+    Record {
+        /// The server.
+        to: Rank,
+        /// The slot.
+        slot: SlotGrant,
+        /// Chunk index.
+        chunk: u32,
+        /// The record; its payload is the part of the whole that `landing` says, of what [`Payload`] says.
+        block: Block,
+        /// What the whole is.
+        payload: Payload,
+        /// Which of [`Commands::contributors`].
+        contributors: Range<usize>,
+        /// Count of records on the channel.
+        sequence: u64,
+    },
+    /// Tell the server whose chunks we have copies of.
+    TellPrimary {
+        /// The server.
+        from: Rank,
+        /// What.
+        notice: Notice,
+    },
+    /// The sum of a chunk that we have a copy of: so many bytes of it are there.
+    TakeSum {
+        /// Chunk index.
+        chunk: u32,
+        /// Where they are.
+        from: Source,
+        /// Bytes of the sum before them.
+        at: u64,
+        /// How many.
+        bytes: u64,
+        /// The sum left its integers.
+        left: bool,
+    },
+    /// Part of an image of a chunk that we have a copy of.
+    TakePart {
+        /// Whose stream.
+        from: Rank,
+        /// Where it is.
+        part: Source,
+        /// Bytes of the image before it.
+        at: u64,
+        /// How many.
+        bytes: u64,
+        /// Bytes of the image.
+        total: u64,
+        /// Chunk index.
+        chunk: u32,
+    },
+    /// The image is whole: the chunk becomes what it says, in buffer `into`. Answered by `LaneEngine::loaded`.
+    Load {
+        /// Whose stream.
+        from: Rank,
+        /// Chunk index.
+        chunk: u32,
+        /// The buffer for the weights.
+        into: u8,
+        /// The other buffer is being read.
+        keeps_other: bool,
+        /// The slot of the last part.
+        slot: SlotGrant,
+    },
+    /// Changes of a chunk's rule, of rounds after this one.
+    TakeRules {
+        /// Whose stream.
+        from: Rank,
+        /// Chunk index.
+        chunk: u32,
+        /// Where they are.
+        rules: Source,
+        /// How many bytes.
+        bytes: u64,
+        /// The version that is there.
+        after: u64,
+    },
+    /// A stream's, or a copy's, other side broke the protocol: close its channel.
+    EndStream {
+        /// The other server.
+        peer: Rank,
+        /// It is our stream to it, and not its stream to us.
+        ours: bool,
+        /// What it did.
+        reason: String,
+    },
+    /// Nobody needs what storage has of a chunk any more.
+    Free {
+        /// Chunk index.
+        chunk: u32,
+    },
+    /// All that was being copied to a server is kept up there.
+    Seeded {
+        /// The server.
+        to: Rank,
+        /// As of this epoch.
+        epoch: Epoch,
+    },
+}
+
+/// What a record carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Nothing.
+    Nothing,
+    /// Part of the chunk's sum.
+    Sum,
+    /// Part of the image that was captured last for this server.
+    Image,
+    /// The changes that the chunk's rule has to come.
+    Rules,
 }
 
 /// A result block with the few bytes it may carry (ranks waited for).
@@ -256,6 +389,8 @@ pub struct Commands {
     pub results: Vec<ResultBlock>,
     /// Grants that `Results` refers to.
     pub grants: Vec<SlotGrant>,
+    /// Words of sets of contributors that `Record` refers to.
+    pub contributors: Vec<u64>,
 }
 
 impl Commands {
@@ -264,6 +399,7 @@ impl Commands {
         self.list.clear();
         self.results.clear();
         self.grants.clear();
+        self.contributors.clear();
     }
 
     pub(super) fn push(&mut self, command: Command) {

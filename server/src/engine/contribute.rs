@@ -64,7 +64,7 @@ impl LaneEngine {
         match block.op {
             OpKind::Init => self.init(index, peer, block, from, out)?,
             OpKind::Push | OpKind::PushPull if fresh => self.contribute(index, peer, block, from, out)?,
-            OpKind::Push | OpKind::PushPull | OpKind::Pull | OpKind::Release | OpKind::Call => {}
+            _ => {}
         }
         Ok(Taken::Waits { version })
     }
@@ -115,6 +115,7 @@ impl LaneEngine {
         chunk.forget_before();
         out.push(Command::Init { chunk: index, from, into });
         self.release(index, peer, from);
+        self.copy_initial(index);
     }
 
     /// Takes a contribution: reduces it, or keeps it for its turn. The error says how it is to be sent again: at
@@ -158,7 +159,7 @@ impl LaneEngine {
                 self.stats.spills += 1;
                 out.push(Command::Spill { chunk: index, from: source, to: spill });
             }
-            (Turn::Later, Payload::Here(source @ (Source::Spill(_) | Source::Worker { .. }))) => {
+            (Turn::Later, Payload::Here(source)) => {
                 self.fill(index, peer, source);
                 self.hold(index, peer, block, source, true);
             }
@@ -255,6 +256,17 @@ impl LaneEngine {
 
     /// All that a round needs is here: it ends.
     pub(super) fn complete(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
+        if !self.chunks[index as usize].has_copies() {
+            return self.end_round(index, last, out);
+        }
+        if let Some(addend) = last {
+            out.push(Command::Reduce { chunk: index, addend });
+        }
+        self.send_update(index);
+    }
+
+    /// All that a round needs is here, and wherever there are copies.
+    pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
             (_, Some(group)) if !chunk.is_due() => self.prepare(index, group, last, out),

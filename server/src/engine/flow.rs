@@ -46,7 +46,7 @@ impl LaneEngine {
             },
             Notice::Want(count) => self.want(peer, u32::from(count)),
             Notice::Probe => out.push(Command::Notice { peer, notice: Notice::ProbeReply }),
-            Notice::ProbeReply | Notice::Batch(_) => {}
+            Notice::ProbeReply | Notice::Batch(_) | Notice::Judged(..) | Notice::Ready => {}
         }
     }
 
@@ -90,6 +90,10 @@ impl LaneEngine {
     /// next flush. Called after each burst of events.
     pub fn flush(&mut self, batches: usize, out: &mut Commands) {
         self.hand_out();
+        self.pump(out);
+        if !self.copying.retired.is_empty() {
+            self.free_retired(out);
+        }
         self.drop_calls(out);
         let (mut left, slot_bytes) = (batches, self.config.result_slot_bytes);
         let mut dirty = std::mem::take(&mut self.dirty);

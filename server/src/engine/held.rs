@@ -38,6 +38,10 @@ impl HeldSet {
         self.sorted.insert(at, held);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.sorted.is_empty()
+    }
+
     fn find(&self, round: u64, rank: Rank) -> Option<usize> {
         self.sorted.binary_search_by_key(&(round, rank), |held| (held.round, held.rank)).ok()
     }

@@ -22,6 +22,8 @@ pub struct ChunkState {
     pub versions: (u64, u64),
     /// As `versions`, of the weights before, where they are in the image.
     pub previous: Option<(u64, u64)>,
+    /// Bytes of those.
+    pub previous_bytes: u64,
     /// Contributions of each worker that are in force, where they are counted.
     pub made: Vec<u64>,
     /// Of each worker, where contributions can end otherwise than by being applied: the last one, and which of the 64 up to
@@ -77,13 +79,13 @@ impl Chunk {
         !halfway && !self.is_judged() && !self.initialising()
     }
 
-    fn state(&self, with_previous: bool) -> ChunkState {
+    pub(super) fn state(&self, with_previous: bool) -> ChunkState {
         let range = |buffer: u8| {
             let versions = &self.versions[usize::from(buffer & 1)];
             (*versions.start(), *versions.end())
         };
         let (live, previous) = (range(self.buffer), range(1 - self.buffer));
-        let follows = previous.1.checked_add(1) == Some(live.0);
+        let previous_bytes = self.before_bytes().filter(|_| with_previous);
         let (made, marks) = self.tally.as_ref().map(|tally| tally.saved()).unwrap_or_default();
         ChunkState {
             version: self.version,
@@ -91,7 +93,8 @@ impl Chunk {
             bad: self.bad,
             live_bytes: self.live_bytes(),
             versions: live,
-            previous: (with_previous && follows).then_some(previous),
+            previous: previous_bytes.map(|_| previous),
+            previous_bytes: previous_bytes.unwrap_or(0),
             made,
             marks,
         }
@@ -106,6 +109,9 @@ impl Chunk {
             }
         }
         let most = self.spec.bytes;
+        if state.previous_bytes > most {
+            return Err(StateError::Bytes { got: state.previous_bytes, most });
+        }
         if state.live_bytes > most || (!self.spec.dynamic && state.live_bytes != most) {
             return Err(StateError::Bytes { got: state.live_bytes, most });
         }
@@ -144,6 +150,7 @@ impl LaneEngine {
         chunk.bad = state.bad;
         chunk.set_versions(state.versions, state.previous);
         chunk.set_live_bytes(state.live_bytes);
+        chunk.set_before(state.previous.map(|_| state.previous_bytes));
         chunk.contributed.clear();
         chunk.stage = Stage::Contributions;
         if let Some(tally) = &mut chunk.tally {

@@ -8,8 +8,10 @@ use super::credits::{Ledger, Misuse};
 use super::lines::Calls;
 use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
+use super::role::Role;
 use super::roster::Roster;
 use super::saving::Savings;
+use super::streams::Copying;
 use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
@@ -101,15 +103,23 @@ pub struct LaneStats {
     pub corrupt_batches: u64,
     /// Calls taken for handlers.
     pub calls: u64,
+    /// Records written into streams to copies.
+    pub records: u64,
+    /// Whole states of chunks among them, one a chunk.
+    pub states: u64,
+    /// Rounds of copies, one a chunk, that were confirmed to the server that they are copies of.
+    pub confirmed: u64,
+    /// Operations sent back because another server has the chunk.
+    pub reroutes: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct LaneEngine {
     pub(super) config: EngineConfig,
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
     pub(super) chunks: Vec<Chunk>,
-    index: HashMap<ChunkId, u32>,
+    pub(super) index: HashMap<ChunkId, u32>,
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) ledger: Ledger,
     pub(super) wanting: VecDeque<Rank>,
@@ -122,6 +132,7 @@ pub struct LaneEngine {
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
     pub(super) savings: Savings,
+    pub(super) copying: Copying,
     pub(super) roster: Roster,
     pub(super) stats: LaneStats,
 }
@@ -144,6 +155,7 @@ impl LaneEngine {
             key_buffers: 0,
             calls: Calls::default(),
             savings: Savings::default(),
+            copying: Copying::default(),
             roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
             config,
@@ -363,10 +375,17 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
-        let Some(index) = self.index.get(&block.id).copied() else {
-            self.refuse(peer, block, Status::UnknownChunk);
+        let Some(index) = self.serves(&block.id) else {
+            self.misrouted(peer, block, out);
             return true;
         };
+        if block.op.contributes() && batch.header.epoch < self.chunks[index as usize].alone_since {
+            self.misrouted(peer, block, out);
+            return true;
+        }
+        if self.placed_before(index, peer, block) {
+            return true;
+        }
         if let Some(reason) = self.misplaced(index, peer, block) {
             out.push(Command::Expel { peer, reason });
             return false;
@@ -460,7 +479,8 @@ impl LaneEngine {
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
         let Self { chunks, peers, dirty, stats, .. } = self;
         let chunk = &mut chunks[index as usize];
-        if chunk.reached() < chunk.least_awaited || chunk.initialising() || chunk.is_judged() {
+        let is_open = !chunk.initialising() && !chunk.is_judged() && !chunk.init_pending;
+        if chunk.reached() < chunk.least_awaited || !is_open {
             return;
         }
         let mut waiters = std::mem::take(&mut chunk.waiters);
@@ -514,11 +534,15 @@ impl LaneEngine {
     /// A round that is complete and waited for readers: ends it where its weights have a place now.
     pub(super) fn finish_late(&mut self, chunk: u32, out: &mut Commands) {
         let state = &self.chunks[chunk as usize];
-        if state.stage == Stage::Buffer
-            && let Some(into) = state.writable()
-        {
-            self.finish(chunk, None, into, out);
-            self.settle(chunk, out);
+        let serves = state.role.is_some_and(Role::serves);
+        if let Some(into) = state.writable() {
+            if state.stage == Stage::Buffer {
+                self.finish(chunk, None, into, out);
+                self.settle(chunk, out);
+            }
+            if !serves {
+                self.say_ready(out);
+            }
         }
     }
 

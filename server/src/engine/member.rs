@@ -2,13 +2,15 @@
 //! connections of others are to do comes out. It keeps the roster and the whole shard map. It must not know how lanes work,
 //! reach anybody, or read a clock.
 
+mod holdings;
 mod seeding;
 mod streams;
 
 use super::chunk::ChunkSpec;
 use super::role::Role;
+pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
-use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Rank, Role as MemberRole};
+use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{
     ClusterShape, FromScheduler, Member as Entry, RefusalReason, Resume, ToScheduler,
 };
@@ -63,12 +65,30 @@ pub enum MemberCommand {
         /// Its rank.
         rank: Rank,
     },
-    /// A worker's life is over: all lanes close and fence its channel.
-    EndWorker {
+    /// Who is there: all lanes end the channels of other lives, and rounds go on without whom they need no more.
+    Workers {
+        /// Of the roster.
+        epoch: Epoch,
+        /// All workers that are there.
+        present: Vec<(Rank, Incarnation)>,
+        /// Those that have left in good order.
+        left: Vec<Rank>,
+    },
+    /// Ask all lanes from which round of each tensor on this worker could count; [`Member::rounds_answered`] says it.
+    AskRounds {
         /// Its rank.
         rank: Rank,
-        /// Which life.
+        /// Its life.
         incarnation: Incarnation,
+    },
+    /// Tell all lanes from which rounds on this worker counts.
+    CountFrom {
+        /// Its rank.
+        rank: Rank,
+        /// Its life.
+        incarnation: Incarnation,
+        /// By tensor.
+        rounds: Vec<(Key, u64)>,
     },
     /// Connect the streams of all lanes to another server. [`Member::dialled`] with the number says how it went.
     Dial {
@@ -145,6 +165,8 @@ pub struct Member {
     told: BTreeMap<u64, (Epoch, bool)>,
     next: u64,
     drain: Drain,
+    /// The next scheduler has been told what this server knows: the last one's decisions count no more.
+    is_resuming: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +192,7 @@ impl Member {
             told: BTreeMap::new(),
             next: 0,
             drain: Drain::Stays,
+            is_resuming: false,
             config,
         }
     }
@@ -204,9 +227,11 @@ impl Member {
         })
     }
 
-    /// What a scheduler that knows nothing is to know. Barriers are somebody else's to add.
+    /// What a scheduler that knows nothing is to know; until [`Member::back`] nothing is decided for this server any more, also
+    /// nothing that was decided before and comes late. Barriers are somebody else's to add.
     #[must_use]
-    pub fn resume(&self) -> Resume {
+    pub fn resume(&mut self) -> Resume {
+        self.is_resuming = true;
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
         Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
@@ -214,6 +239,7 @@ impl Member {
 
     /// There is a new scheduler: what may not have reached the last one is said again.
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
+        self.is_resuming = false;
         self.say_seeded(out);
         if self.drain == Drain::Asked || self.drain == Drain::Going {
             self.drain = Drain::Asked;
@@ -245,16 +271,33 @@ impl Member {
 
     /// Takes what the scheduler said.
     pub fn heard(&mut self, message: FromScheduler, out: &mut Vec<MemberCommand>) {
+        let decides = matches!(
+            message,
+            FromScheduler::Roster { .. }
+                | FromScheduler::Assign(_)
+                | FromScheduler::Remap { .. }
+                | FromScheduler::ChangeRule { .. }
+                | FromScheduler::AskRounds { .. }
+                | FromScheduler::CountFrom { .. }
+        );
+        if self.is_resuming && decides {
+            return;
+        }
         match message {
             FromScheduler::Roster { epoch, members, left } => {
-                self.left = left;
-                self.take_roster(epoch, members, out);
+                self.take_roster(epoch, members, left, out);
             }
             FromScheduler::Assign(update) => self.assign(&update, out),
             FromScheduler::Remap { epoch, change } => self.remap(epoch, &change, out),
             FromScheduler::ChangeRule { epoch, change } => {
                 let number = self.number(epoch, true);
                 out.push(MemberCommand::ChangeRule { number, change });
+            }
+            FromScheduler::AskRounds { rank, incarnation } => {
+                out.push(MemberCommand::AskRounds { rank, incarnation });
+            }
+            FromScheduler::CountFrom { rank, incarnation, rounds } => {
+                out.push(MemberCommand::CountFrom { rank, incarnation, rounds });
             }
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(Departure::Died(death))),
             FromScheduler::Refused(reason) => out.push(MemberCommand::Leave(Departure::Refused(reason))),
@@ -264,8 +307,6 @@ impl Member {
             FromScheduler::Welcome(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
-            | FromScheduler::AskRounds { .. }
-            | FromScheduler::CountFrom { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
@@ -283,6 +324,23 @@ impl Member {
             out.push(MemberCommand::Say(ToScheduler::Assigned { epoch, error }));
         }
         self.leave_when_empty(out);
+    }
+
+    /// From which round of each tensor on a worker could count, by what each lane said.
+    pub fn rounds_answered(
+        &mut self,
+        rank: Rank,
+        incarnation: Incarnation,
+        lanes: impl IntoIterator<Item = Vec<(Key, u64)>>,
+        out: &mut Vec<MemberCommand>,
+    ) {
+        let mut first: BTreeMap<Key, u64> = BTreeMap::new();
+        for (key, round) in lanes.into_iter().flatten() {
+            let known = first.entry(key).or_default();
+            *known = round.max(*known);
+        }
+        let rounds = first.into_iter().collect();
+        out.push(MemberCommand::Say(ToScheduler::Rounds { rank, incarnation, rounds }));
     }
 
     /// A lane's chunks that were being copied to a server are all kept up there, as of this epoch.
@@ -310,7 +368,13 @@ impl Member {
         self.next
     }
 
-    fn take_roster(&mut self, epoch: Epoch, members: Vec<Entry>, out: &mut Vec<MemberCommand>) {
+    fn take_roster(
+        &mut self,
+        epoch: Epoch,
+        members: Vec<Entry>,
+        left: Vec<Rank>,
+        out: &mut Vec<MemberCommand>,
+    ) {
         let had = match &self.roster {
             // A deposed scheduler's, or one that was overtaken.
             Some((have, _)) if epoch < *have => return,
@@ -329,16 +393,14 @@ impl Member {
             members.iter().any(|other| other.id == one.id && other.incarnation == one.incarnation)
         };
         for gone in had.iter().filter(|one| !is_there(one)) {
-            let rank = gone.id.rank;
-            match gone.id.role {
-                MemberRole::Server if rank == self.config.rank => {}
-                MemberRole::Server => self.end_server(rank, out),
-                MemberRole::Worker => {
-                    out.push(MemberCommand::EndWorker { rank, incarnation: gone.incarnation });
-                }
-                MemberRole::Scheduler => {}
+            if gone.id.role == MemberRole::Server {
+                self.end_server(gone.id.rank, out);
             }
         }
+        let workers = members.iter().filter(|one| one.id.role == MemberRole::Worker);
+        let present = workers.map(|one| (one.id.rank, one.incarnation)).collect();
+        out.push(MemberCommand::Workers { epoch, present, left: left.clone() });
+        self.left = left;
         self.roster = Some((epoch, members));
         self.dial(out);
     }

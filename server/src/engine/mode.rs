@@ -213,6 +213,18 @@ impl Chunk {
         }
     }
 
+    /// Where each contribution is an update of its own: the one that is folded.
+    pub(super) fn applying(&self) -> Option<&Held> {
+        self.tally.as_ref().and_then(|tally| tally.applying.as_ref())
+    }
+
+    /// What was folded is let go.
+    pub(super) fn forget_applying(&mut self) {
+        if let Some(tally) = &mut self.tally {
+            tally.applying = None;
+        }
+    }
+
     /// What was folded is in force, or it did not fit.
     pub(super) fn end_applying(&mut self, fits: bool) {
         let Some(tally) = &mut self.tally else { return };

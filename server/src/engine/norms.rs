@@ -14,6 +14,17 @@ pub(super) struct Group {
     ready: u32,
 }
 
+impl Group {
+    pub(super) fn new(chunks: Range<u32>) -> Self {
+        Self { chunks, ready: 0 }
+    }
+
+    /// One that was ready is not.
+    pub(super) fn one_less(&mut self) {
+        self.ready = self.ready.saturating_sub(1);
+    }
+}
+
 impl LaneEngine {
     /// A chunk of a tensor with norms is new: it joins the chunks before it.
     pub(super) fn join_group(&mut self, index: u32) {

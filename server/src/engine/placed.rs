@@ -100,8 +100,12 @@ impl LaneEngine {
         let Some(state) = self.chunks.get_mut(chunk as usize) else { return };
         let from = Source::Spill(spill);
         match state.held.arrive(peer, from) {
+            Some(0) if !state.role.is_some_and(|role| role.serves()) => {
+                return self.release(chunk, peer, from);
+            }
             Some(0) => self.initialise(chunk, peer, from, out),
-            Some(_) => {}
+            Some(_) if state.role.is_some_and(|role| role.serves()) => {}
+            Some(_) => return self.release_held(chunk),
             None => return,
         }
         self.settle(chunk, out);

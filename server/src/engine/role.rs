@@ -18,3 +18,11 @@ pub enum Role {
         of: Rank,
     },
 }
+
+impl Role {
+    /// Does it answer workers?
+    #[must_use]
+    pub const fn serves(self) -> bool {
+        matches!(self, Self::Primary { .. })
+    }
+}

@@ -5,6 +5,7 @@ use super::chunk::{Chunk, Stage};
 use super::command::Commands;
 use super::image::ChunkState;
 use super::lane::LaneEngine;
+use super::role::Role;
 use std::collections::VecDeque;
 
 /// Rounds that training goes on by before a chunk without any contribution counts as one that takes no part in it.
@@ -59,10 +60,10 @@ impl Chunk {
 
     /// Is it this server that writes it?
     fn is_served(&self) -> bool {
-        true
+        self.role.is_some_and(Role::serves)
     }
 
-    fn is_idle(&self) -> bool {
+    fn takes_no_part(&self) -> bool {
         self.stage == Stage::Contributions
             && self.contributed.len() == 0
             && self.held.of_round(self.round()).next().is_none()
@@ -81,6 +82,12 @@ impl Chunk {
 }
 
 impl LaneEngine {
+    /// Does this server serve a chunk, by its index?
+    #[must_use]
+    pub fn is_served(&self, index: u32) -> bool {
+        self.chunks.get(index as usize).is_some_and(Chunk::is_served)
+    }
+
     /// Checkpoints begin by themselves at rounds that are a multiple of this; 0: they do not.
     pub fn save_every(&mut self, rounds: u64) {
         self.savings.every_rounds = rounds;
@@ -145,7 +152,7 @@ impl LaneEngine {
         };
         current.is_passed = true;
         for (index, chunk) in (0u32..).zip(&mut self.chunks) {
-            if matches!(chunk.saving, Saving::Awaits(_)) && chunk.is_idle() {
+            if matches!(chunk.saving, Saving::Awaits(_)) && chunk.takes_no_part() {
                 chunk.saving = Saving::Due;
                 current.due.push_back(index);
             }
@@ -163,6 +170,14 @@ impl LaneEngine {
                 self.resume_round(index as u32, out);
             }
         }
+    }
+
+    /// The checkpoint under way, where chunks that it is to have are not this server's any more.
+    #[must_use]
+    pub fn torn_save(&self) -> Option<u64> {
+        let (round, left) = self.saving()?;
+        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing && chunk.is_served());
+        (wanted.count() != left as usize).then_some(round)
     }
 
     /// The round of the checkpoint under way, and how many chunks are not copied yet.

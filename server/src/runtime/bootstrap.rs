@@ -268,17 +268,21 @@ fn worker_inbox(inbox: InboxGrant) -> Result<WorkerInbox, String> {
 }
 
 /// What all lanes answer, within this time.
+pub(super) fn answers_of<T>(answers: Vec<Receiver<T>>, within: Duration) -> Result<Vec<T>, String> {
+    let deadline = Instant::now() + within;
+    let take = |(index, answer): (usize, Receiver<T>)| {
+        let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        answer.map_err(|_| format!("lane {index} of this server does not answer"))
+    };
+    answers.into_iter().enumerate().map(take).collect()
+}
+
+/// As [`answers_of`], where lanes may refuse.
 pub(super) fn granted<T>(
     answers: Vec<Receiver<Result<T, String>>>,
     within: Duration,
 ) -> Result<Vec<T>, String> {
-    let deadline = Instant::now() + within;
-    let take = |(index, answer): (usize, Receiver<Result<T, String>>)| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let answer = answer.recv_timeout(left);
-        answer.map_err(|_| format!("lane {index} of this server does not answer"))?
-    };
-    answers.into_iter().enumerate().map(take).collect()
+    answers_of(answers, within)?.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! One data thread's work: polls its completion queue, lets the engine decide, executes the commands. It
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
-use super::calls::{CallEvent, CallMemory, Taken};
+use super::calls::{CallEvent, CallMemory};
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
+use super::replicas::Replicas;
 use super::saving::Saves;
-use crate::engine::{
-    Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source,
-};
-use crate::storage::{Cells, Round, Storage, StorageError, Views};
+use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, LaneEngine};
+use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
-    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span, View,
+    OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
 };
 use proto_common::batch::{BatchReader, BlockData, Notice, SlotGrant, prefix_bytes};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -100,6 +99,7 @@ pub struct DataLane<Q> {
     pub(super) engine: LaneEngine,
     pub(super) storage: Storage,
     pub(super) calls: CallMemory,
+    pub(super) replicas: Replicas,
     pub(super) tables: Tables,
     pub(super) inbox: Cells,
     pub(super) links: Vec<Option<Link>>,
@@ -107,12 +107,12 @@ pub struct DataLane<Q> {
     pub(super) epoch: Epoch,
     pub(super) blocks: Blocks,
     pub(super) prefix: Box<[u8]>,
-    reader: BatchReader,
+    pub(super) reader: BatchReader,
     pub(super) commands: Commands,
     /// Its memory is the next list's.
-    executed: Commands,
+    pub(super) executed: Commands,
     /// What was mapped of workers whose channel has ended, until the commands that name it are executed.
-    gone: Vec<(Rank, MappedRegions)>,
+    pub(super) gone: Vec<(Rank, MappedRegions)>,
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
@@ -133,6 +133,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             engine,
             storage: Storage::new(inbox.clone(), spill)?,
             calls: CallMemory::new(CALL_BYTES_DEFAULT)?,
+            replicas: Replicas::default(),
             tables: Tables::default(),
             inbox,
             links: (0..config.engine.workers).map(|_| None).collect(),
@@ -194,7 +195,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.storage.add(&spec)?;
             self.begin_from_checkpoint(&spec)?;
         }
-        self.queue.stream_writes(self.storage.bytes() >= STREAMED_BYTES_MIN);
+        self.note_stored();
         for spec in specs {
             let Some(chunk) = self.engine.index_of(spec.id) else { continue };
             for buffer in 0..2 {
@@ -203,6 +204,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn note_stored(&mut self) {
+        self.queue.stream_writes(self.storage.bytes() >= STREAMED_BYTES_MIN);
     }
 
     /// Takes over a worker's connected channel.
@@ -339,6 +344,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// The part of a turn that says what follows.
     pub(super) fn send(&mut self) -> Result<(), LaneError> {
         self.retry_backlogs()?;
+        self.retry_servers()?;
         self.engine.flush(self.blocks.free(), &mut self.commands);
         self.execute()?;
         self.queue.flush();
@@ -346,6 +352,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn handle(&mut self, completion: Completion, now_ms: u64) -> Result<(), LaneError> {
+        if self.handle_server(&completion)? {
+            return Ok(());
+        }
         let Some(rank) = self.ranks.get(&completion.channel).copied() else { return Ok(()) };
         match completion.kind {
             CompletionKind::Received { immediate } => match Notice::from_wire(immediate) {
@@ -459,101 +468,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             _ => Ok(()),
         })
-    }
-
-    /// Executes all commands in order.
-    pub(super) fn execute(&mut self) -> Result<(), LaneError> {
-        // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
-        while !self.commands.list.is_empty() {
-            let mut commands = std::mem::take(&mut self.executed);
-            std::mem::swap(&mut commands, &mut self.commands);
-            let result = self.execute_all(&mut commands);
-            commands.clear();
-            self.executed = commands;
-            result?;
-        }
-        self.gone.clear();
-        Ok(())
-    }
-
-    fn execute_all(&mut self, commands: &mut Commands) -> Result<(), LaneError> {
-        for command in commands.list.drain(..) {
-            match command {
-                Command::Results { peer, slot, results, grants, sequence } => {
-                    let (results, grants) = (&commands.results[results], &commands.grants[grants]);
-                    self.send_results(peer, slot, results, grants, sequence)?;
-                }
-                other => self.execute_one(other)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
-        match command {
-            Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
-            Command::Reduce { chunk, addend } => {
-                let views = self.views_of(Some(addend));
-                self.storage.reduce(chunk, addend, &views)?;
-            }
-            Command::Finish { chunk, round, last, old, into, contributors } => {
-                let round = Round { number: round, last, old, into, contributors };
-                let views = self.views_of(last);
-                let verdict = self.storage.finish(chunk, &round, &views)?;
-                self.engine.finished(chunk, verdict, &mut self.commands);
-            }
-            Command::Prepare { chunk, round, last, old, contributors } => {
-                let round = Round { number: round, last, old, into: old, contributors };
-                let views = self.views_of(last);
-                self.storage.prepare(chunk, &round, &views)?;
-            }
-            Command::Norms { chunks } => self.storage.norms(chunks),
-            Command::Init { chunk, from, into } => {
-                let view = self.view_of(from);
-                self.storage.init(chunk, from, view.as_ref(), into)?;
-            }
-            Command::Spill { chunk, from, to } => {
-                let view = self.view_of(from);
-                self.storage.spill(chunk, from, view.as_ref(), to)?;
-            }
-            Command::Fetch { peer, chunk, region, offset, to } => {
-                let from = RemoteSpan { key: RemoteKey(region), offset };
-                let bytes = self.storage.size_of(chunk)?;
-                self.post(peer, Post::Fetch { chunk, block: to, bytes, from })?;
-            }
-            Command::Land { peer, chunk, buffer, landing } => {
-                let bytes = self.storage.size_of(chunk)?;
-                self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
-            }
-            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
-                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
-            }
-            Command::CallDeliver { call } => self.deliver_call(call)?,
-            Command::CallCancel { call } => self.calls.cancel(call),
-            Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
-            Command::CallDrop { call } => self.calls.drop_call(call),
-            Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
-            Command::Expel { peer, reason } => self.expel(peer, &reason),
-            // Handled by the caller, which has the arenas.
-            Command::Results { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Where a contribution lies that is in a worker's memory. It was mapped when its batch came; where the channel has
-    /// ended since, the engine asks for nothing more of it than the commands say that are there already.
-    fn view_of(&self, from: Source) -> Option<View> {
-        let Source::Worker { peer, region, offset, bytes } = from else { return None };
-        let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
-        let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
-        let remote = RemoteSpan { key: RemoteKey(region), offset };
-        link.into_iter().chain(gone).find_map(|mapped| mapped.find(remote, bytes))
-    }
-
-    fn views_of(&self, addend: Option<Addend>) -> Views {
-        let Some(Addend { from, onto }) = addend else { return [None, None] };
-        let first = if let Onto::First(first) = onto { self.view_of(first) } else { None };
-        [self.view_of(from), first]
     }
 
     /// Posts, or queues behind what is queued already.

@@ -6,7 +6,7 @@ use super::lane::{DataLane, LaneConfig, LaneError};
 use super::news::Board;
 use super::serving::{Serving, SharedMember, Work, lock};
 use super::standing::Standing;
-use super::status::{ServerMetrics, collect, report};
+use super::status::{ServerMetrics, Sources, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
 use crate::checkpoint::{Restorer, Saver};
@@ -87,7 +87,7 @@ impl RunError {
 }
 
 /// The lanes, once there are some.
-type Late = Arc<OnceLock<(Rank, Vec<Mailbox<LaneMessage>>)>>;
+type Late = Arc<OnceLock<Sources>>;
 
 struct Lanes {
     mailboxes: Vec<Mailbox<LaneMessage>>,
@@ -116,16 +116,15 @@ pub(super) async fn run_with(
     let incarnation = daemon::host::new_incarnation()?;
     let late = Late::default();
     let for_report = late.clone();
-    let heartbeat = move || {
-        for_report.get().map_or_else(MemberReport::default, |(rank, lanes)| report(&collect(*rank, lanes)))
-    };
+    let heartbeat =
+        move || for_report.get().map_or_else(MemberReport::default, |sources| report(&collect(sources)));
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
     let member: Arc<OnceLock<SharedMember>> = Arc::default();
     let (known, passed) = (member.clone(), posts.passed().clone());
     let resume = move || {
-        let member = lock(known.get()?);
+        let mut member = lock(known.get()?);
         member.has_roster().then(|| Resume { barriers: passed.all(), ..member.resume() })
     };
     let connected = tokio::select! {
@@ -150,13 +149,14 @@ pub(super) async fn run_with(
     let (rank, shape) = (welcome.rank, welcome.shape);
     let config = MemberConfig { rank, incarnation, shape };
     let member = member.get_or_init(|| Arc::new(Mutex::new(Member::new(config)))).clone();
-    // Set once: this function runs once for this cell.
-    let _ = late.set((rank, lanes.mailboxes.clone()));
     let (peers, known) = watch::channel(None);
     let standing = Standing::default();
+    let sources =
+        Sources { rank, lanes: lanes.mailboxes.clone(), member: member.clone(), standing: standing.clone() };
+    // Set once: this function runs once for this cell.
+    let _ = late.set(sources.clone());
     if let Some(http) = http {
-        let asked = (known.clone(), standing.clone());
-        serve_http(http, rank, (&lanes, &devices), asked, shutdown.clone())?;
+        serve_http(http, sources, &devices, known.clone(), shutdown.clone())?;
     }
     let deadlines = settings.deadlines.clone();
     let reception = Arc::new(Reception {
@@ -229,7 +229,7 @@ fn checkpoints(
 ) -> anyhow::Result<(Saver, Option<Restorer>)> {
     let (place, lanes) = (&settings.checkpoint.directory, late.clone());
     let has_room = move || {
-        lanes.get().into_iter().flat_map(|(_, lanes)| lanes).for_each(|lane| {
+        lanes.get().into_iter().flat_map(|sources| &sources.lanes).for_each(|lane| {
             lane.send(LaneMessage::SaveRoom);
         });
     };
@@ -269,6 +269,7 @@ fn start_lanes(
         let mut lane =
             DataLane::new(queue, LaneConfig { engine, rank: welcome.rank, chunk_bytes: shape.chunk_bytes })?;
         lane.limit_calls(settings.memory.call_bytes)?;
+        lane.limit_records(settings.memory.replica_slots);
         if devices.verbs.is_some() {
             lane.register_replies();
         }
@@ -328,14 +329,15 @@ fn lowered_by(limit: Limit) -> (&'static str, &'static str) {
 
 fn serve_http(
     listener: TcpListener,
-    rank: Rank,
-    (lanes, devices): (&Lanes, &Devices),
-    (known, standing): (watch::Receiver<Option<Peers>>, Standing),
+    sources: Sources,
+    devices: &Devices,
+    known: watch::Receiver<Option<Peers>>,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let registry = daemon::metrics::registry(Role::Server)?;
-    registry.register(Box::new(ServerMetrics::new(rank, lanes.mailboxes.clone())?))?;
+    registry.register(Box::new(ServerMetrics::new(sources.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
+    let standing = sources.standing.clone();
     let ready = move || match (known.borrow().is_some(), standing.away_ms()) {
         (true, None) => Ok(()),
         (true, Some(away_ms)) => Err(format!(
@@ -343,8 +345,7 @@ fn serve_http(
         )),
         (false, _) => Err("waiting for the scheduler to announce the roster".to_owned()),
     };
-    let mailboxes = lanes.mailboxes.clone();
-    let status = move || serde_json::to_value(collect(rank, &mailboxes)).unwrap_or_default();
+    let status = move || serde_json::to_value(collect(&sources)).unwrap_or_default();
     http::spawn(listener, HttpState::new(registry, ready, status), shutdown);
     Ok(())
 }

@@ -80,6 +80,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
         Ok(copied > 0)
     }
 
+    /// A checkpoint ends where chunks that it is to have went elsewhere: their new server knows nothing of it.
+    pub(super) fn give_up_save(&mut self) {
+        let Some(round) = self.engine.torn_save() else { return };
+        self.engine.drop_save(round, &mut self.commands);
+        if let Some(saver) = &self.saves.saver {
+            let reason = "shards were moved while it was written".into();
+            saver.tell(CheckpointNews::Failed { round, reason });
+        }
+    }
+
     fn tell_savings(&mut self) {
         while let Some(news) = self.engine.next_saving_news() {
             let Some(saver) = &self.saves.saver else { continue };

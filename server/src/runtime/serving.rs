@@ -1,7 +1,7 @@
 //! The server's control side while it serves: hands what happens to the member engine, and executes what that decides, on
 //! lanes, streams and the link to the scheduler. It decides nothing itself.
 
-use super::bootstrap::{Reception, blocking, granted};
+use super::bootstrap::{Reception, answers_of, blocking, granted};
 use super::lane::LaneError;
 use super::news::Board;
 use super::run::RunError;
@@ -14,8 +14,9 @@ use daemon::control::{LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
+use fabric::Mailbox;
 use proto_common::config::DeadlineSettings;
-use proto_common::ids::Rank;
+use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{CheckpointOrder, FromScheduler, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
@@ -40,6 +41,7 @@ pub(super) fn lock(member: &SharedMember) -> MutexGuard<'_, Member> {
 enum Done {
     Lanes { number: u64, result: Result<(), String> },
     Dialled { number: u64, to: Rank, result: Result<Choice, String> },
+    Rounds { rank: Rank, incarnation: Incarnation, lanes: Result<Vec<Vec<(Key, u64)>>, String> },
 }
 
 /// See the module.
@@ -254,6 +256,12 @@ impl Serving<'_> {
         let mut out = Vec::new();
         match done {
             Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
+            Done::Rounds { rank, incarnation, lanes: Ok(lanes) } => {
+                lock(&self.member).rounds_answered(rank, incarnation, lanes, &mut out);
+            }
+            Done::Rounds { rank, lanes: Err(reason), .. } => {
+                tracing::error!(worker = rank.0, reason, "nobody can say from which round on it could count");
+            }
             Done::Dialled { number, to, result } => {
                 match &result {
                     Ok(choice) => {
@@ -285,12 +293,14 @@ impl Serving<'_> {
                     self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
                     self.standing.hang_up(to);
                 }
+                MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => self.standing.hang_up(rank),
                 MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
                 MemberCommand::Assign { .. }
                 | MemberCommand::Roles { .. }
                 | MemberCommand::ChangeRule { .. }
-                | MemberCommand::EndWorker { .. } => {}
+                | MemberCommand::Workers { .. }
+                | MemberCommand::CountFrom { .. } => {}
             }
         }
         end
@@ -308,6 +318,20 @@ impl Serving<'_> {
         if let Some(before) = self.work.dials.insert(to, task) {
             before.abort();
         }
+    }
+
+    fn ask_rounds(&self, rank: Rank, incarnation: Incarnation) {
+        let ask = |(lane, _): &(Mailbox<LaneMessage>, _)| {
+            let (reply, answer) = sync_channel(1);
+            lane.send(LaneMessage::AskRounds { rank, incarnation, reply });
+            answer
+        };
+        let answers: Vec<_> = self.reception.lanes.iter().map(ask).collect();
+        let done = self.work.done.clone();
+        tokio::spawn(async move {
+            let lanes = blocking(move || answers_of(answers, ASSIGN_WITHIN)).await;
+            let _ = done.send(Done::Rounds { rank, incarnation, lanes });
+        });
     }
 
     fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), String>>>) {
@@ -335,7 +359,7 @@ type Answers = (u64, Vec<Receiver<Result<(), String>>>);
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
     let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
     let ask = |message: &dyn Fn(usize, SyncSender<Result<(), String>>) -> LaneMessage| {
-        let tell = |(index, lane): (usize, &fabric::Mailbox<LaneMessage>)| {
+        let tell = |(index, lane): (usize, &Mailbox<LaneMessage>)| {
             let (reply, answer) = sync_channel(1);
             lane.send(message(index, reply));
             answer
@@ -363,14 +387,25 @@ fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers>
             });
             None
         }
-        MemberCommand::EndWorker { rank, .. } => {
+        MemberCommand::Workers { epoch, present, left } => {
+            let (epoch, present, left): (_, Arc<[_]>, Arc<[_]>) =
+                (*epoch, present[..].into(), left[..].into());
             lanes().for_each(|lane| {
-                lane.send(LaneMessage::EndWorker { rank: *rank });
+                let (present, left) = (present.clone(), left.clone());
+                lane.send(LaneMessage::Workers { epoch, present, left });
+            });
+            None
+        }
+        MemberCommand::CountFrom { rank, incarnation, rounds } => {
+            let (rank, incarnation, rounds): (_, _, Arc<[_]>) = (*rank, *incarnation, rounds[..].into());
+            lanes().for_each(|lane| {
+                lane.send(LaneMessage::CountFrom { rank, incarnation, rounds: rounds.clone() });
             });
             None
         }
         MemberCommand::Dial { .. }
         | MemberCommand::HangUp { .. }
+        | MemberCommand::AskRounds { .. }
         | MemberCommand::Say(_)
         | MemberCommand::Leave(_) => None,
     }

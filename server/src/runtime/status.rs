@@ -1,6 +1,9 @@
 //! What a server tells: `/status`, `/metrics`, and the report in its heartbeats.
 
+use super::serving::{SharedMember, lock};
+use super::standing::{Standing, StreamState, StreamStatus};
 use super::thread::{LaneMessage, LaneReport};
+use crate::engine::member::Holdings;
 use crate::tables::TableStats;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
@@ -49,11 +52,44 @@ pub(super) struct ServerStatus {
     pub(super) stored_bytes: u64,
     pub(super) oldest: Option<String>,
     pub(super) oldest_ms: u64,
+    /// What it has of the model, and what for.
+    pub(super) shards: Holdings,
+    /// To servers that have copies of what is served here, or are to have some.
+    pub(super) streams: Vec<StreamStatus>,
+    pub(super) streams_connected: u64,
+    pub(super) streams_broken: u64,
+    /// For how long there has been no scheduler.
+    pub(super) scheduler_away_ms: Option<u64>,
 }
 
-/// Asks all lanes.
-pub(super) fn collect(rank: Rank, lanes: &[Mailbox<LaneMessage>]) -> ServerStatus {
-    let mut status = ServerStatus { rank: rank.0, ..ServerStatus::default() };
+impl ServerStatus {
+    fn streams_down(&self) -> u64 {
+        self.streams.iter().filter(|stream| stream.state != StreamState::Up).count() as u64
+    }
+}
+
+/// Whom to ask.
+#[derive(Clone)]
+pub(super) struct Sources {
+    pub(super) rank: Rank,
+    pub(super) lanes: Vec<Mailbox<LaneMessage>>,
+    pub(super) member: SharedMember,
+    pub(super) standing: Standing,
+}
+
+/// Asks all lanes, and the control side.
+pub(super) fn collect(sources: &Sources) -> ServerStatus {
+    let (streams, streams_connected, streams_broken) = sources.standing.streams();
+    let mut status = ServerStatus {
+        rank: sources.rank.0,
+        shards: lock(&sources.member).holdings(),
+        streams,
+        streams_connected,
+        streams_broken,
+        scheduler_away_ms: sources.standing.away_ms(),
+        ..ServerStatus::default()
+    };
+    let lanes = &sources.lanes;
     for report in lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report)) {
         let stats = report.stats;
         status.batches += stats.batches;
@@ -106,7 +142,13 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
 
 type Read = fn(&ServerStatus) -> u64;
 
-const COUNTERS: [(&str, &str, Read); 24] = [
+const COUNTERS: [(&str, &str, Read); 26] = [
+    ("gradwire_server_streams_connected_total", "Streams connected to servers with copies.", |s| {
+        s.streams_connected
+    }),
+    ("gradwire_server_streams_broken_total", "Streams that ended or could not be connected.", |s| {
+        s.streams_broken
+    }),
     ("gradwire_server_rows_pulled_total", "Rows of sparse tables pulled.", |s| s.tables.pulled),
     ("gradwire_server_rows_pushed_total", "Rows of sparse tables pushed to.", |s| s.tables.pushed),
     ("gradwire_server_rows_left_out_total", "Pushes to rows that were not admitted.", |s| s.tables.left_out),
@@ -143,7 +185,22 @@ const COUNTERS: [(&str, &str, Read); 24] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 10] = [
+const GAUGES: [(&str, &str, Read); 17] = [
+    ("gradwire_server_chunks_served", "Chunks that it serves.", |s| s.shards.served.chunks),
+    ("gradwire_server_chunks_alone", "Chunks that it serves and nobody has a copy of.", |s| {
+        s.shards.served.chunks - s.shards.backed.chunks
+    }),
+    ("gradwire_server_chunks_copying", "Chunks that it serves and is making a copy of elsewhere.", |s| {
+        s.shards.copying.chunks
+    }),
+    ("gradwire_server_copies", "Chunks of others that it has a copy of.", |s| s.shards.copies.chunks),
+    ("gradwire_server_copies_arriving", "Chunks of others that a copy is being made of here.", |s| {
+        s.shards.arriving.chunks
+    }),
+    ("gradwire_server_streams_down", "Streams that are wanted and not there.", ServerStatus::streams_down),
+    ("gradwire_server_scheduler_away_milliseconds", "How long there has been no scheduler.", |s| {
+        s.scheduler_away_ms.unwrap_or(0)
+    }),
     ("gradwire_server_rows", "Rows of sparse tables that are kept.", |s| s.tables.rows),
     ("gradwire_server_calls_kept", "Calls in progress, or answered and not acknowledged.", |s| s.calls_kept),
     ("gradwire_server_call_bytes", "Bytes of calls that are kept.", |s| s.call_bytes),
@@ -164,19 +221,17 @@ const GAUGES: [(&str, &str, Read); 10] = [
 
 /// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
 pub(super) struct ServerMetrics {
-    rank: Rank,
-    lanes: Vec<Mailbox<LaneMessage>>,
+    sources: Sources,
     counters: Vec<(IntCounter, Read)>,
     gauges: Vec<(IntGauge, Read)>,
 }
 
 impl ServerMetrics {
-    pub(super) fn new(rank: Rank, lanes: Vec<Mailbox<LaneMessage>>) -> Result<Self, prometheus::Error> {
+    pub(super) fn new(sources: Sources) -> Result<Self, prometheus::Error> {
         let counter = |(name, help, read): &(&str, &str, Read)| Ok((IntCounter::new(*name, *help)?, *read));
         let gauge = |(name, help, read): &(&str, &str, Read)| Ok((IntGauge::new(*name, *help)?, *read));
         Ok(Self {
-            rank,
-            lanes,
+            sources,
             counters: COUNTERS.iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
             gauges: GAUGES.iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
         })
@@ -190,7 +245,7 @@ impl Collector for ServerMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let status = collect(self.rank, &self.lanes);
+        let status = collect(&self.sources);
         let mut families = Vec::new();
         for (counter, read) in &self.counters {
             let value = read(&status);

@@ -97,10 +97,6 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
-    /// That life of a worker is over: its channel is closed and fenced.
-    EndWorker {
-        rank: Rank,
-    },
     /// What the scheduler says of a checkpoint.
     Checkpoint(CheckpointOrder),
     /// There is room for copies of chunks again: it need only wake.
@@ -227,6 +223,9 @@ impl Loop {
                 self.callers.tell(event, self.lane.reply_memory());
             }
             self.lane.send()?;
+            while let Some(news) = self.lane.next_news() {
+                (self.news)(news);
+            }
             if busy {
                 idle_since = None;
                 continue;
@@ -269,18 +268,18 @@ impl Loop {
             }
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
-            LaneMessage::Roles { reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no roles yet".to_owned()));
+            LaneMessage::Roles { epoch, chunks, reply } => {
+                let _ = reply.try_send(self.lane.roles(epoch, &chunks).map_err(|error| error.to_string()));
             }
-            LaneMessage::AttachStream { to, number, reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no streams yet".to_owned()));
-                (self.news)(LaneNews::StreamDown { lane: 0, to, number });
+            LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply } => {
+                let attached = self.lane.attach_stream((to, number), incarnation, setup, inbox);
+                let _ = reply.try_send(attached.map_err(|error| error.to_string()));
             }
-            LaneMessage::AttachCopy { reply, .. } => {
-                let _ = reply.try_send(Err("lanes have no copies yet".to_owned()));
+            LaneMessage::AttachCopy { from, incarnation, setup, reply } => {
+                let grant = self.lane.attach_copy(from, incarnation, setup);
+                let _ = reply.try_send(grant.map_err(|error| error.to_string()));
             }
-            LaneMessage::EndServer { .. } => {}
-            LaneMessage::EndWorker { rank } => self.lane.detach(rank),
+            LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }

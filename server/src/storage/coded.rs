@@ -87,10 +87,10 @@ impl Storage {
         index_of: impl Fn(ChunkId) -> Option<u32>,
         blocks: &mut [Block],
     ) -> Result<(), StorageError> {
-        let Self { chunks, inbox, spill, decoder, .. } = self;
+        let Self { chunks, inbox, spill, records, decoder, .. } = self;
         for block in blocks.iter_mut().filter(|block| block.codec != 0) {
             let BlockData::Inline { offset } = block.data else { continue };
-            let stored = index_of(block.id).and_then(|index| chunks.get(index as usize));
+            let stored = index_of(block.id).and_then(|index| chunks.get(index as usize)?.as_ref());
             let Some(stored) = stored.filter(|stored| stored.codec.wire_id() == block.codec) else {
                 continue;
             };
@@ -98,7 +98,8 @@ impl Storage {
             if block.bytes != codec.encoded_bytes(elements) as u64 {
                 continue;
             }
-            let from = find(inbox, spill, Source::Slot { slot, offset: payload_offset + offset }, None)?;
+            let from =
+                find((inbox, spill, records), Source::Slot { slot, offset: payload_offset + offset }, None)?;
             let encoded = read(&mut decoder.encoded, codec, elements, from)?;
             let mut result = Ok(());
             widest(Check { codec, elements, encoded, result: &mut result });

@@ -1,5 +1,6 @@
 //! A chunk of integers: their sum, and whether it still means something. It must not know where published weights lie.
 
+use super::array::Array;
 use super::numbers::Place;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
@@ -13,15 +14,15 @@ use zerocopy::FromBytes;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Integers<N> {
-    sum: Vec<i64>,
+    pub(super) sum: Array<i64>,
     /// A sum of this round left i64.
-    left: bool,
+    pub(super) left: bool,
     of: PhantomData<N>,
 }
 
 impl<N: Integer> Integers<N> {
     pub(super) fn zeros(elements: usize) -> Self {
-        Self { sum: vec![0; elements], left: false, of: PhantomData }
+        Self { sum: Array::zeros(elements), left: false, of: PhantomData }
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! A chunk's sum, and what its rule keeps, in the type that its elements are summed in. It must not know where
 //! published weights lie, nor when a round is complete.
 
+use super::array::Array;
 use super::integers::Integers;
 use super::{Round, StorageError};
 use crate::engine::{Addend, Onto, Verdict};
@@ -163,14 +164,17 @@ impl Typed {
 /// A sum and the arrays that a rule keeps; those are empty where it has none.
 #[derive(Debug)]
 pub(super) struct Sums<T> {
-    sum: Vec<T>,
+    pub(super) sum: Array<T>,
     pub(super) state: [Vec<T>; 2],
 }
 
 impl<T: Real + Element<Sum = T>> Sums<T> {
     fn zeros(elements: usize, arrays: usize) -> Self {
         let array = |count| vec![T::default(); count];
-        Self { sum: array(elements), state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })) }
+        Self {
+            sum: Array::zeros(elements),
+            state: [0, 1].map(|i| array(if i < arrays { elements } else { 0 })),
+        }
     }
 
     fn begin(&mut self, arrays: usize) {

@@ -61,6 +61,11 @@ impl CurrentRule {
         rules.into_iter().all(sound) && ordered && alike && self.changes.len() <= CHANGES_MAX
     }
 
+    /// Those of rounds to come.
+    pub(super) fn changes(&self) -> &[(u64, Optimizer)] {
+        &self.changes
+    }
+
     /// Arrays that the rule keeps.
     pub(super) fn arrays(&self) -> usize {
         self.kept.state_arrays()

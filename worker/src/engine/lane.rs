@@ -490,7 +490,7 @@ impl LaneEngine {
     pub fn notice(&mut self, server: Rank, notice: Notice, out: &mut Commands) {
         match notice {
             Notice::Probe => out.list.push(Command::Notice { server, notice: Notice::ProbeReply }),
-            Notice::ProbeReply | Notice::Batch(_) => {}
+            Notice::ProbeReply | Notice::Batch(_) | Notice::Judged(..) | Notice::Ready => {}
             Notice::Returned(_) | Notice::GivenBack(_) | Notice::Want(_) => {
                 let reason = "it sent a notice that only workers send".into();
                 out.list.push(Command::Close { server, reason });

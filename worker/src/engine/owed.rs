@@ -51,6 +51,7 @@ impl LaneEngine {
             OpKind::Init => "init",
             OpKind::Release => "release",
             OpKind::Call => "call",
+            OpKind::CopyCheck | OpKind::CopyUpdate | OpKind::CopyState | OpKind::CopyRules => "record",
         };
         Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
     }

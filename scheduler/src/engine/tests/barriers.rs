@@ -4,7 +4,11 @@ use super::*;
 use proto_common::message::WaitError;
 
 fn barrier(request: u64, name: &str, group: NodeGroup, timeout_ms: u64) -> ToScheduler {
-    ToScheduler::Barrier { request, name: name.into(), group, passed: 0, timeout_ms }
+    again(request, name, group, timeout_ms, 0)
+}
+
+fn again(request: u64, name: &str, group: NodeGroup, timeout_ms: u64, passed: u64) -> ToScheduler {
+    ToScheduler::Barrier { request, name: name.into(), group, passed, timeout_ms }
 }
 
 fn released(request: u64) -> FromScheduler {
@@ -22,8 +26,8 @@ fn error(commands: &[Command]) -> WaitError {
 fn the_last_one_opens_it_for_all_and_it_can_be_used_again() {
     let mut rig = Rig::running(1, 2);
     for round in 0..2 {
-        assert!(rig.say(worker(1), barrier(10 + round, "a", NodeGroup::WORKERS, 50)).is_empty());
-        let commands = rig.say(worker(0), barrier(20 + round, "a", NodeGroup::WORKERS, 50));
+        assert!(rig.say(worker(1), again(10 + round, "a", NodeGroup::WORKERS, 50, round)).is_empty());
+        let commands = rig.say(worker(0), again(20 + round, "a", NodeGroup::WORKERS, 50, round));
         let expected = [to(&[worker(0)], released(20 + round)), to(&[worker(1)], released(10 + round))];
         assert_eq!(commands, expected);
     }
@@ -81,7 +85,7 @@ fn nonsense_is_refused() {
 fn nobody_waits_for_one_who_left() {
     let mut rig = Rig::running(1, 2);
     rig.say(worker(0), barrier(1, "a", NodeGroup::WORKERS, 50));
-    let commands = rig.say(worker(1), ToScheduler::Goodbye);
+    let commands = quiet(rig.say(worker(1), ToScheduler::Goodbye));
     assert!(error(&commands).to_string().contains("worker 1 has left"), "{commands:?}");
     let later = error(&rig.say(worker(0), barrier(2, "b", NodeGroup::WORKERS, 50)));
     assert!(later.to_string().contains("worker 1 has left"), "{later}");
@@ -98,16 +102,31 @@ fn a_job_that_ends_opens_nothing() {
 #[test]
 fn a_program_that_runs_the_scheduler_comes_to_barriers_of_its_group() {
     let all = NodeGroup { scheduler: true, ..NodeGroup::ALL };
-    let own = |request| Input::Message { from: LOCAL, message: barrier(request, "a", all, 50) };
+    let own = |request| Input::Message { from: LOCAL, message: again(request, "a", all, 50, 1) };
     let mut rig = Rig::running(1, 1);
     // A scheduler of its own has no program that could come: nobody waits for it.
     assert!(rig.say(worker(0), barrier(1, "a", all, 50)).is_empty());
     assert_eq!(rig.say(server(0), barrier(2, "a", all, 50)).len(), 2);
     rig.engine = rig.engine.with_program();
-    assert!(rig.say(worker(0), barrier(3, "a", all, 50)).is_empty());
-    assert!(rig.say(server(0), barrier(4, "a", all, 50)).is_empty());
+    assert!(rig.say(worker(0), again(3, "a", all, 50, 1)).is_empty());
+    assert!(rig.say(server(0), again(4, "a", all, 50, 1)).is_empty());
     assert_eq!(rig.engine.status(7).barriers[0].missing, [SCHEDULER]);
     let opened = rig.engine.handle(8, own(5));
     assert_eq!(opened.len(), 3);
     assert!(opened.contains(&Command::Send { to: vec![LOCAL], message: Box::new(released(5)) }));
+}
+
+#[test]
+fn who_is_behind_the_others_comes_through_and_a_wait_told_twice_is_one() {
+    let mut rig = Rig::running(1, 2);
+    let group = NodeGroup::WORKERS;
+    rig.say(worker(0), barrier(1, "a", group, 50));
+    assert_eq!(rig.say(worker(1), barrier(1, "a", group, 50)).len(), 2);
+    // A new life that begins at the beginning.
+    assert_eq!(rig.say(worker(1), barrier(2, "a", group, 50)), [to(&[worker(1)], released(2))]);
+    assert!(rig.say(worker(1), again(3, "a", group, 50, 1)).is_empty(), "here the others are, too");
+    assert!(rig.say(worker(1), again(3, "a", group, 50, 1)).is_empty(), "the same wait");
+    let other = error(&rig.say(worker(1), again(4, "a", group, 50, 1)));
+    assert!(other.to_string().contains("waits there already"), "{other}");
+    assert_eq!(rig.say(worker(0), again(5, "a", group, 50, 1)).len(), 2);
 }

@@ -68,7 +68,7 @@ fn a_checkpoint_is_complete_when_all_parts_cover_all_chunks_once() {
     let written = Input::ManifestWritten { round: 5, result: Ok("round-5".into()) };
     let commands = rig.engine.handle(0, written);
     assert_eq!(saved(&commands), [(7, Ok("round-5".into())), (8, Ok("round-5".into()))]);
-    assert_eq!(rig.engine.checkpoints.last(), Some("round-5"));
+    assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-5"));
 }
 
 #[test]
@@ -108,8 +108,9 @@ fn what_servers_begin_reaches_all_of_them_once() {
     for round in 10..15 {
         say(&mut rig, 0, CheckpointNews::Begun { round });
     }
-    assert_eq!(rig.engine.checkpoints.progress().0, Some((14, 0)));
-    assert!(rig.engine.checkpoints.progress().1.is_some_and(|failure| failure.contains("round 10")));
+    let status = rig.engine.status(0).checkpoints;
+    assert_eq!((status.writing, status.parts, status.parts_expected, status.failed), (Some(14), 0, 3, 2));
+    assert!(status.failure.is_some_and(|failure| failure.contains("round 10")));
 }
 
 #[test]
@@ -124,6 +125,6 @@ fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
         panic!("{commands:?}")
     };
     let mut without = Rig::running(1, 1);
-    without.engine.checkpoints = Checkpoints::new(false, None);
+    without.engine.checkpoints = Checkpoints::new(false);
     assert_eq!(saved(&without.say(worker(0), ask(1))), [(1, Err(SaveError::NoPlace))]);
 }

@@ -1,7 +1,8 @@
 //! Declarations: placed once, agreed by all, answered only when servers have allocated.
 
 use super::*;
-use crate::engine::declarations::{CHANGES_MAX, TENSOR_BYTES};
+use crate::engine::declarations::CHANGES_MAX;
+use crate::engine::shards::TENSOR_BYTES;
 use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::optimizer::{Decay, Moments, Rule, Schedule};

@@ -10,7 +10,10 @@ fn died(member: MemberId, cause: DeathCause) -> FromScheduler {
 #[test]
 fn the_orderly_end() {
     let mut rig = Rig::running(2, 2);
-    assert_eq!(rig.say(worker(1), ToScheduler::Goodbye), [close(worker(1))]);
+    let commands = rig.say(worker(1), ToScheduler::Goodbye);
+    let left = |message: &FromScheduler| matches!(message, FromScheduler::Roster { members, left, .. } if members.len() == 3 && left[..] == [Rank(1)]);
+    assert!(left(only(&commands)), "the others hear of it: {commands:?}");
+    assert_eq!(quiet(commands), [close(worker(1))]);
     assert!(rig.lose(worker(1)).is_empty(), "closed by both sides");
     let commands = rig.say(worker(0), ToScheduler::Goodbye);
     let shutdown = FromScheduler::Shutdown { reason: "all workers are done".into() };

@@ -84,6 +84,10 @@ impl Rig {
             assemble_ms: ASSEMBLE_MS,
             drain_ms: DRAIN_MS,
             checkpoints: CheckpointConfig { has_place: true, ..CheckpointConfig::default() },
+            rejoin_ms: 500,
+            rebalance: true,
+            resume: false,
+            pid: 4,
         };
         Self { engine: Engine::new(config, 0), now_ms: 0 }
     }
@@ -129,6 +133,13 @@ fn to(members: &[MemberId], message: FromScheduler) -> Command {
 
 fn close(id: MemberId) -> Command {
     Command::Close { connection: connection(id) }
+}
+
+/// Without the rosters, which say who went.
+fn quiet(mut commands: Vec<Command>) -> Vec<Command> {
+    let is_roster = |command: &Command| matches!(command, Command::Send { message, .. } if matches!(**message, FromScheduler::Roster { .. }));
+    commands.retain(|command| !is_roster(command));
+    commands
 }
 
 /// The only message of a list of commands.

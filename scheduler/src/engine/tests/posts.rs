@@ -82,7 +82,7 @@ fn deadlines_and_departures_are_told() {
     assert_eq!(rig.say(server(0), ToScheduler::PostReply { ticket: 1, result: reply() }), [], "too late");
     rig.say(worker(0), post(2, PostTo::One(worker(1)), 0));
     rig.say(worker(1), post(3, PostTo::One(worker(0)), 0));
-    let commands = rig.say(worker(1), ToScheduler::Goodbye);
+    let commands = quiet(rig.say(worker(1), ToScheduler::Goodbye));
     let gone = || Err(PostError::Gone { member: worker(1) });
     assert_eq!(commands, [to(&[worker(0)], answer(2, worker(1), 1, gone())), close(worker(1))]);
     let commands = rig.say(worker(0), ToScheduler::PostReply { ticket: 3, result: reply() });

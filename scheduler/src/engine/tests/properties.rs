@@ -78,7 +78,7 @@ impl Observer {
         }
         if let FromScheduler::Roster { members, .. } = message {
             let ids: BTreeSet<MemberId> = members.iter().map(|member| member.id).collect();
-            assert_eq!((ids.len(), members.len()), (5, 5), "ranks are unique and all are there");
+            assert_eq!(ids.len(), members.len(), "ranks are unique");
         }
     }
 }

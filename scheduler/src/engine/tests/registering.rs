@@ -21,7 +21,6 @@ fn ranks_are_given_in_order_or_as_wanted() {
         shape: rig.engine.config.shape,
         restore: None,
         coming: Coming::Start,
-        restore: None,
     };
     assert_eq!(commands, [send(ConnectionId(1), FromScheduler::Welcome(welcome))]);
     let wanted = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };

@@ -1,7 +1,7 @@
 //! What a server does with what the scheduler says: the commands, in their order.
 
 use crate::engine::Role;
-use crate::engine::member::{Departure, Member, MemberCommand, MemberConfig};
+use crate::engine::member::{Departure, Held, Holdings, Member, MemberCommand, MemberConfig};
 use proto_common::config::Settings;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Key, MemberId, Rank, Role as MemberRole};
 use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, ToScheduler};
@@ -32,7 +32,7 @@ fn worker(rank: u32, life: u64) -> Entry {
 }
 
 fn roster(counter: u32, members: &[Entry]) -> FromScheduler {
-    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec(), left: Vec::new() }
+    FromScheduler::Roster { epoch: epoch(counter), members: members.to_vec(), left: vec![Rank(7)] }
 }
 
 fn everyone() -> Vec<Entry> {
@@ -66,8 +66,13 @@ fn gone(counter: u32, rank: u32) -> FromScheduler {
 fn member() -> Member {
     let mut member =
         Member::new(MemberConfig { rank: Rank(0), incarnation: Incarnation(100), shape: shape() });
-    assert_eq!(hear(&mut member, roster(1, &everyone())), []);
+    assert_eq!(hear(&mut member, roster(1, &everyone())), [workers(1, &[(0, 10), (1, 11)])]);
     member
+}
+
+fn workers(counter: u32, present: &[(u32, u64)]) -> MemberCommand {
+    let present = present.iter().map(|(rank, life)| (Rank(*rank), Incarnation(*life))).collect();
+    MemberCommand::Workers { epoch: epoch(counter), present, left: vec![Rank(7)] }
 }
 
 fn hear(member: &mut Member, message: FromScheduler) -> Vec<MemberCommand> {
@@ -185,7 +190,7 @@ fn a_dead_server_is_fenced_before_its_chunks_are_served() {
     assert!(!member.peers().unwrap().servers.contains_key(&Rank(1)), "its hellos are refused at once");
     let left: Vec<_> = everyone().into_iter().filter(|one| one.id.rank != Rank(1)).collect();
     let again = hear(&mut member, roster(4, &[left, vec![worker(1, 11)]].concat()));
-    assert_eq!(again, [], "it was ended already");
+    assert_eq!(again, [workers(4, &[(0, 10), (1, 11)])], "it was ended already");
 }
 
 #[test]
@@ -223,10 +228,8 @@ fn lives_that_are_not_in_the_roster_any_more_are_ended() {
     members[1] = server(1, 201);
     members.retain(|one| one.id != worker(0, 10).id);
     members[3] = worker(1, 21);
-    let ended =
-        |rank: u32, life| MemberCommand::EndWorker { rank: Rank(rank), incarnation: Incarnation(life) };
     let commands = hear(&mut member, roster(2, &members));
-    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, ended(0, 10), ended(1, 11)]);
+    assert_eq!(commands, [MemberCommand::EndServer { rank: Rank(1) }, workers(2, &[(1, 21)])]);
     assert_eq!(hear(&mut member, roster(1, &everyone())), [], "an older one");
     let peers = member.peers().unwrap();
     assert_eq!(peers.workers.into_iter().collect::<Vec<_>>(), [(Rank(1), Incarnation(21))]);
@@ -258,6 +261,15 @@ fn what_a_deposed_scheduler_says_changes_nothing() {
     let resume = member.resume();
     assert_eq!((resume.rank, resume.epoch, resume.map), (Rank(0), again, before.whole()));
     assert_eq!(resume.members, everyone());
+    // What it has told is what it knows, until somebody decides who was told.
+    let late = |counter| FromScheduler::Remap {
+        epoch: Epoch { term: 2, counter },
+        change: MapChange::ServerGone(Rank(1)),
+    };
+    assert_eq!(hear(&mut member, late(6)), []);
+    assert_eq!(*member.map(), before);
+    with(&mut member, Member::back);
+    assert_eq!(hear(&mut member, late(6))[0], MemberCommand::EndServer { rank: Rank(1) });
 }
 
 #[test]
@@ -282,6 +294,51 @@ fn a_server_that_drains_leaves_when_a_decision_has_left_it_nothing() {
     }
     let said = with(&mut member, |member, out| member.lanes_answered(last, Ok(()), out));
     assert_eq!(said, [MemberCommand::Leave(Departure::Drained)]);
+}
+
+#[test]
+fn a_worker_that_comes_counts_from_the_latest_round_that_any_lane_names() {
+    let mut member = member();
+    let (rank, incarnation) = (Rank(1), Incarnation(21));
+    let commands = hear(&mut member, FromScheduler::AskRounds { rank, incarnation });
+    assert_eq!(commands, [MemberCommand::AskRounds { rank, incarnation }]);
+    let lanes = [vec![(Key(7), 4), (Key(8), 9)], vec![(Key(7), 5)]];
+    let said = with(&mut member, |member, out| member.rounds_answered(rank, incarnation, lanes, out));
+    let rounds = vec![(Key(7), 5), (Key(8), 9)];
+    let answer = ToScheduler::Rounds { rank, incarnation, rounds: rounds.clone() };
+    assert_eq!(said, [MemberCommand::Say(answer)]);
+    let told = FromScheduler::CountFrom { rank, incarnation, rounds: rounds.clone() };
+    assert_eq!(hear(&mut member, told), [MemberCommand::CountFrom { rank, incarnation, rounds }]);
+}
+
+#[test]
+fn what_it_holds_is_told_by_what_it_holds_it_for() {
+    let mut member = member();
+    let mut short = range(11, 2, None, Some(0));
+    short.chunks = 1;
+    let update = MapUpdate {
+        epoch: epoch(2),
+        tensors: vec![tensor(7), tensor(8), tensor(9), tensor(10), TensorSpec::f32(11, 10, Optimizer::sum())],
+        ranges: vec![
+            range(7, 0, None, None),
+            range(8, 0, Some(1), Some(2)),
+            range(9, 1, Some(0), None),
+            range(10, 1, Some(2), None),
+            short,
+        ],
+    };
+    hear(&mut member, FromScheduler::Assign(update));
+    let held = |chunks, bytes| Held { chunks, bytes };
+    let two = held(2, 2 * CHUNK_BYTES);
+    let wanted = Holdings {
+        served: held(4, 4 * CHUNK_BYTES),
+        backed: two,
+        copying: two,
+        copies: two,
+        arriving: held(1, 40),
+    };
+    assert_eq!(member.holdings(), wanted);
+    assert_eq!(member.chunks_left(), 7);
 }
 
 #[test]

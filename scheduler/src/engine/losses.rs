@@ -1,0 +1,138 @@
+//! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
+//! a job is assembling any death ends it.
+
+use super::{Awaited, Command, Engine, Outcome, Phase, declared, release};
+use proto_common::config::WorkerLoss;
+use proto_common::error::{Death, DeathCause};
+use proto_common::ids::{Key, MemberId, Role};
+use proto_common::shard_map::MapChange;
+
+/// Tensors that an error names.
+const TENSORS_NAMED_MAX: usize = 5;
+
+impl Engine {
+    /// Decides about a death; while the job is ending already, members just go.
+    pub(super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+        match (&self.phase, death.member.role) {
+            (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
+            (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
+            (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
+            _ => {}
+        }
+    }
+
+    fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+        let id = death.member;
+        let Some(member) = self.members.remove(&id) else { return };
+        self.dead.add(member.incarnation);
+        self.changes.lost += 1;
+        self.changes.promotion_ms = now_ms.saturating_sub(member.heard_ms);
+        let epoch = self.epoch.next();
+        let has_any = !self.declarations.shards.is_empty_at(id.rank);
+        let mut lost = self.declarations.shards.gone(epoch, id.rank);
+        lost.retain(|key| self.declarations.is_kept(*key));
+        // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
+        let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
+        if alone && !has_any || self.servers().there.is_empty() {
+            return self.end(now_ms, Outcome::Died(death), out);
+        }
+        if alone || !lost.is_empty() {
+            let what = self.loss(&lost);
+            let cause = DeathCause::Beyond { cause: Box::new(death.cause), what };
+            return self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
+        }
+        self.epoch = epoch;
+        self.tell_changes(vec![(epoch, MapChange::ServerGone(id.rank))], out);
+        self.tell_roster(out);
+        self.go_on_without(id, out);
+    }
+
+    /// Nobody waits for a server any more.
+    fn go_on_without(&mut self, id: MemberId, out: &mut Vec<Command>) {
+        declared(self.declarations.without(id.rank), out);
+        release(self.barriers.without(id), out);
+        self.count_without(id.rank, out);
+        self.unsettled = true;
+        self.settle(out);
+    }
+
+    /// What went with a server, and what to do.
+    fn loss(&self, lost: &[Key]) -> String {
+        let map = &self.declarations.shards.map;
+        let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
+            None | Some("") => key.to_string(),
+            Some(name) => format!("{key} ({name})"),
+        };
+        let mut named: Vec<String> = lost.iter().take(TENSORS_NAMED_MAX).map(name).collect();
+        if lost.len() > TENSORS_NAMED_MAX {
+            named.push(format!("{} more", lost.len() - TENSORS_NAMED_MAX));
+        }
+        let from = match &self.last_checkpoint {
+            Some(checkpoint) => format!("start the job again with checkpoint.restore = {checkpoint:?}"),
+            None => "there is no checkpoint".to_owned(),
+        };
+        let fix = match self.config.shape.replicas {
+            0 => "; with cluster.replicas = 1 another server has a copy",
+            _ => "",
+        };
+        format!("nobody else has its part of tensors {}; {from}{fix}", named.join(", "))
+    }
+
+    fn lose_worker(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+        let id = death.member;
+        let policy = self.config.shape.worker_loss;
+        if policy == WorkerLoss::Stop {
+            return self.end(now_ms, Outcome::Died(death), out);
+        }
+        let Some(member) = self.members.remove(&id) else { return };
+        self.dead.add(member.incarnation);
+        self.forget_coming(id.rank);
+        self.changes.lost += 1;
+        if policy == WorkerLoss::Wait {
+            let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
+            self.awaited.insert(id.rank, Awaited { deadline_ms, death: death.clone() });
+        }
+        let there =
+            self.members.iter().filter(|(id, member)| id.role == Role::Worker && !member.gone).count();
+        let counted = (there + self.awaited.len()) as u32;
+        let finished = self.left().len() as u32;
+        if counted == 0 || counted + finished < self.config.shape.workers_min {
+            let what = format!(
+                "{counted} workers are left, and the job needs {} (cluster.workers_min)",
+                self.config.shape.workers_min
+            );
+            let cause = DeathCause::Beyond { cause: Box::new(death.cause), what };
+            return self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
+        }
+        self.tell_roster(out);
+        if policy == WorkerLoss::Continue {
+            release(self.barriers.without(id), out);
+        }
+    }
+
+    /// Workers that did not come again in time end the job.
+    pub(super) fn give_up(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let late = self.awaited.values().find(|awaited| awaited.deadline_ms <= now_ms);
+        if let Some(Awaited { death: Death { member, cause }, .. }) = late.cloned() {
+            let waited_ms = self.config.rejoin_ms;
+            let what = format!("it did not come again within {waited_ms} ms (deadlines.rejoin_ms)");
+            let cause = DeathCause::Beyond { cause: Box::new(cause), what };
+            self.end(now_ms, Outcome::Died(Death { member, cause }), out);
+        }
+    }
+
+    /// A server that others have taken over from, or that had nothing, leaves. False where it may not.
+    pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
+        let others = self.servers().there.iter().any(|rank| *rank != id.rank);
+        if !others || !self.declarations.shards.is_empty_at(id.rank) {
+            return false;
+        }
+        self.disconnect(id, out);
+        if let Some(member) = self.members.remove(&id) {
+            self.dead.add(member.incarnation);
+        }
+        self.tell_roster(out);
+        self.go_on_without(id, out);
+        true
+    }
+}

@@ -1,0 +1,383 @@
+//! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
+//! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
+
+use super::member::Member;
+use super::{Awaited, Command, ConnectionId, Engine, Phase, refuse};
+use proto_common::config::WorkerLoss;
+use proto_common::error::{Death, DeathCause};
+use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use proto_common::limits::TENSORS_MAX;
+use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
+use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
+use proto_common::tensor::TensorSpec;
+use std::collections::BTreeMap;
+
+/// Processes that wait to be let in.
+const WAITING_MAX: usize = 1024;
+
+/// A member that was one before.
+#[derive(Debug)]
+struct Arrival {
+    register: Register,
+    /// The lists of its roster so far.
+    members: Vec<message::Member>,
+    left: Vec<Rank>,
+    epoch: Epoch,
+    /// It has said all it knows.
+    is_whole: bool,
+}
+
+/// What members have said.
+#[derive(Debug, Default)]
+pub(super) struct Rebuild {
+    /// When the first came.
+    since_ms: Option<u64>,
+    arrivals: BTreeMap<ConnectionId, Arrival>,
+    waiting: Vec<(ConnectionId, Register)>,
+    /// Those who were let in before it was known that this is no fresh job.
+    early: Vec<(MemberId, Member)>,
+    /// The newest roster that was told, and its epoch.
+    epoch: Epoch,
+    members: Vec<message::Member>,
+    left: Vec<Rank>,
+    /// The newest that was told of each tensor.
+    tensors: BTreeMap<Key, (Epoch, TensorSpec, Vec<KeyRange>)>,
+    barriers: BTreeMap<(String, [bool; 3]), u64>,
+}
+
+impl Rebuild {
+    pub(super) fn knows(&self, connection: ConnectionId) -> bool {
+        self.arrivals.contains_key(&connection)
+            || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
+            || self.early.iter().any(|(_, member)| member.connection == connection)
+    }
+
+    /// A part of what a member knows; the error is what is wrong with it.
+    fn take(&mut self, from: ConnectionId, part: Resume, shape: (u64, u16, u32)) -> Result<(), String> {
+        let Some(arrival) = self.arrivals.get_mut(&from).filter(|arrival| !arrival.is_whole) else {
+            return Err("it told what it knows without a registration that says so".into());
+        };
+        let (chunk_bytes, lanes, server_places) = shape;
+        let mut check = ShardMap::new(chunk_bytes, lanes);
+        let MapUpdate { epoch, tensors, ranges } = part.map;
+        let is_known = |rank: Rank| rank.0 < server_places;
+        let servers = |range: &KeyRange| [Some(range.server), range.backup, range.seeding];
+        if !ranges.iter().flat_map(servers).flatten().all(is_known) {
+            return Err("its shard map names servers that have no place here".into());
+        }
+        let update = MapUpdate { epoch, tensors, ranges };
+        check.apply(&update).map_err(|error| error.to_string())?;
+        if self.tensors.len() + update.tensors.len() > 2 * TENSORS_MAX {
+            return Err("its shard map has too many tensors".into());
+        }
+        arrival.members.extend(part.members);
+        arrival.left.extend(part.left);
+        for (spec, ranges) in check.tensors() {
+            let known = self.tensors.get(&spec.key).is_some_and(|(known, ..)| *known >= epoch);
+            if !known {
+                self.tensors.insert(spec.key, (epoch, spec.clone(), ranges.to_vec()));
+            }
+        }
+        for (name, NodeGroup { scheduler, servers, workers }, times) in part.barriers {
+            let most = self.barriers.entry((name, [scheduler, servers, workers])).or_default();
+            *most = times.max(*most);
+        }
+        Ok(())
+    }
+
+    /// A member has said all it knows.
+    fn finish(&mut self, from: ConnectionId) {
+        let Some(arrival) = self.arrivals.get_mut(&from) else { return };
+        arrival.is_whole = true;
+        let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
+        if self.members.is_empty() || arrival.epoch > self.epoch {
+            (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
+        }
+    }
+
+    /// Who is it that came on this connection, among those of the newest roster?
+    fn came(&self, member: &message::Member) -> Option<ConnectionId> {
+        let is_it = |(_, arrival): &(&ConnectionId, &Arrival)| {
+            arrival.is_whole
+                && arrival.register.incarnation == member.incarnation
+                && arrival.register.role == member.id.role
+        };
+        self.arrivals.iter().find(is_it).map(|(connection, _)| *connection)
+    }
+
+    /// Without any worker nothing is decided: a server that has not come may have published alone, and only workers know.
+    fn has_worker(&self) -> bool {
+        self.members.iter().any(|member| member.id.role == Role::Worker && self.came(member).is_some())
+    }
+
+    fn is_whole(&self) -> bool {
+        !self.members.is_empty()
+            && self.arrivals.values().all(|arrival| arrival.is_whole)
+            && self.members.iter().all(|member| self.came(member).is_some())
+    }
+}
+
+impl Engine {
+    /// From now on members say what they know.
+    pub(super) fn rebuild(&mut self, now_ms: u64) {
+        self.phase = Phase::Rebuilding;
+        self.connections.clear();
+        let early = std::mem::take(&mut self.members).into_iter().filter(|(_, member)| !member.gone);
+        self.rebuild = Rebuild { since_ms: Some(now_ms), early: early.collect(), ..Rebuild::default() };
+    }
+
+    /// Somebody registers while the cluster is being rebuilt.
+    pub(super) fn arrive_again(
+        &mut self,
+        now_ms: u64,
+        from: ConnectionId,
+        register: Register,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(resume) = &register.resume else {
+            if self.rebuild.waiting.len() >= WAITING_MAX {
+                let reason = "too many processes wait for the cluster to be rebuilt; start it again later";
+                return refuse(from, RefusalReason::Misplaced(reason.into()), out);
+            }
+            return self.rebuild.waiting.push((from, register));
+        };
+        self.rebuild.since_ms.get_or_insert(now_ms);
+        let epoch = resume.epoch;
+        let (members, left, is_whole) = (Vec::new(), Vec::new(), false);
+        self.rebuild.arrivals.insert(from, Arrival { register, members, left, epoch, is_whole });
+    }
+
+    /// A member says a part of what it knows.
+    pub(super) fn resuming(
+        &mut self,
+        now_ms: u64,
+        from: ConnectionId,
+        part: Resume,
+        last: bool,
+        out: &mut Vec<Command>,
+    ) {
+        let shape = &self.config.shape;
+        let shape = (shape.chunk_bytes, shape.lanes, shape.server_places);
+        if let Err(what) = self.rebuild.take(from, part, shape) {
+            self.rebuild_without(from);
+            return refuse(from, RefusalReason::Misplaced(what), out);
+        }
+        if last {
+            self.rebuild.finish(from);
+            self.rebuild_if_whole(now_ms, out);
+        }
+    }
+
+    /// A connection has closed: what was said on it stays said.
+    pub(super) fn rebuild_without(&mut self, connection: ConnectionId) {
+        self.rebuild.arrivals.remove(&connection);
+        self.rebuild.waiting.retain(|(waiting, _)| *waiting != connection);
+        self.rebuild.early.retain(|(_, member)| member.connection != connection);
+    }
+
+    pub(super) fn rebuild_deadline_ms(&self) -> Option<u64> {
+        if self.phase != Phase::Rebuilding {
+            return None;
+        }
+        let shape = &self.config.shape;
+        match self.rebuild.since_ms {
+            Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
+            Some(since_ms) => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
+            None => Some(self.started_ms + self.config.assemble_ms),
+        }
+    }
+
+    /// Goes on when everyone has come, or had the time to.
+    pub(super) fn rebuild_if_whole(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let Some(deadline_ms) = self.rebuild_deadline_ms() else { return };
+        let is_due = now_ms >= deadline_ms;
+        if !is_due && !self.rebuild.is_whole() {
+            return;
+        }
+        if !self.rebuild.has_worker() {
+            return self.give_up_rebuilding(now_ms, out);
+        }
+        let rebuild = std::mem::take(&mut self.rebuild);
+        self.resume(now_ms, rebuild, out);
+    }
+
+    /// Nobody has said what the cluster was: there is nothing to go on with.
+    fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
+        let waited_ms = now_ms.saturating_sub(since_ms);
+        for (connection, _) in std::mem::take(&mut self.rebuild.waiting) {
+            let reason = "the scheduler waits for the members of a job that nobody has come from; start it without --resume";
+            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+        }
+        let missing = self.missing();
+        self.end(now_ms, super::Outcome::Incomplete { waited_ms, missing }, out);
+    }
+
+    fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
+        self.changes.rebuilt += 1;
+        let shown = rebuild.arrivals.values().map(|arrival| arrival.epoch.term).max().unwrap_or(0);
+        let term = self.config.term.max(shown.max(self.epoch.term).saturating_add(1));
+        self.epoch = Epoch { term, counter: 0 };
+        self.phase = Phase::Running;
+        let gone = self.seat(now_ms, &mut rebuild, out);
+        for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
+            self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
+        }
+        self.expect(now_ms, &rebuild);
+        self.tell_map(std::mem::take(&mut rebuild.tensors), out);
+        self.unsettled = true;
+        if gone.is_empty() {
+            self.tell_roster(out);
+            self.settle(out);
+        }
+        let silent_ms = now_ms.saturating_sub(rebuild.since_ms.unwrap_or(now_ms));
+        for member in gone {
+            self.death(now_ms, Death { member, cause: DeathCause::Silent { silent_ms } }, out);
+        }
+        for (id, member) in rebuild.early {
+            self.seat_early(now_ms, id, member, out);
+        }
+        for (connection, register) in rebuild.waiting {
+            self.register(now_ms, connection, register, out);
+        }
+    }
+
+    /// Gives everyone of the newest roster its place; says who has not come. Others are dead.
+    fn seat(&mut self, now_ms: u64, rebuild: &mut Rebuild, out: &mut Vec<Command>) -> Vec<MemberId> {
+        let mut gone = Vec::new();
+        for entry in &rebuild.members {
+            let came = rebuild.came(entry);
+            let arrival =
+                came.and_then(|connection| Some((connection, rebuild.arrivals.remove(&connection)?)));
+            match arrival {
+                Some((connection, arrival)) => {
+                    self.members.insert(entry.id, Member::new(connection, arrival.register, now_ms));
+                    self.connections.insert(connection, entry.id);
+                    self.welcome(entry.id, connection, Coming::Start, out);
+                }
+                None => {
+                    self.members.insert(entry.id, Member::absent(entry, now_ms));
+                    gone.push(entry.id);
+                }
+            }
+        }
+        for rank in &rebuild.left {
+            let id = MemberId { role: Role::Worker, rank: *rank };
+            self.members.entry(id).or_insert_with(|| Member::departed(now_ms));
+        }
+        for (connection, arrival) in std::mem::take(&mut rebuild.arrivals) {
+            self.dead.add(arrival.register.incarnation);
+            let reason = "this life of it was declared dead; start it as a new process";
+            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+        }
+        gone
+    }
+
+    /// Whom barriers and rounds wait for.
+    fn expect(&mut self, now_ms: u64, rebuild: &Rebuild) {
+        let policy = self.config.shape.worker_loss;
+        for id in self.places().collect::<Vec<_>>() {
+            if self.members.contains_key(&id) {
+                continue;
+            }
+            // The scheduler before this one has decided that it is dead.
+            if id.role == Role::Worker && policy == WorkerLoss::Wait {
+                let cause = DeathCause::ConnectionLost;
+                let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
+                self.awaited.insert(id.rank, Awaited { deadline_ms, death: Death { member: id, cause } });
+            } else {
+                self.barriers.without(id);
+            }
+        }
+        for member in &rebuild.members {
+            self.barriers.join(member.id);
+        }
+        for rank in &rebuild.left {
+            let id = MemberId { role: Role::Worker, rank: *rank };
+            let goes_on = policy == WorkerLoss::Continue;
+            drop(if goes_on { self.barriers.without(id) } else { self.barriers.leave(id) });
+        }
+    }
+
+    /// Tells everybody the map that the newest of them knew; servers answer as to new tensors, because some may not have
+    /// heard of all of them.
+    fn tell_map(
+        &mut self,
+        tensors: BTreeMap<Key, (Epoch, TensorSpec, Vec<KeyRange>)>,
+        out: &mut Vec<Command>,
+    ) {
+        let mut map = MapUpdate::default();
+        for (_, spec, ranges) in tensors.into_values() {
+            map.tensors.push(spec);
+            map.ranges.extend(ranges);
+        }
+        let servers = self.servers();
+        // Each tensor was checked when it came.
+        let told = self.declarations.restore(map, &servers, &mut self.epoch).unwrap_or_default();
+        for update in told {
+            let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
+            let (servers, workers) =
+                (self.present(|id| id.role == Role::Server), self.present(|id| id.role == Role::Worker));
+            out.push(Command::Send { to: servers, message: Box::new(FromScheduler::Assign(update)) });
+            out.push(Command::Send {
+                to: workers,
+                message: Box::new(FromScheduler::Remap { epoch, change }),
+            });
+        }
+        out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
+    }
+
+    /// Who was let in before it was known that there is a cluster: it stays, where its place is free there.
+    fn seat_early(&mut self, now_ms: u64, id: MemberId, mut member: Member, out: &mut Vec<Command>) {
+        let connection = member.connection;
+        if self.phase != Phase::Running || self.members.contains_key(&id) {
+            let reason = "the scheduler was started again, and a process of before has this place; start this one again";
+            return refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+        }
+        member.heard_ms = now_ms;
+        self.members.insert(id, member);
+        self.connections.insert(connection, id);
+        self.join(id, connection, out);
+    }
+
+    /// A scheduler that has not run for so long that members have given it up follows itself: they come again.
+    pub(super) fn wake(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let slept_ms = now_ms.saturating_sub(self.awake_ms);
+        self.awake_ms = now_ms;
+        let shape = &self.config.shape;
+        let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3);
+        if !given_up || shape.scheduler_ms == 0 || self.phase != Phase::Running {
+            return;
+        }
+        let there = self.members.iter().filter(|(_, member)| !member.gone);
+        let members: Vec<message::Member> =
+            there.map(|(id, member)| super::roster::entry(*id, member)).collect();
+        let left = self.left();
+        let tensors =
+            self.declarations.shards.map.tensors().filter(|(spec, _)| self.declarations.is_kept(spec.key));
+        let tensors = tensors.map(|(spec, ranges)| (spec.key, (self.epoch, spec.clone(), ranges.to_vec())));
+        let tensors = tensors.collect();
+        let opened = self.barriers.all_opened().into_iter();
+        let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
+            ((name, [scheduler, servers, workers]), times)
+        });
+        let rebuild = Rebuild {
+            since_ms: Some(now_ms),
+            epoch: self.epoch,
+            members,
+            left,
+            tensors,
+            barriers: barriers.collect(),
+            ..Rebuild::default()
+        };
+        for connection in self.present(|_| true) {
+            out.push(Command::Close { connection });
+            self.posts.forget(connection, &mut Vec::new());
+        }
+        let fresh = Self::new(self.config.clone(), self.started_ms);
+        let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
+        let epoch = self.epoch;
+        let (changes, dead) = (self.changes, std::mem::take(&mut self.dead));
+        *self = Self { phase: Phase::Rebuilding, epoch, rebuild, changes, dead, awake_ms: now_ms, ..fresh };
+    }
+}

@@ -1,0 +1,136 @@
+//! Who is there, as members are told; and the decisions about shards that follow from who came and went.
+
+use super::member::Member;
+use super::shards::Servers;
+use super::{Command, Engine, Phase, send};
+use proto_common::ids::{Epoch, Incarnation, MemberId, Rank, Role};
+use proto_common::message::{self, FromScheduler};
+use proto_common::shard_map::MapChange;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Lives that were declared dead and are remembered: they may still be on their way back.
+const DEAD_MAX: usize = 4096;
+/// Decisions that follow from one another without an event in between; each makes progress, so this is never reached.
+const PLANS_MAX: usize = 64;
+
+/// Lives that are over.
+#[derive(Debug, Default)]
+pub(super) struct Dead {
+    lives: BTreeSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl Dead {
+    pub(super) fn add(&mut self, life: Incarnation) {
+        if self.lives.insert(life.0) {
+            self.order.push_back(life.0);
+        }
+        if self.order.len() > DEAD_MAX {
+            self.order.pop_front().map(|oldest| self.lives.remove(&oldest));
+        }
+    }
+
+    pub(super) fn holds(&self, life: Incarnation) -> bool {
+        self.lives.contains(&life.0)
+    }
+}
+
+/// What has happened to the membership, for status and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    pub(super) rosters: u64,
+    pub(super) lost: u64,
+    pub(super) joined: u64,
+    pub(super) rebuilt: u64,
+    /// From the last sign of life of the server that died last to the decision who takes over.
+    pub(super) promotion_ms: u64,
+}
+
+impl Engine {
+    /// Tells everyone who is there, under a new epoch.
+    pub(super) fn tell_roster(&mut self, out: &mut Vec<Command>) {
+        self.epoch = self.epoch.next();
+        self.changes.rosters += 1;
+        let there = self.members.iter().filter(|(_, member)| !member.gone);
+        let members = there.map(|(id, member)| entry(*id, member)).collect();
+        let roster = FromScheduler::Roster { epoch: self.epoch, members, left: self.left() };
+        out.push(Command::Send { to: self.present(|_| true), message: Box::new(roster) });
+    }
+
+    /// Workers that have left in good order.
+    pub(super) fn left(&self) -> Vec<Rank> {
+        let left = self.members.iter().filter(|(id, member)| id.role == Role::Worker && member.left);
+        left.map(|(id, _)| id.rank).collect()
+    }
+
+    /// The servers that are there.
+    pub(super) fn servers(&self) -> Servers {
+        let there = |(id, member): &(&MemberId, &Member)| id.role == Role::Server && !member.gone;
+        let there: BTreeMap<Rank, bool> =
+            self.members.iter().filter(there).map(|(id, member)| (id.rank, member.draining)).collect();
+        let draining = there.iter().filter(|(_, drains)| **drains).map(|(rank, _)| *rank).collect();
+        Servers { there: there.into_keys().collect(), draining }
+    }
+
+    pub(super) fn tell_changes(&self, changes: Vec<(Epoch, MapChange)>, out: &mut Vec<Command>) {
+        for (epoch, change) in changes {
+            let message = Box::new(FromScheduler::Remap { epoch, change });
+            out.push(Command::Send { to: self.present(|_| true), message });
+        }
+    }
+
+    /// Decides about copies and moves, as far as they can be decided now.
+    pub(super) fn settle(&mut self, out: &mut Vec<Command>) {
+        if self.phase != Phase::Running || !self.unsettled {
+            return;
+        }
+        let servers = self.servers();
+        for _ in 0..PLANS_MAX {
+            let (changes, is_quiet) =
+                self.declarations.plan(&servers, self.config.rebalance, &mut self.epoch);
+            self.unsettled = !is_quiet;
+            if changes.is_empty() {
+                return;
+            }
+            self.tell_changes(changes, out);
+        }
+    }
+
+    /// A server has copies that are kept up at another one.
+    pub(super) fn seeded(&mut self, id: MemberId, said: Epoch, to: Rank, out: &mut Vec<Command>) {
+        if self.phase != Phase::Running || id.role != Role::Server {
+            return;
+        }
+        let changes = self.declarations.shards.seeded((id.rank, to), said, &mut self.epoch);
+        self.tell_changes(changes, out);
+        self.settle(out);
+    }
+
+    /// A server wishes to go.
+    pub(super) fn drain(&mut self, id: MemberId, out: &mut Vec<Command>) {
+        if self.phase != Phase::Running || id.role != Role::Server {
+            return;
+        }
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let connection = member.connection;
+        member.draining = true;
+        self.unsettled = true;
+        let before = self.epoch;
+        self.settle(out);
+        if self.epoch == before {
+            // It goes when a decision has left it nothing: it hears one, also where there is nothing to decide.
+            self.epoch = self.epoch.next();
+            let change = MapChange::Ranges(Vec::new());
+            out.push(send(connection, FromScheduler::Remap { epoch: self.epoch, change }));
+        }
+    }
+}
+
+pub(super) fn entry(id: MemberId, member: &Member) -> message::Member {
+    message::Member {
+        id,
+        incarnation: member.incarnation,
+        data_address: member.data_address.clone(),
+        http_address: member.http_address.clone(),
+    }
+}

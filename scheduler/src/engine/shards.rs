@@ -1,0 +1,280 @@
+//! Where everything lies: the shard map, what each server has of it, and the copies that are being made. It places tensors,
+//! and takes what servers and deaths change. What is to change for balance's sake is `copies`' to say; connections are
+//! nobody's business here.
+
+use proto_common::ids::{ChunkId, Epoch, Key, Rank};
+use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
+use proto_common::message::ClusterShape;
+use proto_common::shard_map::{KeyRange, MapChange, MapError, MapUpdate, ShardMap, assign};
+use proto_common::tensor::TensorSpec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of a tensor in a message apart from its name, and of a range; a little more than the codec needs.
+pub(super) const TENSOR_BYTES: usize = 112;
+pub(super) const RANGE_BYTES: usize = 34;
+/// Bytes of a message about shards that are there already: others wait behind it.
+const CHANGE_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX / 4;
+/// Ranges that a tensor is cut into at most; more would not be told in one message.
+pub(super) const RANGES_MAX: usize = 1 << 16;
+const _: () = assert!(RANGES_MAX * RANGE_BYTES < CHANGE_BYTES_MAX);
+
+/// The servers that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Servers {
+    pub(super) there: BTreeSet<Rank>,
+    /// Those of them that wish to go.
+    pub(super) draining: BTreeSet<Rank>,
+}
+
+impl Servers {
+    /// Where new things are put: not where they would have to go again soon.
+    pub(super) fn takers(&self) -> Vec<Rank> {
+        let stay: Vec<Rank> = self.there.difference(&self.draining).copied().collect();
+        if stay.is_empty() { self.there.iter().copied().collect() } else { stay }
+    }
+
+    pub(super) fn stays(&self, rank: Rank) -> bool {
+        self.there.contains(&rank) && !self.draining.contains(&rank)
+    }
+}
+
+/// Bytes at a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) served: u64,
+    /// Copies, those that are being made included.
+    pub(super) copies: u64,
+}
+
+impl Load {
+    pub(super) fn total(self) -> u64 {
+        self.served.saturating_add(self.copies)
+    }
+}
+
+/// What each server has, and of whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Loads {
+    pub(super) by_rank: BTreeMap<Rank, Load>,
+    /// Bytes of copies, by whose they are and where.
+    spread: BTreeMap<(Rank, Rank), u64>,
+}
+
+impl Loads {
+    pub(super) fn of(&self, rank: Rank) -> Load {
+        self.by_rank.get(&rank).copied().unwrap_or_default()
+    }
+
+    pub(super) fn add(&mut self, range: &KeyRange, bytes: u64) {
+        self.by_rank.entry(range.server).or_default().served += bytes;
+        for at in [range.backup, range.seeding].into_iter().flatten() {
+            self.add_copy(range.server, at, bytes);
+        }
+    }
+
+    pub(super) fn add_copy(&mut self, of: Rank, at: Rank, bytes: u64) {
+        self.by_rank.entry(at).or_default().copies += bytes;
+        *self.spread.entry((of, at)).or_default() += bytes;
+    }
+
+    /// Where a copy of something goes that `of` serves: to the least loaded of these, and not all copies of one server to the
+    /// same other one.
+    pub(super) fn pick(&self, of: Rank, among: impl Iterator<Item = Rank>) -> Option<Rank> {
+        let spread = |at: Rank| self.spread.get(&(of, at)).copied().unwrap_or(0);
+        among.filter(|at| *at != of).min_by_key(|at| {
+            let after = at.0.wrapping_sub(of.0).wrapping_sub(1);
+            (self.of(*at).total(), spread(*at), after)
+        })
+    }
+}
+
+/// Why a copy is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// To be the backup.
+    Copy,
+    /// To serve, in its server's place.
+    Move,
+}
+
+/// A copy that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seed {
+    pub(super) to: Rank,
+    pub(super) why: Why,
+    pub(super) bytes: u64,
+    /// The decision.
+    pub(super) epoch: Epoch,
+}
+
+/// What has been decided since the start, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) copies_made: u64,
+    pub(super) moves_made: u64,
+    pub(super) moved_bytes: u64,
+    pub(super) promotions: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Shards {
+    pub(super) shape: ClusterShape,
+    pub(super) map: ShardMap,
+    pub(super) loads: Loads,
+    /// By the first chunk of their range.
+    pub(super) seeds: BTreeMap<ChunkId, Seed>,
+    pub(super) counts: Counts,
+}
+
+impl Shards {
+    pub(super) fn new(shape: &ClusterShape) -> Self {
+        Self {
+            shape: *shape,
+            map: ShardMap::new(shape.chunk_bytes, shape.lanes),
+            loads: Loads::default(),
+            seeds: BTreeMap::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Where new tensors go, with their backups: as they are empty, those are kept up from the start.
+    pub(super) fn place(&self, fresh: &[TensorSpec], servers: &Servers) -> Vec<KeyRange> {
+        let takers = servers.takers();
+        let served: Vec<u64> = takers.iter().map(|rank| self.loads.of(*rank).served).collect();
+        let mut ranges = assign(fresh, &served, self.shape.chunk_bytes);
+        // `assign` numbers those that it was given.
+        for range in &mut ranges {
+            range.server = takers.get(range.server.0 as usize).copied().unwrap_or_default();
+        }
+        if self.shape.replicas > 0 {
+            self.back_up(fresh, &mut ranges, &takers);
+        }
+        ranges
+    }
+
+    fn back_up(&self, fresh: &[TensorSpec], ranges: &mut [KeyRange], takers: &[Rank]) {
+        let specs: BTreeMap<Key, &TensorSpec> = fresh.iter().map(|spec| (spec.key, spec)).collect();
+        let chunk_bytes = self.shape.chunk_bytes;
+        let bytes = |range: &KeyRange| specs.get(&range.first.key).map_or(0, |s| range.bytes(s, chunk_bytes));
+        let mut loads = self.loads.clone();
+        ranges.iter().for_each(|range| loads.add(range, bytes(range)));
+        // The large ones first: what is small levels what they leave.
+        let mut order: Vec<usize> = (0..ranges.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(bytes(&ranges[*at])));
+        for at in order {
+            let range = &mut ranges[at];
+            range.backup = loads.pick(range.server, takers.iter().copied());
+            if let Some(backup) = range.backup {
+                loads.add_copy(range.server, backup, bytes(range));
+            }
+        }
+    }
+
+    /// New tensors are where this says.
+    pub(super) fn add(&mut self, update: &MapUpdate) -> Result<(), MapError> {
+        self.map.apply(update)?;
+        for range in &update.ranges {
+            let bytes = self.bytes_of(range);
+            self.loads.add(range, bytes);
+        }
+        Ok(())
+    }
+
+    /// All is as this says, but for copies that were being made: they are made anew.
+    pub(super) fn restore(&mut self, update: &MapUpdate) -> Result<(), MapError> {
+        let whole = |range: &KeyRange| KeyRange { seeding: None, ..*range };
+        let ranges = update.ranges.iter().map(whole).collect();
+        self.map.apply(&MapUpdate { ranges, ..update.clone() })?;
+        self.weigh();
+        Ok(())
+    }
+
+    /// A server is gone. Says which tensors nobody has any more.
+    pub(super) fn gone(&mut self, epoch: Epoch, rank: Rank) -> Vec<Key> {
+        self.counts.promotions += self.map.ranges().filter(|range| range.server == rank).count() as u64;
+        // The epoch is ours and newer.
+        let lost = self.map.change(epoch, &MapChange::ServerGone(rank)).unwrap_or_default();
+        self.weigh();
+        lost
+    }
+
+    /// Does a server have no part in anything?
+    pub(super) fn is_empty_at(&self, rank: Rank) -> bool {
+        !self
+            .map
+            .ranges()
+            .any(|range| range.server == rank || range.backup == Some(rank) || range.seeding == Some(rank))
+    }
+
+    /// Changes ranges of tensors, in messages that each fit, each under an epoch of its own.
+    pub(super) fn change(
+        &mut self,
+        edited: BTreeMap<Key, Vec<KeyRange>>,
+        seeds: Vec<(ChunkId, Seed)>,
+        epoch: &mut Epoch,
+    ) -> Vec<(Epoch, MapChange)> {
+        let mut messages: Vec<Vec<KeyRange>> = Vec::new();
+        for ranges in edited.into_values() {
+            let ranges = joined(ranges);
+            let fits =
+                |last: &&mut Vec<KeyRange>| (last.len() + ranges.len()) * RANGE_BYTES <= CHANGE_BYTES_MAX;
+            match messages.last_mut().filter(fits) {
+                Some(last) => last.extend(ranges),
+                None => messages.push(ranges),
+            }
+        }
+        let mut seeds: BTreeMap<ChunkId, Seed> = seeds.into_iter().collect();
+        let mut told = Vec::new();
+        for ranges in messages {
+            *epoch = epoch.next();
+            for range in ranges.iter().filter(|range| range.seeding.is_some()) {
+                if let Some(seed) = seeds.remove(&range.first) {
+                    self.seeds.insert(range.first, Seed { epoch: *epoch, ..seed });
+                }
+            }
+            let change = MapChange::Ranges(ranges);
+            // Ranges are cut from ranges that covered their tensors.
+            if self.map.change(*epoch, &change).is_ok() {
+                told.push((*epoch, change));
+            }
+        }
+        self.weigh();
+        told
+    }
+
+    /// After a change of the map: what each server has, and which copies are still being made.
+    fn weigh(&mut self) {
+        let (mut loads, chunk_bytes) = (Loads::default(), self.shape.chunk_bytes);
+        let mut seeding: BTreeMap<ChunkId, Rank> = BTreeMap::new();
+        for (spec, ranges) in self.map.tensors() {
+            for range in ranges {
+                loads.add(range, range.bytes(spec, chunk_bytes));
+                seeding.extend(range.seeding.map(|to| (range.first, to)));
+            }
+        }
+        self.loads = loads;
+        self.seeds.retain(|first, seed| seeding.get(first) == Some(&seed.to));
+    }
+
+    pub(super) fn bytes_of(&self, range: &KeyRange) -> u64 {
+        self.map.tensor(range.first.key).map_or(0, |spec| range.bytes(spec, self.shape.chunk_bytes))
+    }
+}
+
+/// Neighbours that lie alike become one; what is being copied stays as it was decided.
+fn joined(ranges: Vec<KeyRange>) -> Vec<KeyRange> {
+    let mut joined: Vec<KeyRange> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let alike = |last: &&mut KeyRange| {
+            (last.server, last.backup) == (range.server, range.backup)
+                && last.seeding.is_none()
+                && range.seeding.is_none()
+        };
+        match joined.last_mut().filter(alike) {
+            Some(last) => last.chunks += range.chunks,
+            None => joined.push(range),
+        }
+    }
+    joined
+}

@@ -1,0 +1,342 @@
+//! Copies of other servers' chunks: each record of a stream is judged (epoch, role, round), confirmed, and applied by the
+//! same path as a last contribution. What is confirmed will be applied, in order, whatever happens to the sender. Nothing
+//! here waits: a record that cannot be taken now is answered so.
+
+use super::chunk::{Chunk, Lineage, Stage};
+use super::command::{Command, Commands, Source};
+use super::held::Held;
+use super::image::ChunkState;
+use super::lane::LaneEngine;
+use super::role::Role;
+use proto_common::batch::{
+    BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
+    RECORD_LEFT, SlotGrant,
+};
+use proto_common::ids::{Incarnation, Rank};
+
+/// A record with where it lies and what its header says.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordContext<'a> {
+    /// The server whose stream it came over.
+    pub from: Rank,
+    /// The slot it lies in.
+    pub slot: SlotGrant,
+    /// Its header.
+    pub header: &'a BatchHeader,
+    /// Its blocks.
+    pub blocks: &'a [Block],
+    /// Words of the set of contributors.
+    pub contributors: &'a [u64],
+}
+
+/// The stream of one server, from the side of the copies.
+#[derive(Debug)]
+pub(super) struct CopyOf {
+    from: Rank,
+    incarnation: Incarnation,
+    /// The generation of each slot's grant.
+    slots: Vec<u8>,
+    /// It was told to ask later, and is to hear when.
+    owes_ready: bool,
+    /// The chunk whose image is coming, its version, and how much of it is there.
+    image: Option<(u32, u64, u64)>,
+}
+
+type Judged = Result<Option<Judgement>, &'static str>;
+
+impl LaneEngine {
+    /// A server's stream to us is up. Returns the slots that it may write.
+    pub fn copy_up(&mut self, from: Rank, incarnation: Incarnation, slots: u32) -> Vec<SlotGrant> {
+        self.copy_down(from);
+        let (owes_ready, image) = (false, None);
+        let slots = vec![1; slots as usize];
+        let grants = (0..).zip(&slots).map(|(slot, generation)| SlotGrant { slot, generation: *generation });
+        let grants = grants.collect();
+        self.copying.copies.push(CopyOf { from, incarnation, slots, owes_ready, image });
+        grants
+    }
+
+    /// A server's stream to us is closed, and fenced. Copies stay as they are: what was confirmed is applied.
+    pub fn copy_down(&mut self, from: Rank) {
+        self.copying.copies.retain(|copy| copy.from != from);
+        let of_it = |chunk: &&mut Chunk| chunk.role == Some(Role::Copy { of: from });
+        self.chunks.iter_mut().filter(of_it).for_each(|chunk| chunk.filled = 0);
+    }
+
+    /// The life of a server that has a stream to us; zero without one.
+    #[must_use]
+    pub fn copy_incarnation(&self, from: Rank) -> Incarnation {
+        let copy = self.copying.copies.iter().find(|copy| copy.from == from);
+        copy.map_or(Incarnation::default(), |copy| copy.incarnation)
+    }
+
+    /// A server says that a record lies in a slot: may it be read?
+    pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
+        let Some(copy) = self.copying.copies.iter().find(|copy| copy.from == from) else { return false };
+        let granted = copy.slots.get(slot.slot as usize) == Some(&slot.generation);
+        if !granted {
+            end(from, "it wrote to a slot that it was not granted", out);
+        }
+        granted
+    }
+
+    /// A record lies in a slot.
+    pub fn record(&mut self, record: &RecordContext<'_>, out: &mut Commands) {
+        let from = record.from;
+        let judged = self.admit_record(record).and_then(|block| match block.op {
+            OpKind::CopyCheck => Ok(Some(self.checked(from, block))),
+            OpKind::CopyUpdate => self.update(record, block, out),
+            OpKind::CopyState => self.image_part(record, block, out),
+            OpKind::CopyRules => self.rules(record, block, out),
+            _ => Err("its record is none"),
+        });
+        match judged {
+            // The update's part says it by itself, before it is applied; an image when it is loaded.
+            Ok(None) => {}
+            Ok(Some(judgement)) => {
+                self.judge(from, record.slot, judgement, out);
+                self.give_back_slot(from, record.slot, out);
+            }
+            Err(reason) => end(from, reason, out),
+        }
+    }
+
+    fn admit_record<'a>(&self, record: &RecordContext<'a>) -> Result<&'a Block, &'static str> {
+        let RecordContext { from, header, blocks, .. } = *record;
+        if header.kind != BatchKind::Record || header.job != self.config.job || header.sender != from {
+            return Err("its record carries the wrong kind, job or rank");
+        }
+        let lives = (header.sender_incarnation, header.receiver_incarnation);
+        if lives != (self.copy_incarnation(from), self.config.incarnation) {
+            return Err("its record carries the wrong incarnation");
+        }
+        if header.lane != self.config.lane {
+            return Err("its record carries the wrong lane");
+        }
+        if header.epoch.term < self.epoch.term {
+            return Err("its record carries the wrong term: its scheduler is deposed");
+        }
+        blocks.first().filter(|_| blocks.len() <= 2).ok_or("its record has not one or two blocks")
+    }
+
+    /// The copy that a record is about.
+    fn copy_of(&mut self, from: Rank, block: &Block) -> Option<(u32, &mut Chunk)> {
+        let index = self.index.get(&block.id).copied()?;
+        let chunk = self.chunks.get_mut(index as usize)?;
+        (chunk.role == Some(Role::Copy { of: from })).then_some((index, chunk))
+    }
+
+    fn judge(&mut self, from: Rank, slot: SlotGrant, judgement: Judgement, out: &mut Commands) {
+        if judgement == Judgement::Later
+            && let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from)
+        {
+            copy.owes_ready = true;
+        }
+        out.push(Command::TellPrimary { from, notice: Notice::Judged(slot, judgement) });
+    }
+
+    fn give_back_slot(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) {
+        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return };
+        let generation = &mut copy.slots[slot.slot as usize];
+        *generation = generation.wrapping_add(1);
+        let notice = Notice::Returned(SlotGrant { slot: slot.slot, generation: *generation });
+        out.push(Command::TellPrimary { from, notice });
+    }
+
+    /// What can be taken may be more by now: whoever was told to ask later may ask.
+    pub(super) fn say_ready(&mut self, out: &mut Commands) {
+        for copy in self.copying.copies.iter_mut().filter(|copy| copy.owes_ready) {
+            copy.owes_ready = false;
+            out.push(Command::TellPrimary { from: copy.from, notice: Notice::Ready });
+        }
+    }
+
+    fn checked(&mut self, from: Rank, block: &Block) -> Judgement {
+        let life = self.copy_incarnation(from);
+        let Some((_, chunk)) = self.copy_of(from, block) else { return Judgement::Later };
+        let (has, asked) = (chunk.promised(), block.round);
+        let initialised = block.token & RECORD_INITIALISED != 0;
+        let is_its = match chunk.lineage {
+            Lineage::Zeros => asked == 0 && has == 0 && !initialised && !chunk.initialised,
+            Lineage::Of(rank, incarnation) => (rank, incarnation) == (from, life),
+            Lineage::Own => false,
+        };
+        if !is_its {
+            return Judgement::Wanting;
+        }
+        chunk.lineage = Lineage::Of(from, life);
+        match has.checked_sub(asked) {
+            Some(0) if chunk.initialised == initialised => Judgement::Confirmed,
+            Some(1) => Judgement::Ahead,
+            _ => Judgement::Wanting,
+        }
+    }
+
+    fn update(&mut self, record: &RecordContext<'_>, block: &Block, out: &mut Commands) -> Judged {
+        let (from, workers) = (record.from, self.config.workers);
+        let (place, landing) = part_of(record, block)?;
+        let is_last = landing.offset + block.bytes == landing.bytes;
+        let life = self.copy_incarnation(from);
+        let Some((index, chunk)) = self.copy_of(from, block) else {
+            return not_now(is_last, self, record, out);
+        };
+        if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life) {
+            return whole_wanted(is_last, self, record, out);
+        }
+        if chunk.stage != Stage::Contributions {
+            return not_now(is_last, self, record, out);
+        }
+        let bytes = landing.region;
+        let right = bytes <= chunk.spec.bytes
+            && (chunk.spec.dynamic || bytes == chunk.spec.bytes)
+            && bytes.is_multiple_of(chunk.spec.dtype.bytes() as u64)
+            && landing.bytes == chunk.spec.sum_bytes(bytes)
+            && block.dtype == chunk.spec.dtype;
+        if !right {
+            return Err("its update has another shape than the chunk");
+        }
+        if landing.offset != 0 && landing.offset != chunk.filled {
+            return whole_wanted(is_last, self, record, out);
+        }
+        chunk.filled = landing.offset + block.bytes;
+        let left = block.token & RECORD_LEFT != 0;
+        let take =
+            Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
+        if !is_last {
+            out.push(take);
+            self.give_back_slot(from, record.slot, out);
+            return Ok(None);
+        }
+        chunk.filled = 0;
+        if !chunk.contributed.set_words(record.contributors, workers) {
+            return Err("its update has no contributors, or some that there are not");
+        }
+        if chunk.is_loose() {
+            let rank = chunk.contributed.first().unwrap_or_default();
+            let (round, operation) = (block.operation.0, block.operation);
+            chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
+        }
+        chunk.collect(bytes);
+        self.stats.confirmed += 1;
+        // Before it is applied: it will be.
+        self.judge(from, record.slot, Judgement::Confirmed, out);
+        self.chunks[index as usize].size(index, bytes, out);
+        out.push(take);
+        self.give_back_slot(from, record.slot, out);
+        self.end_round(index, None, out);
+        self.settle(index, out);
+        Ok(None)
+    }
+
+    fn image_part(&mut self, record: &RecordContext<'_>, block: &Block, out: &mut Commands) -> Judged {
+        let from = record.from;
+        let (part, Landing { offset: at, bytes: total, .. }) = part_of(record, block)?;
+        let is_last = at + block.bytes == total;
+        let Some((index, chunk)) = self.copy_of(from, block) else {
+            return not_now(is_last, self, record, out);
+        };
+        let (room, other) = (chunk.writable(), chunk.is_read(1));
+        let keeps_other = chunk.is_read(0) || other;
+        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else {
+            return Ok(None);
+        };
+        let expected = if at == 0 { Some((index, block.round, 0)) } else { copy.image };
+        if expected != Some((index, block.round, at)) {
+            return whole_wanted(is_last, self, record, out);
+        }
+        copy.image = Some((index, block.round, at + block.bytes));
+        out.push(Command::TakePart { from, part, at, bytes: block.bytes, total, chunk: index });
+        if !is_last {
+            self.give_back_slot(from, record.slot, out);
+            return Ok(None);
+        }
+        copy.image = None;
+        let Some(into) = room else { return Ok(Some(Judgement::Later)) };
+        out.push(Command::Load { from, chunk: index, into, keeps_other, slot: record.slot });
+        Ok(None)
+    }
+
+    /// The image of a copy was looked at: its state, where it is one of this chunk, whose numbers are in buffer `into` then.
+    pub fn loaded(
+        &mut self,
+        (from, slot): (Rank, SlotGrant),
+        index: u32,
+        state: Option<(&ChunkState, u8)>,
+        out: &mut Commands,
+    ) {
+        self.leave_group(index);
+        let restored = state.is_some_and(|(state, into)| self.restore(index, state, into).is_ok());
+        if !restored {
+            return end(from, "its image is none of this chunk", out);
+        }
+        self.chunks[index as usize].lineage = Lineage::Of(from, self.copy_incarnation(from));
+        self.judge(from, slot, Judgement::Confirmed, out);
+        self.give_back_slot(from, slot, out);
+    }
+
+    fn rules(&mut self, record: &RecordContext<'_>, block: &Block, out: &mut Commands) -> Judged {
+        let from = record.from;
+        let BlockData::Inline { offset } = block.data else { return Err("its record is not in its batch") };
+        let rules = record_source(record, offset);
+        let Some((chunk, copy)) = self.copy_of(from, block) else { return Ok(Some(Judgement::Later)) };
+        let after = copy.promised();
+        out.push(Command::TakeRules { from, chunk, rules, bytes: block.bytes, after });
+        Ok(Some(Judgement::Confirmed))
+    }
+}
+
+impl Chunk {
+    /// The version that a copy has, or will have of what it has confirmed.
+    pub(super) fn promised(&self) -> u64 {
+        self.version + u64::from(self.is_complete())
+    }
+}
+
+fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {
+    let offset = record.header.payload_offset.saturating_add(offset);
+    Source::Record { from: record.from, slot: record.slot.slot, offset }
+}
+
+/// Where a record's part lies, and what it is a part of.
+fn part_of(record: &RecordContext<'_>, block: &Block) -> Result<(Source, Landing), &'static str> {
+    let (BlockData::Inline { offset }, Some(landing)) = (block.data, block.landing) else {
+        return Err("its record does not say what it is a part of");
+    };
+    let end = landing.offset.checked_add(block.bytes);
+    if end.is_none_or(|end| end > landing.bytes) {
+        return Err("its record reaches beyond what it is a part of");
+    }
+    Ok((record_source(record, offset), landing))
+}
+
+/// Only last parts are judged.
+fn judge_last(
+    judgement: Judgement,
+    is_last: bool,
+    engine: &mut LaneEngine,
+    record: &RecordContext<'_>,
+    out: &mut Commands,
+) -> Judged {
+    if is_last {
+        return Ok(Some(judgement));
+    }
+    engine.give_back_slot(record.from, record.slot, out);
+    Ok(None)
+}
+
+fn not_now(is_last: bool, engine: &mut LaneEngine, record: &RecordContext<'_>, out: &mut Commands) -> Judged {
+    judge_last(Judgement::Later, is_last, engine, record, out)
+}
+
+fn whole_wanted(
+    is_last: bool,
+    engine: &mut LaneEngine,
+    record: &RecordContext<'_>,
+    out: &mut Commands,
+) -> Judged {
+    judge_last(Judgement::Wanting, is_last, engine, record, out)
+}
+
+fn end(peer: Rank, reason: &str, out: &mut Commands) {
+    out.push(Command::EndStream { peer, ours: false, reason: reason.to_owned() });
+}

@@ -1,0 +1,296 @@
+//! What this server has chunks for, as it changes: chunks taken up and given up, copies that begin to serve, servers that
+//! become copies. What was asked of a chunk that is served elsewhere now is answered with `Reroute`.
+
+use super::answers::{answer_block, push_result};
+use super::chunk::{Chunk, ChunkSpec, KeyBuffer, Lineage, Stage};
+use super::command::{Command, Commands, ResultBlock, Source};
+use super::lane::{EngineConfig, LaneEngine};
+use super::norms::Group;
+use super::role::Role;
+use proto_common::batch::{Block, BlockData, Status};
+use proto_common::ids::{ChunkId, Epoch, Rank};
+use std::collections::HashSet;
+use std::ops::Range;
+
+/// What storage is to know of new roles.
+#[derive(Debug, Default)]
+pub struct RoleChanges {
+    /// New chunks, of zeros, under these indices.
+    pub added: Vec<(u32, ChunkSpec)>,
+    /// Chunks whose sums are sent to others.
+    pub lent: Vec<u32>,
+}
+
+impl LaneEngine {
+    /// All chunks that this lane has a part in from an epoch on.
+    pub fn roles(&mut self, epoch: Epoch, all: &[(ChunkSpec, Role)], out: &mut Commands) -> RoleChanges {
+        let mut changes = RoleChanges::default();
+        // Members apply decisions in order: an earlier one comes late, and counts for nothing.
+        if epoch < self.epoch && self.copying.has_roles {
+            return changes;
+        }
+        self.epoch = self.epoch.max(epoch);
+        self.copying.has_roles = true;
+        self.copying.new_epoch();
+        let stay: HashSet<ChunkId> = all.iter().map(|(spec, _)| spec.id).collect();
+        let mut gone: Vec<u32> =
+            self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
+        gone.sort_unstable();
+        gone.into_iter().for_each(|index| self.give_up(index));
+        for (at, (spec, role)) in all.iter().enumerate() {
+            if !self.index.contains_key(&spec.id) {
+                self.take_up(&all[at..], &mut changes.added);
+            }
+            let Some(index) = self.index.get(&spec.id).copied() else { continue };
+            self.set_role(index, *role, out);
+            if self.chunks[index as usize].copies.iter().any(Option::is_some) {
+                changes.lent.push(index);
+            }
+        }
+        self.say_ready(out);
+        // Last: storage frees them after it has made the new ones.
+        self.free_retired(out);
+        changes
+    }
+
+    /// The first of these is new; of a tensor with norms all that follow it are, and lie together.
+    fn take_up(&mut self, from: &[(ChunkSpec, Role)], added: &mut Vec<(u32, ChunkSpec)>) {
+        let Some((spec, _)) = from.first() else { return };
+        if !spec.optimizer.needs_norms() {
+            let index = self.copying.free.pop().unwrap_or(self.chunks.len() as u32);
+            self.put(index, *spec, None);
+            return added.push((index, *spec));
+        }
+        let run = from.iter().take_while(|(other, _)| other.id.key == spec.id.key);
+        let count = run.clone().count() as u32;
+        let place = self.copying.free_groups.iter().position(|range| range.len() as u32 == count);
+        let first = match place {
+            Some(place) => self.copying.free_groups.swap_remove(place).start,
+            None => self.chunks.len() as u32,
+        };
+        let group = self.group_at(first..first + count);
+        for (index, (spec, _)) in (first..).zip(run) {
+            self.put(index, *spec, Some(group));
+            added.push((index, *spec));
+        }
+    }
+
+    fn put(&mut self, index: u32, spec: ChunkSpec, group: Option<u32>) {
+        let EngineConfig { workers, keep_previous, .. } = self.config;
+        let mut chunk = Chunk::new(spec, workers, keep_previous);
+        chunk.group = group;
+        match self.chunks.get_mut(index as usize) {
+            Some(place) => *place = chunk,
+            None => self.chunks.push(chunk),
+        }
+        self.index.insert(spec.id, index);
+        self.cover(index);
+        self.roster.expect(&mut self.chunks[index as usize]);
+    }
+
+    fn group_at(&mut self, chunks: Range<u32>) -> u32 {
+        let new = Group::new(chunks);
+        match self.groups.iter().position(|group| group.chunks == new.chunks) {
+            Some(at) => {
+                self.groups[at] = new;
+                at as u32
+            }
+            None => {
+                self.groups.push(new);
+                self.groups.len() as u32 - 1
+            }
+        }
+    }
+
+    fn set_role(&mut self, index: u32, role: Role, out: &mut Commands) {
+        let Role::Primary { backup, seeding } = role else {
+            if matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })) {
+                self.disengage(index);
+            }
+            self.chunks[index as usize].role = Some(role);
+            return;
+        };
+        let epoch = self.epoch;
+        let chunk = &mut self.chunks[index as usize];
+        chunk.filled = 0;
+        let is_promoted = matches!(chunk.role, Some(Role::Copy { .. }));
+        let loses_backup = backup.is_none() && chunk.copies[0].is_some();
+        chunk.role = Some(role);
+        chunk.lineage = Lineage::Own;
+        if loses_backup {
+            // What is answered from now on may be known to this server alone: only to who knows that.
+            chunk.alone_since = epoch;
+            self.reroute(index);
+        }
+        let chunk = &mut self.chunks[index as usize];
+        let mut before = std::mem::take(&mut chunk.copies);
+        let mut new = Vec::new();
+        for (place, to) in [backup, seeding].into_iter().enumerate() {
+            let Some(to) = to else { continue };
+            let is_backup = place == 0;
+            let known = before.iter_mut().find(|keep| keep.is_some_and(|keep| keep.to == to));
+            let keep = match known.and_then(Option::take) {
+                Some(mut keep) => {
+                    keep.is_backup = is_backup;
+                    keep
+                }
+                None => {
+                    new.push(to);
+                    self.copying.keep(to, is_backup)
+                }
+            };
+            chunk.copies[place] = Some(keep);
+        }
+        before.iter().flatten().for_each(|keep| self.copying.forget(keep));
+        let chunk = &mut self.chunks[index as usize];
+        // Its version may be one that nobody else has.
+        chunk.init_pending |= is_promoted && chunk.has_copies();
+        new.into_iter().for_each(|to| self.check(index, to));
+        self.go_on(index, out);
+    }
+
+    fn give_up(&mut self, index: u32) {
+        self.disengage(index);
+        let chunk = &mut self.chunks[index as usize];
+        chunk.role = None;
+        let id = chunk.spec.id;
+        self.index.remove(&id);
+        self.copying.retired.push(index);
+    }
+
+    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go.
+    fn disengage(&mut self, index: u32) {
+        self.leave_group(index);
+        let chunk = &mut self.chunks[index as usize];
+        if chunk.is_complete() {
+            chunk.stage = Stage::Copies;
+        }
+        chunk.init_pending = false;
+        for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
+            self.copying.forget(keep);
+        }
+        self.reroute(index);
+        self.chunks[index as usize].filled = 0;
+    }
+
+    /// Whoever waits is to come again, here or elsewhere, and what was collected of a round counts for nothing; but for one
+    /// that is past what copies confirm, which ends.
+    fn reroute(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        for waiter in chunk.waiters.drain(..) {
+            let block = answer_block(&chunk.spec, &waiter, Status::Reroute, chunk.version);
+            let result = ResultBlock { block, missing: Vec::new(), call: None };
+            self.stats.reroutes += 1;
+            push_result(&mut self.peers, &mut self.dirty, waiter.rank, result);
+        }
+        chunk.least_awaited = u64::MAX;
+        if matches!(chunk.stage, Stage::Contributions | Stage::Copies) {
+            chunk.first = None;
+            chunk.contributed.clear();
+            chunk.stage = Stage::Contributions;
+            chunk.end_length(false);
+            chunk.forget_applying();
+        }
+        // What comes again is new: a worker says how far its operations are.
+        chunk.reopened.clear();
+        chunk.operations.fill(0);
+        self.release_held(index);
+    }
+
+    /// Contributions that are not wanted any more, but for those that are still being read.
+    pub(super) fn release_held(&mut self, index: u32) {
+        while let Some(held) = self.chunks[index as usize].held.take_before(u64::MAX) {
+            self.release(index, held.rank, held.from);
+        }
+    }
+
+    /// A chunk of a tensor with norms is not part of the round that the others collect any more.
+    pub(super) fn leave_group(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        if chunk.stage == Stage::Norms
+            && let Some(group) = chunk.group
+        {
+            chunk.stage = Stage::Contributions;
+            self.groups[group as usize].one_less();
+        }
+    }
+
+    /// Chunks that were given up, and that nobody reads or writes any more, are free.
+    pub(super) fn free_retired(&mut self, out: &mut Commands) {
+        let Self { chunks, copying, groups, .. } = self;
+        let mut freed = false;
+        copying.retired.retain(|index| {
+            let chunk = &chunks[*index as usize];
+            if !chunk.is_idle() {
+                return true;
+            }
+            freed = true;
+            out.push(Command::Free { chunk: *index });
+            if chunk.group.is_none() {
+                copying.free.push(*index);
+            }
+            false
+        });
+        if !freed {
+            return;
+        }
+        for group in groups.iter() {
+            let range = group.chunks.clone();
+            let is_free =
+                |index: u32| chunks[index as usize].role.is_none() && !copying.retired.contains(&index);
+            if range.clone().all(is_free) && !copying.free_groups.contains(&range) {
+                copying.free_groups.push(range);
+            }
+        }
+    }
+
+    /// The index of a chunk that this server serves.
+    pub(super) fn serves(&self, id: &ChunkId) -> Option<u32> {
+        let index = self.index.get(id).copied()?;
+        matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })).then_some(index)
+    }
+
+    /// An operation on a chunk that is served elsewhere, or nowhere. What it says of this server's memory counts.
+    pub(super) fn misrouted(&mut self, peer: Rank, block: &Block, out: &mut Commands) {
+        if !self.copying.has_roles {
+            return self.refuse(peer, block, Status::UnknownChunk);
+        }
+        let known = self.index.get(&block.id).copied();
+        if let Some(index) = known.or_else(|| self.retired_as(&block.id)) {
+            self.chunks[index as usize].hide(peer, block.reading);
+            if block.data == BlockData::Placed {
+                self.let_go_of_placed(index, peer);
+            }
+            self.finish_late(index, out);
+        }
+        self.stats.reroutes += 1;
+        self.send_back(peer, block, Status::Reroute, Vec::new());
+    }
+
+    fn retired_as(&self, id: &ChunkId) -> Option<u32> {
+        self.copying.retired.iter().copied().find(|index| self.chunks[*index as usize].spec.id == *id)
+    }
+
+    fn let_go_of_placed(&mut self, index: u32, peer: Rank) {
+        if let Some(source @ Source::Spill(_)) = self.placed(index, peer) {
+            self.fill(index, peer, source);
+            self.release(index, peer, source);
+        }
+    }
+
+    /// A payload that was placed where the chunk was before this server gave it up and took it again: it is to come in a
+    /// slot. False where it is none of those.
+    pub(super) fn placed_before(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
+        let is_none = self.chunks[index as usize].buffer_of(peer) == KeyBuffer::None;
+        if block.data != BlockData::Placed || !is_none {
+            return false;
+        }
+        let Some(before) = self.retired_as(&block.id) else { return false };
+        let was_granted = self.placed(before, peer).is_some();
+        self.let_go_of_placed(before, peer);
+        if was_granted {
+            self.send_back(peer, block, Status::Granted, Vec::new());
+        }
+        was_granted
+    }
+}

@@ -1,0 +1,575 @@
+//! Streams to servers that have copies of our chunks: what of each chunk is in them, what was confirmed, and in which order
+//! records go out. A round that all have contributed to ends when whoever is to have a copy has confirmed it
+//! (docs/recovery.md). It must not know how copies are made of what it sends: that is `copies`.
+
+use super::chunk::{Chunk, Stage};
+use super::command::{Command, Commands, Payload};
+use super::copies::CopyOf;
+use super::credits::{Misuse, misuse};
+use super::lane::LaneEngine;
+use proto_common::batch::{
+    Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
+};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use proto_common::limits::CHUNK_BYTES_DEFAULT;
+use std::collections::VecDeque;
+
+/// Where a copy of a chunk stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
+    Out,
+    /// The other side was asked which version it has.
+    Checking,
+    /// It is to be asked again when it says so.
+    Later,
+    /// It needs a `State`.
+    Wanted,
+    /// The `State` is on its way, and updates behind it.
+    Sent,
+    /// Every update follows.
+    In,
+}
+
+/// A copy of a chunk that another server has, or is to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keep {
+    pub(super) to: Rank,
+    /// Counted, so that what was sent for an earlier one of the same server is told apart.
+    id: u64,
+    pub(super) is_backup: bool,
+    at: At,
+    /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
+    asked: (u64, bool),
+    /// The last version that it has confirmed.
+    confirmed: u64,
+    /// It has the initial value, or had none when there was none here.
+    has_initial: bool,
+    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
+    pub(super) kept: bool,
+}
+
+impl Keep {
+    /// Does a round wait for it?
+    fn blocks(&self) -> bool {
+        self.is_backup || self.kept || self.at == At::Sent
+    }
+
+    fn is_in_stream(&self) -> bool {
+        matches!(self.at, At::Sent | At::In)
+    }
+
+    fn is_kept_up(&self) -> bool {
+        self.kept && self.at == At::In
+    }
+}
+
+/// A record to be written, or written.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    chunk: u32,
+    keep: u64,
+    op: OpKind,
+    round: u64,
+    /// Bytes of its whole that were written; how many there are. Of an image 0 until it is taken.
+    at: u64,
+    total: u64,
+}
+
+/// The stream to one server.
+#[derive(Debug)]
+pub(super) struct Stream {
+    to: Rank,
+    incarnation: Incarnation,
+    /// First in, first out.
+    free: VecDeque<SlotGrant>,
+    /// Written, and not given back; what is to be judged, until it is.
+    used: Vec<(SlotGrant, Option<Item>)>,
+    /// Not written. A chunk has a few at most.
+    queue: VecDeque<Item>,
+    wanted: VecDeque<u32>,
+    /// The copy whose image is in the runtime's hands, until its last part was taken.
+    image: Option<(u64, Option<SlotGrant>)>,
+    seeded: Option<Epoch>,
+    sequence: u64,
+}
+
+/// Streams, and the other side of others' streams.
+#[derive(Debug)]
+pub(super) struct Copying {
+    pub(super) streams: Vec<Stream>,
+    pub(super) copies: Vec<CopyOf>,
+    /// Bytes of a record's payload at most.
+    pub(super) part_bytes: u64,
+    ids: u64,
+    /// Roles were given: whoever asks for a chunk that is not here has another map.
+    pub(super) has_roles: bool,
+    /// Given up, and not free: somebody reads them still, or may write to them.
+    pub(super) retired: Vec<u32>,
+    pub(super) free: Vec<u32>,
+    /// Stretches of indices that tensors with norms had.
+    pub(super) free_groups: Vec<std::ops::Range<u32>>,
+}
+
+impl Default for Copying {
+    fn default() -> Self {
+        Self {
+            streams: Vec::new(),
+            copies: Vec::new(),
+            part_bytes: CHUNK_BYTES_DEFAULT,
+            ids: 0,
+            has_roles: false,
+            retired: Vec::new(),
+            free: Vec::new(),
+            free_groups: Vec::new(),
+        }
+    }
+}
+
+impl Copying {
+    fn stream(&mut self, to: Rank) -> Option<&mut Stream> {
+        self.streams.iter_mut().find(|stream| stream.to == to)
+    }
+
+    pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
+        self.ids += 1;
+        let (id, at, asked) = (self.ids, At::Out, (0, false));
+        Keep { to, id, is_backup, at, asked, confirmed: 0, has_initial: false, kept: false }
+    }
+
+    /// What was to be sent of a copy is not.
+    pub(super) fn forget(&mut self, keep: &Keep) {
+        if let Some(stream) = self.stream(keep.to) {
+            // An image that is being sent has its place until its parts are given back.
+            let cut = stream.queue.iter().any(|item| item.keep == keep.id && item.op == OpKind::CopyState);
+            stream.queue.retain(|item| item.keep != keep.id);
+            if cut {
+                let last = stream.used.last().map(|(slot, _)| *slot);
+                stream.image = last.map(|last| (keep.id, Some(last)));
+            }
+        }
+    }
+
+    pub(super) fn new_epoch(&mut self) {
+        self.streams.iter_mut().for_each(|stream| stream.seeded = None);
+    }
+}
+
+impl Chunk {
+    /// Does a round of this chunk wait for copies?
+    pub(super) fn has_copies(&self) -> bool {
+        self.copies.iter().flatten().any(Keep::blocks)
+    }
+
+    fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
+        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
+    }
+
+    fn is_confirmed(&self) -> bool {
+        let round = self.round();
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.confirmed >= round)
+    }
+
+    fn has_initial_everywhere(&self) -> bool {
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
+    }
+
+    /// Servers whose confirmation the complete round, or the initial value, waits for.
+    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
+        let round = self.round();
+        let lacks = move |keep: &&Keep| {
+            keep.blocks() && (keep.confirmed < round || (self.init_pending && !keep.has_initial))
+        };
+        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
+    }
+}
+
+impl LaneEngine {
+    /// The stream to a server's life is up: these slots of it are ours to write, with so many bytes of payload each. What
+    /// the other side has of each chunk is asked first.
+    pub fn stream_up(
+        &mut self,
+        to: Rank,
+        incarnation: Incarnation,
+        slots: &[SlotGrant],
+        part_bytes: u64,
+        out: &mut Commands,
+    ) {
+        self.stream_down(to, out);
+        self.copying.part_bytes = self.copying.part_bytes.min(part_bytes.max(64));
+        self.copying.streams.push(Stream {
+            to,
+            incarnation,
+            free: slots.iter().copied().collect(),
+            used: Vec::new(),
+            queue: VecDeque::new(),
+            wanted: VecDeque::new(),
+            image: None,
+            seeded: None,
+            sequence: 0,
+        });
+        for index in 0..self.chunks.len() as u32 {
+            self.check(index, to);
+        }
+    }
+
+    /// The stream to a server is closed, and fenced. Rounds wait for those copies that there were.
+    pub fn stream_down(&mut self, to: Rank, out: &mut Commands) {
+        let before = self.copying.streams.len();
+        self.copying.streams.retain(|stream| stream.to != to);
+        if self.copying.streams.len() == before {
+            return;
+        }
+        for index in 0..self.chunks.len() as u32 {
+            let copies = &mut self.chunks[index as usize].copies;
+            let mut of_it = copies.iter_mut().flatten().filter(|keep| keep.to == to);
+            if let Some(keep) = of_it.next() {
+                keep.at = At::Out;
+                self.go_on(index, out);
+            }
+        }
+    }
+
+    /// The life of a server that we have a stream to; zero without one.
+    #[must_use]
+    pub fn stream_incarnation(&self, to: Rank) -> Incarnation {
+        let stream = self.copying.streams.iter().find(|stream| stream.to == to);
+        stream.map_or(Incarnation::default(), |stream| stream.incarnation)
+    }
+
+    /// Chunks with copies that are wanted, and those of them that are kept up; records that wait to be written.
+    #[must_use]
+    pub fn copies(&self) -> (usize, usize, usize) {
+        let keeps = || self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
+        let queued = self.copying.streams.iter().map(|stream| stream.queue.len()).sum();
+        (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
+    }
+
+    /// Asks a server which version of a chunk it has, if it is to have a copy.
+    pub(super) fn check(&mut self, index: u32, to: Rank) {
+        let Self { chunks, copying, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        let asked = (chunk.version, chunk.initialised);
+        let Some(keep) = chunk.copies.iter_mut().flatten().find(|keep| keep.to == to) else { return };
+        let Some(stream) = copying.stream(to) else { return };
+        (keep.at, keep.asked) = (At::Checking, asked);
+        let op = OpKind::CopyCheck;
+        stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: asked.0, at: 0, total: 0 });
+    }
+
+    /// A round is complete: it goes to wherever the chunk is copied, and waits.
+    pub(super) fn send_update(&mut self, index: u32) {
+        let Self { chunks, copying, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        chunk.stage = Stage::Copies;
+        let (round, total) = (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes()));
+        for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
+            push_update(copying, index, keep, (round, total));
+        }
+    }
+
+    /// The initial value is there: copies get it as a state, and nobody is told before.
+    pub(super) fn copy_initial(&mut self, index: u32) {
+        let Self { chunks, copying, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        chunk.init_pending = chunk.has_copies();
+        for keep in chunk.copies.iter_mut().flatten() {
+            keep.has_initial = false;
+            if !matches!(keep.at, At::Out | At::Later) {
+                want(copying, index, keep);
+            }
+        }
+    }
+
+    /// A chunk's rule has changed: copies hear of it, in its place.
+    pub fn rule_changed(&mut self, index: u32) {
+        let Self { chunks, copying, .. } = self;
+        let Some(chunk) = chunks.get(index as usize) else { return };
+        for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
+            push_rules(copying, index, keep);
+        }
+    }
+
+    /// What a server says about a record. A wrong word ends its channel.
+    pub fn stream_notice(&mut self, to: Rank, notice: Notice, out: &mut Commands) {
+        let result = match notice {
+            Notice::Judged(slot, judgement) => self.judged(to, slot, judgement, out),
+            Notice::Returned(slot) => self.returned(to, slot),
+            Notice::Ready => {
+                self.ask_again(to);
+                Ok(())
+            }
+            Notice::Probe | Notice::ProbeReply => Ok(()),
+            _ => Err("its notice is none that a server with copies sends"),
+        };
+        if let Err(reason) = result {
+            out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
+        }
+    }
+
+    fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
+        let Some(stream) = self.copying.stream(to) else { return Ok(()) };
+        let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
+            return Err("it returned a slot that we did not use");
+        };
+        let (used, item) = stream.used[at];
+        if slot.generation != used.generation.wrapping_add(1) {
+            return match misuse(used.generation, slot.generation) {
+                Misuse::Stale => Ok(()),
+                Misuse::NotGranted => Err("it returned a slot with a generation that it never had"),
+            };
+        }
+        if item.is_some() {
+            return Err("it returned a slot without a word on the record in it");
+        }
+        stream.used.remove(at);
+        stream.free.push_back(slot);
+        if stream.image.is_some_and(|(_, last)| last == Some(used)) {
+            stream.image = None;
+        }
+        Ok(())
+    }
+
+    fn judged(
+        &mut self,
+        to: Rank,
+        slot: SlotGrant,
+        judgement: Judgement,
+        out: &mut Commands,
+    ) -> Result<(), &'static str> {
+        let Self { chunks, copying, .. } = self;
+        let Some(stream) = copying.stream(to) else { return Ok(()) };
+        let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
+        let Some(item) = written.and_then(|(_, item)| item.take()) else {
+            return Err("it judged a record that we did not send");
+        };
+        let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
+        let (version, is_complete, initialised) = (chunk.version, chunk.is_complete(), chunk.initialised);
+        let pending = (chunk.stage == Stage::Copies)
+            .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
+        // What was said about a copy that is not wanted any more counts for nothing.
+        let Some(keep) = chunk.keep_of(item.keep) else { return Ok(()) };
+        let joins = match (item.op, judgement) {
+            (OpKind::CopyUpdate, Judgement::Confirmed) => {
+                keep.confirmed = keep.confirmed.max(item.round);
+                None
+            }
+            (OpKind::CopyState, Judgement::Confirmed) if keep.at == At::Sent => {
+                (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
+                keep.confirmed = keep.confirmed.max(item.round);
+                None
+            }
+            (OpKind::CopyRules | OpKind::CopyState, Judgement::Confirmed) => None,
+            (OpKind::CopyCheck, Judgement::Confirmed) if version == item.round => Some(version),
+            // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
+            (OpKind::CopyCheck, Judgement::Ahead) if version == item.round && is_complete => {
+                Some(version + 1)
+            }
+            (OpKind::CopyCheck, Judgement::Ahead) if version == item.round + 1 => Some(version),
+            (_, Judgement::Later) => {
+                keep.at = At::Later;
+                let keep = *keep;
+                copying.forget(&keep);
+                None
+            }
+            _ => {
+                let lost = *keep;
+                copying.forget(&lost);
+                want(copying, item.chunk, keep);
+                None
+            }
+        };
+        if let Some(confirmed) = joins {
+            (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
+            keep.confirmed = confirmed;
+            let keep = *keep;
+            push_rules(copying, item.chunk, &keep);
+            if let Some(update) = pending.filter(|(round, _)| confirmed < *round) {
+                push_update(copying, item.chunk, &keep, update);
+            }
+        }
+        self.go_on(item.chunk, out);
+        Ok(())
+    }
+
+    fn ask_again(&mut self, to: Rank) {
+        for index in 0..self.chunks.len() {
+            let mut keeps = self.chunks[index].copies.iter().flatten();
+            if keeps.any(|keep| keep.to == to && keep.at == At::Later) {
+                self.check(index as u32, to);
+            }
+        }
+    }
+
+    /// Ends a round that copies have confirmed by now, and answers who waited for them.
+    pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
+        let chunk = &mut self.chunks[index as usize];
+        chunk.init_pending &= !chunk.has_initial_everywhere();
+        if chunk.stage == Stage::Copies && chunk.is_confirmed() {
+            self.end_round(index, None, out);
+        }
+        self.settle(index, out);
+    }
+
+    /// Writes what there are slots for. States wait until nothing else does.
+    pub(super) fn pump(&mut self, out: &mut Commands) {
+        for at in 0..self.copying.streams.len() {
+            while self.write_next(at, out) {}
+            if self.copying.streams[at].queue.is_empty() {
+                self.begin_state(at, out);
+                self.tell_seeded(at, out);
+            }
+        }
+    }
+
+    /// The next chunk that a copy needs whole: its image is taken now, and goes out behind what is queued.
+    fn begin_state(&mut self, at: usize, out: &mut Commands) {
+        let Self { chunks, copying, stats, .. } = self;
+        let stream = &mut copying.streams[at];
+        if stream.image.is_some() {
+            return;
+        }
+        let to = stream.to;
+        for _ in 0..stream.wanted.len() {
+            let Some(index) = stream.wanted.pop_front() else { return };
+            let Some(chunk) = chunks.get_mut(index as usize) else { continue };
+            let is_whole = chunk.is_whole();
+            let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
+            let state = chunk.state(true);
+            let pending = (chunk.stage == Stage::Copies)
+                .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
+            let mut keeps = chunk.copies.iter_mut().flatten();
+            let Some(keep) = keeps.find(|keep| keep.to == to && keep.at == At::Wanted) else { continue };
+            if !is_whole {
+                stream.wanted.push_back(index);
+                continue;
+            }
+            (keep.at, keep.asked) = (At::Sent, (version, initialised));
+            let (op, keep) = (OpKind::CopyState, *keep);
+            stream.image = Some((keep.id, None));
+            stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });
+            stats.states += 1;
+            out.push(Command::Capture { to, chunk: index, state: Box::new(state), live });
+            if let Some(update) = pending {
+                push_update(copying, index, &keep, update);
+            }
+            return;
+        }
+    }
+
+    /// The image that was asked for has so many bytes.
+    pub fn captured(&mut self, to: Rank, chunk: u32, bytes: u64, out: &mut Commands) {
+        let Some(stream) = self.copying.stream(to) else { return };
+        let is_it = |item: &&mut Item| (item.op, item.chunk) == (OpKind::CopyState, chunk) && item.total == 0;
+        if let Some(item) = stream.queue.iter_mut().find(is_it) {
+            item.total = bytes;
+        }
+        self.pump(out);
+    }
+
+    /// Writes the next record, or part of one. False where there is none, or no slot.
+    fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
+        let Self { chunks, copying, stats, .. } = self;
+        let (part_bytes, stream) = (copying.part_bytes, &mut copying.streams[at]);
+        let Some(item) = stream.queue.front_mut() else { return false };
+        let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
+        if item.op == OpKind::CopyState && item.total == 0 {
+            return false;
+        }
+        let Some(slot) = stream.free.pop_front() else { return false };
+        let bytes = part_bytes.min(item.total - item.at);
+        let is_last = item.at + bytes == item.total;
+        let block = record_block(chunk, item, bytes);
+        let first = out.contributors.len();
+        if item.op == OpKind::CopyUpdate {
+            out.contributors.extend(chunk.contributed.words());
+        }
+        let payload = match item.op {
+            OpKind::CopyUpdate => Payload::Sum,
+            OpKind::CopyState => Payload::Image,
+            OpKind::CopyRules => Payload::Rules,
+            _ => Payload::Nothing,
+        };
+        stream.sequence += 1;
+        stats.records += 1;
+        let (to, sequence, contributors) = (stream.to, stream.sequence, first..out.contributors.len());
+        out.push(Command::Record { to, slot, chunk: item.chunk, block, payload, contributors, sequence });
+        item.at += bytes;
+        stream.used.push((slot, is_last.then_some(*item)));
+        if is_last {
+            if item.op == OpKind::CopyState {
+                stream.image = Some((item.keep, Some(slot)));
+            }
+            stream.queue.pop_front();
+        }
+        true
+    }
+
+    /// Says, once an epoch, that all that was to be copied to a server is kept up there.
+    fn tell_seeded(&mut self, at: usize, out: &mut Commands) {
+        let (epoch, stream) = (self.epoch, &mut self.copying.streams[at]);
+        if stream.seeded == Some(epoch) || !stream.wanted.is_empty() || stream.image.is_some() {
+            return;
+        }
+        let to = stream.to;
+        let keeps = self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
+        let mut seeding = keeps.filter(|keep| keep.to == to && !keep.is_backup).peekable();
+        if seeding.peek().is_some() && seeding.all(Keep::is_kept_up) {
+            stream.seeded = Some(epoch);
+            out.push(Command::Seeded { to, epoch });
+        }
+    }
+}
+
+fn want(copying: &mut Copying, chunk: u32, keep: &mut Keep) {
+    let again = keep.at == At::Wanted;
+    if keep.at == At::Sent {
+        copying.forget(keep);
+    }
+    keep.at = At::Wanted;
+    if let Some(stream) = copying.stream(keep.to).filter(|_| !again) {
+        stream.wanted.push_back(chunk);
+    }
+}
+
+fn push_update(copying: &mut Copying, chunk: u32, keep: &Keep, (round, total): (u64, u64)) {
+    let op = OpKind::CopyUpdate;
+    if let Some(stream) = copying.stream(keep.to) {
+        stream.queue.push_back(Item { chunk, keep: keep.id, op, round, at: 0, total });
+    }
+}
+
+/// What is sent is what there is to come when it goes out: one that waits says what a second one would.
+fn push_rules(copying: &mut Copying, chunk: u32, keep: &Keep) {
+    let op = OpKind::CopyRules;
+    let Some(stream) = copying.stream(keep.to) else { return };
+    if !stream.queue.iter().any(|item| (item.keep, item.op) == (keep.id, op)) {
+        stream.queue.push_back(Item { chunk, keep: keep.id, op, round: 0, at: 0, total: 0 });
+    }
+}
+
+fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
+    let whole = match item.op {
+        OpKind::CopyUpdate => Some(chunk.round_bytes()),
+        OpKind::CopyState => Some(0),
+        _ => None,
+    };
+    Block {
+        id: chunk.spec.id,
+        op: item.op,
+        dtype: chunk.spec.dtype,
+        codec: 0,
+        status: Status::None,
+        operation: Operation(chunk.applying().map_or(0, |held| held.round)),
+        round: item.round,
+        bytes,
+        data: BlockData::Inline { offset: 0 },
+        landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
+        view: false,
+        exact: false,
+        first_open: Operation(0),
+        reading: Reading::default(),
+        timeout_ms: 0,
+        token: if chunk.initialised { RECORD_INITIALISED } else { 0 },
+    }
+}

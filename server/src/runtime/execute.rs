@@ -1,0 +1,137 @@
+//! What becomes of each command of the engine: in order, one after another. What is to be done is the engine's, how it is done
+//! storage's, the channels' and the calls'.
+
+use super::calls::Taken;
+use super::lane::{DataLane, LaneError};
+use super::link::Post;
+use crate::engine::{Addend, Command, Commands, Onto, Source};
+use crate::storage::{Round, Views};
+use fabric::{CompletionQueue, RemoteKey, RemoteSpan, View};
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// Executes all commands in order.
+    pub(super) fn execute(&mut self) -> Result<(), LaneError> {
+        // Executing makes more: a round's verdict, or landings that end because a peer is expelled.
+        while !self.commands.list.is_empty() {
+            let mut commands = std::mem::take(&mut self.executed);
+            std::mem::swap(&mut commands, &mut self.commands);
+            let result = self.execute_all(&mut commands);
+            commands.clear();
+            self.executed = commands;
+            result?;
+        }
+        self.gone.clear();
+        Ok(())
+    }
+
+    fn execute_all(&mut self, commands: &mut Commands) -> Result<(), LaneError> {
+        for command in commands.list.drain(..) {
+            match command {
+                Command::Results { peer, slot, results, grants, sequence } => {
+                    let (results, grants) = (&commands.results[results], &commands.grants[grants]);
+                    self.send_results(peer, slot, results, grants, sequence)?;
+                }
+                Command::Record { to, slot, chunk, block, payload, contributors, sequence } => {
+                    let contributors = &commands.contributors[contributors];
+                    self.write_record((to, slot), chunk, (block, payload), contributors, sequence)?;
+                }
+                other => self.execute_one(other)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn execute_one(&mut self, command: Command) -> Result<(), LaneError> {
+        match command {
+            Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
+            Command::Reduce { chunk, addend } => {
+                let views = self.views_of(Some(addend));
+                self.storage.reduce(chunk, addend, &views)?;
+            }
+            Command::Finish { chunk, round, last, old, into, contributors } => {
+                let round = Round { number: round, last, old, into, contributors };
+                let views = self.views_of(last);
+                let verdict = self.storage.finish(chunk, &round, &views)?;
+                self.engine.finished(chunk, verdict, &mut self.commands);
+            }
+            Command::Prepare { chunk, round, last, old, contributors } => {
+                let round = Round { number: round, last, old, into: old, contributors };
+                let views = self.views_of(last);
+                self.storage.prepare(chunk, &round, &views)?;
+            }
+            Command::Norms { chunks } => self.storage.norms(chunks),
+            Command::Init { chunk, from, into } => {
+                let view = self.view_of(from);
+                self.storage.init(chunk, from, view.as_ref(), into)?;
+            }
+            Command::Spill { chunk, from, to } => {
+                let view = self.view_of(from);
+                self.storage.spill(chunk, from, view.as_ref(), to)?;
+            }
+            Command::Fetch { peer, chunk, region, offset, to } => {
+                let from = RemoteSpan { key: RemoteKey(region), offset };
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Fetch { chunk, block: to, bytes, from })?;
+            }
+            Command::Land { peer, chunk, buffer, landing } => {
+                let bytes = self.storage.size_of(chunk)?;
+                self.post(peer, Post::Land { chunk, buffer, bytes, landing })?;
+            }
+            Command::Capture { to, chunk, state, live } => self.capture(to, chunk, &state, live)?,
+            Command::TellPrimary { from, notice } => self.tell_primary(from, notice)?,
+            Command::TakeSum { chunk, from, at, bytes, left } => {
+                self.storage.take_sum(chunk, from, (at, bytes), left)?;
+            }
+            Command::TakePart { from, part, at, bytes, total, chunk } => {
+                self.take_part(from, (part, at, bytes), total, chunk)?;
+            }
+            Command::Load { from, chunk, into, keeps_other, slot } => {
+                self.load((from, slot), chunk, into, keeps_other)?;
+            }
+            Command::TakeRules { from, chunk, rules, bytes, after } => {
+                self.take_rules(from, chunk, (rules, bytes), after)?;
+            }
+            Command::EndStream { peer, ours, reason } => {
+                tracing::warn!(server = peer.0, reason, "closing a channel between servers");
+                self.end_stream(peer, ours);
+            }
+            Command::Free { chunk } => self.storage.free(chunk),
+            Command::Seeded { to, epoch } => self.say_seeded(to, epoch),
+            other => self.execute_other(other)?,
+        }
+        Ok(())
+    }
+
+    fn execute_other(&mut self, command: Command) -> Result<(), LaneError> {
+        match command {
+            Command::CallTake { call, peer, app, from, frame_bytes, region, bytes } => {
+                self.take_call(&Taken { call, peer, app, from, frame_bytes, region, bytes })?;
+            }
+            Command::CallDeliver { call } => self.deliver_call(call)?,
+            Command::CallCancel { call } => self.calls.cancel(call),
+            Command::CallLand { peer, call, landing } => self.land_call(peer, call, landing)?,
+            Command::CallDrop { call } => self.calls.drop_call(call),
+            Command::Notice { peer, notice } => self.post(peer, Post::Notice(notice.to_wire()))?,
+            Command::Expel { peer, reason } => self.expel(peer, &reason),
+            // Handled above, or by the caller, which has the arenas.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Where a contribution lies that is in a worker's memory. It was mapped when its batch came; where the channel has
+    /// ended since, the engine asks for nothing more of it than the commands say that are there already.
+    fn view_of(&self, from: Source) -> Option<View> {
+        let Source::Worker { peer, region, offset, bytes } = from else { return None };
+        let link = self.links.get(peer.0 as usize).and_then(Option::as_ref).map(|link| &link.mapped);
+        let gone = self.gone.iter().filter(|(rank, _)| *rank == peer).map(|(_, mapped)| mapped);
+        let remote = RemoteSpan { key: RemoteKey(region), offset };
+        link.into_iter().chain(gone).find_map(|mapped| mapped.find(remote, bytes))
+    }
+
+    fn views_of(&self, addend: Option<Addend>) -> Views {
+        let Some(Addend { from, onto }) = addend else { return [None, None] };
+        let first = if let Onto::First(first) = onto { self.view_of(first) } else { None };
+        [self.view_of(from), first]
+    }
+}

@@ -1,0 +1,556 @@
+//! Channels between servers, of one lane: records of our streams written, records of others' read. What they say, and what
+//! becomes of it, the engine decides.
+
+use super::lane::{DataLane, LaneError};
+use super::thread::LaneNews;
+use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, Source};
+use crate::storage::{Cells, Image};
+use fabric::{
+    Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
+    RemoteKey, RemoteSpan, Span, Write,
+};
+use proto_common::batch::{
+    BatchHeader, BatchKind, BatchWriter, Block, BlockData, Notice, OpKind, RECORD_LEFT, SlotGrant,
+    prefix_bytes,
+};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use proto_common::limits::{HEADER_BYTES, TABLE_BYTES_MAX, slot_bytes_for};
+use proto_common::message::{InboxGrant, decode, encode};
+use proto_common::optimizer::Optimizer;
+use std::collections::{HashMap, VecDeque};
+
+/// Slots for each stream unless it is said otherwise.
+const SLOTS_DEFAULT: u32 = 8;
+/// Bytes of a record that are not its payload: a table of two blocks, and a set of contributors or changes of a rule.
+const PREFIX_BYTES: u64 = 8 << 10;
+/// Notices that may wait for a server that takes none: more than it has slots to be told about.
+const BACKLOG_MAX: usize = 1024;
+
+/// A record that is encoded; what it carries is found again when it is posted.
+#[derive(Clone, Copy, Debug)]
+struct RecordPost {
+    slot: SlotGrant,
+    chunk: u32,
+    payload: Payload,
+    /// Of the whole.
+    at: u64,
+    bytes: u64,
+    /// Where the payload starts, and what follows it.
+    prefix_bytes: u64,
+    extra_bytes: u64,
+}
+
+/// Our stream to a server.
+#[derive(Debug)]
+struct StreamLink {
+    to: Rank,
+    /// Of the dial that connected it.
+    number: u64,
+    channel: ChannelId,
+    inbox: InboxGrant,
+    /// A block for each slot: it is free when the slot is.
+    prefixes: Blocks,
+    /// The image that is being sent.
+    image: Option<Buffer>,
+    /// Not taken by the channel yet; no more than slots.
+    backlog: VecDeque<RecordPost>,
+}
+
+/// A server's stream to us.
+#[derive(Debug)]
+struct CopyLink {
+    from: Rank,
+    channel: ChannelId,
+    cells: Cells,
+    /// The image that is coming.
+    image: Vec<u8>,
+    backlog: VecDeque<u32>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Replicas {
+    streams: Vec<StreamLink>,
+    copies: Vec<CopyLink>,
+    /// Whose each channel is, and whether it is a stream of ours.
+    channels: HashMap<ChannelId, (Rank, bool)>,
+    slots: Option<u32>,
+    news: VecDeque<LaneNews>,
+    captured: Vec<u8>,
+    words: Vec<u64>,
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// Slots for each server whose chunks we have copies of.
+    pub fn limit_records(&mut self, slots: u32) {
+        self.replicas.slots = Some(slots);
+    }
+
+    /// What the control side is to know.
+    pub(super) fn next_news(&mut self) -> Option<LaneNews> {
+        self.replicas.news.pop_front()
+    }
+
+    /// All chunks that this lane has a part in from an epoch on.
+    pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
+        self.epoch = self.epoch.max(epoch);
+        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
+        for (index, spec) in &changes.added {
+            self.storage.add_at(*index, spec)?;
+            // A copy is filled by its stream.
+            if self.engine.is_served(*index) {
+                self.begin_from_checkpoint(spec)?;
+            }
+        }
+        self.give_up_save();
+        self.note_stored();
+        for (index, _) in &changes.added {
+            for buffer in 0..2 {
+                let weights = self.storage.weights(*index, buffer)?;
+                self.queue.prepare(&weights)?;
+            }
+        }
+        for index in changes.lent {
+            if let Some(sum) = self.storage.lend_sum(index)? {
+                self.queue.prepare(&sum)?;
+            }
+        }
+        self.execute()
+    }
+
+    /// Our stream to a server is connected; it granted these slots.
+    pub fn attach_stream(
+        &mut self,
+        (to, number): (Rank, u64),
+        incarnation: Incarnation,
+        setup: ChannelSetup,
+        inbox: InboxGrant,
+    ) -> Result<(), LaneError> {
+        let channel = self.queue.attach(setup)?;
+        self.adopt_stream((to, number), incarnation, channel, inbox)
+    }
+
+    /// Makes a channel of the queue our stream to a server.
+    pub fn adopt_stream(
+        &mut self,
+        (to, number): (Rank, u64),
+        incarnation: Incarnation,
+        channel: ChannelId,
+        inbox: InboxGrant,
+    ) -> Result<(), LaneError> {
+        self.close_stream(to);
+        self.execute()?;
+        let grants: Option<Vec<SlotGrant>> =
+            inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect();
+        let most = inbox.grants.len() as u32;
+        let fits = |grants: &Vec<SlotGrant>| grants.iter().all(|grant| grant.slot < most);
+        let Some(grants) = grants.filter(fits) else {
+            self.queue.close(channel);
+            return Err(LaneError::Attach { rank: to, reason: "its slots for records are malformed".into() });
+        };
+        let part_bytes = inbox.slot_bytes.saturating_sub(TABLE_BYTES_MAX as u64) & !63;
+        let prefixes = Blocks::new(most.max(1), PREFIX_BYTES, "gradwire-records")?;
+        let (image, backlog) = (None, VecDeque::new());
+        self.replicas.streams.push(StreamLink { to, number, channel, inbox, prefixes, image, backlog });
+        self.replicas.channels.insert(channel, (to, true));
+        self.engine.stream_up(to, incarnation, &grants, part_bytes, &mut self.commands);
+        self.execute()
+    }
+
+    /// A server's stream to us is connected. Returns what it needs of the slots for it.
+    pub fn attach_copy(
+        &mut self,
+        from: Rank,
+        incarnation: Incarnation,
+        setup: ChannelSetup,
+    ) -> Result<InboxGrant, LaneError> {
+        let channel = self.queue.attach(setup)?;
+        self.adopt_copy(from, incarnation, channel)
+    }
+
+    /// Makes a channel of the queue a server's stream to us.
+    pub fn adopt_copy(
+        &mut self,
+        from: Rank,
+        incarnation: Incarnation,
+        channel: ChannelId,
+    ) -> Result<InboxGrant, LaneError> {
+        self.close_copy(from);
+        let (slots, slot_bytes) =
+            (self.replicas.slots.unwrap_or(SLOTS_DEFAULT), slot_bytes_for(self.config.chunk_bytes));
+        let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
+        let region = self.queue.expose(channel, cells.region())?.0;
+        self.queue.lend(channel, &cells.region().all())?;
+        self.storage.set_records(from, Some(cells.clone()));
+        let (image, backlog) = (Vec::new(), VecDeque::new());
+        self.replicas.copies.push(CopyLink { from, channel, cells, image, backlog });
+        self.replicas.channels.insert(channel, (from, false));
+        let grants = self.engine.copy_up(from, incarnation, slots);
+        let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
+        Ok(InboxGrant { region, offset: 0, slot_bytes, grants })
+    }
+
+    /// That life of a server is over: nothing of it lands any more.
+    pub fn end_server(&mut self, rank: Rank) -> Result<(), LaneError> {
+        self.close_copy(rank);
+        self.close_stream(rank);
+        self.execute()
+    }
+
+    fn close_stream(&mut self, to: Rank) {
+        let Some(at) = self.replicas.streams.iter().position(|link| link.to == to) else { return };
+        let link = self.replicas.streams.swap_remove(at);
+        self.queue.close(link.channel);
+        self.replicas.channels.remove(&link.channel);
+        self.engine.stream_down(to, &mut self.commands);
+    }
+
+    fn close_copy(&mut self, from: Rank) {
+        let Some(at) = self.replicas.copies.iter().position(|link| link.from == from) else { return };
+        let link = self.replicas.copies.swap_remove(at);
+        self.queue.close(link.channel);
+        self.replicas.channels.remove(&link.channel);
+        self.engine.copy_down(from);
+        self.storage.set_records(from, None);
+    }
+
+    /// A channel between servers ended, or is to end: the control side connects again, or hears that the other is dead.
+    pub(super) fn end_stream(&mut self, peer: Rank, ours: bool) {
+        if !ours {
+            return self.close_copy(peer);
+        }
+        let lane = self.config.engine.lane.0;
+        let number = self.replicas.streams.iter().find(|link| link.to == peer).map(|link| link.number);
+        let ended = number.map(|number| LaneNews::StreamDown { lane, to: peer, number });
+        self.replicas.news.extend(ended);
+        self.close_stream(peer);
+    }
+
+    pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
+        let lane = self.config.engine.lane.0;
+        self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
+    }
+
+    /// What has happened on a channel between servers. False where it is none.
+    pub(super) fn handle_server(&mut self, completion: &Completion) -> Result<bool, LaneError> {
+        let Some((peer, ours)) = self.replicas.channels.get(&completion.channel).copied() else {
+            return Ok(false);
+        };
+        match &completion.kind {
+            CompletionKind::Received { immediate } => match (Notice::from_wire(*immediate), ours) {
+                (Some(notice), true) => self.engine.stream_notice(peer, notice, &mut self.commands),
+                (Some(Notice::Batch(slot)), false) => self.take_record(peer, slot)?,
+                (Some(Notice::Probe | Notice::ProbeReply), false) => {}
+                _ => {
+                    tracing::warn!(
+                        server = peer.0,
+                        "closing the channel of a server that broke the protocol"
+                    );
+                    self.end_stream(peer, ours);
+                }
+            },
+            CompletionKind::WriteDone { .. } | CompletionKind::ReadDone { .. } => {}
+            CompletionKind::Disconnected(reason) => {
+                tracing::info!(server = peer.0, ours, ?reason, "a channel between servers ended");
+                self.end_stream(peer, ours);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies a record's prefix out of its slot, checks it, and lets the engine decide.
+    fn take_record(&mut self, from: Rank, slot: SlotGrant) -> Result<(), LaneError> {
+        if !self.engine.record_notified(from, slot, &mut self.commands) {
+            return Ok(());
+        }
+        let Some(link) = self.replicas.copies.iter().find(|link| link.from == from) else { return Ok(()) };
+        let (start, region) = (link.cells.start(slot.slot), link.cells.region());
+        region.read(start, &mut self.prefix[..HEADER_BYTES])?;
+        let header = match prefix_bytes(&self.prefix[..HEADER_BYTES]) {
+            Ok(bytes) => {
+                region.read(start, &mut self.prefix[..bytes])?;
+                self.reader.read(&self.prefix[..bytes], link.cells.cell_bytes())
+            }
+            Err(error) => Err(error),
+        };
+        let header = match header {
+            Ok(header) => header,
+            Err(error) => {
+                tracing::warn!(server = from.0, %error, "a record of a server's stream is malformed");
+                self.end_stream(from, false);
+                return Ok(());
+            }
+        };
+        self.replicas.words.clear();
+        if let Some(Block { data: BlockData::Inline { offset }, bytes, .. }) = self.reader.blocks.get(1) {
+            let words = (*bytes / 8).min(PREFIX_BYTES / 8);
+            for at in 0..words {
+                let mut word = [0; 8];
+                // The reader has checked that the block lies within its slot.
+                region.read(start + header.payload_offset + offset + 8 * at, &mut word)?;
+                self.replicas.words.push(u64::from_le_bytes(word));
+            }
+        }
+        let (blocks, contributors) = (&self.reader.blocks, &self.replicas.words);
+        let record = RecordContext { from, slot, header: &header, blocks, contributors };
+        self.engine.record(&record, &mut self.commands);
+        Ok(())
+    }
+
+    /// Takes a chunk's image, to be sent.
+    pub(super) fn capture(
+        &mut self,
+        to: Rank,
+        chunk: u32,
+        state: &ChunkState,
+        live: u8,
+    ) -> Result<(), LaneError> {
+        let Self { replicas, storage, queue, engine, commands, .. } = self;
+        let Replicas { streams, captured, .. } = replicas;
+        let Some(link) = streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
+        storage.save_image(chunk, state, live, captured)?;
+        if link.image.as_ref().is_none_or(|image| image.len() < captured.len()) {
+            let image = storage.sent_buffer(captured.len() as u64)?;
+            queue.prepare(&image.span())?;
+            link.image = Some(image);
+        }
+        if let Some(image) = &mut link.image {
+            image.copy_in(captured);
+        }
+        engine.captured(to, chunk, captured.len() as u64, commands);
+        Ok(())
+    }
+
+    /// Encodes a record and posts it, behind those that wait.
+    pub(super) fn write_record(
+        &mut self,
+        (to, slot): (Rank, SlotGrant),
+        chunk: u32,
+        (mut block, payload): (Block, Payload),
+        contributors: &[u64],
+        sequence: u64,
+    ) -> Result<(), LaneError> {
+        let rules = match payload {
+            Payload::Rules => {
+                let changes = self.storage.rule_changes(chunk)?.to_vec();
+                encode(&changes).map_err(|error| LaneError::Unregistered(error.to_string()))?
+            }
+            _ => Vec::new(),
+        };
+        let (at, bytes) = (block.landing.map_or(0, |part| part.offset), block.bytes);
+        if payload == Payload::Sum && self.storage.sum_left(chunk)? {
+            block.token |= RECORD_LEFT;
+        }
+        if payload == Payload::Rules {
+            block.bytes = rules.len() as u64;
+        }
+        let header = self.record_header(to, sequence);
+        let Some(link) = self.replicas.streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
+        let Ok(mut writer) = BatchWriter::new(&mut self.prefix, link.inbox.slot_bytes) else { return Ok(()) };
+        let words = Block {
+            op: OpKind::CopyUpdate,
+            bytes: 8 * contributors.len() as u64,
+            operation: Operation(0),
+            landing: None,
+            token: 0,
+            ..block
+        };
+        // A slot has room for a part and the largest table.
+        let fits = writer.push(block) && (contributors.is_empty() || writer.push(words));
+        debug_assert!(fits, "a record fits its slot");
+        let prefix_bytes = writer.finish(header) as u64;
+        link.prefixes.write(slot.slot, 0, &self.prefix[..prefix_bytes as usize])?;
+        let mut end = prefix_bytes;
+        for word in contributors {
+            link.prefixes.write(slot.slot, end, &word.to_le_bytes())?;
+            end += 8;
+        }
+        link.prefixes.write(slot.slot, end, &rules)?;
+        let extra_bytes = end - prefix_bytes + rules.len() as u64;
+        link.backlog.push_back(RecordPost { slot, chunk, payload, at, bytes, prefix_bytes, extra_bytes });
+        self.post_records(to)
+    }
+
+    fn record_header(&self, to: Rank, sequence: u64) -> BatchHeader {
+        BatchHeader {
+            kind: BatchKind::Record,
+            lane: self.config.engine.lane,
+            wanted: 0,
+            sender: self.config.rank,
+            job: self.config.engine.job,
+            epoch: self.epoch,
+            sender_incarnation: self.config.engine.incarnation,
+            receiver_incarnation: self.engine.stream_incarnation(to),
+            sequence,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+
+    fn post_records(&mut self, to: Rank) -> Result<(), LaneError> {
+        loop {
+            let Self { replicas, storage, queue, .. } = self;
+            let Some(link) = replicas.streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
+            let Some(post) = link.backlog.front().copied() else { return Ok(()) };
+            let RecordPost { slot, chunk, payload, at, bytes, prefix_bytes, extra_bytes } = post;
+            let lead = link.prefixes.span(slot.slot, prefix_bytes + extra_bytes)?;
+            let part: Option<Span> = match payload {
+                Payload::Sum => Some(storage.sum_part(chunk, at, bytes)?),
+                Payload::Image => link.image.as_ref().map(|image| image.slice(at, bytes)).transpose()?,
+                Payload::Nothing | Payload::Rules => None,
+            };
+            let gather = match part {
+                Some(part) => {
+                    [lead.slice(0, prefix_bytes)?, part, lead.slice(prefix_bytes, extra_bytes)?].to_vec()
+                }
+                None => vec![lead],
+            };
+            // What the other side says of its memory is checked where it is written to.
+            let offset = u64::from(slot.slot).saturating_mul(link.inbox.slot_bytes);
+            let remote = RemoteSpan {
+                key: RemoteKey(link.inbox.region),
+                offset: link.inbox.offset.saturating_add(offset),
+            };
+            let immediate = Some(Notice::Batch(slot).to_wire());
+            let write = Write { id: 0, gather: &gather, remote, immediate, signaled: false };
+            match queue.post_write(link.channel, &write) {
+                Ok(()) => drop(link.backlog.pop_front()),
+                Err(PostError::Full | PostError::Closed) => return Ok(()),
+                Err(error @ PostError::Unregistered) => {
+                    return Err(LaneError::Unregistered(self.queue.explain(error)));
+                }
+                Err(error) => {
+                    tracing::warn!(server = to.0, %error, "a server's slots for records cannot be written");
+                    self.end_stream(to, true);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Tells a server whose chunks we have copies of.
+    pub(super) fn tell_primary(&mut self, from: Rank, notice: Notice) -> Result<(), LaneError> {
+        let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        if link.backlog.len() >= BACKLOG_MAX {
+            tracing::warn!(server = from.0, "a server streams to us, and takes no answers");
+            self.end_stream(from, false);
+            return Ok(());
+        }
+        link.backlog.push_back(notice.to_wire());
+        self.post_notices(from)
+    }
+
+    fn post_notices(&mut self, from: Rank) -> Result<(), LaneError> {
+        let Self { replicas, queue, .. } = self;
+        let link = replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        while let Some(immediate) = link.backlog.front().copied() {
+            // No bytes, so no place either.
+            let remote = RemoteSpan { key: RemoteKey(0), offset: 0 };
+            let write = Write { id: 0, gather: &[], remote, immediate: Some(immediate), signaled: false };
+            match queue.post_write(link.channel, &write) {
+                Ok(()) => drop(link.backlog.pop_front()),
+                Err(PostError::Full | PostError::Closed) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(server = from.0, %error, "a server that streams to us cannot be answered");
+                    self.end_stream(from, false);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What channels had no room for goes out.
+    pub(super) fn retry_servers(&mut self) -> Result<(), LaneError> {
+        for at in 0..self.replicas.streams.len() {
+            if let Some(to) = self.replicas.streams.get(at).filter(|link| !link.backlog.is_empty()) {
+                self.post_records(to.to)?;
+            }
+        }
+        for at in 0..self.replicas.copies.len() {
+            if let Some(from) = self.replicas.copies.get(at).filter(|link| !link.backlog.is_empty()) {
+                self.post_notices(from.from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Part of an image of a copy has come.
+    pub(super) fn take_part(
+        &mut self,
+        from: Rank,
+        (part, at, bytes): (Source, u64, u64),
+        total: u64,
+        chunk: u32,
+    ) -> Result<(), LaneError> {
+        let most = self.storage.image_bytes_max(chunk)? as u64;
+        let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        if at + bytes > total || total > most {
+            tracing::warn!(server = from.0, "a server's image is longer than its chunk");
+            self.end_stream(from, false);
+            return Ok(());
+        }
+        // Parts come in order: what it grows by is what has come.
+        link.image.resize((at + bytes) as usize, 0);
+        Ok(self.storage.read_record(part, &mut link.image[at as usize..])?)
+    }
+
+    /// An image is whole: the chunk becomes what it says.
+    pub(super) fn load(
+        &mut self,
+        (from, slot): (Rank, SlotGrant),
+        chunk: u32,
+        into: u8,
+        keeps_other: bool,
+    ) -> Result<(), LaneError> {
+        let Self { replicas, storage, engine, commands, .. } = self;
+        let link = replicas.copies.iter_mut().find(|link| link.from == from);
+        let Some(link) = link else { return Ok(()) };
+        let state = match Image::read(&link.image) {
+            Ok(image) => {
+                let sound = engine.check_state(chunk, &image.state).is_ok();
+                let loaded =
+                    sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
+                loaded.map(|()| {
+                    let mut state = image.state;
+                    if keeps_other {
+                        (state.previous, state.previous_bytes) = (None, 0);
+                    }
+                    state
+                })
+            }
+            Err(error) => {
+                tracing::warn!(server = from.0, %error, "a server's image of a chunk is malformed");
+                None
+            }
+        };
+        engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
+        Ok(())
+    }
+
+    /// Changes of a copy's rule have come.
+    pub(super) fn take_rules(
+        &mut self,
+        from: Rank,
+        chunk: u32,
+        (rules, bytes): (Source, u64),
+        after: u64,
+    ) -> Result<(), LaneError> {
+        let mut encoded = vec![0; bytes.min(PREFIX_BYTES) as usize];
+        self.storage.read_record(rules, &mut encoded)?;
+        let changes: Option<Vec<(u64, Optimizer)>> = decode(&encoded).ok();
+        let sound = |changes: &Vec<(u64, Optimizer)>| changes.iter().all(|(_, rule)| rule.validate().is_ok());
+        let taken = match changes.filter(sound) {
+            Some(changes) => self.storage.take_rule_changes(chunk, &changes, after).is_ok(),
+            None => false,
+        };
+        if !taken {
+            self.end_stream(from, false);
+        }
+        Ok(())
+    }
+}

@@ -4,6 +4,8 @@
 
 use checkpoint::{Directory, Listed, Store, list, round_name, verify};
 use gradwire_tests::rigs::bed::Bed;
+use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::job::join;
 use gradwire_worker::{Client, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
@@ -183,4 +185,75 @@ fn rounds_are_written_behind_training_within_little_memory_and_are_never_torn() 
     assert_eq!(train(&bed.clients, 20), last.round);
     assert!(weights(&bed.clients[0]) == expected);
     bed.end();
+}
+
+#[test]
+fn servers_with_copies_write_what_they_serve_and_copies_begin_from_it_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let copies = |settings: &mut Settings| settings.cluster.replicas = 1;
+    let first = bed(2, 2, directory.path(), copies);
+    train(&first.clients, 4);
+    assert_eq!(save(&first.clients[0]), round_name(4));
+    train(&first.clients, 6);
+    let expected = weights(&first.clients[0]);
+    first.end();
+    let second = bed(3, 1, directory.path(), |settings| {
+        copies(settings);
+        settings.checkpoint.restore = round_name(4);
+    });
+    assert_eq!(train(&second.clients, 6), 4);
+    assert!(weights(&second.clients[0]) == expected);
+    second.end();
+}
+
+/// Real servers over checkpoints in a directory, and clients in this process.
+fn processes(servers: u32, directory: &Path, restore: &str) -> (Cluster, Vec<Client>) {
+    let place = format!("checkpoint.directory={}", directory.display());
+    let restore = format!("checkpoint.restore={restore}");
+    let words = [
+        "--set",
+        &place,
+        "--set",
+        "checkpoint.every_rounds=1",
+        "--set",
+        "cluster.chunk_bytes=4096",
+        "--set",
+        &restore,
+    ];
+    let mut cluster = Cluster::new(servers, WORKERS, &words);
+    cluster.add_servers(servers, &words);
+    let clients = join(&cluster, WORKERS, |settings| settings.cluster.chunk_bytes = 4096);
+    (cluster, clients)
+}
+
+#[test]
+fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let undisturbed = bed(1, 1, &directory.path().join("undisturbed"), |_| {});
+    train(&undisturbed.clients, 40);
+    let expected = weights(&undisturbed.clients[0]);
+    undisturbed.end();
+    let place = directory.path().join("killed");
+    let store: Arc<dyn Store> = Arc::new(Directory::new(&place));
+    let mut reached = 0;
+    for (servers, until) in [(2, 9), (1, 17), (3, 25)] {
+        let (mut cluster, clients) = processes(servers, &place, "latest");
+        assert_eq!(train(&clients, until), reached);
+        // One of the last rounds is being written, and may be complete at any moment.
+        cluster.servers.iter_mut().for_each(|server| server.kill());
+        cluster.scheduler.kill();
+        drop((clients, cluster));
+        let found = complete(&*store);
+        assert!(!found.is_empty());
+        for name in &found {
+            verify(&store, name, |_, _| ()).unwrap();
+        }
+        let newest = checkpoint::newest(&*store).unwrap().unwrap();
+        assert!(newest.round <= until, "{found:?}");
+        reached = newest.round;
+    }
+    let (cluster, clients) = processes(2, &place, "latest");
+    assert_eq!(train(&clients, 40), reached);
+    assert!(weights(&clients[0]) == expected);
+    drop((clients, cluster));
 }

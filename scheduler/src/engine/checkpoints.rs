@@ -9,8 +9,6 @@ use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
 
-/// Checkpoints under way at once: the oldest gives way to a further one.
-const PENDING_MAX: usize = 4;
 /// Members that wait for one.
 const ASKERS_MAX: usize = 8192;
 
@@ -114,10 +112,8 @@ impl Checkpoints {
     }
 
     fn begin(&mut self, round: u64, now: bool, epoch: Epoch, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
-        while self.pending.len() >= PENDING_MAX {
-            let Some(oldest) = self.pending.keys().next().copied() else { break };
-            self.fail(oldest, "later ones were begun before it was complete", &wanted.servers, out);
-        }
+        // A lane copies for one at a time.
+        self.fail_all("a worker asked for another one before it was complete", &wanted.servers, out);
         self.pending.insert(round, Pending { begun: epoch, ..Pending::default() });
         order(&wanted.servers, CheckpointOrder::Save { round, now }, out);
     }
@@ -133,7 +129,11 @@ impl Checkpoints {
     ) {
         match news {
             CheckpointNews::Begun { round } => {
-                if self.has_place && !self.pending.contains_key(&round) {
+                let is_other = |(other, pending): (&u64, &Pending)| *other != round && !pending.is_complete;
+                if !self.has_place || self.pending.iter().any(is_other) {
+                    // One at a time: while the disk is slow there are fewer.
+                    order(&wanted.servers, CheckpointOrder::Drop { round }, out);
+                } else if !self.pending.contains_key(&round) {
                     self.begin(round, false, epoch, wanted, out);
                 }
             }

@@ -126,8 +126,9 @@ impl LaneEngine {
         let every =
             if chunk.is_loose() { every.saturating_mul(u64::from(self.config.workers)) } else { every };
         let is_multiple = every > 0 && version.is_multiple_of(every) && chunk.is_served();
-        if is_multiple && version > self.savings.last_round {
-            // Nothing is held up where none is under way; where one is, it gives way.
+        // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
+        if is_multiple && version > self.savings.last_round && self.savings.current.is_none() {
+            // Nothing is held up where none is under way.
             let mut none = Commands::default();
             self.begin_save(version, false, &mut none);
             self.savings.news.push_back(SavingNews::Begun(version));

@@ -105,11 +105,15 @@ fn what_servers_begin_reaches_all_of_them_once() {
     let failed = CheckpointNews::Failed { round: 5, reason: "no room".into() };
     assert_eq!(say(&mut rig, 0, failed.clone()), [(3, CheckpointOrder::Drop { round: 5 })]);
     assert!(say(&mut rig, 0, failed).is_empty());
-    for round in 10..15 {
-        say(&mut rig, 0, CheckpointNews::Begun { round });
-    }
+    assert_eq!(say(&mut rig, 0, CheckpointNews::Begun { round: 10 }).len(), 1);
+    let skipped = say(&mut rig, 1, CheckpointNews::Begun { round: 11 });
+    assert_eq!(skipped, [(3, CheckpointOrder::Drop { round: 11 })], "one at a time");
+    assert_eq!(
+        orders(&rig.say(worker(0), ask(1))),
+        [(3, CheckpointOrder::Drop { round: 10 }), (3, CheckpointOrder::Save { round: 5, now: true }),]
+    );
     let status = rig.engine.status(0).checkpoints;
-    assert_eq!((status.writing, status.parts, status.parts_expected, status.failed), (Some(14), 0, 3, 2));
+    assert_eq!((status.writing, status.parts, status.parts_expected, status.failed), (Some(5), 0, 3, 2));
     assert!(status.failure.is_some_and(|failure| failure.contains("round 10")));
 }
 

@@ -204,3 +204,26 @@ fn what_launch_decides_cannot_be_set_beside_it() {
         assert_eq!(bed.pids(), Vec::<u32>::new(), "nothing was started");
     }
 }
+
+/// Whose death the job survives is started again, so often; the rest ends it as ever.
+#[test]
+fn seats_are_filled_again_where_the_job_goes_on() {
+    let bed = Bed::new();
+    let script = r#"echo life >> $0.lives; [ $(wc -l < $0.lives) -ge 3 ] || kill -9 $$; echo done"#;
+    let lives = bed.path("worker");
+    let program = ["sh", "-c", script, lives.to_str().unwrap()];
+    let wait = ["--set", "cluster.worker_loss=wait"];
+    let (output, _) = bed.run(&[&["--restart"], &wait[..]].concat(), &program);
+    let err = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "done\n"), "{err}");
+    for words in ["killed by signal 9; it is started again in 250 ms (1 of 3)", "in 500 ms (2 of 3)"] {
+        assert!(err.contains(words), "{words:?} is missing in {err}");
+    }
+    assert!(err.contains("a server is not started again, because its death ends the job"), "{err}");
+    std::fs::remove_file(bed.path("worker.lives")).unwrap();
+    let (output, _) = bed.run(&[&["--restart=1"], &wait[..]].concat(), &program);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(137), "{err}");
+    assert!(err.contains("worker 0 failed first: killed by signal 9"), "{err}");
+    bed.assert_nobody_left();
+}

@@ -41,6 +41,8 @@ pub struct ClusterStatus {
     pub tensors: u64,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
+    /// Chunks without the copies that they are to have, and those that are being copied.
+    pub uncopied_chunks: u64,
     /// Who has registered, by role and rank.
     pub members: Vec<MemberStatus>,
     /// Who has not.

@@ -430,6 +430,16 @@ impl Rig {
                 | Command::CallCancel { .. }
                 | Command::CallLand { .. }
                 | Command::CallDrop { .. } => unreachable!("nobody calls here"),
+                Command::Capture { .. }
+                | Command::Record { .. }
+                | Command::TellPrimary { .. }
+                | Command::TakeSum { .. }
+                | Command::TakePart { .. }
+                | Command::Load { .. }
+                | Command::TakeRules { .. }
+                | Command::EndStream { .. }
+                | Command::Free { .. }
+                | Command::Seeded { .. } => unreachable!("there are no copies here: server_copies has them"),
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
             }
@@ -507,6 +517,7 @@ impl Rig {
                 let spilt = std::mem::replace(&mut self.spills[block as usize], false);
                 self.placed += u64::from(!spilt);
             }
+            Source::Record { .. } => unreachable!("there are no copies here"),
             Source::Worker { peer, .. } => {
                 assert!(
                     reads_in_place(peer) && self.workers[peer.0 as usize].life.is_some(),

@@ -79,8 +79,9 @@ fn a_dead_server_ends_operations_with_its_name() {
         for ended in ends(&mut cluster, &ops) {
             assert!(ended.after_ms <= 2_700, "after {} ms", ended.after_ms);
             match ended.result {
-                Err(OpError::Broken { server, .. }) => assert_eq!(server, Rank(dead)),
-                Err(OpError::NoAnswer { servers, .. }) => assert_eq!(servers, [Rank(dead)]),
+                Err(OpError::NoAnswer { servers, .. } | OpError::Unconnected { servers, .. }) => {
+                    assert_eq!(servers, [Rank(dead)]);
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -100,7 +101,7 @@ fn a_worker_that_is_cut_off_ends_its_own_operations_too() {
         let ops: Vec<_> = (0..4).map(|rank| cluster.submit(rank, 1, Kind::PushPull)).collect();
         for (rank, ended) in ends(&mut cluster, &ops).into_iter().enumerate() {
             match (rank, ended.result) {
-                (1, Err(OpError::Broken { .. } | OpError::NoAnswer { .. })) => {}
+                (1, Err(OpError::Unconnected { .. } | OpError::NoAnswer { .. })) => {}
                 (0 | 2 | 3, Err(OpError::Deadline { missing, .. })) => assert_eq!(missing, [Rank(1)]),
                 (_, other) => panic!("{rank}: {other:?}"),
             }

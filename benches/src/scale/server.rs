@@ -177,8 +177,19 @@ impl Server {
             | Command::CallCancel { .. }
             | Command::CallLand { .. }
             | Command::CallDrop { .. } => return Err(ModelError::NotModelled { what: "calls" }),
+            Command::Capture { .. }
+            | Command::Record { .. }
+            | Command::TellPrimary { .. }
+            | Command::TakeSum { .. }
+            | Command::TakePart { .. }
+            | Command::Load { .. }
+            | Command::TakeRules { .. }
+            | Command::EndStream { .. }
+            | Command::Free { .. }
+            | Command::Seeded { .. } => return Err(ModelError::NotModelled { what: "copies" }),
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}
+            _ => return Err(ModelError::NotModelled { what: "copies and checkpoints" }),
         }
         Ok(())
     }

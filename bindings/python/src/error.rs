@@ -133,7 +133,6 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Died(_) => (Kind::Died, "died"),
         OpError::Deposed { .. } => (Kind::Died, "deposed"),
         OpError::Broken { .. } => (Kind::Died, "broken"),
-        OpError::Deposed { .. } => (Kind::Died, "deposed"),
         OpError::Closed(_) => (Kind::Closed, "closed"),
         OpError::BadValue { .. } => (Kind::Operation, "bad_value"),
         OpError::VersionGone { .. } => (Kind::Operation, "version_gone"),

@@ -142,6 +142,8 @@ mod tests {
             count: all_ms.len(),
             median_ms: 20.0,
             worst_ms: 90.0,
+            own_median_ms: 20.0,
+            own_worst_ms: 90.0,
             all_ms,
         };
         let svg = recoveries("a < b", &[times(vec![10.0, 20.0, 90.0]), times(vec![20.0])]);

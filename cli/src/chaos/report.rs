@@ -16,6 +16,14 @@ pub(super) struct Recovery {
     pub(super) recovered_ms: f64,
 }
 
+impl Recovery {
+    /// What recovering itself took: see [`Times::own_median_ms`].
+    fn own_ms(&self) -> f64 {
+        let away_ms = self.strike.away_ms as f64;
+        if self.recovered_ms > away_ms { self.recovered_ms - away_ms } else { self.recovered_ms }
+    }
+}
+
 /// One run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RunReport {
@@ -48,6 +56,10 @@ pub(super) struct Times {
     pub(super) count: usize,
     pub(super) median_ms: f64,
     pub(super) worst_ms: f64,
+    /// Without the time that the victim was away where that is all that training waited for: since it came back, or since the
+    /// fault where training went on without it.
+    pub(super) own_median_ms: f64,
+    pub(super) own_worst_ms: f64,
     /// All of them, in order.
     pub(super) all_ms: Vec<f64>,
 }
@@ -61,20 +73,35 @@ pub(super) fn times(runs: &[RunReport]) -> Vec<Times> {
         (Kind::Partition, false) => "partition, short",
         (Kind::Partition, true) => "partition, longer than silence",
     };
-    let mut times: Vec<Times> = Vec::new();
+    let (mut times, mut own): (Vec<Times>, Vec<Vec<f64>>) = Default::default();
     for recovery in runs.iter().flat_map(|run| &run.recoveries) {
         let (fault, role) = (name(&recovery.strike), recovery.strike.role);
         let known = times.iter().position(|times| times.fault == fault && times.role == role);
         let at = known.unwrap_or_else(|| {
             let (fault, all_ms) = (fault.to_owned(), Vec::new());
-            times.push(Times { fault, role, count: 0, median_ms: 0.0, worst_ms: 0.0, all_ms });
+            let none = 0.0;
+            times.push(Times {
+                fault,
+                role,
+                count: 0,
+                median_ms: none,
+                worst_ms: none,
+                own_median_ms: none,
+                own_worst_ms: none,
+                all_ms,
+            });
+            own.push(Vec::new());
             times.len() - 1
         });
-        if let Some(times) = times.get_mut(at) {
+        if let (Some(times), Some(own)) = (times.get_mut(at), own.get_mut(at)) {
             times.all_ms.push(recovery.recovered_ms);
+            own.push(recovery.own_ms());
         }
     }
-    for times in &mut times {
+    for (times, own) in times.iter_mut().zip(&mut own) {
+        own.sort_by(f64::total_cmp);
+        times.own_median_ms = median(own);
+        times.own_worst_ms = own.last().copied().unwrap_or(0.0);
         times.all_ms.sort_by(f64::total_cmp);
         times.count = times.all_ms.len();
         times.median_ms = median(&times.all_ms);
@@ -100,13 +127,20 @@ impl Report {
         let mut text = String::new();
         let struck: usize = self.runs.iter().map(|run| run.recoveries.len()).sum();
         let equal = self.runs.iter().filter(|run| run.failure.is_none()).count();
+        let heads =
+            ["MEDIAN", "WORST", "OWN MEDIAN", "OWN WORST"].map(|head| format!("{head:>11}")).join(" ");
         // Writing to a String cannot fail.
-        let _ =
-            writeln!(text, "{:<32} {:<10} {:>6} {:>12} {:>12}", "FAULT", "ROLE", "TIMES", "MEDIAN", "WORST");
-        for Times { fault, role, count, median_ms, worst_ms, .. } in &self.times {
-            let role = role.to_string();
-            let _ =
-                writeln!(text, "{fault:<32} {role:<10} {count:>6} {median_ms:>9.0} ms {worst_ms:>9.0} ms");
+        let _ = writeln!(text, "{:<30} {:<10} {:>5} {heads}  (ms)", "FAULT", "ROLE", "TIMES");
+        for times in &self.times {
+            let Times { fault, count, median_ms, worst_ms, own_median_ms, own_worst_ms, .. } = times;
+            let all =
+                [median_ms, worst_ms, own_median_ms, own_worst_ms].map(|ms| format!("{ms:>11.0}")).join(" ");
+            let _ = writeln!(text, "{fault:<30} {:<10} {count:>5} {all}", times.role.to_string());
+        }
+        if !self.times.is_empty() {
+            text.push_str(
+                "own: without the time for which the victim was kept away, where training waited for it\n",
+            );
         }
         let _ = writeln!(
             text,
@@ -127,7 +161,7 @@ mod tests {
     use super::*;
 
     fn recovery(kind: Kind, role: Role, recovered_ms: f64, is_death: bool) -> Recovery {
-        let strike = Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 0, is_death };
+        let strike = Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 7, is_death };
         Recovery { strike, round: 5, recovered_ms }
     }
 
@@ -152,6 +186,7 @@ mod tests {
                 ("stop, short", Role::Worker, 1, 5.0, 5.0),
             ]
         );
+        assert_eq!(times.iter().map(|times| times.own_worst_ms).collect::<Vec<_>>(), [2.0, 23.0, 5.0]);
         let report = Report { command: "c".into(), hash: None, runs: vec![run], times, is_equal: false };
         let table = report.table();
         assert!(

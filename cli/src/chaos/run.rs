@@ -277,6 +277,10 @@ impl<'a> Run<'a> {
                 false => self.calm(),
             });
         }
+        // One that slept through the end looks for a scheduler for as long as its setting says: nobody waits for that.
+        if hit.is_back && self.cluster.lives.keys().eq([&hit.victim]) {
+            self.cluster.strike(hit.victim, Kind::Kill)?;
+        }
         let bound = Duration::from_millis(hit.strike.away_ms + self.args.silence_ms + END_MS);
         if since > bound {
             let left: Vec<String> = self.cluster.lives.keys().map(ToString::to_string).collect();
@@ -313,11 +317,9 @@ impl<'a> Run<'a> {
                 return Ok(self.cluster.start(seat)?);
             }
         }
-        if code == 0 && seat.role == Role::Worker {
-            self.finished.push(seat);
-            return Ok(());
-        }
-        if code == 0 && !self.finished.is_empty() {
+        if code == 0 {
+            // Servers and scheduler end when the last worker has said goodbye, which may still have something to say itself.
+            self.finished.extend((seat.role == Role::Worker).then_some(seat));
             return Ok(());
         }
         let during = match &self.phase {

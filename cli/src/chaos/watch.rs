@@ -83,6 +83,9 @@ impl Watch {
         if status.phase != JobPhase::Running {
             missing.push(format!("the job is {:?}", status.phase));
         }
+        if status.uncopied_chunks > 0 {
+            missing.push(format!("copies of {} chunks", status.uncopied_chunks));
+        }
         let pid_of = |seat: &Seat| cluster.lives.get(seat).map(|life| life.pid);
         for seat in cluster.seats().into_iter().filter(|seat| seat.role != Role::Scheduler) {
             let is_up = |member: &MemberStatus| {

@@ -107,6 +107,14 @@ pub(crate) struct LaunchArgs {
     /// worker is done, before they are told to, and then again before they are killed.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub(super) grace_ms: u64,
+    /// Start a process that dies again, N times at most (3 unless said), after a pause that grows: scheduler, servers and
+    /// workers whose death the job survives (cluster.replicas, cluster.worker_loss, deadlines.scheduler_ms say of which).
+    /// Servers come again as spares; a worker keeps its rank, and its program has to resume, as gradwire-worker does. In
+    /// the tasks of Slurm and MPI it is the task that starts its process again; a node that is lost takes the job with it,
+    /// and a requeued job starts from checkpoint.restore.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3",
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) restart: Option<u32>,
     #[command(flatten)]
     pub(super) dmlc: DmlcArgs,
     /// The program of the workers, and its arguments. A bare name is looked for beside gradwire, then on PATH.

@@ -15,6 +15,7 @@ mod output;
 mod plan;
 mod ranks;
 mod remote;
+mod restart;
 mod submit;
 mod supervise;
 mod supervisor;
@@ -29,6 +30,7 @@ use daemon::exit::{Failure, WithCode as _};
 use kind::Kind;
 use proto_common::error::ExitCode;
 use remote::Reach;
+use restart::Restarts;
 use supervisor::Supervisor;
 
 /// Runs a cluster, or this host's part of it; the result is the exit code.
@@ -59,7 +61,9 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<u8, anyhow::Error> {
     }
     runtime.block_on(async {
         reach.sync(&plan).await?;
-        let supervisor = Supervisor::new(args, env, reach)?;
+        let (restarts, of_restarts) = Restarts::new(args.restart, &env, &plan)?;
+        let notes = if is_first { [notes, of_restarts].concat() } else { notes };
+        let supervisor = Supervisor::new(args, env, reach, restarts)?;
         supervisor.run(&plan, &notes).await
     })
 }

@@ -4,10 +4,10 @@
 use super::args::LaunchArgs;
 use super::child::{self, Handle, Running, ending};
 use super::guard::{Guard, kill_group};
-use super::hosts::Host;
 use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward};
 use super::plan::{ChildSpec, Plan};
 use super::remote::{ALIVE_WORD_MS, Reach, why_not_started, words_of_line};
+use super::restart::Restarts;
 use crate::status::get;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -17,6 +17,7 @@ use proto_common::ids::{MemberId, Role};
 use rustix::process::Signal;
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,8 +44,9 @@ const LAST_WORDS_MS: u64 = 100;
 /// A process that was started and has not ended.
 #[derive(Debug)]
 struct Member {
+    /// How it was started, and is again.
+    spec: ChildSpec,
     handle: Handle,
-    host: Option<Host>,
     tail: Tail,
     /// On another host: whether its program has started, and until when it must have.
     start: Option<(Arc<AtomicBool>, Instant)>,
@@ -57,7 +59,7 @@ impl Member {
 
     /// With its host, where that is another one.
     fn on(&self) -> String {
-        self.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default()
+        self.spec.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default()
     }
 }
 
@@ -110,10 +112,16 @@ pub(super) struct Supervisor {
     plain_rank0: bool,
     /// The scheduler's HTTP address, once it has one.
     status_at: Option<String>,
+    restarts: Restarts,
 }
 
 impl Supervisor {
-    pub(super) fn new(args: &LaunchArgs, env: Vec<(String, String)>, reach: Reach) -> Result<Self, Failure> {
+    pub(super) fn new(
+        args: &LaunchArgs,
+        env: Vec<(String, String)>,
+        reach: Reach,
+        restarts: Restarts,
+    ) -> Result<Self, Failure> {
         let (printer, thread) = Printer::start().code(ExitCode::Io)?;
         let guard = Guard::start().context("cannot start the launcher's guard").code(ExitCode::Io)?;
         Ok(Self {
@@ -136,6 +144,7 @@ impl Supervisor {
             keep_logs: args.keep_logs.clone(),
             plain_rank0: args.plain_rank0,
             status_at: None,
+            restarts,
         })
     }
 
@@ -181,6 +190,14 @@ impl Supervisor {
             if http.is_empty() { String::new() } else { format!(", status at http://{http}/status") };
         self.printer.say(&format!("the scheduler listens at {control}{status}")).await;
         self.status_at = Some(http).filter(|http| !http.is_empty());
+        // In another life it is where members look for it.
+        if let Some(scheduler) =
+            self.members.values_mut().find(|member| member.spec.id.role == Role::Scheduler)
+        {
+            let http = self.status_at.clone().unwrap_or_else(|| "off".into());
+            let args = ["--scheduler", &control, "--http", &http];
+            scheduler.spec.args = args.map(OsString::from).into();
+        }
         let (host, port) = control.rsplit_once(':').unwrap_or((&control, ""));
         let host = host.trim_start_matches('[').trim_end_matches(']');
         self.start_each(&plan.members(host, port)).await
@@ -201,7 +218,7 @@ impl Supervisor {
         let started = spec.host.as_ref().map(|_| Arc::new(AtomicBool::new(false)));
         let start = started.clone().map(|started| (started, Instant::now() + self.reach.start_timeout));
         let tail = Tail::default();
-        let member = Member { handle, host: spec.host.clone(), tail: tail.clone(), start };
+        let member = Member { spec: spec.clone(), handle, tail: tail.clone(), start };
         self.members.insert(spec.id, member);
         let log = self.log_file(spec.id)?;
         let plain = self.plain_rank0 && spec.id.role == Role::Worker && spec.id.rank.0 == 0;
@@ -243,7 +260,15 @@ impl Supervisor {
     fn log_file(&self, id: MemberId) -> Result<Option<LogFile>, Failure> {
         let Some(directory) = &self.keep_logs else { return Ok(None) };
         let path = directory.join(format!("{}.log", id.to_string().replace(' ', "-")));
-        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()));
+        // Another life goes on where the one before ended.
+        let mut options = File::options();
+        let options = if self.restarts.is_again(id) {
+            options.append(true)
+        } else {
+            options.write(true).truncate(true)
+        };
+        let file =
+            options.create(true).open(&path).with_context(|| format!("cannot write {}", path.display()));
         Ok(Some(Arc::new(Mutex::new(file.code(ExitCode::Io)?))))
     }
 
@@ -274,7 +299,7 @@ impl Supervisor {
     /// Until the last process has ended.
     async fn watch(&mut self, deadline: Option<Instant>) {
         let mut alive = tokio::time::interval(Duration::from_millis(ALIVE_WORD_MS));
-        while !self.exits.is_empty() {
+        while !self.exits.is_empty() || self.restarts.next().is_some() {
             let next = self.escalation.front().map(|(at, _)| *at);
             let start_by = self.members.values().filter_map(|member| Some(member.start.as_ref()?.1)).min();
             tokio::select! {
@@ -289,6 +314,7 @@ impl Supervisor {
                         }
                     }
                 }
+                () = at(self.restarts.next()) => self.start_again().await,
                 () = at(start_by) => self.look_for_starts().await,
                 _ = alive.tick() => {
                     for member in self.members.values_mut() {
@@ -316,7 +342,7 @@ impl Supervisor {
             Ok(status) => ending(status),
             Err(error) => (1, error.to_string()),
         };
-        match &member.host {
+        match &member.spec.host {
             Some(host) if !member.has_started() => {
                 let (known, why) = why_not_started(host, code);
                 (code, words) = (known as u8, why);
@@ -325,6 +351,14 @@ impl Supervisor {
             None => {}
         }
         let (on, tail) = (member.on(), member.tail.lines());
+        // Once the job ends, an end is nothing to mend.
+        let goes_on = self.verdict.is_none() && self.escalation.is_empty();
+        if let Some(again) = self.restarts.again(&member.spec, code, Instant::now()).filter(|_| goes_on) {
+            let (after, number, limit) = (again.after.as_millis(), again.number, again.limit);
+            let text =
+                format!("{id}{on} ended: {words}; it is started again in {after} ms ({number} of {limit})");
+            return self.printer.say(&text).await;
+        }
         // Nobody else notices who was never there: the others would wait for it.
         let is_awaited = !self.members.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
         let never_joined = is_awaited && self.never_joined(id).await;
@@ -337,10 +371,21 @@ impl Supervisor {
         } else if code != 0 {
             self.failed(Blame { id, on, code, words, tail }).await;
         }
-        let worker_left = self.members.keys().any(|id| id.role == Role::Worker);
+        let worker_left =
+            self.restarts.awaits(Role::Worker) || self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
             // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
             self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+        }
+    }
+
+    /// Seats whose time has come.
+    async fn start_again(&mut self) {
+        for spec in self.restarts.take(Instant::now()) {
+            if let Err(failure) = self.start(&spec).await {
+                let (id, code, words) = (spec.id, failure.code() as u8, failure.to_string());
+                self.failed(Blame { id, on: String::new(), code, words, tail: Vec::new() }).await;
+            }
         }
     }
 
@@ -417,6 +462,7 @@ impl Supervisor {
     }
 
     fn escalate(&mut self, steps: &[(Duration, Signal)]) {
+        self.restarts.cancel();
         let now = Instant::now();
         self.escalation = steps.iter().map(|(after, signal)| (now + *after, *signal)).collect();
     }

@@ -51,6 +51,9 @@ fn head(status: &ClusterStatus) -> String {
     if let Some(ending) = &status.ending {
         text.push_str(&format!("ending: {ending}\n"));
     }
+    if status.uncopied_chunks > 0 {
+        text.push_str(&format!("copies under way, or missing: {} chunks\n", status.uncopied_chunks));
+    }
     if !status.missing.is_empty() {
         text.push_str(&format!("missing: {}\n", names(&status.missing)));
     }
@@ -234,6 +237,7 @@ mod tests {
             silence_ms: 10_000,
             uptime_ms: 65_000,
             tensors: 3,
+            uncopied_chunks: 0,
             tensor_bytes: 1_500,
             members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],
             missing: Vec::new(),

@@ -155,7 +155,13 @@ async fn comes_again(listener: &TcpListener) -> (Connection, Register, Resume) {
 
 fn known() -> Resume {
     let epoch = Epoch { term: 1, counter: 4 };
-    Resume { rank: Rank(2), epoch, barriers: vec![("b".into(), NodeGroup::ALL, 3)], ..Resume::default() }
+    Resume {
+        rank: Rank(2),
+        term: 1,
+        epoch,
+        barriers: vec![("b".into(), NodeGroup::ALL, 3)],
+        ..Resume::default()
+    }
 }
 
 #[tokio::test]

@@ -120,6 +120,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         let address = format!("{}:{}", self.host, self.port);
         // Only now: what the last scheduler said before it went has been taken meanwhile.
         let Some(resume) = (self.resume)() else { return Ok(None) };
+        let resume = Resume { term: self.term, ..resume };
         let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job
             || welcome.epoch.term < self.term

@@ -23,6 +23,8 @@ const RANGE_BYTES: usize = 34;
 pub struct Resume {
     /// Its rank.
     pub rank: Rank,
+    /// The highest term that it has obeyed; its link to the scheduler knows.
+    pub term: u32,
     /// The newest epoch it has seen, of the shard map or the roster.
     pub epoch: Epoch,
     /// The roster of that time.
@@ -40,7 +42,7 @@ impl Resume {
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
-        Self { rank: self.rank, epoch: self.epoch, map, ..Self::default() }
+        Self { rank: self.rank, term: self.term, epoch: self.epoch, map, ..Self::default() }
     }
 
     /// The lists in parts that each fit a message; at least one.
@@ -106,6 +108,7 @@ mod tests {
         let barrier = |at| (format!("barrier {at}"), NodeGroup::WORKERS, at);
         let whole = Resume {
             rank: Rank(3),
+            term: 3,
             epoch: Epoch { term: 2, counter: 9 },
             members: Vec::new(),
             left: vec![Rank(5)],

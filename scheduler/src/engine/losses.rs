@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// What went with a server, and what to do.
-    fn loss(&self, lost: &[Key]) -> String {
+    pub(super) fn loss(&self, lost: &[Key]) -> String {
         let map = &self.declarations.shards.map;
         let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
             None | Some("") => key.to_string(),

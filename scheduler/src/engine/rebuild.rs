@@ -2,15 +2,15 @@
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
 use super::member::Member;
-use super::{Awaited, Command, ConnectionId, Engine, Phase, refuse};
+use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
-use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::TENSORS_MAX;
 use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Processes that wait to be let in.
 const WAITING_MAX: usize = 1024;
@@ -22,9 +22,29 @@ struct Arrival {
     /// The lists of its roster so far.
     members: Vec<message::Member>,
     left: Vec<Rank>,
+    tensors: Vec<Told>,
+    barriers: Vec<(String, NodeGroup, u64)>,
     epoch: Epoch,
+    term: u32,
     /// It has said all it knows.
     is_whole: bool,
+}
+
+/// What was told of a tensor, and by whom.
+#[derive(Debug)]
+struct Told {
+    epoch: Epoch,
+    by: ConnectionId,
+    spec: TensorSpec,
+    ranges: Vec<KeyRange>,
+}
+
+/// The servers' lives in a roster.
+type Lives = BTreeMap<Rank, Incarnation>;
+
+fn lives_of(members: &[message::Member]) -> Lives {
+    let servers = members.iter().filter(|member| member.id.role == Role::Server);
+    servers.map(|member| (member.id.rank, member.incarnation)).collect()
 }
 
 /// What members have said.
@@ -41,7 +61,9 @@ pub(super) struct Rebuild {
     members: Vec<message::Member>,
     left: Vec<Rank>,
     /// The newest that was told of each tensor.
-    tensors: BTreeMap<Key, (Epoch, TensorSpec, Vec<KeyRange>)>,
+    tensors: BTreeMap<Key, Told>,
+    /// The lives that those who told of tensors mean by a rank.
+    lives: BTreeMap<ConnectionId, Lives>,
     barriers: BTreeMap<(String, [bool; 3]), u64>,
 }
 
@@ -67,21 +89,19 @@ impl Rebuild {
         }
         let update = MapUpdate { epoch, tensors, ranges };
         check.apply(&update).map_err(|error| error.to_string())?;
-        if self.tensors.len() + update.tensors.len() > 2 * TENSORS_MAX {
+        if arrival.tensors.len() + update.tensors.len() > TENSORS_MAX {
             return Err("its shard map has too many tensors".into());
         }
         arrival.members.extend(part.members);
         arrival.left.extend(part.left);
-        for (spec, ranges) in check.tensors() {
-            let known = self.tensors.get(&spec.key).is_some_and(|(known, ..)| *known >= epoch);
-            if !known {
-                self.tensors.insert(spec.key, (epoch, spec.clone(), ranges.to_vec()));
-            }
-        }
-        for (name, NodeGroup { scheduler, servers, workers }, times) in part.barriers {
-            let most = self.barriers.entry((name, [scheduler, servers, workers])).or_default();
-            *most = times.max(*most);
-        }
+        let told = check.tensors().map(|(spec, ranges)| Told {
+            epoch,
+            by: from,
+            spec: spec.clone(),
+            ranges: ranges.to_vec(),
+        });
+        arrival.tensors.extend(told);
+        arrival.barriers.extend(part.barriers);
         Ok(())
     }
 
@@ -90,9 +110,58 @@ impl Rebuild {
         let Some(arrival) = self.arrivals.get_mut(&from) else { return };
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
+        for told in std::mem::take(&mut arrival.tensors) {
+            let known = self.tensors.get(&told.spec.key).is_some_and(|known| known.epoch >= told.epoch);
+            if !known {
+                self.tensors.insert(told.spec.key, told);
+            }
+        }
+        for (name, NodeGroup { scheduler, servers, workers }, times) in std::mem::take(&mut arrival.barriers)
+        {
+            let most = self.barriers.entry((name, [scheduler, servers, workers])).or_default();
+            *most = times.max(*most);
+        }
+        self.lives.insert(from, lives_of(&members));
         if self.members.is_empty() || arrival.epoch > self.epoch {
             (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
         }
+    }
+
+    /// The newest map, without what servers had that are gone by the newest roster: others may have their ranks by now. Says
+    /// which tensors nobody has any more, and with whom they went.
+    fn map(&mut self, (chunk_bytes, lanes, _): (u64, u16, u32)) -> (MapUpdate, Option<(Rank, Vec<Key>)>) {
+        let newest = lives_of(&self.members);
+        let mut by_teller: BTreeMap<ConnectionId, MapUpdate> = BTreeMap::new();
+        for told in std::mem::take(&mut self.tensors).into_values() {
+            let update = by_teller.entry(told.by).or_default();
+            update.tensors.push(told.spec);
+            update.ranges.extend(told.ranges);
+        }
+        let (mut whole, mut lost) = (MapUpdate::default(), None);
+        for (by, update) in by_teller {
+            let mut map = ShardMap::new(chunk_bytes, lanes);
+            // Each tensor was checked when it came.
+            let _ = map.apply(&update);
+            let mut ranks: BTreeSet<Rank> = BTreeSet::new();
+            for range in &update.ranges {
+                ranks.extend([Some(range.server), range.backup, range.seeding].into_iter().flatten());
+            }
+            let meant = self.lives.get(&by);
+            for rank in ranks {
+                let now = newest.get(&rank);
+                if now.is_some() && meant.and_then(|lives| lives.get(&rank)) == now {
+                    continue;
+                }
+                let keys = map.change(Epoch::default(), &MapChange::ServerGone(rank)).unwrap_or_default();
+                if !keys.is_empty() {
+                    lost = Some((rank, keys));
+                }
+            }
+            let MapUpdate { tensors, ranges, .. } = map.whole();
+            whole.tensors.extend(tensors);
+            whole.ranges.extend(ranges);
+        }
+        (whole, lost)
     }
 
     /// Who is it that came on this connection, among those of the newest roster?
@@ -142,9 +211,10 @@ impl Engine {
             return self.rebuild.waiting.push((from, register));
         };
         self.rebuild.since_ms.get_or_insert(now_ms);
-        let epoch = resume.epoch;
-        let (members, left, is_whole) = (Vec::new(), Vec::new(), false);
-        self.rebuild.arrivals.insert(from, Arrival { register, members, left, epoch, is_whole });
+        let (epoch, term) = (resume.epoch, resume.term.max(resume.epoch.term));
+        let (members, left, tensors, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let arrival = Arrival { register, members, left, tensors, barriers, epoch, term, is_whole: false };
+        self.rebuild.arrivals.insert(from, arrival);
     }
 
     /// A member says a part of what it knows.
@@ -156,8 +226,7 @@ impl Engine {
         last: bool,
         out: &mut Vec<Command>,
     ) {
-        let shape = &self.config.shape;
-        let shape = (shape.chunk_bytes, shape.lanes, shape.server_places);
+        let shape = self.shape_of_maps();
         if let Err(what) = self.rebuild.take(from, part, shape) {
             self.rebuild_without(from);
             return refuse(from, RefusalReason::Misplaced(what), out);
@@ -166,6 +235,11 @@ impl Engine {
             self.rebuild.finish(from);
             self.rebuild_if_whole(now_ms, out);
         }
+    }
+
+    fn shape_of_maps(&self) -> (u64, u16, u32) {
+        let shape = &self.config.shape;
+        (shape.chunk_bytes, shape.lanes, shape.server_places)
     }
 
     /// A connection has closed: what was said on it stays said.
@@ -215,7 +289,7 @@ impl Engine {
 
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
         self.changes.rebuilt += 1;
-        let shown = rebuild.arrivals.values().map(|arrival| arrival.epoch.term).max().unwrap_or(0);
+        let shown = rebuild.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0);
         let term = self.config.term.max(shown.max(self.epoch.term).saturating_add(1));
         self.epoch = Epoch { term, counter: 0 };
         self.phase = Phase::Running;
@@ -224,10 +298,21 @@ impl Engine {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
         self.expect(now_ms, &rebuild);
-        self.tell_map(std::mem::take(&mut rebuild.tensors), out);
-        self.unsettled = true;
-        if gone.is_empty() {
+        // Lives before places: a map names ranks.
+        if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
+        }
+        let shape = self.shape_of_maps();
+        let (map, lost) = rebuild.map(shape);
+        self.tell_map(map, out);
+        self.unsettled = true;
+        if let Some((rank, keys)) = lost {
+            let member = MemberId { role: Role::Server, rank };
+            let cause = Box::new(DeathCause::ConnectionLost);
+            let cause = DeathCause::Beyond { cause, what: self.loss(&keys) };
+            return self.end(now_ms, super::Outcome::Died(Death { member, cause }), out);
+        }
+        if gone.is_empty() {
             self.settle(out);
         }
         let silent_ms = now_ms.saturating_sub(rebuild.since_ms.unwrap_or(now_ms));
@@ -301,16 +386,7 @@ impl Engine {
 
     /// Tells everybody the map that the newest of them knew; servers answer as to new tensors, because some may not have
     /// heard of all of them.
-    fn tell_map(
-        &mut self,
-        tensors: BTreeMap<Key, (Epoch, TensorSpec, Vec<KeyRange>)>,
-        out: &mut Vec<Command>,
-    ) {
-        let mut map = MapUpdate::default();
-        for (_, spec, ranges) in tensors.into_values() {
-            map.tensors.push(spec);
-            map.ranges.extend(ranges);
-        }
+    fn tell_map(&mut self, map: MapUpdate, out: &mut Vec<Command>) {
         let servers = self.servers();
         // Each tensor was checked when it came.
         let told = self.declarations.restore(map, &servers, &mut self.epoch).unwrap_or_default();
@@ -355,7 +431,10 @@ impl Engine {
         let left = self.left();
         let tensors =
             self.declarations.shards.map.tensors().filter(|(spec, _)| self.declarations.is_kept(spec.key));
-        let tensors = tensors.map(|(spec, ranges)| (spec.key, (self.epoch, spec.clone(), ranges.to_vec())));
+        let tensors = tensors.map(|(spec, ranges)| {
+            let told = Told { epoch: self.epoch, by: LOCAL, spec: spec.clone(), ranges: ranges.to_vec() };
+            (spec.key, told)
+        });
         let tensors = tensors.collect();
         let opened = self.barriers.all_opened().into_iter();
         let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
@@ -364,6 +443,7 @@ impl Engine {
         let rebuild = Rebuild {
             since_ms: Some(now_ms),
             epoch: self.epoch,
+            lives: BTreeMap::from([(LOCAL, lives_of(&members))]),
             members,
             left,
             tensors,

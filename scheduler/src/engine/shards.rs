@@ -199,6 +199,14 @@ impl Shards {
         lost
     }
 
+    /// Chunks without the copies that they are to have, and those that are being copied.
+    pub(super) fn uncopied(&self) -> u64 {
+        let lacks = |range: &&KeyRange| {
+            range.seeding.is_some() || (self.shape.replicas > 0 && range.backup.is_none())
+        };
+        self.map.ranges().filter(lacks).map(|range| u64::from(range.chunks)).sum()
+    }
+
     /// Does a server have no part in anything?
     pub(super) fn is_empty_at(&self, rank: Rank) -> bool {
         !self

@@ -27,6 +27,7 @@ impl Engine {
             uptime_ms: now_ms.saturating_sub(self.started_ms),
             tensors,
             tensor_bytes,
+            uncopied_chunks: self.declarations.shards.uncopied(),
             members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),

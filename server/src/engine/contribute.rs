@@ -173,9 +173,12 @@ impl LaneEngine {
     /// Whether a contribution to this round can be reduced now; an error if it comes too early to be kept.
     fn turn(&self, index: u32, peer: Rank, round: u64) -> Result<Turn, Status> {
         let chunk = &self.chunks[index as usize];
-        self.roster.check(peer, chunk.spec.id.key, round)?;
+        self.roster.check(peer)?;
         if chunk.is_loose() {
             return chunk.loose_turn(peer, round);
+        }
+        if self.roster.is_early(peer, chunk.spec.id.key, round) {
+            return Ok(Turn::Late);
         }
         Ok(match round.cmp(&chunk.round()) {
             Ordering::Less => chunk.late_turn(),
@@ -331,6 +334,7 @@ impl LaneEngine {
         let mut next = Some(index);
         while let Some(index) = next {
             self.roster.expect(&mut self.chunks[index as usize]);
+            self.roster.pass_vacant(&mut self.chunks[index as usize]);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

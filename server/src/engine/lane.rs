@@ -12,7 +12,6 @@ use super::role::Role;
 use super::roster::Roster;
 use super::saving::Savings;
 use super::streams::Copying;
-use super::waiting::Waiting;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
@@ -207,7 +206,10 @@ impl LaneEngine {
 
     /// A tensor's chunks, each with the first round whose rule is still open.
     pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let chunks = (0u32..).zip(&self.chunks).filter(move |(_, chunk)| chunk.spec.id.key == key);
+        // A copy's rule changes with its primary's.
+        let serves = |chunk: &Chunk| chunk.role.is_some_and(Role::serves);
+        let chunks = (0u32..).zip(&self.chunks);
+        let chunks = chunks.filter(move |(_, chunk)| chunk.spec.id.key == key && serves(chunk));
         chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
     }
 
@@ -477,7 +479,7 @@ impl LaneEngine {
     }
 
     pub(super) fn answer(&mut self, index: u32, out: &mut Commands) {
-        let Self { chunks, peers, dirty, stats, .. } = self;
+        let Self { chunks, peers, dirty, stats, roster, .. } = self;
         let chunk = &mut chunks[index as usize];
         let is_open = !chunk.initialising() && !chunk.is_judged() && !chunk.init_pending;
         if chunk.reached() < chunk.least_awaited || !is_open {
@@ -493,7 +495,7 @@ impl LaneEngine {
                 return true;
             }
             let weights = chunk.weights_for(waiter);
-            let status = weights.err().unwrap_or_else(|| chunk.ending(waiter));
+            let status = weights.err().unwrap_or_else(|| roster.ending(chunk, waiter));
             let bad = status == Status::BadValue;
             let (buffer, bytes) = weights.unwrap_or_default();
             // Nothing to write where the version is empty.
@@ -577,28 +579,6 @@ impl LaneEngine {
                 );
             }
         }
-    }
-
-    /// The operation that waits longest, for people.
-    #[must_use]
-    pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
-        let all =
-            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
-        let call = self.oldest_call(now_ms);
-        let Some((index, waiter)) = all.min_by_key(|(_, waiter)| waiter.since_ms) else { return call };
-        let waited_ms = now_ms.saturating_sub(waiter.since_ms);
-        if call.as_ref().is_some_and(|call| call.waited_ms > waited_ms) {
-            return call;
-        }
-        let chunk = &self.chunks[index as usize];
-        Some(Waiting {
-            chunk: chunk.spec.id,
-            rank: waiter.rank,
-            round: chunk.round(),
-            waited_ms,
-            missing: self.late(index, waiter, &mut Found::default()).1,
-            call: None,
-        })
     }
 }
 

@@ -234,7 +234,8 @@ impl Member {
         self.is_resuming = true;
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
-        Resume { rank: self.config.rank, epoch: epoch.max(map.epoch), members, left, map, barriers }
+        let (rank, epoch) = (self.config.rank, epoch.max(map.epoch));
+        Resume { rank, term: epoch.term, epoch, members, left, map, barriers }
     }
 
     /// There is a new scheduler: what may not have reached the last one is said again.

@@ -134,6 +134,11 @@ impl Chunk {
         }
     }
 
+    /// Is nothing of the round being collected here?
+    pub(super) fn is_idle(&self) -> bool {
+        self.stage == Stage::Contributions && self.contributed.len() == 0 && !self.initialising()
+    }
+
     /// Is nothing of the round being collected begun before it is said who counts in it?
     pub(super) fn is_barred(&self) -> bool {
         self.barred.is_some_and(|from| self.round() >= from)

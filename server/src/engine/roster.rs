@@ -2,7 +2,7 @@
 //! without the dead) died, is expected no more, and one that comes counts from a round on that the scheduler names. It must
 //! not know how contributions travel, or why anybody goes.
 
-use super::chunk::{Chunk, RankSet};
+use super::chunk::{Chunk, RankSet, Waiter};
 use proto_common::batch::Status;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
@@ -93,10 +93,6 @@ impl Roster {
         if self.is_stale(epoch) {
             return false;
         }
-        // What a scheduler asked goes with it: the next one asks anew.
-        if self.epoch.is_none_or(|known| known.term < epoch.term) {
-            self.asked.clear();
-        }
         let is_first = self.epoch.replace(epoch).is_none();
         let mut lives = vec![None; self.places.len()];
         for (rank, life) in present {
@@ -142,10 +138,13 @@ impl Roster {
         true
     }
 
-    /// What was promised to a worker that is to count.
+    /// What was promised to a worker that is to count, or said of one that counts since: a scheduler that was restarted asks
+    /// again.
     pub(super) fn promised(&self, rank: Rank) -> Option<Vec<(Key, u64)>> {
-        let asked = self.asked.iter().find(|asked| asked.rank == rank)?;
-        let mut rounds: Vec<_> = asked.rounds.iter().map(|(key, round)| (*key, *round)).collect();
+        let asked = self.asked.iter().find(|asked| asked.rank == rank).map(|asked| &asked.rounds);
+        let late = || self.late.iter().find(|(other, _)| *other == rank).map(|(_, rounds)| rounds);
+        let rounds = asked.or_else(late)?;
+        let mut rounds: Vec<_> = rounds.iter().map(|(key, round)| (*key, *round)).collect();
         rounds.sort_unstable();
         Some(rounds)
     }
@@ -190,23 +189,46 @@ impl Roster {
         self.asked.iter().filter_map(|asked| asked.rounds.get(&key).copied()).min()
     }
 
-    /// From which round of a tensor on a rank counts; none where it does not.
-    fn first_round(&self, rank: Rank, key: Key) -> Option<u64> {
-        let late = self.late.iter().find(|(other, _)| *other == rank);
-        let round = late.and_then(|(_, rounds)| rounds.get(&key)).copied().unwrap_or(1);
-        self.counting.contains(rank).then_some(round)
+    /// The first round after this one that somebody counts in who does not count in this one.
+    fn next_counted(&self, key: Key, round: u64) -> Option<u64> {
+        self.late
+            .iter()
+            .filter_map(|(_, rounds)| rounds.get(&key).copied())
+            .filter(|from| *from > round)
+            .min()
     }
 
-    /// May a worker contribute to this round? It is told its first one before it does.
-    pub(super) fn check(&self, rank: Rank, key: Key, round: u64) -> Result<(), Status> {
-        if self.is_whole() {
-            return Ok(());
+    /// Rounds that nobody is left for, before the first that somebody counts in: they end with nothing. All who counted in them
+    /// have died, in the time in which others came.
+    pub(super) fn pass_vacant(&self, chunk: &mut Chunk) {
+        if chunk.expected.len() > 0 || chunk.is_loose() || chunk.is_barred() || !chunk.is_idle() {
+            return;
         }
-        match self.first_round(rank, key) {
-            None => Err(Status::Retry),
-            Some(first) if round < first => Err(Status::Refused),
-            Some(_) => Ok(()),
+        let Some(next) = self.next_counted(chunk.spec.id.key, chunk.round()) else { return };
+        while chunk.round() < next && !chunk.is_barred() {
+            chunk.publish(None);
         }
+        self.expect(chunk);
+    }
+
+    /// May a worker contribute at all? It is told its first round before it does.
+    pub(super) fn check(&self, rank: Rank) -> Result<(), Status> {
+        if self.counting.contains(rank) { Ok(()) } else { Err(Status::Retry) }
+    }
+
+    /// Is this round one that goes on without a worker, which counts from a later one on?
+    pub(super) fn is_early(&self, rank: Rank, key: Key, round: u64) -> bool {
+        let late = self.late.iter().find(|(other, _)| *other == rank);
+        late.and_then(|(_, rounds)| rounds.get(&key)).is_some_and(|first| round < *first)
+    }
+
+    /// How an operation ended that is answered now.
+    pub(super) fn ending(&self, chunk: &Chunk, waiter: &Waiter) -> Status {
+        let is_early = waiter.op.contributes() && !chunk.is_loose();
+        if is_early && self.is_early(waiter.rank, chunk.spec.id.key, waiter.version) {
+            return Status::Late;
+        }
+        chunk.ending(waiter)
     }
 
     /// Do all workers count, in all rounds?

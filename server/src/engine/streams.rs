@@ -387,6 +387,7 @@ impl LaneEngine {
             if let Some(update) = pending.filter(|(round, _)| confirmed < *round) {
                 push_update(copying, item.chunk, &keep, update);
             }
+            self.keep_together(item.chunk, to);
         }
         self.go_on(item.chunk, out);
         Ok(())
@@ -453,8 +454,18 @@ impl LaneEngine {
             if let Some(update) = pending {
                 push_update(copying, index, &keep, update);
             }
-            return;
+            return self.keep_together(index, to);
         }
+    }
+
+    /// Chunks of a tensor with norms end their rounds together, also where they are copied: once one of them is in a stream,
+    /// rounds of all wait for it.
+    fn keep_together(&mut self, index: u32, to: Rank) {
+        let Some(group) = self.chunks[index as usize].group else { return };
+        let range = self.groups[group as usize].chunks.clone();
+        let chunks = &mut self.chunks[range.start as usize..range.end as usize];
+        let keeps = chunks.iter_mut().flat_map(|chunk| chunk.copies.iter_mut().flatten());
+        keeps.filter(|keep| keep.to == to).for_each(|keep| keep.kept = true);
     }
 
     /// The image that was asked for has so many bytes.

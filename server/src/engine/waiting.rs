@@ -1,5 +1,7 @@
 //! What waits longest on a lane, for people: an operation on a chunk, or a call. It decides nothing.
 
+use super::answers::Found;
+use super::lane::LaneEngine;
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
 use std::fmt;
@@ -32,6 +34,30 @@ pub enum CallWaits {
     Answer,
     /// There is no handler.
     Handler,
+}
+
+impl LaneEngine {
+    /// The operation that waits longest, for people.
+    #[must_use]
+    pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
+        let all =
+            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
+        let call = self.oldest_call(now_ms);
+        let Some((index, waiter)) = all.min_by_key(|(_, waiter)| waiter.since_ms) else { return call };
+        let waited_ms = now_ms.saturating_sub(waiter.since_ms);
+        if call.as_ref().is_some_and(|call| call.waited_ms > waited_ms) {
+            return call;
+        }
+        let chunk = &self.chunks[index as usize];
+        Some(Waiting {
+            chunk: chunk.spec.id,
+            rank: waiter.rank,
+            round: chunk.round(),
+            waited_ms,
+            missing: self.late(index, waiter, &mut Found::default()).1,
+            call: None,
+        })
+    }
 }
 
 impl fmt::Display for Waiting {

@@ -16,6 +16,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             chunks.iter_mut().for_each(|(_, from)| *from = round);
         }
-        Ok(self.storage.change_rule(&chunks, optimizer)?)
+        self.storage.change_rule(&chunks, optimizer)?;
+        // Copies hear of it in its place between updates.
+        chunks.iter().for_each(|(chunk, _)| self.engine.rule_changed(*chunk));
+        Ok(())
     }
 }

@@ -29,3 +29,4 @@ pub use embed::{Server, StartError, listen};
 pub use lane::{DataLane, LaneConfig, LaneError};
 pub use link::WorkerInbox;
 pub use run::{RunError, run};
+pub use thread::LaneNews;

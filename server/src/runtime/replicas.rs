@@ -87,7 +87,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     /// What the control side is to know.
-    pub(super) fn next_news(&mut self) -> Option<LaneNews> {
+    pub fn next_news(&mut self) -> Option<LaneNews> {
         self.replicas.news.pop_front()
     }
 

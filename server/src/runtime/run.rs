@@ -273,6 +273,7 @@ fn start_lanes(
         if devices.verbs.is_some() {
             lane.register_replies();
         }
+        lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
         lane.set_checkpoints(saver.lane(index), restorer.cloned());
         let failed = failed.clone();

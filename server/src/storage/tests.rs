@@ -60,7 +60,7 @@ fn encoded(codec: Codec, salt: usize) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn weights(storage: &Storage, chunk: u32) -> Vec<f32> {
-    let buffer = &storage.chunks[chunk as usize].weights[0];
+    let buffer = &storage.stored(chunk).unwrap().weights[0];
     buffer.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)).collect()
 }
 
@@ -122,7 +122,7 @@ fn of_contributions(dtype: Dtype, together: bool, third: bool) -> Vec<u8> {
     }
     let round = Round { number: 1, last, old: 0, into: 1, contributors: 2 + u32::from(third) };
     assert_eq!(storage.finish(0, &round, &NO_VIEWS).unwrap(), Verdict::Fits);
-    storage.chunks[0].weights[1].to_vec()
+    storage.stored(0).unwrap().weights[1].to_vec()
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod forge;
 pub mod gauge;
 pub mod hostile;
 pub mod job;
+pub mod lab;
 pub mod log;
 pub mod native;
 pub mod netns;

@@ -35,7 +35,7 @@ use crate::runtime::{
 };
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
-use proto_common::config::Settings;
+use proto_common::config::{Settings, WorkerLoss};
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::{ClusterShape, Coming, DeclareError, NodeGroup, ToScheduler};
 use proto_common::mode::Mode;
@@ -167,14 +167,33 @@ impl Client {
         let within = Duration::from_millis(self.0.settings.deadlines.operation_ms);
         // One at a time, so that updates are applied in the order of their epochs.
         let _declaring = lock(&self.0.declaring);
+        let counts = self.counts(within)?;
         let update = self.requests()?.declare(specs.to_vec(), within)?;
-        let new = self.0.members.with_map(|map| self.add(&update, map, most));
+        let new = self.0.members.with_map(|map| self.add(&update, map, (most, &counts)));
         self.place(&new.ok_or_else(|| OpError::Closed("it was closed before".into()))??, false);
         specs.iter().map(|spec| self.tensor(spec.key.0)).collect()
     }
 
+    /// From which round of each tensor on this worker counts, where it came in between: no contribution may be sent before that
+    /// is known.
+    fn counts(&self, within: Duration) -> Result<BTreeMap<Key, u64>, ClientError> {
+        if self.0.coming != Coming::Between {
+            return Ok(BTreeMap::new());
+        }
+        self.0.members.counts(within).ok_or_else(|| {
+            let waited_ms = within.as_millis() as u64;
+            let reason = "the scheduler did not say from which rounds on this worker counts; see its log for a server that does not answer".into();
+            self.dead().map_or(ClientError::Assemble { waited_ms, reason }, Into::into)
+        })
+    }
+
     /// The tensors that are new, cut as the map has them. It may change from then on: lanes know.
-    fn add(&self, update: &MapUpdate, map: &ShardMap, most: usize) -> Result<Vec<Tensor>, ClientError> {
+    fn add(
+        &self,
+        update: &MapUpdate,
+        map: &ShardMap,
+        (most, counts): (usize, &BTreeMap<Key, u64>),
+    ) -> Result<Vec<Tensor>, ClientError> {
         let mut tensors = self.0.tensors.write().unwrap_or_else(PoisonError::into_inner);
         let used = tensors.values().map(Tensor::spec);
         let unused = update.tensors.iter().filter(|spec| !tensors.contains_key(&spec.key));
@@ -182,8 +201,12 @@ impl Client {
         let mut new = Vec::new();
         for spec in &update.tensors {
             tensors.entry(spec.key).or_insert_with(|| {
-                new.push(Tensor::new((self.0.incarnation, self.0.rank), spec, map, self.0.lanes.len()));
-                new[new.len() - 1].clone()
+                let tensor = Tensor::new((self.0.incarnation, self.0.rank), spec, map, self.0.lanes.len());
+                if let Some(from) = counts.get(&spec.key) {
+                    tensor.numbers().go_on_after(from.saturating_sub(1), false);
+                }
+                new.push(tensor.clone());
+                tensor
             });
         }
         Ok(new)
@@ -297,6 +320,13 @@ impl Client {
     /// it have ended, [`fabric::UserBuffer::into_vec`] gives its numbers back.
     pub fn forget(&self, buffer: &fabric::UserBuffer) {
         self.0.registrations.forget(buffer);
+    }
+
+    /// How long an operation on a tensor may take. Where rounds wait for workers that died, that is within it.
+    fn operation_ms(&self) -> u32 {
+        let deadlines = &self.0.settings.deadlines;
+        let returns_ms = if self.0.shape.worker_loss == WorkerLoss::Wait { deadlines.rejoin_ms } else { 0 };
+        u32::try_from(deadlines.operation_ms.saturating_add(returns_ms)).unwrap_or(u32::MAX)
     }
 
     /// Whoever waits for an answer keeps nobody from asking, or from leaving: that ends the wait.

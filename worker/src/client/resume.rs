@@ -3,6 +3,7 @@
 use super::{Client, Tensor};
 use crate::error::ClientError;
 use proto_common::batch::OpKind;
+use proto_common::config::WorkerLoss;
 use proto_common::message::Coming;
 
 impl Client {
@@ -21,13 +22,18 @@ impl Client {
     /// Outside mode sync it is how many of this worker's own contributions are in force on every chunk; what it repeats of later
     /// ones counts once.
     pub fn resume(&self, tensors: &[Tensor]) -> Result<u64, ClientError> {
+        if self.0.coming == Coming::Between {
+            // Said when they were declared, and not the same for all of them.
+            return Ok(tensors.iter().map(|tensor| tensor.numbers().rounds()).min().unwrap_or(0));
+        }
         let tell = |tensor: &Tensor| self.tell(tensor, OpKind::Release);
         let asked = tensors.iter().map(tell).collect::<Result<Vec<_>, _>>()?;
         let versions = asked.into_iter().map(|handle| Ok(handle.wait()?.version.0));
         let versions = versions.collect::<Result<Vec<u64>, ClientError>>()?;
         // Nobody is further than the round after it, because that needs this worker.
         let round = versions.into_iter().min().unwrap_or(0);
-        let exactly = self.0.coming == Coming::Again;
+        // Then servers keep the version before the one in force.
+        let exactly = self.0.shape.worker_loss == WorkerLoss::Wait && self.0.coming != Coming::Between;
         for tensor in tensors {
             let has_rounds = tensor.spec().settled_mode().has_rounds() && tensor.spec().settled_backup() == 0;
             tensor.numbers().go_on_after(round, exactly && has_rounds);

@@ -274,7 +274,7 @@ impl Client {
         let target = target.map(|target| buffers.keep_target(target));
         let tensor_lanes = coded.map_or(tensor.lanes(), |coded| &coded.lanes);
         let lanes = tensor_lanes.iter().filter(|parts| !parts.is_empty()).count() as u32;
-        let timeout_ms = u32::try_from(self.0.settings.deadlines.operation_ms).unwrap_or(u32::MAX);
+        let timeout_ms = self.operation_ms();
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
         let (operation, round) = numbers.next(kind, tensor.seen());

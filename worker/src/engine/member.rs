@@ -75,6 +75,7 @@ pub struct Member {
     map: ShardMap,
     dials: Dials,
     failovers: u64,
+    counts: Option<BTreeMap<Key, u64>>,
 }
 
 impl Member {
@@ -86,6 +87,7 @@ impl Member {
             map: ShardMap::new(config.shape.chunk_bytes, config.shape.lanes),
             dials: Dials::new(config.reach_ms),
             failovers: 0,
+            counts: None,
             config,
         }
     }
@@ -115,12 +117,18 @@ impl Member {
         self.failovers
     }
 
+    /// Of a worker that came in between: from which round of each tensor on it counts, once that is decided.
+    #[must_use]
+    pub fn counts(&self) -> Option<&BTreeMap<Key, u64>> {
+        self.counts.as_ref()
+    }
+
     /// What a scheduler that knows nothing is to know, once there was a roster. Barriers are somebody else's to add.
     #[must_use]
     pub fn resume(&self) -> Option<Resume> {
         let Roster { members, left, .. } = self.roster.clone()?;
         let (rank, epoch, map) = (self.config.rank, self.epoch(), self.map.whole());
-        Some(Resume { rank, epoch, members, left, map, barriers: Vec::new() })
+        Some(Resume { rank, term: epoch.term, epoch, members, left, map, barriers: Vec::new() })
     }
 
     fn servers(&self) -> impl Iterator<Item = &Entry> {
@@ -136,6 +144,11 @@ impl Member {
                 self.take_roster(Roster { epoch: *epoch, members, left }, out);
             }
             FromScheduler::Remap { epoch, change } => self.remap(*epoch, change, out),
+            FromScheduler::CountFrom { rank, incarnation, rounds } => {
+                if (*rank, *incarnation) == (self.config.rank, self.config.incarnation) {
+                    self.counts = Some(rounds.iter().copied().collect());
+                }
+            }
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(OpError::Died(death.clone()))),
             FromScheduler::Shutdown { reason } => {
                 let why = format!("the scheduler ends the job: {reason}");
@@ -149,7 +162,6 @@ impl Member {
             | FromScheduler::Assign(_)
             | FromScheduler::ChangeRule { .. }
             | FromScheduler::AskRounds { .. }
-            | FromScheduler::CountFrom { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::Declared { .. }

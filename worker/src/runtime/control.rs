@@ -208,9 +208,11 @@ impl Requests {
     }
 
     pub(crate) fn barrier(&self, name: &str, group: NodeGroup, within: Duration) -> Result<(), ClientError> {
-        let (owned, timeout_ms) = (name.to_owned(), within.as_millis() as u64);
-        let passed = self.posts.passed().times(name, group);
-        let message = |request| ToScheduler::Barrier { request, name: owned, group, passed, timeout_ms };
+        let (passed, timeout_ms) = (self.posts.passed().times(name, group), within.as_millis() as u64);
+        let message = |request| {
+            let name = name.to_owned();
+            ToScheduler::Barrier { request, name, group, passed, timeout_ms }
+        };
         self.ask(within, Ask::Barrier, message)??;
         self.posts.passed().count(name, group);
         Ok(())

@@ -7,13 +7,13 @@ use super::seat::LaneHandle;
 use super::thread::LaneMessage;
 use crate::engine::{Member, MemberCommand, MemberConfig};
 use crate::error::{ClientError, OpError};
-use proto_common::ids::{Epoch, Rank};
+use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::{FromScheduler, Member as Entry, Resume};
 use proto_common::shard_map::{MapError, MapUpdate, ShardMap};
 use proto_common::transport::Choice;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// What happens while servers are connected for the first time.
@@ -44,6 +44,8 @@ impl WeakMembers {
 
 struct Inner {
     state: Mutex<State>,
+    /// What the scheduler said was taken.
+    changed: Condvar,
     links: Arc<Links>,
     start: Instant,
     on_fatal: Box<dyn Fn(OpError) + Send + Sync>,
@@ -72,7 +74,7 @@ impl Members {
         steps: Sender<Step>,
     ) -> Self {
         let (state, start, on_fatal) = (Mutex::default(), Instant::now(), Box::new(on_fatal));
-        Self(Arc::new(Inner { state, links, start, on_fatal, steps }))
+        Self(Arc::new(Inner { state, changed: Condvar::new(), links, start, on_fatal, steps }))
     }
 
     /// For lanes, which are not to keep it: the client ends them, not the other way round.
@@ -119,7 +121,10 @@ impl Members {
         let engine = state.engine.as_mut()?;
         engine.heard(message, &mut out);
         self.0.links.set_failovers(engine.failovers());
-        self.execute(&mut state, out)
+        let fatal = self.execute(&mut state, out);
+        drop(state);
+        self.0.changed.notify_all();
+        fatal
     }
 
     /// Takes the answer to a declaration, in its place among what the scheduler says.
@@ -142,6 +147,16 @@ impl Members {
     /// Servers of the roster that are not connected; none before the first roster.
     pub(crate) fn missing(&self) -> Vec<Rank> {
         self.lock().engine.as_ref().map_or_else(Vec::new, Member::missing)
+    }
+
+    /// From which round of each tensor on this worker counts, which came in between; waits for that to be decided, within a
+    /// limit.
+    pub(crate) fn counts(&self, within: Duration) -> Option<BTreeMap<Key, u64>> {
+        let undecided =
+            |state: &mut State| state.engine.as_ref().is_some_and(|engine| engine.counts().is_none());
+        let waited = self.0.changed.wait_timeout_while(self.lock(), within, undecided);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.engine.as_ref()?.counts().cloned()
     }
 
     /// Looks at the shard map in force.

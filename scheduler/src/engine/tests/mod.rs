@@ -6,7 +6,9 @@ mod declaring;
 mod ending;
 mod posts;
 mod properties;
+mod recovery;
 mod registering;
+mod world;
 
 use super::*;
 use proto_common::config::WorkerLoss;

@@ -3,12 +3,17 @@
 
 mod calls;
 mod coded;
+mod comings;
+mod copies;
 mod credits;
 mod deadlines;
 mod dynamic;
+mod elastic;
+mod exact;
 mod hostile;
 mod in_place;
 mod member;
+mod memberships;
 mod model;
 mod modes;
 mod norms;
@@ -28,7 +33,7 @@ use proto_common::batch::{
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -153,6 +158,8 @@ struct Rig {
     slot: u32,
     /// Workers that connect and the server read each other's memory where it lies.
     in_place: bool,
+    /// Of each worker.
+    lives: Vec<Incarnation>,
 }
 
 impl Rig {
@@ -164,7 +171,8 @@ impl Rig {
     fn with(config: EngineConfig, in_place: bool) -> Self {
         let mut engine = LaneEngine::new(config);
         engine.assign(Epoch { term: 1, counter: 1 }, &[spec(1)]);
-        let mut rig = Self { engine, config, workers: Vec::new(), now_ms: 0, slot: 0, in_place };
+        let lives = (0..config.workers).map(life).collect();
+        let mut rig = Self { engine, config, workers: Vec::new(), now_ms: 0, slot: 0, in_place, lives };
         for rank in 0..config.workers {
             rig.workers.push(Worker::default());
             rig.connect(rank);
@@ -179,7 +187,10 @@ impl Rig {
     fn connect_with(&mut self, rank: u32, result_slots: u32) -> Vec<Command> {
         let mut out = Commands::default();
         let inbox: Vec<_> = (0..result_slots).map(|slot| SlotGrant { slot, generation: 1 }).collect();
-        let credits = self.engine.peer_up(Rank(rank), life(rank), &inbox, self.in_place, &mut out).into();
+        let credits = self
+            .engine
+            .peer_up(Rank(rank), self.lives[rank as usize], &inbox, self.in_place, &mut out)
+            .into();
         self.workers[rank as usize] = Worker { credits, ..Worker::default() };
         out.list
     }
@@ -192,7 +203,7 @@ impl Rig {
             sender: Rank(rank),
             job: self.config.job,
             epoch: Epoch { term: 1, counter: 1 },
-            sender_incarnation: life(rank),
+            sender_incarnation: self.lives.get(rank as usize).copied().unwrap_or_default(),
             receiver_incarnation: SERVER,
             sequence: 1,
             payload_offset: PAYLOAD,
@@ -307,6 +318,34 @@ impl Rig {
     /// The worker's channel ends.
     fn down(&mut self, rank: Rank) {
         self.engine.peer_down(rank);
+    }
+
+    /// The scheduler says that these are there, and that others of them have left in good order.
+    fn roster(&mut self, counter: u32, present: &[u32], left: &[u32]) -> Vec<Command> {
+        let lives = &self.lives;
+        let present: Vec<_> = present.iter().map(|rank| (Rank(*rank), lives[*rank as usize])).collect();
+        let left: Vec<_> = left.iter().map(|rank| Rank(*rank)).collect();
+        let mut out = Commands::default();
+        self.engine.workers_changed(Epoch { term: 1, counter }, &present, &left, &mut out);
+        out.list
+    }
+
+    /// A worker dies, and another life of it is there: it is to be connected.
+    fn again(&mut self, rank: u32) {
+        self.engine.peer_down(Rank(rank));
+        self.lives[rank as usize].0 += 1_000;
+    }
+
+    fn ask_rounds(&mut self, rank: u32) -> Vec<(u64, u64)> {
+        let rounds = self.engine.ask_rounds(Rank(rank), self.lives[rank as usize]);
+        rounds.into_iter().map(|(key, round)| (key.0, round)).collect()
+    }
+
+    fn count_from(&mut self, rank: u32, rounds: &[(u64, u64)]) -> Vec<Command> {
+        let rounds: Vec<_> = rounds.iter().map(|(key, round)| (Key(*key), *round)).collect();
+        let mut out = Commands::default();
+        self.engine.count_from(Rank(rank), self.lives[rank as usize], &rounds, &mut out);
+        out.list
     }
 
     /// A worker that is idle gives its credits back.

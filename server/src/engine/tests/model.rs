@@ -136,6 +136,16 @@ impl Observer {
             | Command::CallCancel { .. }
             | Command::CallLand { .. }
             | Command::CallDrop { .. } => panic!("nobody calls: {command:?}"),
+            Command::Capture { .. }
+            | Command::Record { .. }
+            | Command::TellPrimary { .. }
+            | Command::TakeSum { .. }
+            | Command::TakePart { .. }
+            | Command::Load { .. }
+            | Command::TakeRules { .. }
+            | Command::EndStream { .. }
+            | Command::Free { .. }
+            | Command::Seeded { .. } => panic!("there are no copies: {command:?}"),
             Command::Expel { .. } => panic!("workers that keep the protocol are not expelled: {command:?}"),
         }
     }
@@ -144,6 +154,7 @@ impl Observer {
         match from {
             Source::Slot { slot, offset } => self.slots[&(slot, offset)],
             Source::Spill(block) => self.spills.remove(&block).expect("a spill block that holds something"),
+            Source::Record { .. } => panic!("there are no copies"),
             Source::Worker { peer, offset, region, .. } => {
                 assert_eq!(region, REGION);
                 self.referenced[&(peer.0, offset)]

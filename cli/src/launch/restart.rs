@@ -1,0 +1,197 @@
+//! Seats that are filled again: who may, how often, and when. It decides; the supervisor starts.
+
+use super::plan::{ChildSpec, Plan};
+use daemon::exit::{Failure, WithCode as _};
+use daemon::settings::load_settings;
+use proto_common::config::{Settings, WorkerLoss};
+use proto_common::error::ExitCode;
+use proto_common::ids::{MemberId, Role};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Milliseconds before the first new life of a seat; twice as long before each further one.
+const PAUSE_MS: u64 = 250;
+const PAUSE_MS_MAX: u64 = 10_000;
+/// Ends that another life would end with as well, or that say that the job is over.
+const FINAL: [ExitCode; 7] = [
+    ExitCode::Usage,
+    ExitCode::BadData,
+    ExitCode::MemberDied,
+    ExitCode::Deadline,
+    ExitCode::Refused,
+    ExitCode::Transport,
+    ExitCode::Config,
+];
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Restarts {
+    /// New lives of each seat; none unless asked for.
+    limit: u32,
+    /// Roles without one of which the job goes on.
+    roles: Vec<Role>,
+    made: BTreeMap<MemberId, u32>,
+    due: Vec<(Instant, ChildSpec)>,
+}
+
+/// A new life, as it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Again {
+    pub(super) after: Duration,
+    pub(super) number: u32,
+    pub(super) limit: u32,
+}
+
+impl Restarts {
+    /// As asked for, with what the settings of the cluster allow; and what is to be said of those that they do not.
+    pub(super) fn new(
+        limit: Option<u32>,
+        env: &[(String, String)],
+        plan: &Plan,
+    ) -> Result<(Self, Vec<String>), Failure> {
+        let Some(limit) = limit else { return Ok(Default::default()) };
+        // What comes later counts, as in a process's environment.
+        let all = env.iter().chain(&plan.common).chain(&plan.of_servers).cloned();
+        let all: Vec<(String, String)> = all.collect::<BTreeMap<_, _>>().into_iter().collect();
+        let loaded = load_settings(Role::Scheduler, &all, None, &[]).code(ExitCode::Config)?;
+        let (roles, notes) = survivable(&loaded.settings);
+        Ok((Self { limit, roles, ..Self::default() }, notes))
+    }
+
+    /// A process has ended by itself with this code: is its seat filled again?
+    pub(super) fn again(&mut self, spec: &ChildSpec, code: u8, now: Instant) -> Option<Again> {
+        let made = self.made.get(&spec.id).copied().unwrap_or(0);
+        let is_final = code == 0 || FINAL.iter().any(|known| *known as u8 == code);
+        if is_final || made >= self.limit || !self.roles.contains(&spec.id.role) {
+            return None;
+        }
+        let pause_ms = PAUSE_MS.saturating_mul(1 << made.min(16)).min(PAUSE_MS_MAX);
+        let after = Duration::from_millis(pause_ms);
+        self.made.insert(spec.id, made + 1);
+        self.due.push((now + after, spec.clone()));
+        Some(Again { after, number: made + 1, limit: self.limit })
+    }
+
+    /// Has this seat had a life before?
+    pub(super) fn is_again(&self, id: MemberId) -> bool {
+        self.made.contains_key(&id)
+    }
+
+    /// When the next one is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.iter().map(|(at, _)| *at).min()
+    }
+
+    /// Those that are due.
+    pub(super) fn take(&mut self, now: Instant) -> Vec<ChildSpec> {
+        let (due, later) = self.due.drain(..).partition(|(at, _)| *at <= now);
+        self.due = later;
+        due.into_iter().map(|(_, spec): (Instant, ChildSpec)| spec).collect()
+    }
+
+    /// Does a seat of this role wait for its next life?
+    pub(super) fn awaits(&self, role: Role) -> bool {
+        self.due.iter().any(|(_, spec)| spec.id.role == role)
+    }
+
+    /// Nobody comes any more: the job ends.
+    pub(super) fn cancel(&mut self) {
+        self.due.clear();
+        self.limit = 0;
+    }
+}
+
+/// The roles whose members may be missing for a while, and why others may not.
+fn survivable(settings: &Settings) -> (Vec<Role>, Vec<String>) {
+    let rules = [
+        (
+            Role::Scheduler,
+            settings.deadlines.scheduler_ms > 0,
+            "deadlines.scheduler_ms = 0",
+            "deadlines.scheduler_ms=60000",
+        ),
+        (Role::Server, settings.cluster.replicas > 0, "cluster.replicas = 0", "cluster.replicas=1"),
+        (
+            Role::Worker,
+            settings.cluster.worker_loss != WorkerLoss::Stop,
+            "cluster.worker_loss = \"stop\"",
+            "cluster.worker_loss=wait",
+        ),
+    ];
+    let (mut roles, mut notes) = (Vec::new(), Vec::new());
+    for (role, can_go_on, reason, fix) in rules {
+        match can_go_on {
+            true => roles.push(role),
+            false => notes.push(format!(
+                "--restart: a {role} is not started again, because its death ends the job ({reason}); --set {fix} changes that"
+            )),
+        }
+    }
+    (roles, notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Seat;
+    use super::*;
+
+    fn spec(role: Role, rank: u32) -> ChildSpec {
+        ChildSpec {
+            id: Seat::here(role, rank).id,
+            host: None,
+            program: "p".into(),
+            args: Vec::new(),
+            directory: None,
+            env: Vec::new(),
+            env_removed: Vec::new(),
+        }
+    }
+
+    fn restarts(limit: u32, roles: &[Role]) -> Restarts {
+        Restarts { limit, roles: roles.to_vec(), ..Restarts::default() }
+    }
+
+    #[test]
+    fn so_often_and_ever_later() {
+        let mut restarts = restarts(3, &[Role::Server]);
+        let (now, one) = (Instant::now(), spec(Role::Server, 1));
+        let pauses: Vec<_> = (0..4)
+            .map(|_| restarts.again(&one, 137, now).map(|again| (again.number, again.after.as_millis())))
+            .collect();
+        assert_eq!(pauses, [Some((1, 250)), Some((2, 500)), Some((3, 1_000)), None]);
+        assert!(restarts.again(&spec(Role::Server, 0), 137, now).is_some(), "each seat has its own count");
+        assert_eq!(restarts.take(now), [], "nothing is due yet");
+        assert_eq!(restarts.take(now + Duration::from_millis(500)).len(), 3);
+        assert_eq!(restarts.next(), Some(now + Duration::from_millis(1_000)));
+        assert!(restarts.awaits(Role::Server) && !restarts.awaits(Role::Worker));
+        restarts.cancel();
+        assert_eq!((restarts.next(), restarts.again(&spec(Role::Server, 2), 137, now)), (None, None));
+    }
+
+    #[test]
+    fn ends_that_repeat_themselves_are_ends() {
+        let mut restarts = restarts(9, &[Role::Worker]);
+        let now = Instant::now();
+        for code in [0, 2, 65, 71, 73, 78] {
+            assert_eq!(restarts.again(&spec(Role::Worker, 0), code, now), None, "{code}");
+        }
+        for code in [1, 70, 134, 137] {
+            assert!(restarts.again(&spec(Role::Worker, 0), code, now).is_some(), "{code}");
+        }
+        assert_eq!(restarts.again(&spec(Role::Server, 0), 137, now), None, "the job ends with it");
+    }
+
+    #[test]
+    fn the_settings_say_whose_death_the_job_survives() {
+        let mut settings = Settings::default();
+        let (roles, notes) = survivable(&settings);
+        assert_eq!((roles, notes.len()), (vec![Role::Scheduler], 2));
+        settings.cluster.replicas = 1;
+        settings.cluster.worker_loss = WorkerLoss::Wait;
+        settings.deadlines.scheduler_ms = 0;
+        let (roles, notes) = survivable(&settings);
+        assert_eq!(roles, [Role::Server, Role::Worker]);
+        assert!(notes[0].contains("a scheduler is not started again"), "{notes:?}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The scheduler's process: its engine, one life after the other, and its ends of the control connections.
+
+use super::Lab;
+use super::wire::Parcel;
+use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use proto_common::ids::{Incarnation, JobId};
+use proto_common::message::FromScheduler;
+
+pub(super) const JOB: JobId = JobId(77);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Brain {
+    pub(super) engine: Option<Engine>,
+    /// Which life it is, from 1.
+    pub(super) life: u64,
+    pub(super) tick_us: u64,
+    /// When the next life begins.
+    pub(super) start_us: Option<u64>,
+    pub(super) outcome: Option<Outcome>,
+}
+
+impl Brain {
+    pub(super) fn next_us(&self) -> Option<u64> {
+        let tick = self.engine.as_ref().map(|_| self.tick_us);
+        tick.into_iter().chain(self.start_us).min()
+    }
+}
+
+impl Lab {
+    pub(super) fn step_brain(&mut self) {
+        let now_us = self.now_us();
+        if self.brain.start_us.is_some_and(|at_us| at_us <= now_us) {
+            self.start_brain();
+        }
+        while self.brain.engine.is_some()
+            && let Some((id, parcel)) = self.wires.next_up(self.brain.life, now_us)
+        {
+            let connection = ConnectionId(id);
+            let input = match parcel {
+                Parcel::Message(message) => Input::Message { from: connection, message },
+                Parcel::Closed => Input::Closed { connection, fault: None },
+            };
+            self.decide(input);
+        }
+        if self.brain.engine.is_some() && self.brain.tick_us <= now_us {
+            self.decide(Input::Tick);
+        }
+    }
+
+    fn start_brain(&mut self) {
+        let now_us = self.now_us();
+        self.brain.start_us = None;
+        self.brain.life += 1;
+        let config = EngineConfig {
+            job: JOB,
+            shape: self.shape.cluster(),
+            term: 1,
+            scheduler: Incarnation(9_000 + self.brain.life),
+            assemble_ms: 20_000,
+            drain_ms: 2_000,
+            rejoin_ms: 20_000,
+            rebalance: true,
+            resume: self.brain.life > 1,
+            pid: 1,
+        };
+        self.note(&format!("scheduler life {} begins", self.brain.life));
+        self.brain.engine = Some(Engine::new(config, now_us / 1_000));
+        self.brain.tick_us = now_us;
+    }
+
+    /// Its process dies: members find their connections closed.
+    pub(super) fn crash_brain(&mut self, down_us: u64) {
+        let (now_us, life) = (self.now_us(), self.brain.life);
+        if self.brain.engine.take().is_some() {
+            self.note("scheduler dies");
+            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            self.wires.drop_scheduler(life, at_us);
+            self.brain.start_us = Some(now_us + down_us);
+        }
+    }
+
+    fn decide(&mut self, input: Input) {
+        let now_us = self.now_us();
+        let now_ms = now_us / 1_000;
+        let Some(engine) = &mut self.brain.engine else { return };
+        let commands = engine.handle(now_ms, input);
+        self.brain.tick_us = engine.next_tick_ms(now_ms).max(now_ms + 1) * 1_000;
+        for command in commands {
+            match command {
+                Command::Send { to, message } => {
+                    if !matches!(*message, FromScheduler::HeartbeatAck | FromScheduler::Welcome(_)) {
+                        let text = format!("{message:?}");
+                        let end = text.char_indices().nth(400).map_or(text.len(), |(at, _)| at);
+                        self.note(&format!("to {to:?}: {}", &text[..end]));
+                    }
+                    for connection in to {
+                        let at_us = now_us + self.rng.within(0, self.shape.control_us);
+                        self.wires.say_down(connection.0, at_us, (*message).clone());
+                    }
+                }
+                Command::Close { connection } => {
+                    self.wires.deafen(connection.0);
+                    self.wires.close_down(connection.0, now_us);
+                }
+                Command::End(outcome) => {
+                    self.note(&format!("the job is over: {outcome}"));
+                    self.brain.outcome = Some(outcome);
+                    self.brain.engine = None;
+                    self.wires.drop_scheduler(self.brain.life, now_us);
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Members' ends of the control connections: registration, heartbeats, loss, and the way back to the next scheduler, as
+//! `daemon::control` does it.
+
+use super::Lab;
+use super::brain::JOB;
+use super::seat::{Body, Link, Process};
+use super::wire::{Parcel, WireId};
+use proto_common::ids::{Incarnation, Role};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
+use proto_common::transport::{Offer, Policies};
+
+/// Between two tries to reach a scheduler.
+const SEEK_US: u64 = 50_000;
+/// How long a process looks for a first scheduler.
+const FIRST_US: u64 = 20_000_000;
+
+impl Lab {
+    pub(super) fn step_links(&mut self) {
+        for seat in 0..self.seats.len() {
+            if self.seats[seat].start_us.is_some_and(|at_us| at_us <= self.now_us()) {
+                self.start_process(seat);
+            }
+            self.step_link(seat);
+        }
+    }
+
+    fn start_process(&mut self, at: usize) {
+        let now_us = self.now_us();
+        let seat = &mut self.seats[at];
+        seat.start_us = None;
+        seat.lives += 1;
+        let life = Incarnation(seat.lives * 1_000 + at as u64);
+        let node = self.net.node(&format!("{}-{at}.{}", seat.role, seat.lives));
+        seat.process = Some(Process {
+            node,
+            life,
+            link: Link::Seeking { since_us: now_us, next_us: now_us },
+            heard_us: now_us,
+            beat_us: now_us,
+            unsaid: Vec::new(),
+            body: Body::Nobody,
+        });
+    }
+
+    /// A process ends, however: all its channels and connections do.
+    pub(super) fn end_process(&mut self, at: usize, why: &str) {
+        let now_us = self.now_us();
+        let Some(process) = self.seats[at].process.take() else { return };
+        self.note(&format!("seat {at} ends: {why}"));
+        self.net.crash(process.node);
+        if let Link::Greeting(wire) | Link::Up(wire) = process.link {
+            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            self.wires.close_up(wire, at_us);
+        }
+        self.retire(at, process);
+    }
+
+    fn step_link(&mut self, at: usize) {
+        let now_us = self.now_us();
+        if self.is_paused(at) {
+            return;
+        }
+        let Some(process) = &self.seats[at].process else { return };
+        match process.link {
+            Link::Seeking { since_us, next_us } if next_us <= now_us => self.seek(at, since_us),
+            Link::Seeking { .. } => {}
+            Link::Greeting(wire) | Link::Up(wire) => self.listen(at, wire),
+        }
+        let Some(process) = &mut self.seats[at].process else { return };
+        if let Link::Up(wire) = process.link
+            && process.beat_us <= now_us
+        {
+            process.beat_us = now_us + self.shape.cluster().heartbeat_ms * 1_000;
+            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            self.wires.say_up(wire, at_us, ToScheduler::Heartbeat(MemberReport::default()));
+        }
+    }
+
+    fn seek(&mut self, at: usize, since_us: u64) {
+        let now_us = self.now_us();
+        let limit_us =
+            if self.is_in_roster(at) { self.shape.cluster().scheduler_ms * 1_000 } else { FIRST_US };
+        if now_us > since_us + limit_us {
+            return self.end_process(at, "no scheduler");
+        }
+        let life = self.brain.life;
+        let is_down = self.brain.engine.is_none();
+        let Some(process) = &mut self.seats[at].process else { return };
+        if is_down {
+            process.link = Link::Seeking { since_us, next_us: now_us + SEEK_US };
+            return;
+        }
+        let wire = self.wires.open(at, life);
+        (process.link, process.heard_us) = (Link::Greeting(wire), now_us);
+        let resume = self.resume_of(at);
+        let register = self.register(at, resume.as_ref());
+        let mut said = vec![ToScheduler::Register(register)];
+        let parts = resume.map(Resume::parts).unwrap_or_default();
+        let count = parts.len();
+        let part = |(index, part)| ToScheduler::Resuming { part, last: index + 1 == count };
+        said.extend(parts.into_iter().enumerate().map(part));
+        for message in said {
+            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            self.wires.say_up(wire, at_us, message);
+        }
+    }
+
+    fn register(&self, at: usize, resume: Option<&Resume>) -> Register {
+        let seat = &self.seats[at];
+        let life = seat.process.as_ref().map_or(Incarnation(0), |process| process.life);
+        let wanted = match seat.role {
+            Role::Worker => Some(proto_common::ids::Rank((at - self.shape.places as usize) as u32)),
+            _ => None,
+        };
+        let wanted_rank = resume.map(|resume| resume.rank).or(wanted);
+        let offer = Offer { host: "lab".into(), uid: 1, policies: Policies::default(), missing: Vec::new() };
+        Register {
+            protocol: PROTOCOL_VERSION,
+            build: "lab".into(),
+            job: JOB,
+            role: seat.role,
+            incarnation: life,
+            wanted_rank,
+            data_address: (seat.role == Role::Server).then(|| at.to_string()),
+            http_address: None,
+            pid: 1,
+            offer,
+            resume: resume.map(Resume::head),
+        }
+    }
+
+    fn resume_of(&mut self, at: usize) -> Option<Resume> {
+        match &mut self.seats[at].process.as_mut()?.body {
+            Body::Nobody => None,
+            Body::Server(server) if !server.member.has_roster() => None,
+            Body::Server(server) => Some(server.member.resume()),
+            Body::Worker(worker) => worker.member.resume(),
+        }
+    }
+
+    /// Has it something to come back to?
+    fn is_in_roster(&self, at: usize) -> bool {
+        match self.seats[at].process.as_ref().map(|process| &process.body) {
+            Some(Body::Server(server)) => server.member.has_roster(),
+            Some(Body::Worker(worker)) => worker.member.resume().is_some(),
+            _ => false,
+        }
+    }
+
+    fn listen(&mut self, at: usize, wire: WireId) {
+        while let Some(parcel) = self.wires.next_down(wire, self.now_us()) {
+            match parcel {
+                Parcel::Closed => {
+                    self.wires.forget(wire);
+                    return self.lost(at);
+                }
+                Parcel::Message(message) => self.heard(at, wire, message),
+            }
+        }
+        // A scheduler that says nothing is lost as well.
+        let silence_us = self.shape.cluster().silence_ms * 1_000;
+        let Some(process) = &self.seats[at].process else { return };
+        if self.now_us() > process.heard_us + silence_us {
+            let at_us = self.now_us();
+            self.wires.close_up(wire, at_us);
+            self.lost(at);
+        }
+    }
+
+    fn lost(&mut self, at: usize) {
+        let now_us = self.now_us();
+        let may_seek = self.shape.cluster().scheduler_ms > 0 && self.is_in_roster(at);
+        let Some(process) = &mut self.seats[at].process else { return };
+        match (&process.body, process.link) {
+            (Body::Nobody, _) => {
+                process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
+            }
+            _ if may_seek => {
+                process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
+                self.note(&format!("seat {at} has lost the scheduler"));
+            }
+            _ => self.end_process(at, "the scheduler is lost"),
+        }
+    }
+
+    fn heard(&mut self, at: usize, wire: WireId, message: FromScheduler) {
+        let now_us = self.now_us();
+        let Some(process) = &mut self.seats[at].process else { return };
+        process.heard_us = now_us;
+        match message {
+            FromScheduler::HeartbeatAck => {}
+            FromScheduler::Welcome(welcome) => self.welcomed(at, wire, &welcome),
+            FromScheduler::Refused(reason) => self.end_process(at, &format!("refused: {reason}")),
+            message => match &process.body {
+                Body::Nobody => {}
+                Body::Server(_) => self.server_heard(at, message),
+                Body::Worker(_) => self.worker_heard(at, message),
+            },
+        }
+    }
+
+    fn welcomed(&mut self, at: usize, wire: WireId, welcome: &Welcome) {
+        let Some(process) = &mut self.seats[at].process else { return };
+        (process.link, process.beat_us) = (Link::Up(wire), 0);
+        let unsaid = std::mem::take(&mut process.unsaid);
+        let is_new = matches!(process.body, Body::Nobody);
+        match (self.seats[at].role, is_new) {
+            (Role::Server, true) => self.become_server(at, welcome),
+            (_, true) => self.become_worker(at, welcome),
+            (Role::Server, false) => self.server_back(at),
+            (_, false) => self.worker_back(at),
+        }
+        unsaid.into_iter().for_each(|message| self.say(at, message));
+    }
+
+    /// A member says something to the scheduler, or will when there is one.
+    pub(super) fn say(&mut self, at: usize, message: ToScheduler) {
+        let at_us = self.now_us() + self.rng.within(0, self.shape.control_us);
+        let Some(process) = &mut self.seats[at].process else { return };
+        match process.link {
+            Link::Up(wire) => self.wires.say_up(wire, at_us, message),
+            _ => process.unsaid.push(message),
+        }
+    }
+}

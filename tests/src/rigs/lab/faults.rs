@@ -1,0 +1,211 @@
+//! What goes wrong: drawn from the seed before, carried out when its time has come and the cluster can bear it.
+
+use super::Lab;
+use fabric::sim::{NodeId, Rng};
+use proto_common::ids::Role;
+
+/// One thing that goes wrong, or happens. Members are drawn when it happens, of those that are there then.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    Break,
+    Partition { us: u64 },
+    Silence { us: u64, both: bool },
+    Pause { us: u64 },
+    CrashServer { back_us: u64 },
+    Depose,
+    CrashScheduler { down_us: u64 },
+    Join,
+    Drain,
+    CrashWorker { back_us: u64 },
+}
+
+impl Lab {
+    /// Draws all faults of the plan, from now on.
+    pub(super) fn draw_faults(&mut self) {
+        let plan = self.shape.plan;
+        let now_us = self.now_us();
+        let silence_us = self.shape.cluster().silence_ms * 1_000;
+        let mut rng = self.rng.fork();
+        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 3);
+        let mut all: Vec<(u64, Fault)> = Vec::new();
+        let mut add = |count: u32, rng: &mut Rng, fault: &mut dyn FnMut(&mut Rng) -> Fault| {
+            for _ in 0..count {
+                let at_us = now_us + rng.below(plan.horizon_us.max(1));
+                let fault = fault(rng);
+                all.push((at_us, fault));
+            }
+        };
+        add(plan.breaks, &mut rng, &mut |_| Fault::Break);
+        add(plan.partitions, &mut rng, &mut |rng| Fault::Partition { us: rng.within(1_000, 2_000_000) });
+        add(plan.silences, &mut rng, &mut |rng| Fault::Silence { us: short(rng), both: rng.below(2) == 0 });
+        add(plan.pauses, &mut rng, &mut |rng| Fault::Pause { us: short(rng) });
+        add(plan.server_crashes, &mut rng, &mut |rng| Fault::CrashServer {
+            back_us: rng.within(10_000, 2_000_000),
+        });
+        add(plan.deposed, &mut rng, &mut |_| Fault::Depose);
+        add(plan.scheduler_crashes, &mut rng, &mut |rng| Fault::CrashScheduler {
+            down_us: rng.within(1_000, 3_000_000),
+        });
+        add(plan.joins, &mut rng, &mut |_| Fault::Join);
+        add(plan.drains, &mut rng, &mut |_| Fault::Drain);
+        add(plan.worker_crashes, &mut rng, &mut |rng| Fault::CrashWorker {
+            back_us: rng.within(10_000, 2_000_000),
+        });
+        all.sort_by_key(|(at_us, _)| *at_us);
+        self.faults = all.into();
+    }
+
+    pub(super) fn act(&mut self) {
+        let now_us = self.now_us();
+        while let Some((_, heal)) = self.heals.first_key_value().filter(|(at_us, _)| at_us.0 <= now_us) {
+            let (a, b) = *heal;
+            self.heals.pop_first();
+            self.partitions.remove(&(a, b));
+            self.net.heal(a, b);
+        }
+        while self.faults.front().is_some_and(|(at_us, _)| *at_us <= now_us) {
+            let Some((_, fault)) = self.faults.pop_front() else { return };
+            self.carry_out(fault);
+        }
+    }
+
+    /// Seats of a role with a process on them.
+    fn living(&self, role: Option<Role>) -> Vec<usize> {
+        let wanted = |at: &usize| {
+            let seat = &self.seats[*at];
+            seat.process.is_some() && role.is_none_or(|role| seat.role == role)
+        };
+        (0..self.seats.len()).filter(wanted).collect()
+    }
+
+    fn pick(&mut self, role: Option<Role>) -> Option<usize> {
+        let living = self.living(role);
+        (!living.is_empty()).then(|| living[self.rng.below(living.len() as u64) as usize])
+    }
+
+    fn pair(&mut self) -> Option<(NodeId, NodeId)> {
+        let (one, other) = (self.pick(None)?, self.pick(None)?);
+        let node = |at: usize| self.seats[at].process.as_ref().map(|process| process.node);
+        let (one, other) = (node(one)?, node(other)?);
+        (one != other).then(|| (one.min(other), one.max(other)))
+    }
+
+    fn carry_out(&mut self, fault: Fault) {
+        let now_us = self.now_us();
+        match fault {
+            Fault::Break => {
+                if let Some((a, b)) = self.pair() {
+                    self.net.break_between(a, b);
+                }
+            }
+            Fault::Partition { us } => {
+                if let Some((a, b)) = self.pair()
+                    && self.partitions.insert((a, b))
+                {
+                    self.net.partition(a, b);
+                    self.heal_at(now_us + us, (a, b));
+                }
+            }
+            Fault::Silence { us, both } => {
+                if let Some(at) = self.pick(None) {
+                    let up_us = now_us + us;
+                    let down_us = if both { up_us } else { now_us };
+                    self.note(&format!("seat {at} is not heard"));
+                    self.wires.silence(at, up_us, down_us);
+                }
+            }
+            Fault::Pause { us } => {
+                if let Some(at) = self.pick(None) {
+                    self.note(&format!("seat {at} pauses"));
+                    self.seats[at].paused_until_us = now_us + us;
+                }
+            }
+            Fault::CrashScheduler { down_us } => self.crash_brain(down_us),
+            Fault::CrashServer { back_us } => self.crash_server(back_us),
+            Fault::CrashWorker { back_us } => {
+                if let Some(at) = self.pick(Some(Role::Worker)).filter(|at| !self.seats[*at].is_done) {
+                    self.end_process(at, "killed");
+                    self.seats[at].start_us = Some(now_us + back_us);
+                }
+            }
+            Fault::Depose => self.depose(),
+            Fault::Join => {
+                let free = |at: &usize| {
+                    self.seats[*at].role == Role::Server
+                        && self.seats[*at].process.is_none()
+                        && self.seats[*at].start_us.is_none()
+                };
+                if let Some(at) = (0..self.seats.len()).find(free) {
+                    self.seats[at].start_us = Some(now_us);
+                }
+            }
+            Fault::Drain => {
+                let servers = self.living(Some(Role::Server));
+                if servers.len() > 2
+                    && let Some(at) = self.pick(Some(Role::Server))
+                {
+                    self.drain_server(at);
+                }
+            }
+        }
+    }
+
+    fn heal_at(&mut self, at_us: u64, nodes: (NodeId, NodeId)) {
+        self.heal_count += 1;
+        self.heals.insert((at_us, self.heal_count), nodes);
+    }
+
+    /// Kills a server whose chunks others have whole; else tries again a little later.
+    fn crash_server(&mut self, back_us: u64) {
+        let now_us = self.now_us();
+        let may =
+            self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
+        if may.is_empty() {
+            if !self.is_trained() {
+                self.faults.push_front((now_us + 5_000, Fault::CrashServer { back_us }));
+            }
+            return;
+        }
+        let at = may[self.rng.below(may.len() as u64) as usize];
+        self.end_process(at, "killed");
+        self.seats[at].start_us = Some(now_us + back_us);
+    }
+
+    /// Cuts a server off from the scheduler until it is declared dead; it lives on with its data paths.
+    fn depose(&mut self) {
+        let now_us = self.now_us();
+        let silence_us = self.shape.cluster().silence_ms * 1_000;
+        let may =
+            self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
+        if may.is_empty() {
+            if !self.is_trained() {
+                self.faults.push_front((now_us + 5_000, Fault::Depose));
+            }
+            return;
+        }
+        let at = may[self.rng.below(may.len() as u64) as usize];
+        self.note(&format!("seat {at} is cut off from the scheduler"));
+        let until_us = now_us + 3 * silence_us;
+        self.wires.silence(at, until_us, until_us);
+        self.cut_off_us = self.cut_off_us.max(until_us);
+    }
+
+    /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
+    fn can_go(&self, at: usize) -> bool {
+        let Some(server) = self.seats[at].server_ref() else { return false };
+        if self.brain.engine.is_none() || self.cut_off_us > self.now_us() {
+            return false;
+        }
+        let newest =
+            self.seats.iter().filter_map(super::seat::Seat::server_ref).map(|s| s.member.map().epoch()).max();
+        let map = server.member.map();
+        let is_whole = |range: &proto_common::shard_map::KeyRange| {
+            range.backup.is_some_and(|backup| {
+                let there =
+                    |s: &super::server::Server| s.rank == backup && s.member.map().epoch() == map.epoch();
+                self.seats.iter().filter_map(super::seat::Seat::server_ref).any(there)
+            })
+        };
+        Some(map.epoch()) == newest && !map.is_empty() && map.ranges().all(is_whole)
+    }
+}

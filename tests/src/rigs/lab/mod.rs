@@ -1,0 +1,190 @@
+//! The fault laboratory: whole clusters in one process and in virtual time. The scheduler's engine, the member engines and
+//! the lane runtimes of servers and workers are the ones that ship; around them are simulated control connections, a
+//! simulated fabric, processes that die and come again, clocks that run at their own rates, and an oracle that knows every
+//! version's bits.
+//!
+//! ```text
+//! let mut lab = Lab::new(seed, shape);      processes start, and register
+//! lab.train();                              to the end of training, through all faults of the shape's plan
+//! ```
+
+mod brain;
+mod control;
+mod data;
+mod faults;
+mod seat;
+mod server;
+mod shape;
+mod steps;
+mod trainer;
+mod watch;
+mod wire;
+mod worker;
+
+pub use shape::{LabShape, Plan};
+
+use super::sim::{Oracle, tensors};
+use brain::Brain;
+use data::{StreamDial, WorkerDial};
+use fabric::sim::{NodeId, QueueId, Rng, SimNet};
+use faults::Fault;
+use gradwire_scheduler::engine::Outcome;
+use proto_common::ids::Role;
+use proto_common::tensor::TensorSpec;
+use seat::Seat;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use watch::Watch;
+use wire::Wires;
+
+/// Lines of the trace that a failure shows.
+const TRACE_LINES: usize = 40;
+/// What notes of the laboratory begin with.
+const NOTE: &str = "lab: ";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Lab {
+    seed: u64,
+    shape: LabShape,
+    net: SimNet,
+    rng: Rng,
+    oracle: Oracle,
+    tensors: Vec<TensorSpec>,
+    brain: Brain,
+    wires: Wires,
+    /// Servers first.
+    seats: Vec<Seat>,
+    worker_dials: Vec<WorkerDial>,
+    stream_dials: Vec<StreamDial>,
+    faults: VecDeque<(u64, Fault)>,
+    heals: BTreeMap<(u64, u64), (NodeId, NodeId)>,
+    heal_count: u64,
+    partitions: BTreeSet<(NodeId, NodeId)>,
+    /// A server is cut off from the scheduler until then.
+    cut_off_us: u64,
+    watch: Watch,
+    tick_us: u64,
+    again_us: Option<u64>,
+    ready: Vec<QueueId>,
+    /// The last step took no time.
+    stalled: bool,
+    may_fail: bool,
+}
+
+impl Lab {
+    /// Starts all processes. Nothing goes wrong before [`Lab::train`].
+    #[must_use]
+    pub fn new(seed: u64, shape: LabShape) -> Self {
+        let net = SimNet::new(seed, shape.faults.clone());
+        let mut rng = Rng::new(seed ^ 0x1AB_0FF1CE);
+        let tensors = tensors();
+        let mut oracle = Oracle::new(seed, shape.workers, &tensors);
+        (0..tensors.len()).for_each(|tensor| oracle.initialise(tensor));
+        let mut seat = |role| Seat {
+            role,
+            rate_ppm: 1_000_000 - shape.skew_ppm + rng.within(0, 2 * shape.skew_ppm),
+            offset_ms: rng.below(10_000_000),
+            process: None,
+            lives: 0,
+            start_us: None,
+            paused_until_us: 0,
+            is_done: false,
+        };
+        let mut seats: Vec<Seat> = (0..shape.places).map(|_| seat(Role::Server)).collect();
+        seats.extend((0..shape.workers).map(|_| seat(Role::Worker)));
+        for at in (0..shape.servers).chain(shape.places..shape.places + shape.workers) {
+            seats[at as usize].start_us = Some(rng.below(50_000));
+        }
+        let brain = Brain { start_us: Some(rng.below(50_000)), ..Brain::default() };
+        Self {
+            seed,
+            net,
+            rng,
+            oracle,
+            tensors,
+            brain,
+            wires: Wires::default(),
+            seats,
+            worker_dials: Vec::new(),
+            stream_dials: Vec::new(),
+            faults: VecDeque::new(),
+            heals: BTreeMap::new(),
+            heal_count: 0,
+            partitions: BTreeSet::new(),
+            cut_off_us: 0,
+            watch: Watch::default(),
+            tick_us: 0,
+            again_us: None,
+            ready: Vec::new(),
+            stalled: false,
+            may_fail: false,
+            shape,
+        }
+    }
+
+    /// From here on the job may end with an error, which every member is to report.
+    pub fn allow_failure(&mut self) {
+        self.may_fail = true;
+    }
+
+    /// How the job ended, by the scheduler.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.brain.outcome.as_ref()
+    }
+
+    /// Events so far, and a hash over all of them: two runs with the same one did the same.
+    #[must_use]
+    pub fn trace(&self) -> (u64, u64) {
+        (self.net.trace_events(), self.net.trace_hash())
+    }
+
+    fn note(&self, text: &str) {
+        self.net.note(&format!("{NOTE}{text}"));
+    }
+
+    fn now_us(&self) -> u64 {
+        self.net.now_us()
+    }
+
+    fn clock_ms(&self, at: usize) -> u64 {
+        self.seats[at].clock_ms(self.now_us())
+    }
+
+    fn is_paused(&self, at: usize) -> bool {
+        self.seats[at].paused_until_us > self.now_us()
+    }
+
+    fn is_trained(&self) -> bool {
+        self.seats.iter().all(|seat| seat.role != Role::Worker || seat.is_done)
+    }
+
+    /// What an ended process had: its late writes would show in it.
+    fn retire(&mut self, at: usize, process: seat::Process) {
+        if let seat::Body::Worker(worker) = &process.body {
+            worker.trainer.check_targets();
+        }
+        self.worker_dials.retain(|dial| dial.at != at);
+        self.stream_dials.retain(|dial| dial.at != at);
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let trace = self.net.trace();
+            let tail = &trace[trace.len().saturating_sub(TRACE_LINES)..];
+            // What members and the scheduler did is further back than what the fabric does all the time.
+            let noted = trace.iter().filter(|line| line.contains(NOTE));
+            noted.for_each(|line| eprintln!("  {line}"));
+            eprintln!("{}", self.describe());
+            eprintln!(
+                "seed {}: {:?}\nthe last of {} events:",
+                self.seed,
+                self.shape,
+                self.net.trace_events()
+            );
+            tail.iter().for_each(|line| eprintln!("  {line}"));
+        }
+    }
+}

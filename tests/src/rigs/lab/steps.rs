@@ -1,0 +1,185 @@
+//! Time: what happens next, who is stepped and in which order, and how training ends.
+
+use super::Lab;
+use super::seat::{Body, Link};
+use fabric::sim::QueueId;
+use gradwire_server::runtime::LaneNews;
+
+/// Everybody is stepped this often, whether or not something came.
+const TICK_US: u64 = 10_000;
+/// A lane that was left out is stepped within this time.
+const LATE_US: u64 = 300;
+/// Virtual time that training may take once nothing goes wrong any more.
+const CALM_US: u64 = 60_000_000;
+
+impl Lab {
+    /// Trains to the end, through all faults of the plan, and checks what must hold then.
+    pub fn train(&mut self) {
+        self.run_until("a roster", |lab| {
+            lab.seats.iter().all(|seat| match seat.process.as_ref().map(|process| &process.body) {
+                Some(Body::Worker(worker)) => worker.member.resume().is_some(),
+                _ => seat.role != proto_common::ids::Role::Worker,
+            })
+        });
+        self.draw_faults();
+        self.run_until("the end of training", |lab| lab.is_trained() || lab.brain.outcome.is_some());
+        self.run_until("the end of the job", |lab| {
+            lab.brain.outcome.is_some() && lab.seats.iter().all(|seat| seat.process.is_none())
+        });
+    }
+
+    fn run_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let mut end_us = self.now_us() + CALM_US;
+        while !done(self) {
+            self.step();
+            if !self.faults.is_empty() || !self.heals.is_empty() {
+                end_us = self.now_us() + CALM_US;
+            }
+            assert!(self.now_us() < end_us, "{what} did not come");
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let seat = |(at, seat): (usize, &super::seat::Seat)| match &seat.process {
+            None => format!("{at}: nobody"),
+            Some(process) => match &process.body {
+                Body::Nobody => format!("{at}: {:?}", process.link),
+                Body::Server(server) => {
+                    let (engine, member) = (server.lane.engine(), &server.member);
+                    let (epoch, copies, credits) = (member.map().epoch(), engine.copies(), engine.credits());
+                    let oldest = engine.oldest(seat.clock_ms(self.now_us()));
+                    format!(
+                        "{at}: server {} {epoch} copies {copies:?} credits {credits:?} oldest {oldest:?}",
+                        server.rank
+                    )
+                }
+                Body::Worker(worker) => {
+                    format!(
+                        "{at}: worker {} {} {:?}",
+                        worker.rank,
+                        worker.member.epoch(),
+                        worker.trainer.summary()
+                    )
+                }
+            },
+        };
+        self.seats.iter().enumerate().map(seat).collect::<Vec<_>>().join("\n")
+    }
+
+    fn next_us(&self) -> u64 {
+        let retries = self.seats.iter().filter_map(|seat| {
+            let retry_ms = seat.worker_ref()?.lane.engine().next_retry_ms()?;
+            Some(seat.true_us(retry_ms).max(seat.paused_until_us))
+        });
+        let seeking = self.seats.iter().filter_map(|seat| match seat.process.as_ref()?.link {
+            Link::Seeking { next_us, .. } => Some(next_us),
+            _ => None,
+        });
+        let starts = self.seats.iter().filter_map(|seat| seat.start_us);
+        let times = [
+            self.net.next_event_us(),
+            self.wires.next_us(),
+            self.brain.next_us(),
+            self.next_dial_us(),
+            self.again_us,
+            self.faults.front().map(|(at_us, _)| *at_us),
+            self.heals.first_key_value().map(|((at_us, _), _)| *at_us),
+        ];
+        let all = times.into_iter().flatten().chain(retries).chain(seeking).chain(starts);
+        all.fold(self.tick_us, u64::min)
+    }
+
+    /// Moves to the next time at which something happens, and lets everybody do what they can.
+    fn step(&mut self) {
+        // What is overdue waits for somebody who pauses: time goes on.
+        let next_us = self.next_us().max(self.now_us() + u64::from(self.stalled));
+        let before_us = self.now_us();
+        self.net.advance_to(next_us);
+        self.again_us = None;
+        self.act();
+        self.step_brain();
+        self.step_links();
+        self.step_dials();
+        self.step_lanes();
+        self.stalled = self.now_us() == before_us;
+    }
+
+    /// Steps all lanes at a tick, else those with something to do; in a seeded order, and not always all.
+    fn step_lanes(&mut self) {
+        let now_us = self.now_us();
+        let everybody = now_us >= self.tick_us;
+        if everybody {
+            self.tick_us = now_us + TICK_US;
+        }
+        self.ready.clear();
+        self.net.ready_queues(&mut self.ready);
+        let mut order: Vec<usize> = (0..self.seats.len()).collect();
+        for at in (1..order.len()).rev() {
+            order.swap(at, self.rng.below(at as u64 + 1) as usize);
+        }
+        for at in order {
+            if self.is_paused(at) {
+                continue;
+            }
+            let ready = self.is_ready(at, now_us);
+            if !everybody && ready && self.rng.chance(1_000) {
+                self.again_us = Some(now_us + self.rng.within(1, LATE_US));
+            } else if everybody || ready {
+                self.step_lane(at);
+            }
+        }
+    }
+
+    fn is_ready(&self, at: usize, now_us: u64) -> bool {
+        let seat = &self.seats[at];
+        let has = |queue: &QueueId| self.ready.contains(queue);
+        match seat.process.as_ref().map(|process| &process.body) {
+            Some(Body::Server(server)) => has(&server.queue),
+            Some(Body::Worker(worker)) => {
+                let retry = worker.lane.engine().next_retry_ms();
+                has(&worker.queue) || retry.is_some_and(|ms| seat.true_us(ms) <= now_us)
+            }
+            _ => false,
+        }
+    }
+
+    fn step_lane(&mut self, at: usize) {
+        let now_ms = self.clock_ms(at);
+        if let Some(server) = self.seats[at].server() {
+            server.lane.step(now_ms).expect("a lane goes on");
+            self.take_news(at);
+            self.check_server(at);
+        } else if let Some(worker) = self.seats[at].worker() {
+            worker.lane.step(now_ms).expect("a lane goes on");
+            self.report_broken(at, now_ms);
+            self.advance_trainer(at);
+            // What was submitted goes out now, as after a mailbox's waking.
+            if let Some(worker) = self.seats[at].worker() {
+                worker.lane.step(now_ms).expect("a lane goes on");
+            }
+        }
+    }
+
+    fn take_news(&mut self, at: usize) {
+        let mut out = Vec::new();
+        let Some(server) = self.seats[at].server() else { return };
+        while let Some(news) = server.lane.next_news() {
+            match news {
+                LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
+                LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
+            }
+        }
+        self.run_server(at, out);
+    }
+
+    fn report_broken(&mut self, at: usize, now_ms: u64) {
+        let mut out = Vec::new();
+        let Some(worker) = self.seats[at].worker() else { return };
+        while let Some((server, reason)) = worker.lane.take_broken() {
+            if let Some(number) = worker.expected.get(&server) {
+                worker.member.broken(server, *number, reason, now_ms, &mut out);
+            }
+        }
+        self.run_worker(at, out);
+    }
+}

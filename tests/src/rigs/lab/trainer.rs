@@ -1,0 +1,275 @@
+//! A worker's program: declare, initialise, rounds over all tensors in a random order, the final weights, goodbye. Every
+//! landing is compared with the oracle, bit by bit; sources are spoilt as soon as they are free, targets are looked at
+//! again in the end: reads and writes after an operation's end show.
+
+use super::Lab;
+use crate::rigs::sim::bits_hash;
+use fabric::Buffer;
+use fabric::sim::Rng;
+use gradwire_worker::engine::PartSpec;
+use gradwire_worker::runtime::{OpState, Submission};
+use proto_common::batch::{OpKind, Reading};
+use proto_common::element::Dtype;
+use proto_common::ids::{Operation, Rank};
+use proto_common::message::{Coming, ToScheduler};
+use proto_common::plan::Placement;
+use std::sync::Arc;
+
+/// Time that an operation has; all faults together are to be shorter.
+const OPERATION_MS: u32 = 60_000;
+const DECLARE: u64 = 1;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Trainer {
+    pub(super) is_declared: bool,
+    stage: Stage,
+    rng: Rng,
+    /// Rounds begun.
+    pub(super) round: u64,
+    /// Operations and contributions of each tensor so far.
+    numbers: Vec<(u64, u64)>,
+    todo: Vec<(usize, OpKind)>,
+    open: Vec<Live>,
+    ended: Vec<Ended>,
+    next_op: u64,
+    /// How it came.
+    pub(super) coming: Coming,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Declare,
+    Declaring,
+    Init,
+    Rounds,
+    Last,
+    Over,
+}
+
+#[derive(Debug)]
+struct Live {
+    tensor: usize,
+    kind: OpKind,
+    round: u64,
+    state: Arc<OpState>,
+    source: Option<Buffer>,
+    target: Option<Buffer>,
+}
+
+/// What is looked at again.
+#[derive(Debug)]
+struct Ended {
+    target: Buffer,
+    hash: u64,
+    name: String,
+}
+
+impl Trainer {
+    pub(super) fn new(tensors: usize, coming: Coming, rng: Rng) -> Self {
+        Self {
+            is_declared: false,
+            stage: Stage::Declare,
+            rng,
+            round: 0,
+            numbers: vec![(0, 0); tensors],
+            todo: Vec::new(),
+            open: Vec::new(),
+            ended: Vec::new(),
+            next_op: 0,
+            coming,
+        }
+    }
+
+    fn shuffled(&mut self, tensors: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..tensors).collect();
+        for at in (1..tensors).rev() {
+            order.swap(at, self.rng.below(at as u64 + 1) as usize);
+        }
+        order
+    }
+
+    /// Goes to the next stage or round when nothing is left of the one before.
+    fn next(&mut self, rounds: u64) {
+        let tensors = self.numbers.len();
+        self.stage = match self.stage {
+            Stage::Declaring if self.is_declared => Stage::Init,
+            Stage::Init => Stage::Rounds,
+            Stage::Rounds if self.round == rounds => Stage::Last,
+            Stage::Last => Stage::Over,
+            other => other,
+        };
+        let kind = match self.stage {
+            Stage::Init => OpKind::Init,
+            Stage::Rounds if self.round < rounds => OpKind::PushPull,
+            Stage::Last => OpKind::Pull,
+            _ => return,
+        };
+        self.round += u64::from(kind == OpKind::PushPull);
+        self.todo = self.shuffled(tensors).into_iter().map(|tensor| (tensor, kind)).collect();
+    }
+
+    /// For failures.
+    pub(super) fn summary(&self) -> String {
+        let open = self.open.iter().map(|live| format!("{:?} {} of {}", live.kind, live.round, live.tensor));
+        format!("{:?}, open: {}", self.stage, open.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Nothing was written into a target after its operation's end.
+    pub(super) fn check_targets(&self) {
+        for ended in &self.ended {
+            assert_eq!(ended.hash, bits_hash(&floats(&ended.target)), "a late write: {}", ended.name);
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+impl Lab {
+    /// Lets a worker's program go on as far as it can.
+    pub(super) fn advance_trainer(&mut self, at: usize) {
+        self.collect(at);
+        loop {
+            let rounds = self.shape.rounds;
+            let Some(worker) = self.seats[at].worker() else { return };
+            let trainer = &mut worker.trainer;
+            match trainer.stage {
+                Stage::Declare if worker.member.resume().is_some() => {
+                    trainer.stage = Stage::Declaring;
+                    let tensors = self.tensors.clone();
+                    let (request, timeout_ms) = (DECLARE, u64::from(OPERATION_MS));
+                    self.ask(at, request, ToScheduler::Declare { request, tensors, timeout_ms });
+                    return;
+                }
+                Stage::Over => return self.graduate(at),
+                _ => {}
+            }
+            if let Some((tensor, kind)) = trainer.todo.pop() {
+                self.submit(at, tensor, kind);
+                continue;
+            }
+            let before = (trainer.stage, trainer.round);
+            if !trainer.open.is_empty() {
+                return;
+            }
+            trainer.next(rounds);
+            if before == (trainer.stage, trainer.round) && trainer.todo.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn graduate(&mut self, at: usize) {
+        if let Some(worker) = self.seats[at].worker() {
+            worker.trainer.check_targets();
+        }
+        if !self.seats[at].is_done {
+            self.seats[at].is_done = true;
+            self.say(at, ToScheduler::Goodbye);
+        }
+    }
+
+    fn submit(&mut self, at: usize, tensor: usize, kind: OpKind) {
+        let spec = self.tensors[tensor].clone();
+        let clock_ms = self.clock_ms(at);
+        let Some(worker) = self.seats[at].worker() else { return };
+        let (rank, trainer) = (worker.rank, &mut worker.trainer);
+        let (operations, rounds) = &mut trainer.numbers[tensor];
+        *operations += 1;
+        *rounds += u64::from(kind.contributes());
+        let (operation, round) = (Operation(*operations), if kind == OpKind::Init { 0 } else { *rounds });
+        let values = match kind {
+            OpKind::Init => (rank == Rank(0)).then(|| self.oracle.initial(tensor)),
+            OpKind::PushPull => Some(self.oracle.gradient(tensor, rank.0, round)),
+            _ => None,
+        };
+        let allocate = || worker.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
+        let source = values.map(|values| {
+            let mut buffer = allocate();
+            for (bytes, value) in buffer.chunks_exact_mut(4).zip(values) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+            buffer
+        });
+        let target = kind.lands().then(|| {
+            let mut buffer = allocate();
+            buffer.fill(0xAA);
+            buffer
+        });
+        let parts: Arc<[PartSpec]> = worker
+            .member
+            .map()
+            .placed_chunks(spec.key)
+            .map(|(span, server)| PartSpec {
+                id: span.id,
+                server,
+                offset: span.offset,
+                bytes: span.bytes,
+                coded: None,
+            })
+            .collect();
+        let state = OpState::new(1);
+        trainer.next_op += 1;
+        let submission = Submission {
+            view: false,
+            exact: false,
+            reading: Reading::default(),
+            state: state.clone(),
+            op: trainer.next_op,
+            kind,
+            dtype: Dtype::F32,
+            placement: Placement::Slot,
+            operation,
+            round,
+            priority: trainer.rng.below(4) as i32,
+            timeout_ms: OPERATION_MS,
+            parts,
+            source: source.as_ref().map(Buffer::span),
+            target: target.as_ref().map(Buffer::span),
+        };
+        trainer.open.push(Live { tensor, kind, round, state, source, target });
+        worker.lane.submit(submission, clock_ms).expect("a lane takes operations");
+    }
+
+    /// Looks at a worker's operations: which have ended, and are they right?
+    fn collect(&mut self, at: usize) {
+        let Some(worker) = self.seats[at].worker() else { return };
+        let rank = worker.rank;
+        let trainer = &mut worker.trainer;
+        let mut over = Vec::new();
+        let mut index = 0;
+        while index < trainer.open.len() {
+            match trainer.open[index].state.poll() {
+                Some(result) => over.push((trainer.open.swap_remove(index), result)),
+                None => index += 1,
+            }
+        }
+        for (mut live, result) in over {
+            let name =
+                format!("worker {rank} {:?} of tensor {} round {}", live.kind, live.tensor, live.round);
+            let version = match result {
+                Ok(version) => version,
+                Err(_) if self.may_fail => continue,
+                Err(error) => panic!("{name}: {error}"),
+            };
+            assert!(version.0 >= live.round, "{name}: version {version}");
+            if let Some(source) = &mut live.source {
+                source.fill(0xFF);
+            }
+            if live.kind.contributes() {
+                self.watch.acknowledge(live.tensor, live.round);
+            }
+            if let Some(target) = live.target {
+                let weights = floats(&target);
+                let known = self.oracle.weights(live.tensor, live.round);
+                assert_eq!(bits_hash(known), bits_hash(&weights), "{name}: these are not its weights");
+                let ended = Ended { hash: bits_hash(&weights), target, name };
+                if let Some(worker) = self.seats[at].worker() {
+                    worker.trainer.ended.push(ended);
+                }
+            }
+        }
+    }
+}

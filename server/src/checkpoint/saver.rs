@@ -56,6 +56,11 @@ impl LaneSaver {
         let _ = self.letters.send(Letter::Chunk(self.lane, copied));
     }
 
+    /// Bytes of what is copied and not written, of all lanes.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.budget.used_bytes()
+    }
+
     /// For the scheduler.
     pub(crate) fn tell(&self, news: CheckpointNews) {
         let _ = self.news.send(news);

@@ -90,6 +90,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
+    /// Chunks that a checkpoint under way waits for, and the bytes of copies that all lanes have to write.
+    pub(super) fn saving_report(&self) -> (u64, u64) {
+        let left = self.engine.saving().map_or(0, |(_, left)| u64::from(left));
+        (left, self.saves.saver.as_ref().map_or(0, LaneSaver::used_bytes))
+    }
+
     fn tell_savings(&mut self) {
         while let Some(news) = self.engine.next_saving_news() {
             let Some(saver) = &self.saves.saver else { continue };

@@ -141,6 +141,8 @@ pub(super) struct LaneReport {
     /// Calls in progress or kept, and the bytes of their bodies.
     pub(super) calls: (u64, u64),
     pub(super) tables: TableStats,
+    /// Chunks that a checkpoint under way waits for here, and the bytes of copies that all lanes have to write.
+    pub(super) saving: (u64, u64),
 }
 
 /// Starts a lane's thread. `failed` is called once if it cannot go on; `news` whenever the control side is to know something,
@@ -315,6 +317,7 @@ impl Loop {
             expelled: self.lane.expelled(),
             calls: (engine.calls() as u64, engine.call_bytes()),
             tables: self.lane.table_stats(),
+            saving: self.lane.saving_report(),
         }
     }
 }

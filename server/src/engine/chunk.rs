@@ -307,7 +307,7 @@ impl Chunk {
     }
 
     /// Does nobody read or write anything of it, now or later?
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn is_unused(&self) -> bool {
         let granted = self.buffers.iter().any(|buffer| *buffer != KeyBuffer::None);
         !granted && !self.is_read(0) && !self.is_read(1) && self.held.is_empty()
     }

@@ -221,7 +221,7 @@ impl LaneEngine {
         let mut freed = false;
         copying.retired.retain(|index| {
             let chunk = &chunks[*index as usize];
-            if !chunk.is_idle() {
+            if !chunk.is_unused() {
                 return true;
             }
             freed = true;

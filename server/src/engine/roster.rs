@@ -208,7 +208,7 @@ impl Roster {
         while chunk.round() < next && !chunk.is_barred() {
             chunk.publish(None);
         }
-        self.expect(chunk);
+        self.renew(chunk);
         true
     }
 
@@ -245,7 +245,7 @@ impl Roster {
 
     /// Finds whom the round that a chunk collects needs, where that may have changed. What was folded, or is held, counts
     /// whoever has gone since. True where it was looked for.
-    pub(super) fn expect(&self, chunk: &mut Chunk) -> bool {
+    pub(super) fn renew(&self, chunk: &mut Chunk) -> bool {
         let as_of = self.as_of(chunk);
         if chunk.as_of == as_of {
             return false;

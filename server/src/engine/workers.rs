@@ -58,7 +58,7 @@ impl LaneEngine {
         }
         let all: Vec<_> = rounds.into_iter().collect();
         if self.roster.ask(rank, incarnation, &all) {
-            self.chunks.iter_mut().for_each(|chunk| _ = self.roster.expect(chunk));
+            self.chunks.iter_mut().for_each(|chunk| _ = self.roster.renew(chunk));
             return all;
         }
         Vec::new()
@@ -113,7 +113,7 @@ impl LaneEngine {
     /// Whom the rounds need may have changed: those that lack nothing more end.
     fn look_again(&mut self, out: &mut Commands) {
         for index in 0..self.chunks.len() as u32 {
-            self.roster.expect(&mut self.chunks[index as usize]);
+            self.roster.renew(&mut self.chunks[index as usize]);
             if self.chunks[index as usize].is_served() {
                 self.end_short(index, out);
                 self.settle(index, out);
@@ -125,7 +125,7 @@ impl LaneEngine {
     /// copies too.
     pub(super) fn look_at_expected(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        self.roster.expect(chunk);
+        self.roster.renew(chunk);
         if chunk.is_served() && self.roster.pass_vacant(chunk) {
             self.copy_initial(index);
         }

@@ -3,13 +3,13 @@
 //! buffers are used by one at a time and come back.
 #![no_main]
 
-use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header};
+use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header, request};
 use gradwire_server::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source, Verdict,
 };
 use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
-    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status,
+    BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
 };
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
@@ -576,18 +576,10 @@ fn block(rank: Rank, at: usize, op: OpKind, operation: u64, round: u64, offset: 
         id: spec.id,
         op,
         dtype: spec.dtype,
-        codec: 0,
-        status: Status::None,
-        operation: Operation(operation),
-        first_open: Operation(1),
-        exact: false,
         round: if op == OpKind::Init { 0 } else { round },
         bytes: if payload { spec.bytes } else { 0 },
         data: BlockData::Inline { offset },
         landing: op.lands().then_some(Landing { region: 1, offset: 0, bytes: spec.bytes }),
-        view: false,
-        reading: Reading::default(),
-        timeout_ms: 1_000,
-        token: operation,
+        ..request(operation)
     }
 }

@@ -14,6 +14,29 @@ pub const JOB: JobId = JobId(7);
 /// The life of the process under test.
 pub const OWN_LIFE: Incarnation = Incarnation(100);
 
+/// What most honest requests have in common; it asks for nothing yet.
+#[must_use]
+pub fn request(operation: u64) -> Block {
+    Block {
+        id: ChunkId::new(0, 0),
+        op: OpKind::Release,
+        dtype: Dtype::F32,
+        codec: 0,
+        status: Status::None,
+        operation: Operation(operation),
+        first_open: Operation(1.min(operation)),
+        exact: false,
+        round: 0,
+        bytes: 0,
+        data: BlockData::Inline { offset: 0 },
+        landing: None,
+        view: false,
+        reading: Reading::default(),
+        timeout_ms: 1_000,
+        token: operation,
+    }
+}
+
 /// An input read as a sequence of choices. Past its end every choice is 0, the plainest one.
 #[derive(Debug)]
 pub struct Program<'a> {

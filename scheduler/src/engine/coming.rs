@@ -43,6 +43,14 @@ impl Engine {
         self.comings.0.insert(id.rank, Asked { incarnation, servers, rounds: BTreeMap::new() });
     }
 
+    /// A scheduler that follows another one does not know who of the workers counts: servers do, and hold rounds for those of
+    /// whom they were not told yet.
+    pub(super) fn ask_again(&mut self, out: &mut Vec<Command>) {
+        let there = self.members.iter().filter(|(id, member)| id.role == Role::Worker && !member.gone);
+        let workers: Vec<_> = there.map(|(id, member)| (*id, member.incarnation)).collect();
+        workers.into_iter().for_each(|(id, incarnation)| self.ask_rounds(id, incarnation, out));
+    }
+
     /// A server's answer.
     pub(super) fn rounds(
         &mut self,

@@ -319,6 +319,7 @@ impl Engine {
         for member in gone {
             self.death(now_ms, Death { member, cause: DeathCause::Silent { silent_ms } }, out);
         }
+        self.ask_again(out);
         for (id, member) in rebuild.early {
             self.seat_early(now_ms, id, member, out);
         }

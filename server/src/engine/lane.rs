@@ -405,7 +405,7 @@ impl LaneEngine {
         };
         self.chunks[index as usize].hide(peer, block.reading);
         self.finish_late(index, out);
-        self.roster.expect(&mut self.chunks[index as usize]);
+        self.roster.renew(&mut self.chunks[index as usize]);
         match self.take(index, batch, block, fresh, out) {
             Ok(Taken::Answered) => return true,
             Ok(Taken::Waits { version }) => {

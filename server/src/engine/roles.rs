@@ -85,7 +85,7 @@ impl LaneEngine {
         }
         self.index.insert(spec.id, index);
         self.cover(index);
-        self.roster.expect(&mut self.chunks[index as usize]);
+        self.roster.renew(&mut self.chunks[index as usize]);
     }
 
     fn group_at(&mut self, chunks: Range<u32>) -> u32 {

@@ -156,11 +156,11 @@ impl Roster {
         }
     }
 
-    /// From these rounds on a worker counts. False where that is another life's.
-    pub(super) fn count(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> bool {
-        let known = [Stands::Comes, Stands::Counts].into_iter().any(|stands| self.is(rank, life, stands));
-        if !known {
-            return false;
+    /// From these rounds on a worker counts; is that news? Nothing where it is another life that is there.
+    pub(super) fn count(&mut self, rank: Rank, life: Incarnation, rounds: &[(Key, u64)]) -> Option<bool> {
+        let is_new = self.is(rank, life, Stands::Comes);
+        if !is_new && !self.is(rank, life, Stands::Counts) {
+            return None;
         }
         self.asked.retain(|asked| asked.rank != rank);
         self.late.retain(|(other, _)| *other != rank);
@@ -171,7 +171,7 @@ impl Roster {
         self.places[rank.0 as usize].stands = Stands::Counts;
         self.counting.insert(rank);
         self.generation += 1;
-        true
+        Some(is_new)
     }
 
     fn is(&self, rank: Rank, life: Incarnation, stands: Stands) -> bool {
@@ -208,7 +208,7 @@ impl Roster {
         while chunk.round() < next && !chunk.is_barred() {
             chunk.publish(None);
         }
-        self.expect(chunk);
+        self.renew(chunk);
         true
     }
 
@@ -245,7 +245,7 @@ impl Roster {
 
     /// Finds whom the round that a chunk collects needs, where that may have changed. What was folded, or is held, counts
     /// whoever has gone since. True where it was looked for.
-    pub(super) fn expect(&self, chunk: &mut Chunk) -> bool {
+    pub(super) fn renew(&self, chunk: &mut Chunk) -> bool {
         let as_of = self.as_of(chunk);
         if chunk.as_of == as_of {
             return false;

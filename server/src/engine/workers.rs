@@ -46,8 +46,7 @@ impl LaneEngine {
     }
 
     /// A worker is to count between two rounds: the first round of each tensor in which it could, which is not begun before
-    /// [`LaneEngine::count_from`] has said so, or the worker has gone. Of one that counts already, only where its
-    /// contributions have counts of their own.
+    /// [`LaneEngine::count_from`] has said so, or the worker has gone. Of one that counts already, what was said of it.
     pub fn ask_rounds(&mut self, rank: Rank, incarnation: Incarnation) -> Vec<(Key, u64)> {
         if let Some(promised) = self.roster.promised(rank) {
             return promised;
@@ -59,17 +58,10 @@ impl LaneEngine {
         }
         let all: Vec<_> = rounds.into_iter().collect();
         if self.roster.ask(rank, incarnation, &all) {
-            self.chunks.iter_mut().for_each(|chunk| _ = self.roster.expect(chunk));
+            self.chunks.iter_mut().for_each(|chunk| _ = self.roster.renew(chunk));
             return all;
         }
-        let mut made = BTreeMap::new();
-        for chunk in self.chunks.iter().filter(|chunk| chunk.role.is_some()) {
-            if let Some(count) = chunk.made_by(rank) {
-                let first = made.entry(chunk.spec.id.key).or_insert(0);
-                *first = (count + 1).max(*first);
-            }
-        }
-        made.into_iter().collect()
+        Vec::new()
     }
 
     /// A worker counts from these rounds on; of tensors that are not named from the first.
@@ -80,9 +72,9 @@ impl LaneEngine {
         rounds: &[(Key, u64)],
         out: &mut Commands,
     ) {
-        if !self.roster.count(rank, incarnation, rounds) {
-            return;
-        }
+        let Some(is_new) = self.roster.count(rank, incarnation, rounds) else { return };
+        // Of one that has counted before contributions may be under way, to some chunks and not yet to others.
+        let rounds = if is_new { rounds } else { &[] };
         let from: BTreeMap<_, _> = rounds.iter().copied().collect();
         for chunk in &mut self.chunks {
             if let Some(from) = from.get(&chunk.spec.id.key) {
@@ -121,7 +113,7 @@ impl LaneEngine {
     /// Whom the rounds need may have changed: those that lack nothing more end.
     fn look_again(&mut self, out: &mut Commands) {
         for index in 0..self.chunks.len() as u32 {
-            self.roster.expect(&mut self.chunks[index as usize]);
+            self.roster.renew(&mut self.chunks[index as usize]);
             if self.chunks[index as usize].is_served() {
                 self.end_short(index, out);
                 self.settle(index, out);
@@ -133,7 +125,7 @@ impl LaneEngine {
     /// copies too.
     pub(super) fn look_at_expected(&mut self, index: u32) {
         let chunk = &mut self.chunks[index as usize];
-        self.roster.expect(chunk);
+        self.roster.renew(chunk);
         if chunk.is_served() && self.roster.pass_vacant(chunk) {
             self.copy_initial(index);
         }

@@ -313,7 +313,8 @@ fn signal(life: &Life, signal: Signal) {
 
 /// A port that nobody has; `turn` keeps those of one cluster apart.
 fn free_port(host: &str, turn: u16) -> Result<u16, Failure> {
-    let first = (std::process::id() % u32::from(PORTS.end - PORTS.start)) as u16;
+    // Neighbours by process id begin apart.
+    let first = (std::process::id().wrapping_mul(64) % u32::from(PORTS.end - PORTS.start)) as u16;
     let places = PORTS.end - PORTS.start;
     let port = (0..places / 2).map(|step| {
         PORTS.start + (u32::from(first) + u32::from(2 * step + turn)).rem_euclid(u32::from(places)) as u16

@@ -312,10 +312,8 @@ impl<'a> Run<'a> {
         }
         let is_typed = code != ExitCode::Internal as i32
             && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code);
-        if let Phase::Struck(hit) = &self.phase {
-            if hit.is_end && is_typed && code != 0 {
-                return Ok(());
-            }
+        if matches!(&self.phase, Phase::Struck(hit) if hit.is_end) && is_typed && code != 0 {
+            return Ok(());
         }
         // It was taken for dead, heard of it, and ended: whoever watches over it starts it again.
         if is_typed && code != 0 && self.deposed.take_if(|deposed| *deposed == seat).is_some() {

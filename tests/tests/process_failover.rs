@@ -63,28 +63,33 @@ fn one_of_two_servers_is_killed_over_shm() {
 }
 
 #[test]
+#[ignore = "slow tier: half a minute in all"]
 fn one_of_two_servers_is_killed_over_tcp() {
     one_is_killed(TCP, 2);
 }
 
 #[test]
+#[ignore = "slow tier: half a minute in all"]
 fn one_of_three_servers_is_killed_over_shm() {
     one_is_killed(SHM, 3);
 }
 
 #[test]
+#[ignore = "slow tier: half a minute in all"]
 fn one_of_three_servers_is_killed_over_unix_sockets() {
     one_is_killed(UNIX, 3);
 }
 
 /// One after the other, until nobody is left of those that the job began with.
 #[test]
+#[ignore = "slow tier: half a minute in all"]
 fn spare_servers_take_over_from_all_that_die() {
     let mut cluster = training(SHM, 2, &COPIES);
     cluster.servers[1].kill();
     cluster.servers[0].expect_line("a server's life is over: its channels are closed server=1", PATIENCE);
     // It gets the free rank.
-    cluster.add_server(SHM.0);
+    let mut command = cluster.member("gradwire-server", &[], None, SHM.0);
+    cluster.servers.push(Process::start("the spare server", &mut command));
     cluster.servers[0].expect_line("the copies made there are complete server=1", PATIENCE);
     cluster.servers[2].expect_line("what this server has chunks for", PATIENCE);
     cluster.servers[0].kill();
@@ -114,6 +119,7 @@ fn one_is_told_to_go(carrier: Carrier, scheduler: &[&str]) {
 }
 
 #[test]
+#[ignore = "slow tier: half a minute in all"]
 fn a_server_that_is_told_to_go_is_emptied_first_with_copies() {
     one_is_told_to_go(SHM, &COPIES);
 }

@@ -135,9 +135,9 @@ impl Chunk {
         }
     }
 
-    /// Do workers contribute to it here?
+    /// Do workers contribute to it here? Then it is here that checkpoints have it from.
     pub(super) fn is_served(&self) -> bool {
-        matches!(self.role, Some(Role::Primary { .. }))
+        self.role.is_some_and(Role::serves)
     }
 
     /// Is nothing of the round being collected here?

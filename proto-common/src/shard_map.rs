@@ -199,6 +199,7 @@ impl ShardMap {
             MapChange::ServerGone(gone) => {
                 for (key, entry) in &mut self.tensors {
                     let held = entry.ranges.iter_mut().map(|range| lose(range, *gone));
+                    // All of them change, whatever becomes of one.
                     if held.filter(|held| !held).count() == 0 {
                         continue;
                     }

@@ -33,6 +33,7 @@ pub struct MemberConfig {
 
 /// What is to be done, in this order.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a few at a time, and none of them is kept")]
 pub enum MemberCommand {
     /// New chunks for each lane, all of them served here and kept nowhere else. [`Member::lanes_answered`] with the number
     /// when all lanes have answered.

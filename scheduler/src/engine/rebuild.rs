@@ -279,12 +279,22 @@ impl Engine {
     fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
-        for (connection, _) in std::mem::take(&mut self.rebuild.waiting) {
-            let reason = "the scheduler waits for the members of a job that nobody has come from; start it without --resume";
-            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-        }
+        self.turn_away(
+            "no worker has come of the job that this scheduler was to take over; start it again",
+            out,
+        );
         let missing = self.missing();
         self.end(now_ms, super::Outcome::Incomplete { waited_ms, missing }, out);
+    }
+
+    /// Nobody who waits for the cluster to be rebuilt is let in.
+    pub(super) fn turn_away(&mut self, reason: &str, out: &mut Vec<Command>) {
+        let Rebuild { arrivals, waiting, early, .. } = std::mem::take(&mut self.rebuild);
+        let waiting = waiting.into_iter().map(|(connection, _)| connection);
+        let early = early.into_iter().map(|(_, member)| member.connection);
+        for connection in arrivals.into_keys().chain(waiting).chain(early) {
+            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+        }
     }
 
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {

@@ -3,6 +3,7 @@
 mod barriers;
 mod declaring;
 mod ending;
+mod losing;
 mod posts;
 mod properties;
 mod recovery;

@@ -123,6 +123,9 @@ struct EngineGauges {
     changes: IntGaugeVec,
     copy_bytes: IntGaugeVec,
     promotion_seconds: Gauge,
+    checkpoints_completed: IntGauge,
+    checkpoints_failed: IntGauge,
+    checkpoint_parts_missing: IntGauge,
 }
 
 impl EngineGauges {
@@ -161,6 +164,18 @@ impl EngineGauges {
                 "gradwire_scheduler_promotion_seconds",
                 "From the last sign of life of the server that died last to the decision who takes over.",
             )?,
+            checkpoints_completed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_completed",
+                "Checkpoints that are complete since this scheduler started.",
+            )?,
+            checkpoints_failed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_failed",
+                "Checkpoints given up since this scheduler started.",
+            )?,
+            checkpoint_parts_missing: IntGauge::new(
+                "gradwire_scheduler_checkpoint_parts_missing",
+                "Parts that the checkpoint being written lacks.",
+            )?,
             view,
         })
     }
@@ -182,6 +197,11 @@ impl EngineGauges {
         self.running.set(i64::from(status.phase == JobPhase::Running));
         self.uptime_seconds.set(status.uptime_ms as f64 / 1e3);
         self.set_recovery(&status.recovery);
+        let checkpoints = &status.checkpoints;
+        self.checkpoints_completed.set(checkpoints.completed as i64);
+        self.checkpoints_failed.set(checkpoints.failed as i64);
+        let missing = checkpoints.parts_expected.saturating_sub(checkpoints.parts);
+        self.checkpoint_parts_missing.set(checkpoints.writing.map_or(0, |_| missing as i64));
     }
 
     fn set_recovery(&self, recovery: &RecoveryStatus) {
@@ -203,7 +223,7 @@ impl EngineGauges {
         self.promotion_seconds.set(recovery.promotion_ms as f64 / 1e3);
     }
 
-    fn parts(&self) -> [&dyn Collector; 13] {
+    fn parts(&self) -> [&dyn Collector; 16] {
         [
             &self.members,
             &self.expected,
@@ -218,6 +238,9 @@ impl EngineGauges {
             &self.changes,
             &self.copy_bytes,
             &self.promotion_seconds,
+            &self.checkpoints_completed,
+            &self.checkpoints_failed,
+            &self.checkpoint_parts_missing,
         ]
     }
 }

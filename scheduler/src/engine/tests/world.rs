@@ -100,6 +100,7 @@ impl World {
                 Command::Send { to, message } => self.send(&to, *message),
                 Command::Close { connection } => self.players.retain(|p| p.connection != connection.0),
                 Command::End(outcome) => self.outcome = Some(outcome),
+                other => panic!("no checkpoints are asked for here: {other:?}"),
             }
         }
         if let Phase::Ending { outcome, .. } = &self.engine.phase {

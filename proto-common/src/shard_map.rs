@@ -199,7 +199,8 @@ impl ShardMap {
             MapChange::ServerGone(gone) => {
                 for (key, entry) in &mut self.tensors {
                     let held = entry.ranges.iter_mut().map(|range| lose(range, *gone));
-                    if held.fold(true, |all, held| all && held) {
+                    // All of them change, also after one that is lost.
+                    if held.filter(|held| !held).count() == 0 {
                         continue;
                     }
                     lost.push(*key);

@@ -307,7 +307,7 @@ impl Engine {
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
-        self.expect(now_ms, &rebuild);
+        self.await_those(now_ms, &rebuild);
         // Lives before places: a map names ranks.
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
@@ -369,7 +369,7 @@ impl Engine {
     }
 
     /// Whom barriers and rounds wait for.
-    fn expect(&mut self, now_ms: u64, rebuild: &Rebuild) {
+    fn await_those(&mut self, now_ms: u64, rebuild: &Rebuild) {
         let policy = self.config.shape.worker_loss;
         for id in self.places().collect::<Vec<_>>() {
             if self.members.contains_key(&id) {

@@ -256,7 +256,10 @@ impl Engine {
         let shape = &self.config.shape;
         match self.rebuild.since_ms {
             Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
-            Some(since_ms) => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
+            Some(since_ms) if self.config.resume || self.changes.rosters > 0 => {
+                Some(since_ms + shape.scheduler_ms.max(shape.silence_ms))
+            }
+            Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.started_ms + self.config.assemble_ms),
         }
     }
@@ -277,6 +280,9 @@ impl Engine {
 
     /// Nobody has said what the cluster was: there is nothing to go on with.
     fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if !self.config.resume && self.changes.rosters == 0 {
+            return self.assemble(now_ms, out);
+        }
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
         self.turn_away(
@@ -285,6 +291,22 @@ impl Engine {
         );
         let missing = self.missing();
         self.end(now_ms, super::Outcome::Incomplete { waited_ms, missing }, out);
+    }
+
+    /// Who came was of a job that is over: this one is fresh after all.
+    fn assemble(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let early = std::mem::take(&mut self.rebuild.early);
+        let waiting = std::mem::take(&mut self.rebuild.waiting);
+        self.turn_away("no worker of its job has come; start it as a new process", out);
+        self.phase = Phase::Assembling;
+        for (id, mut member) in early {
+            member.heard_ms = now_ms;
+            self.connections.insert(member.connection, id);
+            self.members.insert(id, member);
+        }
+        for (connection, register) in waiting {
+            self.register(now_ms, connection, register, out);
+        }
     }
 
     /// Nobody who waits for the cluster to be rebuilt is let in.

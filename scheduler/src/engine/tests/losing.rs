@@ -1,7 +1,7 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
 use super::*;
-use proto_common::message::{Coming, Resume, WaitError};
+use proto_common::message::{self, Coming, Resume, WaitError};
 use proto_common::shard_map::MapChange;
 
 fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
@@ -225,4 +225,31 @@ fn a_scheduler_that_slept_too_long_asks_its_members_what_they_know() {
     assert_eq!(commands.len(), 4, "all connections close: {commands:?}");
     assert!(commands.iter().all(|command| matches!(command, Command::Close { .. })));
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
+}
+
+#[test]
+fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
+    let mut rig = Rig::new(1, 1);
+    rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
+    let entry = message::Member {
+        id: server(0),
+        incarnation: Incarnation(connection(server(0)).0 + 1),
+        data_address: None,
+        http_address: None,
+    };
+    let stale = Resume {
+        epoch: Epoch { term: 1, counter: 9 },
+        members: vec![
+            entry.clone(),
+            message::Member { id: worker(0), incarnation: Incarnation(77), ..entry },
+        ],
+        ..Resume::default()
+    };
+    assert!(come_again(&mut rig, server(0), &stale).is_empty());
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    let commands = rig.tick_at(2 * SILENCE_MS);
+    assert!(matches!(only(&commands), FromScheduler::Refused(_)), "{commands:?}");
+    assert_eq!(rig.engine.phase, Phase::Assembling);
+    rig.say_on(40, ToScheduler::Register(register(Role::Server, 6)));
+    assert_eq!(rig.engine.phase, Phase::Running);
 }

@@ -74,6 +74,7 @@ impl Engine {
 
     pub(super) fn stop(&mut self, now_ms: u64, reason: &str, out: &mut Vec<Command>) {
         if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
+            self.turn_away("the job is ending; start it again", out);
             let reason = format!("the scheduler was told to stop: {reason}");
             self.end(now_ms, Outcome::Done { reason }, out);
         }
@@ -94,6 +95,7 @@ impl Engine {
         if matches!(self.phase, Phase::Assembling | Phase::Running) {
             self.find_silent(now_ms, out);
         }
+        self.settle(out);
     }
 
     fn find_silent(&mut self, now_ms: u64, out: &mut Vec<Command>) {

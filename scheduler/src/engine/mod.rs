@@ -107,6 +107,7 @@ impl EngineConfig {
 
 /// What happened.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "lives for one call")]
 pub enum Input {
     /// A connection said something.
     Message {
@@ -331,29 +332,32 @@ impl Engine {
         self.connections.get(&connection).copied()
     }
 
+    /// Somebody who is no member says something.
+    fn stranger(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
+        match message {
+            ToScheduler::Register(register) if !self.rebuild.knows(from) => {
+                self.register(now_ms, from, register, out);
+            }
+            ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            ToScheduler::Identify => {
+                let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
+                let age_ms = now_ms.saturating_sub(self.started_ms);
+                refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
+            }
+            // It says nothing that counts before it is let in.
+            _ if self.rebuild.knows(from) => {}
+            other => {
+                let reason = format!("{} came before a registration; register first", name_of(&other));
+                refuse(from, RefusalReason::Misplaced(reason), out);
+            }
+        }
+    }
+
     fn message(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
         if from == LOCAL {
             return self.local(now_ms, message, out);
         }
-        let Some(id) = self.member_of(from) else {
-            return match message {
-                ToScheduler::Register(register) if !self.rebuild.knows(from) => {
-                    self.register(now_ms, from, register, out);
-                }
-                ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
-                ToScheduler::Identify => {
-                    let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
-                    let age_ms = now_ms.saturating_sub(self.started_ms);
-                    refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
-                }
-                // It says nothing that counts before it is let in.
-                _ if self.rebuild.knows(from) => {}
-                other => {
-                    let reason = format!("{} came before a registration; register first", name_of(&other));
-                    refuse(from, RefusalReason::Misplaced(reason), out);
-                }
-            };
-        };
+        let Some(id) = self.member_of(from) else { return self.stranger(now_ms, from, message, out) };
         let Some(member) = self.members.get_mut(&id) else { return };
         member.heard_ms = now_ms;
         match message {

@@ -4,6 +4,9 @@
 use proto_common::ids::{ChunkId, Rank};
 use std::collections::BTreeMap;
 
+/// Moves of one plan; each looks at all pieces. What is left is planned when these are done.
+const MOVES_MAX: usize = 256;
+
 /// Something that lies at one server and could lie at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
@@ -39,6 +42,9 @@ pub(super) fn level(mut pieces: Vec<Piece>, mut loads: BTreeMap<Rank, u64>, chun
     // Each step levels one of two servers to within a chunk, or moves one piece of those that there are.
     let steps_max = 4 * pieces.len() + 16 * loads.len() * loads.len();
     for _ in 0..steps_max {
+        if moves.len() >= MOVES_MAX {
+            break;
+        }
         let Some((most, least)) = widest(&loads, chunk_bytes, &stuck) else { break };
         let (from, to) = (loads[&most], loads[&least]);
         let gap = from - to;

@@ -256,7 +256,10 @@ impl Engine {
         let shape = &self.config.shape;
         match self.rebuild.since_ms {
             Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
-            Some(since_ms) => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
+            Some(since_ms) if self.config.resume || self.changes.rosters > 0 => {
+                Some(since_ms + shape.scheduler_ms.max(shape.silence_ms))
+            }
+            Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.started_ms + self.config.assemble_ms),
         }
     }
@@ -277,14 +280,43 @@ impl Engine {
 
     /// Nobody has said what the cluster was: there is nothing to go on with.
     fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if !self.config.resume && self.changes.rosters == 0 {
+            return self.assemble(now_ms, out);
+        }
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
-        for (connection, _) in std::mem::take(&mut self.rebuild.waiting) {
-            let reason = "the scheduler waits for the members of a job that nobody has come from; start it without --resume";
-            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-        }
+        self.turn_away(
+            "no worker has come of the job that this scheduler was to take over; start it again",
+            out,
+        );
         let missing = self.missing();
         self.end(now_ms, super::Outcome::Incomplete { waited_ms, missing }, out);
+    }
+
+    /// Who came was of a job that is over: this one is fresh after all.
+    fn assemble(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let early = std::mem::take(&mut self.rebuild.early);
+        let waiting = std::mem::take(&mut self.rebuild.waiting);
+        self.turn_away("no worker of its job has come; start it as a new process", out);
+        self.phase = Phase::Assembling;
+        for (id, mut member) in early {
+            member.heard_ms = now_ms;
+            self.connections.insert(member.connection, id);
+            self.members.insert(id, member);
+        }
+        for (connection, register) in waiting {
+            self.register(now_ms, connection, register, out);
+        }
+    }
+
+    /// Nobody who waits for the cluster to be rebuilt is let in.
+    pub(super) fn turn_away(&mut self, reason: &str, out: &mut Vec<Command>) {
+        let Rebuild { arrivals, waiting, early, .. } = std::mem::take(&mut self.rebuild);
+        let waiting = waiting.into_iter().map(|(connection, _)| connection);
+        let early = early.into_iter().map(|(_, member)| member.connection);
+        for connection in arrivals.into_keys().chain(waiting).chain(early) {
+            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+        }
     }
 
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
@@ -297,7 +329,7 @@ impl Engine {
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
-        self.expect(now_ms, &rebuild);
+        self.await_those(now_ms, &rebuild);
         // Lives before places: a map names ranks.
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
@@ -360,7 +392,7 @@ impl Engine {
     }
 
     /// Whom barriers and rounds wait for.
-    fn expect(&mut self, now_ms: u64, rebuild: &Rebuild) {
+    fn await_those(&mut self, now_ms: u64, rebuild: &Rebuild) {
         let policy = self.config.shape.worker_loss;
         for id in self.places().collect::<Vec<_>>() {
             if self.members.contains_key(&id) {

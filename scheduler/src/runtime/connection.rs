@@ -56,6 +56,7 @@ pub(super) struct Fault {
 
 /// What a connection's tasks tell the core.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "few wait at once")]
 pub(super) enum Event {
     Message {
         from: ConnectionId,

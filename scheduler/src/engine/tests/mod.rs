@@ -4,6 +4,7 @@ mod barriers;
 mod checkpoints;
 mod declaring;
 mod ending;
+mod losing;
 mod posts;
 mod properties;
 mod recovery;

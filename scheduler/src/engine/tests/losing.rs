@@ -1,0 +1,255 @@
+//! What deaths, returns and restarts mean, as lists of commands.
+
+use super::*;
+use proto_common::message::{self, Coming, Resume, WaitError};
+use proto_common::shard_map::MapChange;
+
+fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
+    let mut rig = Rig::new(2, 2);
+    let mut config = rig.engine.config.clone();
+    (config.shape.replicas, config.shape.worker_loss, config.shape.server_places) = (replicas, loss, 3);
+    config.shape.scheduler_ms = 1_000;
+    rig.engine = Engine::new(config, 0);
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        let message = Register { wanted_rank: Some(id.rank), ..register(id.role, connection(id).0 + 1) };
+        rig.say(id, ToScheduler::Register(message));
+    }
+    assert_eq!(rig.engine.phase, Phase::Running);
+    rig
+}
+
+/// A tensor of four chunks that servers have allocated.
+fn declared(rig: &mut Rig) {
+    let tensors = vec![TensorSpec { name: "w".into(), ..TensorSpec::f32(7, 4 * 1024, Optimizer::sum()) }];
+    rig.say(worker(0), ToScheduler::Declare { request: 1, tensors, timeout_ms: 50 });
+    let epoch = rig.engine.epoch();
+    for rank in 0..2 {
+        rig.say(server(rank), ToScheduler::Assigned { epoch, error: None });
+    }
+}
+
+fn messages(commands: &[Command]) -> Vec<&FromScheduler> {
+    let sent = commands.iter().filter_map(|command| match command {
+        Command::Send { message, .. } => Some(message.as_ref()),
+        _ => None,
+    });
+    sent.collect()
+}
+
+#[test]
+fn a_servers_death_promotes_its_copy_and_the_next_server_gets_one() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    let commands = rig.lose(server(0));
+    let [FromScheduler::Remap { epoch, change }, FromScheduler::Roster { members, .. }] =
+        messages(&commands)[..]
+    else {
+        panic!("{commands:?}")
+    };
+    assert_eq!((*epoch, change), (Epoch { term: 1, counter: 3 }, &MapChange::ServerGone(Rank(0))));
+    assert_eq!(members.len(), 3);
+    // Its place is free. The new one is told everything, and gets copies of what has none.
+    let commands = rig.say_on(50, ToScheduler::Register(register(Role::Server, 9)));
+    let sent = messages(&commands);
+    assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.rank == Rank(0)), "{commands:?}");
+    assert!(matches!(sent[1], FromScheduler::Roster { members, .. } if members.len() == 4));
+    assert!(matches!(sent[2], FromScheduler::Assign(update) if update.tensors.len() == 1));
+    let FromScheduler::Remap { epoch, change: MapChange::Ranges(ranges) } = sent[3] else {
+        panic!("{commands:?}")
+    };
+    assert!(ranges.iter().all(|range| (range.server, range.seeding) == (Rank(1), Some(Rank(0)))));
+    let early = Epoch { counter: epoch.counter - 1, ..*epoch };
+    assert!(rig.say(server(1), ToScheduler::Seeded { epoch: early, to: Rank(0) }).is_empty(), "of before");
+    let commands = rig.say(server(1), ToScheduler::Seeded { epoch: *epoch, to: Rank(0) });
+    let FromScheduler::Remap { change: MapChange::Ranges(ranges), .. } = messages(&commands)[0] else {
+        panic!("{commands:?}")
+    };
+    assert!(ranges.iter().all(|range| range.backup == Some(Rank(0)) && range.seeding.is_none()));
+    // Half of it is served there from now on: the copy is there.
+    let map = &rig.engine.declarations.shards.map;
+    let at_first: u32 = map.ranges().filter(|range| range.server == Rank(0)).map(|range| range.chunks).sum();
+    assert_eq!(at_first, 2, "{:?}", map.ranges().collect::<Vec<_>>());
+}
+
+#[test]
+fn without_copies_the_error_names_what_went_and_what_to_do() {
+    let mut rig = rig_of(0, WorkerLoss::Continue);
+    declared(&mut rig);
+    rig.engine.last_checkpoint = Some("round-000000120".into());
+    let commands = rig.lose(server(1));
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    let text = death.to_string();
+    for words in ["server 1 died", "tensors 7 (w)", "round-000000120", "cluster.replicas = 1"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn a_worker_is_waited_for_so_long() {
+    let mut rig = rig_of(1, WorkerLoss::Wait);
+    rig.now_ms = 5;
+    let commands = rig.lose(worker(1));
+    assert!(
+        matches!(only(&commands), FromScheduler::Roster { members, left, .. } if members.len() == 3 && left.is_empty())
+    );
+    // Its old life is no member any more, a new one has its place.
+    let commands = rig.say_on(60, ToScheduler::Register(register(Role::Worker, connection(worker(1)).0 + 1)));
+    assert!(
+        matches!(only(&commands), FromScheduler::Refused(reason) if reason.to_string().contains("new process"))
+    );
+    let commands = rig.say_on(61, ToScheduler::Register(register(Role::Worker, 99)));
+    let sent = messages(&commands);
+    assert!(matches!(sent[0], FromScheduler::Welcome(w) if (w.rank, w.coming) == (Rank(1), Coming::Again)));
+    assert!(matches!(sent[1], FromScheduler::Roster { members, .. } if members.len() == 4));
+    rig.handle(Input::Closed { connection: ConnectionId(61), fault: None });
+    for now_ms in (10..505).step_by(9) {
+        rig.now_ms = now_ms;
+        for id in [server(0), server(1), worker(0)] {
+            rig.say(id, ToScheduler::Heartbeat(MemberReport::default()));
+        }
+    }
+    let commands = rig.tick_at(505);
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    assert!(death.to_string().contains("did not come again within 500 ms"), "{death}");
+}
+
+#[test]
+fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_say() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    let group = NodeGroup::WORKERS;
+    let barrier = ToScheduler::Barrier { request: 4, name: "b".into(), group, passed: 0, timeout_ms: 50 };
+    assert!(rig.say(worker(0), barrier).is_empty());
+    let commands = quiet(rig.lose(worker(1)));
+    assert_eq!(commands, [to(&[worker(0)], FromScheduler::Released { request: 4, result: Ok(()) })]);
+    let commands = rig.say_on(70, ToScheduler::Register(register(Role::Worker, 99)));
+    let sent = messages(&commands);
+    assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.coming == Coming::Between));
+    assert!(matches!(sent[2], FromScheduler::AskRounds { rank: Rank(1), .. }), "{commands:?}");
+    let incarnation = Incarnation(99);
+    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: vec![(Key(7), round)] };
+    assert!(rig.say(server(1), answer(5)).is_empty());
+    let commands = rig.say(server(0), answer(3));
+    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: vec![(Key(7), 5)] };
+    assert_eq!(*only(&commands), counts, "the highest, once all have answered");
+}
+
+#[test]
+fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    let commands = rig.say(server(1), ToScheduler::Drain);
+    assert!(commands.iter().all(
+        |c| matches!(c, Command::Send { message, .. } if matches!(**message, FromScheduler::Remap { .. }))
+    ));
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "the copies were where they were to go");
+    let commands = rig.say(server(1), ToScheduler::Goodbye);
+    assert_eq!(commands[0], close(server(1)));
+    assert!(matches!(only(&commands), FromScheduler::Roster { members, .. } if members.len() == 3));
+    let commands = rig.say(server(0), ToScheduler::Goodbye);
+    assert!(matches!(messages(&commands)[0], FromScheduler::MemberDied(_)), "the last one may not");
+}
+
+/// What a member of that cluster says to the next scheduler.
+fn come_again(rig: &mut Rig, id: MemberId, resume: &Resume) -> Vec<Command> {
+    let resume = Resume { rank: id.rank, ..resume.clone() };
+    let again = Register { resume: Some(resume.head()), ..register(id.role, connection(id).0 + 1) };
+    let mut commands = rig.say(id, ToScheduler::Register(again));
+    commands.extend(rig.say(id, ToScheduler::Resuming { part: resume, last: true }));
+    commands
+}
+
+#[test]
+fn the_next_scheduler_decides_nothing_before_all_have_come() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let barriers = vec![("b".into(), NodeGroup::WORKERS, 1)];
+    let resume = Resume { rank: Rank(0), term: 4, epoch, members, left: Vec::new(), map, barriers };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    for id in [server(1), worker(0), worker(1)] {
+        assert!(come_again(&mut rig, id, &resume).is_empty());
+    }
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty(), "strangers wait");
+    let commands = come_again(&mut rig, server(0), &resume);
+    let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
+    assert_eq!((welcomes, &rig.engine.phase), (5, &Phase::Running), "the stranger, too");
+    assert!(rig.engine.epoch() > Epoch { term: 5, counter: 0 } && rig.engine.epoch().term == 5);
+    let behind = ToScheduler::Barrier {
+        request: 1,
+        name: "b".into(),
+        group: NodeGroup::WORKERS,
+        passed: 0,
+        timeout_ms: 50,
+    };
+    let commands = rig.say(worker(1), behind);
+    let result: Result<(), WaitError> = Ok(());
+    assert_eq!(
+        *only(&commands),
+        FromScheduler::Released { request: 1, result },
+        "it was opened for another one"
+    );
+}
+
+#[test]
+fn who_does_not_come_to_the_next_scheduler_is_dead() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    come_again(&mut rig, server(1), &resume);
+    assert!(rig.tick_at(SILENCE_MS).is_empty(), "without any worker nothing is decided");
+    let commands = come_again(&mut rig, worker(0), &resume);
+    let gone =
+        |m: &&FromScheduler| matches!(m, FromScheduler::Remap { change: MapChange::ServerGone(Rank(0)), .. });
+    assert_eq!(messages(&commands).into_iter().filter(gone).count(), 1, "{commands:?}");
+    assert!(rig.engine.declarations.shards.map.ranges().all(|range| range.server == Rank(1)));
+    assert!(rig.engine.awaited.contains_key(&Rank(1)));
+    let commands = come_again(&mut rig, server(0), &resume);
+    assert!(
+        messages(&commands).iter().any(|m| matches!(m, FromScheduler::Refused(_))),
+        "too late: {commands:?}"
+    );
+}
+
+#[test]
+fn a_scheduler_that_slept_too_long_asks_its_members_what_they_know() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    let commands = rig.tick_at(SILENCE_MS);
+    assert_eq!(commands.len(), 4, "all connections close: {commands:?}");
+    assert!(commands.iter().all(|command| matches!(command, Command::Close { .. })));
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+}
+
+#[test]
+fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
+    let mut rig = Rig::new(1, 1);
+    rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
+    let entry = message::Member {
+        id: server(0),
+        incarnation: Incarnation(connection(server(0)).0 + 1),
+        data_address: None,
+        http_address: None,
+    };
+    let stale = Resume {
+        epoch: Epoch { term: 1, counter: 9 },
+        members: vec![
+            entry.clone(),
+            message::Member { id: worker(0), incarnation: Incarnation(77), ..entry },
+        ],
+        ..Resume::default()
+    };
+    assert!(come_again(&mut rig, server(0), &stale).is_empty());
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    let commands = rig.tick_at(2 * SILENCE_MS);
+    assert!(matches!(only(&commands), FromScheduler::Refused(_)), "{commands:?}");
+    assert_eq!(rig.engine.phase, Phase::Assembling);
+    rig.say_on(40, ToScheduler::Register(register(Role::Server, 6)));
+    assert_eq!(rig.engine.phase, Phase::Running);
+}

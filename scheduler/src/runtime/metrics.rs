@@ -4,7 +4,7 @@
 use super::View;
 use crate::engine::Input;
 use daemon::metrics::registry;
-use daemon::status::{ClusterStatus, JobPhase};
+use daemon::status::{ClusterStatus, JobPhase, RecoveryStatus};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -119,6 +119,10 @@ struct EngineGauges {
     barriers: IntGauge,
     running: IntGauge,
     uptime_seconds: Gauge,
+    /// What deaths, joins and restarts have led to, by kind.
+    changes: IntGaugeVec,
+    copy_bytes: IntGaugeVec,
+    promotion_seconds: Gauge,
 }
 
 impl EngineGauges {
@@ -142,6 +146,21 @@ impl EngineGauges {
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
             running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
+            changes: IntGaugeVec::new(
+                Opts::new(
+                    "gradwire_scheduler_changes",
+                    "What deaths, joins and restarts have led to, since the start.",
+                ),
+                &["kind"],
+            )?,
+            copy_bytes: IntGaugeVec::new(
+                Opts::new("gradwire_scheduler_copy_bytes", "Bytes of copies on other servers."),
+                &["state"],
+            )?,
+            promotion_seconds: Gauge::new(
+                "gradwire_scheduler_promotion_seconds",
+                "From the last sign of life of the server that died last to the decision who takes over.",
+            )?,
             view,
         })
     }
@@ -162,9 +181,29 @@ impl EngineGauges {
         self.barriers.set(status.barriers.len() as i64);
         self.running.set(i64::from(status.phase == JobPhase::Running));
         self.uptime_seconds.set(status.uptime_ms as f64 / 1e3);
+        self.set_recovery(&status.recovery);
     }
 
-    fn parts(&self) -> [&dyn Collector; 10] {
+    fn set_recovery(&self, recovery: &RecoveryStatus) {
+        let changes = [
+            ("roster", recovery.rosters),
+            ("lost", recovery.lost),
+            ("joined", recovery.joined),
+            ("rebuilt", recovery.rebuilt),
+            ("promotion", recovery.promotions),
+            ("copy", recovery.copies_made),
+            ("move", recovery.moves_made),
+        ];
+        for (kind, count) in changes {
+            self.changes.with_label_values(&[kind]).set(count as i64);
+        }
+        for (state, bytes) in [("kept_up", recovery.copied_bytes), ("seeding", recovery.seeding_bytes)] {
+            self.copy_bytes.with_label_values(&[state]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        self.promotion_seconds.set(recovery.promotion_ms as f64 / 1e3);
+    }
+
+    fn parts(&self) -> [&dyn Collector; 13] {
         [
             &self.members,
             &self.expected,
@@ -176,6 +215,9 @@ impl EngineGauges {
             &self.barriers,
             &self.running,
             &self.uptime_seconds,
+            &self.changes,
+            &self.copy_bytes,
+            &self.promotion_seconds,
         ]
     }
 }

@@ -1349,6 +1349,18 @@ GradwireCode gradwire_change_rule(const GradwireClient *client,
                                   uint64_t *round);
 
 /**
+ * Where training is: `round` gets the one that every worker has finished of these `count` tensors, which are all that the
+ * program contributes to; 0 in a job that has just begun. To be called once, after declaring them and before anything is pushed:
+ * this worker's next contribution is to the round after it, and its first pull brings the weights that the round left. That is
+ * how a program goes on whose earlier life died where rounds wait for it (`cluster.worker_loss = "wait"`), or that begins from
+ * a checkpoint; with 0 it sets initial values. What a codec had left over in a process that died is lost.
+ */
+GradwireCode gradwire_resume(const GradwireClient *client,
+                             const GradwireTensor *const *tensors,
+                             uint64_t count,
+                             uint64_t *round);
+
+/**
  * Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
  */
 uint64_t gradwire_tensor_bytes(const GradwireTensor *tensor);

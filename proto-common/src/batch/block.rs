@@ -19,7 +19,8 @@ pub enum OpKind {
     PushPull = 3,
     /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
     Init = 4,
-    /// No more than what [`Block::reading`] says; answered at once.
+    /// No more than what [`Block::reading`] says; answered at once, with the version in force: outside mode sync with how many of
+    /// its worker's contributions are.
     Release = 5,
     /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
     /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces

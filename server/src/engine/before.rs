@@ -2,7 +2,7 @@
 //! that its earlier life had. It must not know who asks, or why.
 
 use super::chunk::{Chunk, Stage, Waiter};
-use proto_common::batch::Status;
+use proto_common::batch::{OpKind, Status};
 
 /// What a chunk keeps of the version before.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,10 @@ impl Chunk {
 
     /// The version that an operation is told it was answered with.
     pub(super) fn version_for(&self, waiter: &Waiter, status: Status) -> u64 {
+        if waiter.op == OpKind::Release {
+            // Who comes again goes on after it.
+            return self.made_by(waiter.rank).unwrap_or(self.version);
+        }
         if waiter.exact && status == Status::Done { waiter.version } else { self.version }
     }
 }

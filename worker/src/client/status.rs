@@ -129,6 +129,76 @@ type Read = fn(&Collected) -> u64;
 /// Which driver each link uses; as many series as there are servers.
 const LINK: &str = "gradwire_worker_link_info";
 
+/// Name, help, and where the count is.
+const COUNTERS: [(&str, &str, Read); 20] = [
+    ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
+    ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
+    ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
+    ("gradwire_worker_plain_bytes_total", "What they were before they were encoded.", |c| {
+        c.stats.plain_bytes
+    }),
+    ("gradwire_worker_placed_total", "Chunks written straight into servers' key buffers.", |c| {
+        c.stats.placed
+    }),
+    ("gradwire_worker_referenced_total", "Chunks that servers were to read.", |c| c.stats.referenced),
+    ("gradwire_worker_landed_bytes_total", "Payload bytes that landed.", |c| c.stats.landed_bytes),
+    ("gradwire_worker_shown_bytes_total", "Bytes of weights shown where servers have them.", |c| {
+        c.stats.shown_bytes
+    }),
+    ("gradwire_worker_operations_total", "Operations done.", |c| c.stats.done),
+    ("gradwire_worker_failures_total", "Operations failed.", |c| c.stats.failed),
+    ("gradwire_worker_retries_total", "Chunks sent again because a server could not take them.", |c| {
+        c.stats.retries
+    }),
+    ("gradwire_worker_reroutes_total", "Chunks sent again because the server did not have them.", |c| {
+        c.stats.reroutes
+    }),
+    (
+        "gradwire_worker_replays_total",
+        "Chunks sent again because their channel had ended before they were answered.",
+        |c| c.stats.replays,
+    ),
+    ("gradwire_worker_failovers_total", "Deaths of servers whose chunks others took over.", |c| c.failovers),
+    ("gradwire_worker_reconnects_total", "Connections to living servers that were made again.", |c| {
+        c.reconnects
+    }),
+    ("gradwire_worker_credit_waits_total", "Times a batch waited for a credit.", |c| c.stats.credit_waits),
+    ("gradwire_worker_duplicates_total", "Repeated results ignored.", |c| c.stats.duplicates),
+    (
+        "gradwire_worker_registration_hits_total",
+        "Operations that sent a trainer's own buffer from where it lies.",
+        |c| c.registrations.hits,
+    ),
+    (
+        "gradwire_worker_registration_copies_total",
+        "Operations that copied a trainer's own buffer first.",
+        |c| c.registrations.copies,
+    ),
+    (
+        "gradwire_worker_registration_evictions_total",
+        "Own buffers that gave way to others in the registration cache.",
+        |c| c.registrations.evictions,
+    ),
+];
+
+/// As [`COUNTERS`], of what goes up and down.
+const GAUGES: [(&str, &str, Read); 4] = [
+    (
+        "gradwire_worker_longest_stall_milliseconds",
+        "The longest that a contribution took from its submission to its answer.",
+        |c| c.stats.longest_ms,
+    ),
+    (
+        "gradwire_worker_registration_cache_bytes",
+        "Bytes of trainers' own buffers that stay registered.",
+        |c| c.registrations.registered_bytes,
+    ),
+    ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
+    ("gradwire_worker_oldest_wait_milliseconds", "How long the oldest operation in flight waits.", |c| {
+        c.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms)
+    }),
+];
+
 /// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
 pub(super) struct WorkerMetrics {
     late: Arc<Late>,
@@ -139,90 +209,12 @@ pub(super) struct WorkerMetrics {
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
-        let counters: [(&str, &str, Read); 20] = [
-            ("gradwire_worker_batches_total", "Batches sent to servers.", |c| c.stats.batches),
-            ("gradwire_worker_parts_total", "Chunks sent, repeats included.", |c| c.stats.parts),
-            ("gradwire_worker_sent_bytes_total", "Payload bytes sent.", |c| c.stats.sent_bytes),
-            ("gradwire_worker_plain_bytes_total", "What they were before they were encoded.", |c| {
-                c.stats.plain_bytes
-            }),
-            ("gradwire_worker_placed_total", "Chunks written straight into servers' key buffers.", |c| {
-                c.stats.placed
-            }),
-            ("gradwire_worker_referenced_total", "Chunks that servers were to read.", |c| c.stats.referenced),
-            ("gradwire_worker_landed_bytes_total", "Payload bytes that landed.", |c| c.stats.landed_bytes),
-            ("gradwire_worker_shown_bytes_total", "Bytes of weights shown where servers have them.", |c| {
-                c.stats.shown_bytes
-            }),
-            ("gradwire_worker_operations_total", "Operations done.", |c| c.stats.done),
-            ("gradwire_worker_failures_total", "Operations failed.", |c| c.stats.failed),
-            (
-                "gradwire_worker_retries_total",
-                "Chunks sent again because a server could not take them.",
-                |c| c.stats.retries,
-            ),
-            (
-                "gradwire_worker_reroutes_total",
-                "Chunks sent again because the server did not have them.",
-                |c| c.stats.reroutes,
-            ),
-            (
-                "gradwire_worker_replays_total",
-                "Chunks sent again because their channel had ended before they were answered.",
-                |c| c.stats.replays,
-            ),
-            ("gradwire_worker_failovers_total", "Deaths of servers whose chunks others took over.", |c| {
-                c.failovers
-            }),
-            (
-                "gradwire_worker_reconnects_total",
-                "Connections to living servers that were made again.",
-                |c| c.reconnects,
-            ),
-            ("gradwire_worker_credit_waits_total", "Times a batch waited for a credit.", |c| {
-                c.stats.credit_waits
-            }),
-            ("gradwire_worker_duplicates_total", "Repeated results ignored.", |c| c.stats.duplicates),
-            (
-                "gradwire_worker_registration_hits_total",
-                "Operations that sent a trainer's own buffer from where it lies.",
-                |c| c.registrations.hits,
-            ),
-            (
-                "gradwire_worker_registration_copies_total",
-                "Operations that copied a trainer's own buffer first.",
-                |c| c.registrations.copies,
-            ),
-            (
-                "gradwire_worker_registration_evictions_total",
-                "Own buffers that gave way to others in the registration cache.",
-                |c| c.registrations.evictions,
-            ),
-        ];
-        let gauges: [(&str, &str, Read); 4] = [
-            (
-                "gradwire_worker_longest_stall_milliseconds",
-                "The longest that a contribution took from its submission to its answer.",
-                |c| c.stats.longest_ms,
-            ),
-            (
-                "gradwire_worker_registration_cache_bytes",
-                "Bytes of trainers' own buffers that stay registered.",
-                |c| c.registrations.registered_bytes,
-            ),
-            ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
-            (
-                "gradwire_worker_oldest_wait_milliseconds",
-                "How long the oldest operation in flight waits.",
-                |c| c.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms),
-            ),
-        ];
         let counter = |(name, help, read)| Ok((IntCounter::new(name, help)?, read));
         let gauge = |(name, help, read)| Ok((IntGauge::new(name, help)?, read));
         Ok(Self {
             late,
-            counters: counters.into_iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
-            gauges: gauges.into_iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+            counters: COUNTERS.into_iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
+            gauges: GAUGES.into_iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
             links: IntGaugeVec::new(
                 Opts::new(LINK, "1 for the driver in use to each server."),
                 &["server", "driver"],

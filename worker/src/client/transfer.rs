@@ -277,8 +277,7 @@ impl Client {
         let timeout_ms = self.operation_ms();
         let op = self.0.next_op.fetch_add(1, Ordering::Relaxed);
         let mut numbers = tensor.numbers();
-        let (operation, round) = numbers.next(kind, tensor.seen());
-        let exact = numbers.exactly(kind);
+        let ((operation, round), exact) = (numbers.next(kind, tensor.seen()), numbers.exactly(kind));
         tensor.begin_telling(&mut buffers);
         numbers.encode(round, &mut buffers);
         buffers.busy = Some(tensor.viewing().busy());

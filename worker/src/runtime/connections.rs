@@ -26,7 +26,7 @@ impl Connections {
     }
 
     /// Of this server channels of this connection are taken only.
-    pub(super) fn expect(&mut self, server: Rank, number: u64) {
+    pub(super) fn want(&mut self, server: Rank, number: u64) {
         self.wanted.insert(server, number);
     }
 

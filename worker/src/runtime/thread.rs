@@ -270,7 +270,7 @@ impl Core {
             LaneMessage::Submit(submission) => self.submit(submission),
             LaneMessage::Epoch(epoch) => self.driver.set_epoch(epoch),
             LaneMessage::Remap { epoch, moves } => self.driver.remap(epoch, &moves),
-            LaneMessage::Expect { server, number } => self.connections.expect(server, number),
+            LaneMessage::Expect { server, number } => self.connections.want(server, number),
             LaneMessage::End { server } => {
                 self.connections.end(server);
                 if let Err(error) = self.driver.end_server(server) {

@@ -2,7 +2,7 @@
 
 use super::Lab;
 use super::wire::Parcel;
-use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use gradwire_scheduler::engine::{CheckpointConfig, Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
 use proto_common::ids::{Incarnation, JobId};
 use proto_common::message::FromScheduler;
 
@@ -63,6 +63,7 @@ impl Lab {
             rebalance: true,
             resume: self.brain.life > 1,
             pid: 1,
+            checkpoints: CheckpointConfig::default(),
         };
         self.note(&format!("scheduler life {} begins", self.brain.life));
         self.brain.engine = Some(Engine::new(config, now_us / 1_000));
@@ -99,6 +100,8 @@ impl Lab {
                         self.wires.say_down(connection.0, at_us, (*message).clone());
                     }
                 }
+                // Nothing of this laboratory asks for checkpoints.
+                Command::WriteManifest(_) => {}
                 Command::Close { connection } => {
                     self.wires.deafen(connection.0);
                     self.wires.close_down(connection.0, now_us);

@@ -237,6 +237,7 @@ mod tests {
             silence_ms: 10_000,
             uptime_ms: 65_000,
             tensors: 3,
+            recovery: Default::default(),
             uncopied_chunks: 0,
             tensor_bytes: 1_500,
             members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],

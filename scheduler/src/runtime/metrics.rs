@@ -4,7 +4,7 @@
 use super::View;
 use crate::engine::Input;
 use daemon::metrics::registry;
-use daemon::status::{ClusterStatus, JobPhase};
+use daemon::status::{ClusterStatus, JobPhase, RecoveryStatus};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -122,6 +122,10 @@ struct EngineGauges {
     checkpoints_completed: IntGauge,
     checkpoints_failed: IntGauge,
     checkpoint_parts_missing: IntGauge,
+    /// What deaths, joins and restarts have led to, by kind.
+    changes: IntGaugeVec,
+    copy_bytes: IntGaugeVec,
+    promotion_seconds: Gauge,
 }
 
 impl EngineGauges {
@@ -157,6 +161,21 @@ impl EngineGauges {
                 "gradwire_scheduler_checkpoint_parts_missing",
                 "Parts that the checkpoint being written lacks.",
             )?,
+            changes: IntGaugeVec::new(
+                Opts::new(
+                    "gradwire_scheduler_changes",
+                    "What deaths, joins and restarts have led to, since the start.",
+                ),
+                &["kind"],
+            )?,
+            copy_bytes: IntGaugeVec::new(
+                Opts::new("gradwire_scheduler_copy_bytes", "Bytes of copies on other servers."),
+                &["state"],
+            )?,
+            promotion_seconds: Gauge::new(
+                "gradwire_scheduler_promotion_seconds",
+                "From the last sign of life of the server that died last to the decision who takes over.",
+            )?,
             view,
         })
     }
@@ -182,9 +201,29 @@ impl EngineGauges {
         self.checkpoints_failed.set(checkpoints.failed as i64);
         let missing = checkpoints.parts_expected.saturating_sub(checkpoints.parts);
         self.checkpoint_parts_missing.set(checkpoints.writing.map_or(0, |_| missing as i64));
+        self.set_recovery(&status.recovery);
     }
 
-    fn parts(&self) -> [&dyn Collector; 13] {
+    fn set_recovery(&self, recovery: &RecoveryStatus) {
+        let changes = [
+            ("roster", recovery.rosters),
+            ("lost", recovery.lost),
+            ("joined", recovery.joined),
+            ("rebuilt", recovery.rebuilt),
+            ("promotion", recovery.promotions),
+            ("copy", recovery.copies_made),
+            ("move", recovery.moves_made),
+        ];
+        for (kind, count) in changes {
+            self.changes.with_label_values(&[kind]).set(count as i64);
+        }
+        for (state, bytes) in [("kept_up", recovery.copied_bytes), ("seeding", recovery.seeding_bytes)] {
+            self.copy_bytes.with_label_values(&[state]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        self.promotion_seconds.set(recovery.promotion_ms as f64 / 1e3);
+    }
+
+    fn parts(&self) -> [&dyn Collector; 16] {
         [
             &self.members,
             &self.expected,
@@ -199,6 +238,9 @@ impl EngineGauges {
             &self.checkpoints_completed,
             &self.checkpoints_failed,
             &self.checkpoint_parts_missing,
+            &self.changes,
+            &self.copy_bytes,
+            &self.promotion_seconds,
         ]
     }
 }

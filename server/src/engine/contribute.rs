@@ -333,8 +333,7 @@ impl LaneEngine {
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
-            self.roster.expect(&mut self.chunks[index as usize]);
-            self.roster.pass_vacant(&mut self.chunks[index as usize]);
+            self.look_at_expected(index);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

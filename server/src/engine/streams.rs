@@ -350,6 +350,8 @@ impl LaneEngine {
         // What was said about a copy that is not wanted any more counts for nothing.
         let Some(keep) = chunk.keep_of(item.keep) else { return Ok(()) };
         let joins = match (item.op, judgement) {
+            // It is sent whole meanwhile, because the initial value came.
+            (OpKind::CopyCheck, _) if keep.at != At::Checking => None,
             (OpKind::CopyUpdate, Judgement::Confirmed) => {
                 keep.confirmed = keep.confirmed.max(item.round);
                 None

@@ -9,7 +9,7 @@ use super::standing::Standing;
 use super::streams::{Target, dial};
 use super::thread::{LaneMessage, LaneNews};
 use crate::checkpoint::Saver;
-use crate::engine::member::{Departure, Member, MemberCommand, Peers};
+use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
 use daemon::control::{LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
 use daemon::post::Posts;
@@ -284,7 +284,12 @@ impl Serving<'_> {
         let mut end = None;
         for command in commands {
             match command {
-                MemberCommand::Say(message) => self.work.unsaid.push_back(message),
+                MemberCommand::Say(message) => {
+                    if let ToScheduler::Seeded { epoch, to } = &message {
+                        tracing::info!(server = to.0, %epoch, "the copies made there are complete");
+                    }
+                    self.work.unsaid.push_back(message);
+                }
                 MemberCommand::Dial { number, to, incarnation, address, epoch, after_ms } => {
                     let after = Duration::from_millis(after_ms);
                     self.dial(Target { number, to, incarnation, address, epoch, after });
@@ -294,10 +299,17 @@ impl Serving<'_> {
                     self.standing.hang_up(to);
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
-                MemberCommand::EndServer { rank } => self.standing.hang_up(rank),
+                MemberCommand::EndServer { rank } => {
+                    tracing::info!(server = rank.0, "a server's life is over: its channels are closed");
+                    self.standing.hang_up(rank);
+                }
+                MemberCommand::Roles { epoch, .. } => {
+                    let Holdings { served, copies, arriving, .. } = lock(&self.member).holdings();
+                    let (served, copies, arriving) = (served.chunks, copies.chunks, arriving.chunks);
+                    tracing::info!(%epoch, served, copies, arriving, "what this server has chunks for");
+                }
                 MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
                 MemberCommand::Assign { .. }
-                | MemberCommand::Roles { .. }
                 | MemberCommand::ChangeRule { .. }
                 | MemberCommand::Workers { .. }
                 | MemberCommand::CountFrom { .. } => {}

@@ -52,6 +52,7 @@ impl Lab {
         if let Link::Greeting(wire) | Link::Up(wire) = process.link {
             let at_us = now_us + self.rng.within(0, self.shape.control_us);
             self.wires.close_up(wire, at_us);
+            self.wires.leave(wire);
         }
         self.retire(at, process);
     }
@@ -164,6 +165,7 @@ impl Lab {
         if self.now_us() > process.heard_us + silence_us {
             let at_us = self.now_us();
             self.wires.close_up(wire, at_us);
+            self.wires.leave(wire);
             self.lost(at);
         }
     }
@@ -171,6 +173,11 @@ impl Lab {
     fn lost(&mut self, at: usize) {
         let now_us = self.now_us();
         let may_seek = self.shape.cluster().scheduler_ms > 0 && self.is_in_roster(at);
+        // A goodbye that the dead did not hear is said to the next one.
+        let is_over = self.brain.engine.is_some() || self.brain.outcome.is_some();
+        if self.seats[at].is_done && is_over {
+            return self.end_process(at, "done");
+        }
         let Some(process) = &mut self.seats[at].process else { return };
         match (&process.body, process.link) {
             (Body::Nobody, _) => {

@@ -66,6 +66,7 @@ pub struct Lab {
     tick_us: u64,
     again_us: Option<u64>,
     ready: Vec<QueueId>,
+    steps: u64,
     /// The last step took no time.
     stalled: bool,
     may_fail: bool,
@@ -116,6 +117,7 @@ impl Lab {
             tick_us: 0,
             again_us: None,
             ready: Vec::new(),
+            steps: 0,
             stalled: false,
             may_fail: false,
             shape,

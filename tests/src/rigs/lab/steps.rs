@@ -11,6 +11,8 @@ const TICK_US: u64 = 10_000;
 const LATE_US: u64 = 300;
 /// Virtual time that training may take once nothing goes wrong any more.
 const CALM_US: u64 = 60_000_000;
+/// Steps of a run at most.
+const STEPS_MAX: u64 = 2_000_000;
 
 impl Lab {
     /// Trains to the end, through all faults of the plan, and checks what must hold then.
@@ -76,9 +78,10 @@ impl Lab {
             _ => None,
         });
         let starts = self.seats.iter().filter_map(|seat| seat.start_us);
+        let scheduler = self.brain.engine.as_ref().map(|_| self.brain.life);
         let times = [
             self.net.next_event_us(),
-            self.wires.next_us(),
+            self.wires.next_us(scheduler, |at| self.is_paused(at)),
             self.brain.next_us(),
             self.next_dial_us(),
             self.again_us,
@@ -94,6 +97,8 @@ impl Lab {
         // What is overdue waits for somebody who pauses: time goes on.
         let next_us = self.next_us().max(self.now_us() + u64::from(self.stalled));
         let before_us = self.now_us();
+        self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "time does not go on");
         self.net.advance_to(next_us);
         self.again_us = None;
         self.act();

@@ -162,9 +162,6 @@ impl Lab {
     }
 
     fn graduate(&mut self, at: usize) {
-        if let Some(worker) = self.seats[at].worker() {
-            worker.trainer.check_targets();
-        }
         if !self.seats[at].is_done {
             self.seats[at].is_done = true;
             self.say(at, ToScheduler::Goodbye);

@@ -51,6 +51,8 @@ pub(super) struct Wire {
     pub(super) seat: usize,
     /// Which life of the scheduler it is to.
     pub(super) scheduler: u64,
+    /// The member's end is read.
+    is_read: bool,
     up: Lane<ToScheduler>,
     down: Lane<FromScheduler>,
 }
@@ -68,7 +70,7 @@ impl Wires {
     pub(super) fn open(&mut self, seat: usize, scheduler: u64) -> WireId {
         self.next += 1;
         let (up_us, down_us) = self.silent.get(&seat).copied().unwrap_or_default();
-        let wire = Wire { seat, scheduler, up: Lane::new(up_us), down: Lane::new(down_us) };
+        let wire = Wire { seat, scheduler, is_read: true, up: Lane::new(up_us), down: Lane::new(down_us) };
         self.all.insert(self.next, wire);
         self.next
     }
@@ -106,6 +108,13 @@ impl Wires {
         }
     }
 
+    /// The member does not read it any more.
+    pub(super) fn leave(&mut self, id: WireId) {
+        if let Some(wire) = self.all.get_mut(&id) {
+            wire.is_read = false;
+        }
+    }
+
     /// Nothing of it is of interest any more.
     pub(super) fn forget(&mut self, id: WireId) {
         self.all.remove(&id);
@@ -125,8 +134,11 @@ impl Wires {
         self.all.iter().filter(|(_, wire)| wire.scheduler == scheduler).map(|(id, _)| *id).collect()
     }
 
-    pub(super) fn next_us(&self) -> Option<u64> {
-        self.all.values().flat_map(|wire| [wire.up.due_us(), wire.down.due_us()]).flatten().min()
+    /// When something comes out of an end that is read: the scheduler's, if it is this life's, or a member's.
+    pub(super) fn next_us(&self, scheduler: Option<u64>, is_paused: impl Fn(usize) -> bool) -> Option<u64> {
+        let up = self.all.values().filter(|wire| Some(wire.scheduler) == scheduler);
+        let down = self.all.values().filter(|wire| wire.is_read && !is_paused(wire.seat));
+        up.filter_map(|wire| wire.up.due_us()).chain(down.filter_map(|wire| wire.down.due_us())).min()
     }
 
     /// The next parcel for the scheduler of this life.

@@ -102,6 +102,9 @@ impl Lab {
         let Some(worker) = self.seats[at].worker() else { return };
         let open: Vec<_> = worker.asked.values().cloned().collect();
         open.into_iter().for_each(|message| self.say(at, message));
+        if self.seats[at].is_done {
+            self.say(at, ToScheduler::Goodbye);
+        }
     }
 
     /// Asks the scheduler for something that it will answer.

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
-use gradwire_tests::rigs::training::{SHM, TCP, TRAIN, UNIX, hash_in, reference_of};
 use gradwire_tests::rigs::training::Carrier;
+use gradwire_tests::rigs::training::{SHM, TCP, TRAIN, UNIX, hash_in, reference_of};
 use proto_common::error::ExitCode;
 use rustix::process::Signal;
 use std::sync::LazyLock;
@@ -21,7 +21,8 @@ static EXPECTED: LazyLock<String> = LazyLock::new(|| reference_of(WORKERS, &LONG
 
 /// A cluster in mid-training.
 fn training(carrier: Carrier, servers: u32, scheduler: &[&str]) -> Cluster {
-    let mut cluster = Cluster::new(servers, WORKERS, &[&["--set", "cluster.chunk_bytes=4096"], scheduler].concat());
+    let mut cluster =
+        Cluster::new(servers, WORKERS, &[&["--set", "cluster.chunk_bytes=4096"], scheduler].concat());
     cluster.add_servers(servers, carrier.0);
     cluster.add_trainers(WORKERS, &[&TRAIN[..], &LONGER, &JITTER, carrier.0].concat());
     cluster.workers[0].expect_line("epoch  2/", PATIENCE);

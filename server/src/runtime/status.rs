@@ -193,9 +193,11 @@ const GAUGES: [(&str, &str, Read); 19] = [
     ("gradwire_server_checkpoint_chunks_left", "Chunks that the checkpoint under way waits for.", |s| {
         s.checkpoint_chunks_left
     }),
-    ("gradwire_server_checkpoint_bytes", "Bytes of chunks that are copied for a checkpoint and not written.", |s| {
-        s.checkpoint_bytes
-    }),
+    (
+        "gradwire_server_checkpoint_bytes",
+        "Bytes of chunks that are copied for a checkpoint and not written.",
+        |s| s.checkpoint_bytes,
+    ),
     ("gradwire_server_chunks_served", "Chunks that it serves.", |s| s.shards.served.chunks),
     ("gradwire_server_chunks_alone", "Chunks that it serves and nobody has a copy of.", |s| {
         s.shards.served.chunks - s.shards.backed.chunks

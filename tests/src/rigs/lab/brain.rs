@@ -2,7 +2,9 @@
 
 use super::Lab;
 use super::wire::Parcel;
-use gradwire_scheduler::engine::{CheckpointConfig, Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use gradwire_scheduler::engine::{
+    CheckpointConfig, Command, ConnectionId, Engine, EngineConfig, Input, Outcome,
+};
 use proto_common::ids::{Incarnation, JobId};
 use proto_common::message::FromScheduler;
 

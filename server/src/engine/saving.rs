@@ -5,7 +5,6 @@ use super::chunk::{Chunk, Stage};
 use super::command::Commands;
 use super::image::ChunkState;
 use super::lane::LaneEngine;
-use super::role::Role;
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
@@ -57,11 +56,6 @@ impl Chunk {
     /// Is it to be copied before anything is published?
     pub(super) fn is_due(&self) -> bool {
         self.saving == Saving::Due
-    }
-
-    /// Is it this server that writes it?
-    fn is_served(&self) -> bool {
-        self.role.is_some_and(Role::serves)
     }
 
     fn takes_no_part(&self) -> bool {

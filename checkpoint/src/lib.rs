@@ -17,9 +17,9 @@ pub use catalog::{Listed, Verified, clean, commit, list, newest, remove, retain,
 pub use directory::Directory;
 pub use entry::What;
 pub use error::CheckpointError;
-pub use header::Header;
+pub use header::{Entry, Header};
 pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
-pub use reader::Part;
+pub use reader::{Part, Stretch, TableRows};
 pub use restore::{Checkpoint, ChunkState, RowsState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};

@@ -15,6 +15,11 @@ use std::sync::Arc;
 /// Bytes that a whole part is checked by at once.
 const STEP_BYTES: usize = 1 << 20;
 
+/// What an entry has: of which tensor, what, which elements, and where.
+pub type Stretch<'a> = (Key, What, (u64, u64), &'a Entry);
+/// A table, and the entries of each stretch of its rows: ids, pushes, numbers.
+pub type TableRows<'a> = (TableSpec, Vec<[&'a Entry; 3]>);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Part {
@@ -84,7 +89,7 @@ impl Part {
     }
 
     /// Its entries of tensors: what they have, which elements, and where they lie.
-    pub fn tensors(&self) -> Result<Vec<(Key, What, (u64, u64), &Entry)>, CheckpointError> {
+    pub fn tensors(&self) -> Result<Vec<Stretch<'_>>, CheckpointError> {
         let keys: BTreeMap<String, Key> = self.word(KEYS)?;
         let entries = self.header.entries.iter();
         let ours = entries.filter_map(|(name, entry)| {
@@ -96,7 +101,7 @@ impl Part {
     }
 
     /// Its tables, with their rows' entries: ids, pushes, numbers of each stretch.
-    pub fn tables(&self) -> Result<Vec<(TableSpec, Vec<[&Entry; 3]>)>, CheckpointError> {
+    pub fn tables(&self) -> Result<Vec<TableRows<'_>>, CheckpointError> {
         let specs: Vec<TableSpec> = self.word(TABLES)?;
         let keys = specs.iter().map(|spec| (format!("table.{}", spec.key), Key(u64::from(spec.key))));
         let keys: BTreeMap<String, Key> = keys.collect();

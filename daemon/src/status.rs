@@ -59,6 +59,25 @@ pub struct ClusterStatus {
     pub ending: Option<String>,
 }
 
+/// What there is of checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointStatus {
+    /// The newest complete one.
+    pub newest: Option<String>,
+    /// The round of the one that is being written.
+    pub writing: Option<u64>,
+    /// Parts of it that are there.
+    pub parts: u64,
+    /// Parts that it is to have.
+    pub parts_expected: u64,
+    /// Complete since this scheduler started.
+    pub completed: u64,
+    /// Given up since then.
+    pub failed: u64,
+    /// Why the last of those was.
+    pub failure: Option<String>,
+}
+
 /// What deaths, joins and restarts have led to, and what is still to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -89,25 +108,6 @@ pub struct RecoveryStatus {
     pub awaited: Vec<Rank>,
     /// Servers that wish to go.
     pub draining: Vec<Rank>,
-}
-
-/// What there is of checkpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointStatus {
-    /// The newest complete one.
-    pub newest: Option<String>,
-    /// The round of the one that is being written.
-    pub writing: Option<u64>,
-    /// Parts of it that are there.
-    pub parts: u64,
-    /// Parts that it is to have.
-    pub parts_expected: u64,
-    /// Complete since this scheduler started.
-    pub completed: u64,
-    /// Given up since then.
-    pub failed: u64,
-    /// Why the last of those was.
-    pub failure: Option<String>,
 }
 
 /// One member.

@@ -189,7 +189,6 @@ impl Server {
             | Command::Seeded { .. } => return Err(ModelError::NotModelled { what: "copies" }),
             // Taken by the caller, which has the arenas.
             Command::Results { .. } => {}
-            _ => return Err(ModelError::NotModelled { what: "copies and checkpoints" }),
         }
         Ok(())
     }

@@ -4,7 +4,9 @@
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
 use daemon::status::CheckpointStatus;
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
-use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError};
+use proto_common::message::{
+    CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError, ToScheduler,
+};
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
@@ -304,15 +306,32 @@ impl Engine {
         }
     }
 
+    /// A member speaks of checkpoints.
+    pub(super) fn about_checkpoint(
+        &mut self,
+        now_ms: u64,
+        (from, id): (ConnectionId, MemberId),
+        message: ToScheduler,
+        out: &mut Vec<Command>,
+    ) {
+        match message {
+            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
+            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
+                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
+            }
+            _ => {}
+        }
+    }
+
     /// What a server says of a checkpoint.
-    pub(super) fn checkpoint_news(&mut self, from: MemberId, news: CheckpointNews, out: &mut Vec<Command>) {
+    fn checkpoint_news(&mut self, from: MemberId, news: CheckpointNews, out: &mut Vec<Command>) {
         let mut checkpoints = std::mem::take(&mut self.checkpoints);
         checkpoints.news(from.rank, news, self.epoch, &self.wanted(), out);
         self.checkpoints = checkpoints;
     }
 
     /// A member asks for a checkpoint of this round.
-    pub(super) fn save_checkpoint(
+    fn save_checkpoint(
         &mut self,
         now_ms: u64,
         (from, id, request): (ConnectionId, MemberId, u64),

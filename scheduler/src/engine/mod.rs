@@ -401,10 +401,8 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
-            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
-            ToScheduler::Checkpoint(_) => {}
-            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
-                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
+            ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {
+                self.about_checkpoint(now_ms, (from, id), message, out);
             }
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),

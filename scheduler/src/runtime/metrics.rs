@@ -119,13 +119,13 @@ struct EngineGauges {
     barriers: IntGauge,
     running: IntGauge,
     uptime_seconds: Gauge,
+    checkpoints_completed: IntGauge,
+    checkpoints_failed: IntGauge,
+    checkpoint_parts_missing: IntGauge,
     /// What deaths, joins and restarts have led to, by kind.
     changes: IntGaugeVec,
     copy_bytes: IntGaugeVec,
     promotion_seconds: Gauge,
-    checkpoints_completed: IntGauge,
-    checkpoints_failed: IntGauge,
-    checkpoint_parts_missing: IntGauge,
 }
 
 impl EngineGauges {
@@ -149,6 +149,18 @@ impl EngineGauges {
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
             running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
+            checkpoints_completed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_completed",
+                "Checkpoints that are complete since this scheduler started.",
+            )?,
+            checkpoints_failed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_failed",
+                "Checkpoints given up since this scheduler started.",
+            )?,
+            checkpoint_parts_missing: IntGauge::new(
+                "gradwire_scheduler_checkpoint_parts_missing",
+                "Parts that the checkpoint being written lacks.",
+            )?,
             changes: IntGaugeVec::new(
                 Opts::new(
                     "gradwire_scheduler_changes",
@@ -163,18 +175,6 @@ impl EngineGauges {
             promotion_seconds: Gauge::new(
                 "gradwire_scheduler_promotion_seconds",
                 "From the last sign of life of the server that died last to the decision who takes over.",
-            )?,
-            checkpoints_completed: IntGauge::new(
-                "gradwire_scheduler_checkpoints_completed",
-                "Checkpoints that are complete since this scheduler started.",
-            )?,
-            checkpoints_failed: IntGauge::new(
-                "gradwire_scheduler_checkpoints_failed",
-                "Checkpoints given up since this scheduler started.",
-            )?,
-            checkpoint_parts_missing: IntGauge::new(
-                "gradwire_scheduler_checkpoint_parts_missing",
-                "Parts that the checkpoint being written lacks.",
             )?,
             view,
         })
@@ -196,12 +196,12 @@ impl EngineGauges {
         self.barriers.set(status.barriers.len() as i64);
         self.running.set(i64::from(status.phase == JobPhase::Running));
         self.uptime_seconds.set(status.uptime_ms as f64 / 1e3);
-        self.set_recovery(&status.recovery);
         let checkpoints = &status.checkpoints;
         self.checkpoints_completed.set(checkpoints.completed as i64);
         self.checkpoints_failed.set(checkpoints.failed as i64);
         let missing = checkpoints.parts_expected.saturating_sub(checkpoints.parts);
         self.checkpoint_parts_missing.set(checkpoints.writing.map_or(0, |_| missing as i64));
+        self.set_recovery(&status.recovery);
     }
 
     fn set_recovery(&self, recovery: &RecoveryStatus) {
@@ -235,12 +235,12 @@ impl EngineGauges {
             &self.barriers,
             &self.running,
             &self.uptime_seconds,
-            &self.changes,
-            &self.copy_bytes,
-            &self.promotion_seconds,
             &self.checkpoints_completed,
             &self.checkpoints_failed,
             &self.checkpoint_parts_missing,
+            &self.changes,
+            &self.copy_bytes,
+            &self.promotion_seconds,
         ]
     }
 }

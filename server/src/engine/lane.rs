@@ -192,12 +192,6 @@ impl LaneEngine {
         self.index.get(&id).copied()
     }
 
-    /// The chunk under an index.
-    #[must_use]
-    pub fn chunk_id(&self, index: u32) -> Option<ChunkId> {
-        self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
-    }
-
     /// Published version of a chunk.
     #[must_use]
     pub fn version(&self, id: ChunkId) -> Option<Version> {

@@ -5,6 +5,7 @@ use super::chunk::{Chunk, Stage};
 use super::command::Commands;
 use super::image::ChunkState;
 use super::lane::LaneEngine;
+use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
 /// Rounds that training goes on by before a chunk without any contribution counts as one that takes no part in it.
@@ -76,6 +77,12 @@ impl Chunk {
 }
 
 impl LaneEngine {
+    /// The chunk under an index.
+    #[must_use]
+    pub fn chunk_id(&self, index: u32) -> Option<ChunkId> {
+        self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
+    }
+
     /// Does this server serve a chunk, by its index?
     #[must_use]
     pub fn is_served(&self, index: u32) -> bool {

@@ -141,9 +141,8 @@ pub(super) async fn run_with(
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let board = Board::default();
-    let (saver, restorer) = checkpoints(&settings, &welcome, incarnation, &late)?;
-    let kept = (&saver, restorer.as_ref());
-    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board), kept)?;
+    let saves = checkpoints(&settings, &welcome, incarnation, &late)?;
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board), &saves)?;
     posts.attach_link(link.sender());
     tell(welcome.rank, welcome.shape);
     let (rank, shape) = (welcome.rank, welcome.shape);
@@ -173,19 +172,9 @@ pub(super) async fn run_with(
     });
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
-    let (posts_used, work) = (&posts, Work::none());
-    let serving = Serving {
-        member,
-        link,
-        reception,
-        peers,
-        board,
-        lane_failures,
-        posts: posts_used,
-        standing,
-        work,
-        saver,
-    };
+    let (posts_used, work) = (&posts, Work::none(saves.0));
+    let serving =
+        Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
     accepting.abort();
     posts.lose("the server has left the job");
@@ -246,7 +235,7 @@ fn start_lanes(
     welcome: &Welcome,
     devices: &Devices,
     (failed, board): (&mpsc::Sender<LaneError>, &Board),
-    (saver, restorer): (&Saver, Option<&Restorer>),
+    (saver, restorer): &(Saver, Option<Restorer>),
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
@@ -275,7 +264,7 @@ fn start_lanes(
         }
         lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
-        lane.set_checkpoints(saver.lane(index), restorer.cloned());
+        lane.set_checkpoints(saver.lane(index), restorer.clone());
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.

@@ -55,7 +55,6 @@ pub(super) struct Serving<'a> {
     pub(super) posts: &'a Posts,
     pub(super) standing: Standing,
     pub(super) work: Work,
-    pub(super) saver: Saver,
 }
 
 /// What is under way.
@@ -64,14 +63,15 @@ pub(super) struct Work {
     /// As many as there are answers of lanes and dials under way.
     ended: mpsc::UnboundedReceiver<Done>,
     dials: HashMap<Rank, JoinHandle<()>>,
+    saver: Saver,
     /// What the scheduler is to hear, and could not be told yet. As many as it asked for, and a few.
     unsaid: VecDeque<ToScheduler>,
 }
 
 impl Work {
-    pub(super) fn none() -> Self {
+    pub(super) fn none(saver: Saver) -> Self {
         let (done, ended) = mpsc::unbounded_channel();
-        Self { done, ended, dials: HashMap::new(), unsaid: VecDeque::new() }
+        Self { done, ended, dials: HashMap::new(), saver, unsaid: VecDeque::new() }
     }
 }
 
@@ -149,7 +149,7 @@ impl Serving<'_> {
             let end = tokio::select! {
                 () = self.board.written() => self.news(),
                 Some(done) = self.work.ended.recv() => self.done(done),
-                Some(news) = self.saver.news() => {
+                Some(news) = self.work.saver.news() => {
                     self.work.unsaid.push_back(ToScheduler::Checkpoint(news));
                     None
                 }
@@ -201,7 +201,7 @@ impl Serving<'_> {
                 self.checkpoint(order);
                 return None;
             }
-            FromScheduler::Assign(update) => self.saver.tensors(update.tensors.clone()),
+            FromScheduler::Assign(update) => self.work.saver.tensors(update.tensors.clone()),
             _ => {}
         }
         let mut out = Vec::new();
@@ -229,7 +229,7 @@ impl Serving<'_> {
             lane.send(LaneMessage::Checkpoint(order.clone()));
         }
         if let CheckpointOrder::Drop { round } = order {
-            self.saver.drop_part(*round);
+            self.work.saver.drop_part(*round);
         }
     }
 

@@ -99,8 +99,8 @@ impl World {
             match command {
                 Command::Send { to, message } => self.send(&to, *message),
                 Command::Close { connection } => self.players.retain(|p| p.connection != connection.0),
+                Command::WriteManifest(_) => {}
                 Command::End(outcome) => self.outcome = Some(outcome),
-                other => panic!("no checkpoints are asked for here: {other:?}"),
             }
         }
         if let Phase::Ending { outcome, .. } = &self.engine.phase {

@@ -65,6 +65,7 @@ fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
     for round in 1..=4 {
         let commands = rig.send_wanting(0, 4, &[of(1, push(round, round))]);
         assert_eq!(finished(&commands), [(0, round)]);
+        rig.flush();
         if round == 2 {
             assert!(!saved(&mut rig, 0).0);
         }
@@ -79,6 +80,7 @@ fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
     assert!(saved(&mut rig, 1).0);
     for round in [5, 6] {
         rig.send_wanting(0, 4, &[of(1, push(round, round))]);
+        rig.flush();
     }
     assert_eq!(due(&mut rig), Some((0, 6)));
 }

@@ -2,7 +2,9 @@
 
 use super::Lab;
 use super::wire::Parcel;
-use gradwire_scheduler::engine::{Command, ConnectionId, Engine, EngineConfig, Input, Outcome};
+use gradwire_scheduler::engine::{
+    CheckpointConfig, Command, ConnectionId, Engine, EngineConfig, Input, Outcome,
+};
 use proto_common::ids::{Incarnation, JobId};
 use proto_common::message::FromScheduler;
 
@@ -63,7 +65,7 @@ impl Lab {
             rebalance: true,
             resume: self.brain.life > 1,
             pid: 1,
-            checkpoints: Default::default(),
+            checkpoints: CheckpointConfig::default(),
         };
         self.note(&format!("scheduler life {} begins", self.brain.life));
         self.brain.engine = Some(Engine::new(config, now_us / 1_000));
@@ -100,12 +102,12 @@ impl Lab {
                         self.wires.say_down(connection.0, at_us, (*message).clone());
                     }
                 }
+                // Nothing of this laboratory asks for checkpoints.
+                Command::WriteManifest(_) => {}
                 Command::Close { connection } => {
                     self.wires.deafen(connection.0);
                     self.wires.close_down(connection.0, now_us);
                 }
-                // Clusters of the laboratory have no place for checkpoints.
-                Command::WriteManifest(_) => {}
                 Command::End(outcome) => {
                     self.note(&format!("the job is over: {outcome}"));
                     self.brain.outcome = Some(outcome);

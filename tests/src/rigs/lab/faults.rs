@@ -26,7 +26,8 @@ impl Lab {
         let now_us = self.now_us();
         let silence_us = self.shape.cluster().silence_ms * 1_000;
         let mut rng = self.rng.fork();
-        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 3);
+        // All of them together are shorter than what makes dead.
+        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 6);
         let mut all: Vec<(u64, Fault)> = Vec::new();
         let mut add = |count: u32, rng: &mut Rng, fault: &mut dyn FnMut(&mut Rng) -> Fault| {
             for _ in 0..count {

@@ -64,6 +64,10 @@ impl Lab {
             self.partitions.remove(&(a, b));
             self.net.heal(a, b);
         }
+        if self.is_trained() {
+            // The end of a job is not what is tried here.
+            self.faults.clear();
+        }
         while self.faults.front().is_some_and(|(at_us, _)| *at_us <= now_us) {
             let Some((_, fault)) = self.faults.pop_front() else { return };
             self.carry_out(fault);

@@ -4,6 +4,9 @@ use super::Lab;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::Role;
 
+/// After a death no other server is in trouble for so long.
+const QUIET_US: u64 = 100_000;
+
 /// One thing that goes wrong, or happens. Members are drawn when it happens, of those that are there then.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
@@ -173,6 +176,8 @@ impl Lab {
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.end_process(at, "killed");
+        // Members hear of it later than the scheduler decides it: until then their maps show copies that are gone.
+        self.cut_off_us = self.cut_off_us.max(now_us + QUIET_US + 2 * self.shape.control_us);
         self.seats[at].start_us = Some(now_us + back_us);
     }
 

@@ -52,6 +52,11 @@ pub fn newest(store: &dyn Store) -> Result<Option<Manifest>, CheckpointError> {
     Ok(list(store)?.into_iter().rev().find_map(|listed| listed.manifest.ok().flatten()))
 }
 
+/// All parts are there: with the manifest the checkpoint is complete.
+pub fn commit(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointError> {
+    store.put_bytes(&manifest.name, MANIFEST, &manifest.to_bytes()?)
+}
+
 /// What was checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {

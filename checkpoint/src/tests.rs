@@ -79,7 +79,7 @@ fn write(store: &Arc<dyn Store>, round: u64, servers: u64) -> Manifest {
     }
     let record = |spec: TensorSpec| TensorRecord { spec, version: round, newest: round };
     manifest.tensors = specs().into_iter().map(record).collect();
-    store.put_bytes(&name, "manifest.json", &manifest.to_bytes().unwrap()).unwrap();
+    commit(&*store.clone(), &manifest).unwrap();
     manifest
 }
 

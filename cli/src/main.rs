@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod chaos;
+mod checkpoint;
 mod doctor;
 mod env;
 mod find;
@@ -29,6 +30,7 @@ enum Command {
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
     Chaos(Box<chaos::ChaosArgs>),
+    Checkpoint(checkpoint::CheckpointArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
@@ -57,6 +59,7 @@ fn main() -> std::process::ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
         Command::Chaos(args) => chaos::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),

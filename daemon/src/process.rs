@@ -7,6 +7,9 @@ use std::future::Future;
 use std::io;
 use thiserror::Error;
 
+/// How far threads stand back that write behind.
+const STAND_BACK: i32 = 10;
+
 /// A process that sets this variable to its own process id wants its children to die with it.
 pub const DIE_WITH_PARENT: &str = "GRADWIRE_DIE_WITH_PARENT";
 
@@ -68,6 +71,12 @@ pub fn run_to_end<T>(body: impl Future<Output = T>) -> io::Result<T> {
     let ended = runtime.block_on(body);
     runtime.shutdown_background();
     Ok(ended)
+}
+
+/// The calling thread gives way to all others of this machine that want its core.
+pub fn stand_back() {
+    // Where that is not allowed it is only less polite.
+    let _ = rustix::process::setpriority_process(None, STAND_BACK);
 }
 
 #[cfg(test)]

@@ -41,6 +41,9 @@ pub struct ClusterStatus {
     pub tensors: u64,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
+    /// What deaths, joins and restarts have led to.
+    #[serde(default)]
+    pub recovery: RecoveryStatus,
     /// Chunks without the copies that they are to have, and those that are being copied.
     pub uncopied_chunks: u64,
     /// Who has registered, by role and rank.
@@ -49,8 +52,62 @@ pub struct ClusterStatus {
     pub missing: Vec<MemberId>,
     /// Barriers with someone waiting.
     pub barriers: Vec<BarrierStatus>,
+    /// What there is of checkpoints.
+    #[serde(default)]
+    pub checkpoints: CheckpointStatus,
     /// Why the job ends, once it does.
     pub ending: Option<String>,
+}
+
+/// What deaths, joins and restarts have led to, and what is still to be done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecoveryStatus {
+    /// Rosters told.
+    pub rosters: u64,
+    /// Members that died and that the job went on without, or waits for.
+    pub lost: u64,
+    /// Members that came while the job ran.
+    pub joined: u64,
+    /// How often the cluster was rebuilt from what members knew.
+    pub rebuilt: u64,
+    /// Ranges that a copy took over.
+    pub promotions: u64,
+    /// Milliseconds from the last sign of life of the server that died last to the decision who takes over.
+    pub promotion_ms: u64,
+    /// Copies that were made.
+    pub copies_made: u64,
+    /// Ranges that another server serves since, while both lived.
+    pub moves_made: u64,
+    /// Bytes that were copied for them.
+    pub moved_bytes: u64,
+    /// Bytes that have a copy that is kept up.
+    pub copied_bytes: u64,
+    /// Bytes that are being copied.
+    pub seeding_bytes: u64,
+    /// Workers that died and are waited for.
+    pub awaited: Vec<Rank>,
+    /// Servers that wish to go.
+    pub draining: Vec<Rank>,
+}
+
+/// What there is of checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointStatus {
+    /// The newest complete one.
+    pub newest: Option<String>,
+    /// The round of the one that is being written.
+    pub writing: Option<u64>,
+    /// Parts of it that are there.
+    pub parts: u64,
+    /// Parts that it is to have.
+    pub parts_expected: u64,
+    /// Complete since this scheduler started.
+    pub completed: u64,
+    /// Given up since then.
+    pub failed: u64,
+    /// Why the last of those was.
+    pub failure: Option<String>,
 }
 
 /// One member.

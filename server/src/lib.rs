@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod checkpoint;
 pub mod engine;
 pub mod kernel;
 pub mod runtime;

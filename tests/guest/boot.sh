@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/root"
 "$(dirname "$0")/bring.sh" "$work/root" "$@"
 { echo "$variables"; cat "$script"; } > "$work/root/run.sh"
-cp "$(dirname "$0")/device.sh" "$work/root/bin/"
+cp "$(dirname "$0")"/{device,wire}.sh "$work/root/bin/"
 # The kernel unpacks archives one after the other.
 (cd "$work/root" && find . | cpio -o -H newc --quiet | gzip -1) | cat "$base/base.cpio.gz" - > "$work/all.cpio.gz"
 # Emulated (tcg) in any case: stock kernels do not boot under every host's kvm.

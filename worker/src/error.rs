@@ -5,7 +5,7 @@ use proto_common::batch::Status;
 use proto_common::config::SettingError;
 use proto_common::error::{Blame, Death, ExitCode};
 use proto_common::ids::{ChunkId, Key, MemberId, Rank, Version};
-use proto_common::message::{DeclareError, WaitError};
+use proto_common::message::{DeclareError, SaveError, WaitError};
 use thiserror::Error;
 
 /// An operation that did not end well.
@@ -252,6 +252,9 @@ pub enum ClientError {
     /// A barrier was not released.
     #[error(transparent)]
     Wait(#[from] WaitError),
+    /// A checkpoint was not written.
+    #[error(transparent)]
+    Save(#[from] SaveError),
     /// An operation failed.
     #[error(transparent)]
     Op(#[from] OpError),
@@ -387,7 +390,9 @@ impl ClientError {
             | Self::Table { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
-            Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => Blame::Environment,
+            Self::Save(_) | Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => {
+                Blame::Environment
+            }
             Self::Scheduler(..) | Self::Assemble { .. } | Self::Wait(_) | Self::Op(_) | Self::Died(_) => {
                 Blame::Membership
             }
@@ -403,6 +408,7 @@ impl ClientError {
             Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
             Self::Assemble { .. }
             | Self::Wait(WaitError::Deadline { .. })
+            | Self::Save(SaveError::Deadline { .. })
             | Self::Declare(DeclareError::Deadline { .. }) => ExitCode::Deadline,
             Self::Op(error) => match error {
                 OpError::Deadline { .. }

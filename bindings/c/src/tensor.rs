@@ -183,6 +183,27 @@ pub extern "C" fn gradwire_change_rule(
     })
 }
 
+/// Where training is: `round` gets the one that every worker has finished of these `count` tensors, which are all that the
+/// program contributes to; 0 in a job that has just begun. To be called once, after declaring them and before anything is pushed:
+/// this worker's next contribution is to the round after it, and its first pull brings the weights that the round left. That is
+/// how a program goes on whose earlier life died where rounds wait for it (`cluster.worker_loss = "wait"`), or that begins from
+/// a checkpoint; with 0 it sets initial values. What a codec had left over in a process that died is lost.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_resume(
+    client: Option<&GradwireClient>,
+    tensors: *const Option<&GradwireTensor>,
+    count: u64,
+    round: Option<&mut MaybeUninit<u64>>,
+) -> GradwireCode {
+    guard(|| {
+        let client = object(client, "client")?.client();
+        let tensor = |tensor: &Option<&GradwireTensor>| Ok(object(*tensor, "tensor")?.0.clone());
+        let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
+        let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
+        put(round, "round", client.resume(&tensors)?)
+    })
+}
+
 /// Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_tensor_bytes(tensor: Option<&GradwireTensor>) -> u64 {

@@ -318,6 +318,13 @@ impl Client {
         interruptible(py, move || Ok(client.change_rule(&tensor, rule)?))
     }
 
+    /// Where training is: the round that every worker has finished of these tensors.
+    fn _resume(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>) -> PyResult<u64> {
+        let client = self.inner.get()?.client.clone();
+        let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.inner.clone()).collect();
+        interruptible(py, move || Ok(client.resume(&tensors)?))
+    }
+
     /// Registered memory as an array: zero when new. `dtype` is the type's own name, `numpy` numpy's.
     fn _empty(
         &self,

@@ -272,6 +272,12 @@ impl<'a> Cluster<'a> {
             .unwrap_or_default()
     }
 
+    /// Keeps something that a member said beside its log.
+    pub(super) fn keep(&self, seat: Seat, name: &str, text: &[u8]) {
+        // What is wrong already is told without it, too.
+        let _ = std::fs::write(self.log_path(seat).with_extension(name), text);
+    }
+
     fn log_path(&self, seat: Seat) -> PathBuf {
         self.directory.join(format!("{}.log", seat.to_string().replace(' ', "-")))
     }

@@ -93,6 +93,8 @@ pub(super) struct Run<'a> {
     allowance: Allowance,
     phase: Phase,
     recoveries: Vec<Recovery>,
+    /// Who was back after the others had taken it for dead: it may end when it hears of that.
+    deposed: Option<Seat>,
     /// Who has finished training.
     finished: Vec<Seat>,
     /// A round more than the last look showed, and when: standing still is a failure.
@@ -117,6 +119,7 @@ impl<'a> Run<'a> {
             allowance,
             phase: Phase::Quiet,
             recoveries: Vec::new(),
+            deposed: None,
             finished: Vec::new(),
             progress: (0, now),
             started: now,
@@ -231,6 +234,7 @@ impl<'a> Run<'a> {
         if !hit.is_back && since >= Duration::from_millis(hit.strike.away_ms) && !(is_kill && hit.is_end) {
             self.cluster.heal(hit.victim, hit.strike.kind)?;
             hit.is_back = true;
+            self.deposed = (!is_kill && hit.strike.is_death).then_some(hit.victim);
         }
         if hit.is_end {
             return self.await_end(hit);
@@ -306,16 +310,16 @@ impl<'a> Run<'a> {
         if was_killed {
             return Ok(());
         }
+        let is_typed = code != ExitCode::Internal as i32
+            && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code);
         if let Phase::Struck(hit) = &self.phase {
-            let is_typed = code != ExitCode::Internal as i32
-                && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code);
             if hit.is_end && is_typed && code != 0 {
                 return Ok(());
             }
-            // It was taken for dead, heard of it, and ended: whoever watches over it starts it again.
-            if hit.victim == seat && hit.strike.is_death && hit.is_back && is_typed && code != 0 {
-                return Ok(self.cluster.start(seat)?);
-            }
+        }
+        // It was taken for dead, heard of it, and ended: whoever watches over it starts it again.
+        if is_typed && code != 0 && self.deposed.take_if(|deposed| *deposed == seat).is_some() {
+            return Ok(self.cluster.start(seat)?);
         }
         if code == 0 {
             // Servers and scheduler end when the last worker has said goodbye, which may still have something to say itself.
@@ -367,6 +371,9 @@ impl<'a> Run<'a> {
             }
             // Sleep: the ends of several children are looked for at once.
             sleep(Duration::from_millis(LOOK_MS)).await;
+        }
+        if result.is_err() {
+            self.watch.keep(&self.cluster).await;
         }
         self.cluster.end_all().await;
         result?;

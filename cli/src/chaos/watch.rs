@@ -55,6 +55,20 @@ impl Watch {
         self.rounds.retain(|pid, _| lives(pid));
     }
 
+    /// Writes what everybody who can answer says of itself beside the logs.
+    pub(super) async fn keep(&self, cluster: &Cluster<'_>) {
+        for (seat, life) in cluster.lives.iter().filter(|(_, life)| !life.is_mute) {
+            let of_scheduler = (seat.role == Role::Scheduler).then_some(cluster.http.as_str());
+            let Some(http) = of_scheduler.or(self.http_of(life.pid)) else { continue };
+            for path in ["/status", "/metrics"] {
+                let answer = timeout(Duration::from_millis(ANSWER_MS), get(http, path)).await;
+                if let Ok(Ok(text)) = answer {
+                    cluster.keep(*seat, path.trim_start_matches('/'), &text);
+                }
+            }
+        }
+    }
+
     /// The round that all workers have finished; none while one of them has not said any.
     pub(super) fn round_of_all(&self, cluster: &Cluster<'_>) -> Option<u64> {
         let workers = cluster.seats().into_iter().filter(|seat| seat.role == Role::Worker);

@@ -1,6 +1,6 @@
 //! A job's status as tables for people. Text from text; no I/O.
 
-use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
+use daemon::status::{CheckpointStatus, ClusterStatus, JobPhase, MemberStatus};
 use proto_common::ids::{MemberId, Role};
 
 /// The whole page.
@@ -19,6 +19,18 @@ pub(crate) fn render(status: &ClusterStatus) -> String {
     page
 }
 
+/// Nothing where there are no checkpoints.
+fn checkpoints(status: &CheckpointStatus) -> String {
+    let mut words = Vec::new();
+    words.extend(status.newest.as_ref().map(|name| format!("newest {name}")));
+    let CheckpointStatus { parts, parts_expected, .. } = status;
+    words.extend(
+        status.writing.map(|round| format!("writing round {round}: {parts} of {parts_expected} parts")),
+    );
+    words.extend(status.failure.as_ref().map(|why| format!("last failure: {why}")));
+    if words.is_empty() { String::new() } else { format!("checkpoints: {}\n", words.join("; ")) }
+}
+
 fn head(status: &ClusterStatus) -> String {
     let phase = match status.phase {
         JobPhase::Assembling => "assembling",
@@ -35,6 +47,7 @@ fn head(status: &ClusterStatus) -> String {
         status.tensors,
         bytes(status.tensor_bytes),
     );
+    text.push_str(&checkpoints(&status.checkpoints));
     if let Some(ending) = &status.ending {
         text.push_str(&format!("ending: {ending}\n"));
     }
@@ -224,6 +237,7 @@ mod tests {
             silence_ms: 10_000,
             uptime_ms: 65_000,
             tensors: 3,
+            recovery: Default::default(),
             uncopied_chunks: 0,
             tensor_bytes: 1_500,
             members: vec![member(Role::Server, 0, 7), member(Role::Worker, 0, 7), slow],
@@ -234,6 +248,7 @@ mod tests {
                 missing: waits,
                 waited_ms: 10,
             }],
+            checkpoints: CheckpointStatus::default(),
             ending: None,
         }
     }

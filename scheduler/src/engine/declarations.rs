@@ -113,6 +113,12 @@ impl Declarations {
         (self.tensors.len() as u64, self.shards.loads.by_rank.values().map(|load| load.served).sum())
     }
 
+    /// All tensors that servers hold, with the epoch that each was placed in.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (&TensorSpec, Epoch)> {
+        let map = &self.shards.map;
+        self.tensors.iter().filter_map(|(key, entry)| Some((map.tensor(*key)?, entry.epoch)))
+    }
+
     /// One declaration. `epoch` moves on where tensors are new.
     pub(super) fn declare(
         &mut self,

@@ -83,6 +83,7 @@ impl Engine {
         release(self.barriers.expire(now_ms), out);
         declared(self.declarations.expire(now_ms), out);
         self.posts.expire(now_ms, out);
+        self.checkpoints.expire(now_ms, self.checkpoint_parts(), out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         self.give_up(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
@@ -152,6 +153,10 @@ impl Engine {
         self.connections.remove(&connection);
         self.barriers.forget(id);
         self.declarations.forget(connection);
+        self.checkpoints.forget(connection);
+        if id.role == Role::Server {
+            self.fail_checkpoints(&format!("{id} left while it was written"), out);
+        }
         self.posts.forget(connection, out);
         Some(connection)
     }

@@ -4,6 +4,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod barriers;
+mod checkpoints;
 mod coming;
 mod copies;
 mod declarations;
@@ -19,6 +20,8 @@ mod shards;
 mod status;
 
 use barriers::{Answer, Barriers};
+use checkpoints::Checkpoints;
+pub use checkpoints::Completed;
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
@@ -67,6 +70,19 @@ pub struct EngineConfig {
     pub resume: bool,
     /// Operating system process id, for people.
     pub pid: u32,
+    /// What there is of checkpoints.
+    pub checkpoints: CheckpointConfig,
+}
+
+/// What the engine must know about checkpoints.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointConfig {
+    /// Is there a place for them?
+    pub has_place: bool,
+    /// The one that tensors begin from.
+    pub restore: Option<String>,
+    /// The newest complete one.
+    pub last: Option<String>,
 }
 
 impl EngineConfig {
@@ -80,6 +96,7 @@ impl EngineConfig {
             scheduler,
             assemble_ms: settings.deadlines.assemble_ms,
             drain_ms: settings.deadlines.drain_ms,
+            checkpoints: CheckpointConfig::default(),
             rejoin_ms: settings.deadlines.rejoin_ms,
             rebalance: settings.cluster.rebalance,
             resume: false,
@@ -112,6 +129,13 @@ pub enum Input {
         /// Who did not get it.
         to: ConnectionId,
     },
+    /// The manifest of a checkpoint is written, under this name, or why not.
+    ManifestWritten {
+        /// The checkpoint.
+        round: u64,
+        /// Its name, or what went wrong.
+        result: Result<String, String>,
+    },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
@@ -137,6 +161,8 @@ pub enum Command {
         /// Which.
         connection: ConnectionId,
     },
+    /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
+    WriteManifest(Box<Completed>),
     /// The job is over; nothing follows.
     End(Outcome),
 }
@@ -208,6 +234,7 @@ pub struct Engine {
     declarations: Declarations,
     barriers: Barriers,
     posts: Posts,
+    checkpoints: Checkpoints,
     dead: Dead,
     /// Workers that died and are waited for, by rank.
     awaited: BTreeMap<Rank, Awaited>,
@@ -236,13 +263,14 @@ impl Engine {
             declarations: Declarations::new(&config.shape),
             barriers: Barriers::new(&config.shape),
             posts: Posts::default(),
+            checkpoints: Checkpoints::new(config.checkpoints.has_place),
             dead: Dead::default(),
             awaited: BTreeMap::new(),
             unsettled: false,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
             changes: Changes::default(),
-            last_checkpoint: None,
+            last_checkpoint: config.checkpoints.last.clone(),
             awake_ms: now_ms,
             config,
         }
@@ -259,6 +287,10 @@ impl Engine {
             Input::Message { from, message } => self.message(now_ms, from, message, &mut out),
             Input::Closed { connection, fault } => self.closed(now_ms, connection, fault, &mut out),
             Input::NotPosted { ticket, to } => self.posts.refuse((ticket, to), &mut out),
+            Input::ManifestWritten { round, result } => {
+                let newest = self.checkpoints.written(round, result, &mut out);
+                self.last_checkpoint = newest.or(self.last_checkpoint.take());
+            }
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
@@ -282,6 +314,7 @@ impl Engine {
             self.barriers.next_deadline_ms(),
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
+            self.checkpoints.next_deadline_ms(),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
@@ -364,6 +397,11 @@ impl Engine {
                 self.post(now_ms, (from, id, request), to, message, timeout_ms, out);
             }
             ToScheduler::PostReply { ticket, result } => self.post_reply(from, ticket, result, out),
+            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
+            ToScheduler::Checkpoint(_) => {}
+            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
+                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
+            }
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
             ToScheduler::Resuming { .. } | ToScheduler::Identify => {
@@ -372,7 +410,6 @@ impl Engine {
             ToScheduler::Rounds { rank, incarnation, rounds } => {
                 self.rounds(id, rank, incarnation, rounds, out);
             }
-            ToScheduler::Checkpoint(_) | ToScheduler::SaveCheckpoint { .. } => {}
             ToScheduler::Goodbye => self.goodbye(now_ms, id, out),
             ToScheduler::Failing { reason } => self.failing(now_ms, id, reason, out),
         }
@@ -506,10 +543,10 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Identify => "a question who is there",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
-        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
-        ToScheduler::SaveCheckpoint { .. } => "the wish for a checkpoint",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",
+        ToScheduler::Checkpoint(_) => "a word about a checkpoint",
+        ToScheduler::SaveCheckpoint { .. } => "a wish for a checkpoint",
         ToScheduler::Goodbye => "a goodbye",
         ToScheduler::Failing { .. } => "a failure report",
     }

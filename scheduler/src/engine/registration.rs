@@ -67,7 +67,7 @@ impl Engine {
             scheduler: self.config.scheduler,
             shape: self.config.shape,
             coming,
-            restore: None,
+            restore: self.config.checkpoints.restore.clone(),
         };
         out.push(send(to, FromScheduler::Welcome(welcome)));
     }

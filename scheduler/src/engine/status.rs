@@ -2,7 +2,7 @@
 
 use super::member::Member;
 use super::{Engine, Phase};
-use daemon::status::{ClusterStatus, JobPhase, LinkStatus, MemberStatus, OldestOperation};
+use daemon::status::{ClusterStatus, JobPhase, LinkStatus, MemberStatus, OldestOperation, RecoveryStatus};
 use proto_common::ids::MemberId;
 
 impl Engine {
@@ -27,11 +27,36 @@ impl Engine {
             uptime_ms: now_ms.saturating_sub(self.started_ms),
             tensors,
             tensor_bytes,
+            recovery: self.recovery(),
             uncopied_chunks: self.declarations.shards.uncopied(),
             members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
+            checkpoints: self.checkpoints.status(self.last_checkpoint.clone(), self.checkpoint_parts()),
             ending,
+        }
+    }
+}
+
+impl Engine {
+    fn recovery(&self) -> RecoveryStatus {
+        let (changes, shards) = (&self.changes, &self.declarations.shards);
+        let counts = shards.counts;
+        let copied = shards.map.ranges().filter(|range| range.backup.is_some());
+        RecoveryStatus {
+            rosters: changes.rosters,
+            lost: changes.lost,
+            joined: changes.joined,
+            rebuilt: changes.rebuilt,
+            promotions: counts.promotions,
+            promotion_ms: changes.promotion_ms,
+            copies_made: counts.copies_made,
+            moves_made: counts.moves_made,
+            moved_bytes: counts.moved_bytes,
+            copied_bytes: copied.map(|range| shards.bytes_of(range)).sum(),
+            seeding_bytes: shards.seeds.values().map(|seed| seed.bytes).sum(),
+            awaited: self.awaited.keys().copied().collect(),
+            draining: self.servers().draining.into_iter().collect(),
         }
     }
 }

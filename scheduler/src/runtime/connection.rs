@@ -57,8 +57,19 @@ pub(super) struct Fault {
 /// What a connection's tasks tell the core.
 #[derive(Debug)]
 pub(super) enum Event {
-    Message { from: ConnectionId, message: ToScheduler },
-    Closed { connection: ConnectionId, fault: Option<Fault> },
+    Message {
+        from: ConnectionId,
+        message: ToScheduler,
+    },
+    Closed {
+        connection: ConnectionId,
+        fault: Option<Fault>,
+    },
+    /// The manifest of a checkpoint is written, or not.
+    Written {
+        round: u64,
+        result: Result<String, String>,
+    },
 }
 
 /// The core's end of a connection. Dropping it closes the connection after everything queued is written.

@@ -4,7 +4,7 @@
 use super::View;
 use crate::engine::Input;
 use daemon::metrics::registry;
-use daemon::status::{ClusterStatus, JobPhase};
+use daemon::status::{ClusterStatus, JobPhase, RecoveryStatus};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -119,6 +119,13 @@ struct EngineGauges {
     barriers: IntGauge,
     running: IntGauge,
     uptime_seconds: Gauge,
+    /// What deaths, joins and restarts have led to, by kind.
+    changes: IntGaugeVec,
+    copy_bytes: IntGaugeVec,
+    promotion_seconds: Gauge,
+    checkpoints_completed: IntGauge,
+    checkpoints_failed: IntGauge,
+    checkpoint_parts_missing: IntGauge,
 }
 
 impl EngineGauges {
@@ -142,6 +149,33 @@ impl EngineGauges {
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
             running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
+            changes: IntGaugeVec::new(
+                Opts::new(
+                    "gradwire_scheduler_changes",
+                    "What deaths, joins and restarts have led to, since the start.",
+                ),
+                &["kind"],
+            )?,
+            copy_bytes: IntGaugeVec::new(
+                Opts::new("gradwire_scheduler_copy_bytes", "Bytes of copies on other servers."),
+                &["state"],
+            )?,
+            promotion_seconds: Gauge::new(
+                "gradwire_scheduler_promotion_seconds",
+                "From the last sign of life of the server that died last to the decision who takes over.",
+            )?,
+            checkpoints_completed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_completed",
+                "Checkpoints that are complete since this scheduler started.",
+            )?,
+            checkpoints_failed: IntGauge::new(
+                "gradwire_scheduler_checkpoints_failed",
+                "Checkpoints given up since this scheduler started.",
+            )?,
+            checkpoint_parts_missing: IntGauge::new(
+                "gradwire_scheduler_checkpoint_parts_missing",
+                "Parts that the checkpoint being written lacks.",
+            )?,
             view,
         })
     }
@@ -162,9 +196,34 @@ impl EngineGauges {
         self.barriers.set(status.barriers.len() as i64);
         self.running.set(i64::from(status.phase == JobPhase::Running));
         self.uptime_seconds.set(status.uptime_ms as f64 / 1e3);
+        self.set_recovery(&status.recovery);
+        let checkpoints = &status.checkpoints;
+        self.checkpoints_completed.set(checkpoints.completed as i64);
+        self.checkpoints_failed.set(checkpoints.failed as i64);
+        let missing = checkpoints.parts_expected.saturating_sub(checkpoints.parts);
+        self.checkpoint_parts_missing.set(checkpoints.writing.map_or(0, |_| missing as i64));
     }
 
-    fn parts(&self) -> [&dyn Collector; 10] {
+    fn set_recovery(&self, recovery: &RecoveryStatus) {
+        let changes = [
+            ("roster", recovery.rosters),
+            ("lost", recovery.lost),
+            ("joined", recovery.joined),
+            ("rebuilt", recovery.rebuilt),
+            ("promotion", recovery.promotions),
+            ("copy", recovery.copies_made),
+            ("move", recovery.moves_made),
+        ];
+        for (kind, count) in changes {
+            self.changes.with_label_values(&[kind]).set(count as i64);
+        }
+        for (state, bytes) in [("kept_up", recovery.copied_bytes), ("seeding", recovery.seeding_bytes)] {
+            self.copy_bytes.with_label_values(&[state]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        self.promotion_seconds.set(recovery.promotion_ms as f64 / 1e3);
+    }
+
+    fn parts(&self) -> [&dyn Collector; 16] {
         [
             &self.members,
             &self.expected,
@@ -176,6 +235,12 @@ impl EngineGauges {
             &self.barriers,
             &self.running,
             &self.uptime_seconds,
+            &self.changes,
+            &self.copy_bytes,
+            &self.promotion_seconds,
+            &self.checkpoints_completed,
+            &self.checkpoints_failed,
+            &self.checkpoint_parts_missing,
         ]
     }
 }

@@ -4,9 +4,10 @@
 
 mod connection;
 mod embed;
+mod keeper;
 mod metrics;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
+use crate::engine::{Command, Completed, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
 use daemon::control::{Connection, frame_of};
@@ -16,6 +17,7 @@ use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
 pub use embed::Scheduler;
+use keeper::Keeper;
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -111,13 +113,15 @@ async fn run_with(
     (program, resume): (Option<Posts>, bool),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let config = EngineConfig { resume, pid: std::process::id(), ..EngineConfig::new(settings, incarnation) };
+    let (keeper, checkpoints) = keeper::open(settings).code(ExitCode::BadData)?;
+    let pid = std::process::id();
+    let config = EngineConfig { resume, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
     let engine = Engine::new(config, 0);
     let (engine, posts) = match program {
         Some(posts) => (engine.with_program(), posts),
         None => (engine, Posts::start()?),
     };
-    let core = Core::new(settings, engine, posts)?;
+    let core = Core::new(settings, engine, posts, keeper)?;
     if let Some(listener) = listeners.http {
         let (ready, status) = (core.view(), core.view());
         let state = HttpState::new(
@@ -195,6 +199,7 @@ struct Core {
     /// The messages of this process's own program, and what it says.
     posts: Posts,
     said: mpsc::UnboundedReceiver<ToScheduler>,
+    keeper: Option<Keeper>,
 }
 
 /// Keeps what strangers can cause out of the log's way.
@@ -213,7 +218,12 @@ impl OncePerSecond {
 }
 
 impl Core {
-    fn new(settings: &Settings, engine: Engine, posts: Posts) -> Result<Self, anyhow::Error> {
+    fn new(
+        settings: &Settings,
+        engine: Engine,
+        posts: Posts,
+        keeper: Option<Keeper>,
+    ) -> Result<Self, anyhow::Error> {
         // Unbounded, but the engine bounds what is not answered.
         let (out, said) = mpsc::unbounded_channel();
         posts.attach(move |message| out.send(message).is_ok());
@@ -238,6 +248,7 @@ impl Core {
             strangers: OncePerSecond::default(),
             posts,
             said,
+            keeper,
         })
     }
 
@@ -322,6 +333,7 @@ impl Core {
     /// An event as the engine takes it; those of connections that were closed do not count.
     fn input_of(&mut self, event: Event) -> Option<Input> {
         match event {
+            Event::Written { round, result } => Some(Input::ManifestWritten { round, result }),
             Event::Message { from, message } => {
                 let outbox = self.connections.get(&from)?;
                 match message {
@@ -359,11 +371,27 @@ impl Core {
                 match command {
                     Command::Send { to, message } => self.send(&to, &message, &mut inputs),
                     Command::Close { connection } => drop(self.connections.remove(&connection)),
+                    Command::WriteManifest(completed) => self.write_manifest(*completed),
                     Command::End(end) => outcome = Some(end),
                 }
             }
         }
         outcome
+    }
+
+    /// Disks are slow: the manifest is written beside everything else.
+    fn write_manifest(&mut self, completed: Completed) {
+        let Some(keeper) = self.keeper.clone() else { return };
+        let (events, round) = (self.events.clone(), completed.round);
+        self.tasks.spawn(async move {
+            let written = tokio::task::spawn_blocking(move || keeper.write(&completed)).await;
+            let result = match written {
+                Ok(result) => result.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            // A core that is gone needs no answer.
+            let _ = events.send(Event::Written { round, result }).await;
+        });
     }
 
     /// Queues a message; a connection whose queue is full is given up.
@@ -463,14 +491,17 @@ impl Core {
             FromScheduler::Released { result: Err(error), .. } => {
                 tracing::warn!(peer, %error, "a barrier is not opened");
             }
-            FromScheduler::Declared { .. }
+            FromScheduler::Checkpoint(order) => tracing::info!(?order, "servers are told of a checkpoint"),
+            FromScheduler::CheckpointSaved { result: Err(error), .. } => {
+                tracing::warn!(peer, %error, "a checkpoint that was asked for is not written");
+            }
+            FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
-            | FromScheduler::Checkpoint(_)
-            | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck => {}
         }
     }

@@ -6,6 +6,7 @@ use super::held::{Held, HeldSet};
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::role::Role;
+use super::saving::Saving;
 use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
@@ -228,6 +229,8 @@ pub(super) struct Chunk {
     pub(super) operations: Vec<u64>,
     /// Operations up to those that are to come again. Never more than workers have under way.
     pub(super) reopened: Vec<Reopened>,
+    /// What a checkpoint wants of it.
+    pub(super) saving: Saving,
 }
 
 impl Chunk {
@@ -264,6 +267,7 @@ impl Chunk {
             least_awaited: u64::MAX,
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
+            saving: Saving::Nothing,
         }
     }
 
@@ -295,8 +299,11 @@ impl Chunk {
         self.reopened.retain(|open| open.rank != rank);
     }
 
-    /// The buffer to publish into: one that nobody reads; none while both are being read.
+    /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.
     pub(super) fn writable(&self) -> Option<u8> {
+        if self.is_due() {
+            return None;
+        }
         self.to_publish_into().find(|buffer| !self.is_read(*buffer))
     }
 

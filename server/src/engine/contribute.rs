@@ -272,8 +272,8 @@ impl LaneEngine {
     pub(super) fn end_round(&mut self, index: u32, last: Option<Addend>, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         match (chunk.writable(), chunk.group) {
-            (_, Some(group)) => self.prepare(index, group, last, out),
-            (Some(into), _) => self.finish(index, last, into, out),
+            (_, Some(group)) if !chunk.is_due() => self.prepare(index, group, last, out),
+            (Some(into), None) => self.finish(index, last, into, out),
             _ => {
                 chunk.stage = Stage::Buffer;
                 if let Some(addend) = last {
@@ -312,6 +312,7 @@ impl LaneEngine {
         } else {
             chunk.publish(Some(into));
             self.stats.rounds += 1;
+            self.note_published(index);
         }
     }
 
@@ -324,6 +325,7 @@ impl LaneEngine {
         chunk.publish(fits.then_some(into));
         self.stats.rounds += 1;
         self.stats.bad_rounds += u64::from(!fits);
+        self.note_published(index);
         self.settle(index, out);
     }
 
@@ -331,8 +333,7 @@ impl LaneEngine {
     pub(super) fn settle(&mut self, index: u32, out: &mut Commands) {
         let mut next = Some(index);
         while let Some(index) = next {
-            self.roster.expect(&mut self.chunks[index as usize]);
-            self.roster.pass_vacant(&mut self.chunks[index as usize]);
+            self.look_at_expected(index);
             self.drop_late(index);
             self.answer(index, out);
             match self.chunks[index as usize].take_held(self.config.deterministic) {

@@ -73,7 +73,9 @@ impl Chunk {
     /// Are what its rule keeps, and its weights, those of the published version? Not between the two halves of a rule that
     /// needs norms.
     pub(super) fn is_whole(&self) -> bool {
-        let halfway = self.group.is_some() && matches!(self.stage, Stage::Norms | Stage::Buffer);
+        // While it is to be copied it is not prepared.
+        let halfway =
+            self.group.is_some() && matches!(self.stage, Stage::Norms | Stage::Buffer) && !self.is_due();
         !halfway && !self.is_judged() && !self.initialising()
     }
 

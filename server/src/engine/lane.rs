@@ -10,6 +10,7 @@ use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use super::role::Role;
 use super::roster::Roster;
+use super::saving::Savings;
 use super::streams::Copying;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
@@ -129,6 +130,7 @@ pub struct LaneEngine {
     /// Spill blocks that are key buffers.
     pub(super) key_buffers: u32,
     pub(super) calls: Calls,
+    pub(super) savings: Savings,
     pub(super) copying: Copying,
     pub(super) roster: Roster,
     pub(super) stats: LaneStats,
@@ -151,6 +153,7 @@ impl LaneEngine {
             spills: (0..config.spill_blocks).rev().collect(),
             key_buffers: 0,
             calls: Calls::default(),
+            savings: Savings::default(),
             copying: Copying::default(),
             roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
@@ -187,6 +190,12 @@ impl LaneEngine {
     #[must_use]
     pub fn index_of(&self, id: ChunkId) -> Option<u32> {
         self.index.get(&id).copied()
+    }
+
+    /// The chunk under an index.
+    #[must_use]
+    pub fn chunk_id(&self, index: u32) -> Option<ChunkId> {
+        self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
     }
 
     /// Published version of a chunk.

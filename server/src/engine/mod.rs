@@ -25,6 +25,7 @@ mod ranks;
 mod role;
 mod roles;
 mod roster;
+mod saving;
 mod streams;
 mod waiting;
 mod workers;
@@ -37,6 +38,7 @@ pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;
 pub use roles::RoleChanges;
+pub use saving::SavingNews;
 pub use waiting::{CallWaits, Waiting};
 
 #[cfg(test)]

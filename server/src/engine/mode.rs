@@ -6,6 +6,7 @@ use super::chunk::{Chunk, ChunkSpec, RankSet, Stage, Turn, Waiter};
 use super::contribute::ROUNDS_AHEAD_MAX;
 use super::held::Held;
 use super::lane::LaneEngine;
+use super::role::Role;
 use proto_common::batch::{Block, Status};
 use proto_common::ids::{Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
@@ -134,8 +135,13 @@ impl Chunk {
         }
     }
 
+    /// Do workers contribute to it here? Then it is here that checkpoints have it from.
+    pub(super) fn is_served(&self) -> bool {
+        self.role.is_some_and(Role::serves)
+    }
+
     /// Is nothing of the round being collected here?
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn has_nothing(&self) -> bool {
         self.stage == Stage::Contributions && self.contributed.len() == 0 && !self.initialising()
     }
 

@@ -199,16 +199,17 @@ impl Roster {
     }
 
     /// Rounds that nobody is left for, before the first that somebody counts in: they end with nothing. All who counted in them
-    /// have died, in the time in which others came.
-    pub(super) fn pass_vacant(&self, chunk: &mut Chunk) {
-        if chunk.expected.len() > 0 || chunk.is_loose() || chunk.is_barred() || !chunk.is_idle() {
-            return;
+    /// have died, in the time in which others came. True where there were some.
+    pub(super) fn pass_vacant(&self, chunk: &mut Chunk) -> bool {
+        if chunk.expected.len() > 0 || chunk.is_loose() || chunk.is_barred() || !chunk.has_nothing() {
+            return false;
         }
-        let Some(next) = self.next_counted(chunk.spec.id.key, chunk.round()) else { return };
+        let Some(next) = self.next_counted(chunk.spec.id.key, chunk.round()) else { return false };
         while chunk.round() < next && !chunk.is_barred() {
             chunk.publish(None);
         }
         self.expect(chunk);
+        true
     }
 
     /// May a worker contribute at all? It is told its first round before it does.

@@ -53,7 +53,7 @@ impl LaneEngine {
             return promised;
         }
         let mut rounds = BTreeMap::new();
-        for chunk in &self.chunks {
+        for chunk in self.chunks.iter().filter(|chunk| chunk.role.is_some()) {
             let first = rounds.entry(chunk.spec.id.key).or_insert(0);
             *first = chunk.first_for(rank).max(*first);
         }
@@ -63,7 +63,7 @@ impl LaneEngine {
             return all;
         }
         let mut made = BTreeMap::new();
-        for chunk in &self.chunks {
+        for chunk in self.chunks.iter().filter(|chunk| chunk.role.is_some()) {
             if let Some(count) = chunk.made_by(rank) {
                 let first = made.entry(chunk.spec.id.key).or_insert(0);
                 *first = (count + 1).max(*first);
@@ -122,8 +122,20 @@ impl LaneEngine {
     fn look_again(&mut self, out: &mut Commands) {
         for index in 0..self.chunks.len() as u32 {
             self.roster.expect(&mut self.chunks[index as usize]);
-            self.end_short(index, out);
-            self.settle(index, out);
+            if self.chunks[index as usize].is_served() {
+                self.end_short(index, out);
+                self.settle(index, out);
+            }
+        }
+    }
+
+    /// Whom the round needs that a chunk collects now; rounds before it that nobody is left for are passed, wherever there are
+    /// copies too.
+    pub(super) fn look_at_expected(&mut self, index: u32) {
+        let chunk = &mut self.chunks[index as usize];
+        self.roster.expect(chunk);
+        if chunk.is_served() && self.roster.pass_vacant(chunk) {
+            self.copy_initial(index);
         }
     }
 

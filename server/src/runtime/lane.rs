@@ -5,6 +5,7 @@ use super::calls::{CallEvent, CallMemory};
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
+use super::saving::Saves;
 use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
@@ -60,6 +61,9 @@ pub enum LaneError {
         /// The first round that was to have it.
         round: u64,
     },
+    /// The checkpoint that the job goes on from cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
     Panicked {
@@ -112,6 +116,7 @@ pub struct DataLane<Q> {
     completions: Vec<Completion>,
     next_tick_ms: u64,
     expelled: u64,
+    pub(super) saves: Saves,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -143,6 +148,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             completions: Vec::with_capacity(256),
             next_tick_ms: 0,
             expelled: 0,
+            saves: Saves::default(),
             config,
         })
     }
@@ -187,6 +193,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // Engine and storage count alike, whatever stands against registering; a repeated assignment tries that again.
         for spec in self.engine.assign(epoch, specs) {
             self.storage.add(&spec)?;
+            self.begin_from_checkpoint(&spec)?;
         }
         self.note_stored();
         for spec in specs {
@@ -330,7 +337,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
-        Ok(busy)
+        let copied = self.save()?;
+        Ok(busy || copied)
     }
 
     /// The part of a turn that says what follows.

@@ -15,6 +15,7 @@ mod posting;
 mod replicas;
 mod results;
 mod run;
+mod saving;
 mod serving;
 mod standing;
 mod status;

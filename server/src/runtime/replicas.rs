@@ -97,7 +97,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let changes = self.engine.roles(epoch, chunks, &mut self.commands);
         for (index, spec) in &changes.added {
             self.storage.add_at(*index, spec)?;
+            // A copy is filled by its stream.
+            if self.engine.is_served(*index) {
+                self.begin_from_checkpoint(spec)?;
+            }
         }
+        self.give_up_save();
         self.note_stored();
         for (index, _) in &changes.added {
             for buffer in 0..2 {

@@ -9,6 +9,7 @@ use super::standing::Standing;
 use super::status::{ServerMetrics, Sources, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
+use crate::checkpoint::{Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
 use daemon::control::{SchedulerLink, code_of_refusal};
@@ -85,6 +86,9 @@ impl RunError {
     }
 }
 
+/// The lanes, once there are some.
+type Late = Arc<OnceLock<Sources>>;
+
 struct Lanes {
     mailboxes: Vec<Mailbox<LaneMessage>>,
     queues: Vec<CqHandle>,
@@ -110,7 +114,7 @@ pub(super) async fn run_with(
     (apps, posts, tell): (Apps, Posts, impl FnOnce(Rank, ClusterShape)),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
-    let late: Arc<OnceLock<Sources>> = Arc::default();
+    let late = Late::default();
     let for_report = late.clone();
     let heartbeat =
         move || for_report.get().map_or_else(MemberReport::default, |sources| report(&collect(sources)));
@@ -137,7 +141,9 @@ pub(super) async fn run_with(
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let board = Board::default();
-    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board))?;
+    let (saver, restorer) = checkpoints(&settings, &welcome, incarnation, &late)?;
+    let kept = (&saver, restorer.as_ref());
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board), kept)?;
     posts.attach_link(link.sender());
     tell(welcome.rank, welcome.shape);
     let (rank, shape) = (welcome.rank, welcome.shape);
@@ -168,8 +174,18 @@ pub(super) async fn run_with(
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
     let (posts_used, work) = (&posts, Work::none());
-    let serving =
-        Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
+    let serving = Serving {
+        member,
+        link,
+        reception,
+        peers,
+        board,
+        lane_failures,
+        posts: posts_used,
+        standing,
+        work,
+        saver,
+    };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
     accepting.abort();
     posts.lose("the server has left the job");
@@ -204,12 +220,33 @@ fn register(
     })
 }
 
+/// The thread that writes checkpoints, and the one that the job goes on from.
+fn checkpoints(
+    settings: &Settings,
+    welcome: &Welcome,
+    incarnation: Incarnation,
+    late: &Late,
+) -> anyhow::Result<(Saver, Option<Restorer>)> {
+    let (place, lanes) = (&settings.checkpoint.directory, late.clone());
+    let has_room = move || {
+        lanes.get().into_iter().flat_map(|sources| &sources.lanes).for_each(|lane| {
+            lane.send(LaneMessage::SaveRoom);
+        });
+    };
+    let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
+    let saver = Saver::start(&settings.checkpoint, own, has_room)?;
+    let open =
+        |name: &String| Restorer::open(place, name).map_err(|error| Failure::new(ExitCode::BadData, error));
+    Ok((saver, welcome.restore.as_ref().map(open).transpose()?))
+}
+
 fn start_lanes(
     settings: &Settings,
     (incarnation, apps): (Incarnation, &Apps),
     welcome: &Welcome,
     devices: &Devices,
     (failed, board): (&mpsc::Sender<LaneError>, &Board),
+    (saver, restorer): (&Saver, Option<&Restorer>),
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
     let mut lanes = Lanes { mailboxes: Vec::new(), queues: Vec::new(), threads: Vec::new() };
@@ -238,6 +275,7 @@ fn start_lanes(
         }
         lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
+        lane.set_checkpoints(saver.lane(index), restorer.cloned());
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.

@@ -8,7 +8,8 @@ use super::run::RunError;
 use super::standing::Standing;
 use super::streams::{Target, dial};
 use super::thread::{LaneMessage, LaneNews};
-use crate::engine::member::{Departure, Member, MemberCommand, Peers};
+use crate::checkpoint::Saver;
+use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
 use daemon::control::{LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
 use daemon::post::Posts;
@@ -16,7 +17,7 @@ use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::Mailbox;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{FromScheduler, ToScheduler};
+use proto_common::message::{CheckpointOrder, FromScheduler, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -54,6 +55,7 @@ pub(super) struct Serving<'a> {
     pub(super) posts: &'a Posts,
     pub(super) standing: Standing,
     pub(super) work: Work,
+    pub(super) saver: Saver,
 }
 
 /// What is under way.
@@ -147,6 +149,10 @@ impl Serving<'_> {
             let end = tokio::select! {
                 () = self.board.written() => self.news(),
                 Some(done) = self.work.ended.recv() => self.done(done),
+                Some(news) = self.saver.news() => {
+                    self.work.unsaid.push_back(ToScheduler::Checkpoint(news));
+                    None
+                }
                 event = self.link.events.recv() => self.heard(event),
                 Some(error) = self.lane_failures.recv() => Some(End::Failed(error.into())),
                 said = say(&sender, self.work.unsaid.front()), if !self.work.unsaid.is_empty() => {
@@ -190,6 +196,14 @@ impl Serving<'_> {
     }
 
     fn message(&mut self, message: FromScheduler) -> Option<End> {
+        match &message {
+            FromScheduler::Checkpoint(order) => {
+                self.checkpoint(order);
+                return None;
+            }
+            FromScheduler::Assign(update) => self.saver.tensors(update.tensors.clone()),
+            _ => {}
+        }
         let mut out = Vec::new();
         let next = {
             let mut member = lock(&self.member);
@@ -208,6 +222,15 @@ impl Serving<'_> {
             self.await_lanes(number, answers);
         }
         self.execute(out)
+    }
+
+    fn checkpoint(&self, order: &CheckpointOrder) {
+        for (lane, _) in &self.reception.lanes {
+            lane.send(LaneMessage::Checkpoint(order.clone()));
+        }
+        if let CheckpointOrder::Drop { round } = order {
+            self.saver.drop_part(*round);
+        }
     }
 
     fn news(&mut self) -> Option<End> {
@@ -261,7 +284,12 @@ impl Serving<'_> {
         let mut end = None;
         for command in commands {
             match command {
-                MemberCommand::Say(message) => self.work.unsaid.push_back(message),
+                MemberCommand::Say(message) => {
+                    if let ToScheduler::Seeded { epoch, to } = &message {
+                        tracing::info!(server = to.0, %epoch, "the copies made there are complete");
+                    }
+                    self.work.unsaid.push_back(message);
+                }
                 MemberCommand::Dial { number, to, incarnation, address, epoch, after_ms } => {
                     let after = Duration::from_millis(after_ms);
                     self.dial(Target { number, to, incarnation, address, epoch, after });
@@ -271,10 +299,17 @@ impl Serving<'_> {
                     self.standing.hang_up(to);
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
-                MemberCommand::EndServer { rank } => self.standing.hang_up(rank),
+                MemberCommand::EndServer { rank } => {
+                    tracing::info!(server = rank.0, "a server's life is over: its channels are closed");
+                    self.standing.hang_up(rank);
+                }
+                MemberCommand::Roles { epoch, .. } => {
+                    let Holdings { served, copies, arriving, .. } = lock(&self.member).holdings();
+                    let (served, copies, arriving) = (served.chunks, copies.chunks, arriving.chunks);
+                    tracing::info!(%epoch, served, copies, arriving, "what this server has chunks for");
+                }
                 MemberCommand::Leave(departure) => end = end.or(Some(end_of(departure))),
                 MemberCommand::Assign { .. }
-                | MemberCommand::Roles { .. }
                 | MemberCommand::ChangeRule { .. }
                 | MemberCommand::Workers { .. }
                 | MemberCommand::CountFrom { .. } => {}

@@ -50,6 +50,8 @@ pub(super) struct ServerStatus {
     pub(super) spill_blocks_total: usize,
     pub(super) key_buffers: u64,
     pub(super) stored_bytes: u64,
+    pub(super) checkpoint_chunks_left: u64,
+    pub(super) checkpoint_bytes: u64,
     pub(super) oldest: Option<String>,
     pub(super) oldest_ms: u64,
     /// What it has of the model, and what for.
@@ -121,6 +123,8 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.spill_blocks_total += report.spills.1;
         status.key_buffers += u64::from(report.key_buffers);
         status.stored_bytes += report.stored_bytes;
+        status.checkpoint_chunks_left += report.saving.0;
+        status.checkpoint_bytes = status.checkpoint_bytes.max(report.saving.1);
         if let Some(waiting) = report.oldest
             && (status.oldest.is_none() || waiting.waited_ms > status.oldest_ms)
         {
@@ -185,7 +189,15 @@ const COUNTERS: [(&str, &str, Read); 26] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 17] = [
+const GAUGES: [(&str, &str, Read); 19] = [
+    ("gradwire_server_checkpoint_chunks_left", "Chunks that the checkpoint under way waits for.", |s| {
+        s.checkpoint_chunks_left
+    }),
+    (
+        "gradwire_server_checkpoint_bytes",
+        "Bytes of chunks that are copied for a checkpoint and not written.",
+        |s| s.checkpoint_bytes,
+    ),
     ("gradwire_server_chunks_served", "Chunks that it serves.", |s| s.shards.served.chunks),
     ("gradwire_server_chunks_alone", "Chunks that it serves and nobody has a copy of.", |s| {
         s.shards.served.chunks - s.shards.backed.chunks

@@ -8,7 +8,7 @@ use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
-use proto_common::message::InboxGrant;
+use proto_common::message::{CheckpointOrder, InboxGrant};
 use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,6 +97,10 @@ pub(super) enum LaneMessage {
     EndServer {
         rank: Rank,
     },
+    /// What the scheduler says of a checkpoint.
+    Checkpoint(CheckpointOrder),
+    /// There is room for copies of chunks again: it need only wake.
+    SaveRoom,
     Report(SyncSender<LaneReport>),
     Stop,
 }
@@ -137,6 +141,8 @@ pub(super) struct LaneReport {
     /// Calls in progress or kept, and the bytes of their bodies.
     pub(super) calls: (u64, u64),
     pub(super) tables: TableStats,
+    /// Chunks that a checkpoint under way waits for here, and the bytes of copies that all lanes have to write.
+    pub(super) saving: (u64, u64),
 }
 
 /// Starts a lane's thread. `failed` is called once if it cannot go on; `news` whenever the control side is to know something,
@@ -293,7 +299,8 @@ impl Loop {
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }
-            LaneMessage::Stop => {}
+            LaneMessage::Checkpoint(order) => self.lane.checkpoint_order(&order)?,
+            LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }
         Ok(())
     }
@@ -310,6 +317,7 @@ impl Loop {
             expelled: self.lane.expelled(),
             calls: (engine.calls() as u64, engine.call_bytes()),
             tables: self.lane.table_stats(),
+            saving: self.lane.saving_report(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod call;
+mod checkpoint;
 mod coded;
 mod connect;
 mod element;

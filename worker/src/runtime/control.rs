@@ -11,7 +11,8 @@ use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
 use proto_common::message::{
-    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, Resume, ToScheduler, WaitError, Welcome,
+    DeclareError, FromScheduler, MemberReport, NodeGroup, Register, Resume, SaveError, ToScheduler,
+    WaitError, Welcome,
 };
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
@@ -52,6 +53,7 @@ pub(crate) struct Roster {
 enum Ask {
     Declare(SyncSender<Result<MapUpdate, DeclareError>>),
     Barrier(SyncSender<Result<(), WaitError>>),
+    Save(SyncSender<Result<String, SaveError>>),
 }
 
 /// A request that is not answered. The next scheduler has not heard of it.
@@ -214,6 +216,15 @@ impl Requests {
         self.ask(within, Ask::Barrier, message)??;
         self.posts.passed().count(name, group);
         Ok(())
+    }
+
+    pub(crate) fn save(&self, round: u64, within: Duration) -> Result<String, ClientError> {
+        let timeout_ms = within.as_millis() as u64;
+        Ok(self.ask(within, Ask::Save, |request| ToScheduler::SaveCheckpoint {
+            request,
+            round,
+            timeout_ms,
+        })??)
     }
 
     /// Messages to and from other members' programs.
@@ -379,6 +390,7 @@ impl Starting<'_> {
 fn within(mut message: ToScheduler, left_ms: u64) -> ToScheduler {
     if let ToScheduler::Declare { timeout_ms, .. }
     | ToScheduler::ChangeRule { timeout_ms, .. }
+    | ToScheduler::SaveCheckpoint { timeout_ms, .. }
     | ToScheduler::Barrier { timeout_ms, .. } = &mut message
     {
         *timeout_ms = left_ms;
@@ -425,6 +437,7 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
     let request = match message {
         ToScheduler::Declare { request, .. }
         | ToScheduler::ChangeRule { request, .. }
+        | ToScheduler::SaveCheckpoint { request, .. }
         | ToScheduler::Barrier { request, .. } => *request,
         _ => return,
     };
@@ -435,6 +448,7 @@ fn refuse(message: &ToScheduler, reason: &str, shared: &Mutex<Shared>) {
             let refused = WaitError::Refused { name: String::new(), reason: reason.to_owned() };
             drop(reply.try_send(Err(refused)));
         }
+        Some(Ask::Save(reply)) => drop(reply.try_send(Err(SaveError::NotNow(reason.to_owned())))),
         None => {}
     }
 }
@@ -450,6 +464,12 @@ fn answer(message: FromScheduler, members: &Members, shared: &Mutex<Shared>) -> 
                 Err(error) => Err(DeclareError::NotNow(error.to_string())),
             });
             if let Some(Ask::Declare(reply)) = asked(request) {
+                let _ = reply.try_send(result);
+            }
+            None
+        }
+        FromScheduler::CheckpointSaved { request, result } => {
+            if let Some(Ask::Save(reply)) = asked(request) {
                 let _ = reply.try_send(result);
             }
             None

@@ -146,6 +146,14 @@ class Client(_native.Client):
         is enough."""
         return self._change_rule(tensor, json.dumps(optimizer._json()))
 
+    def resume(self, tensors: Iterable[Tensor]) -> int:
+        """Where training is: the round that every worker has finished of these tensors, which are all that you contribute to; 0
+        in a job that has just begun. Call it once, after declaring them and before you push: your next contribution is to the
+        round after it, and your first pull brings the weights that the round left. So a script that a launcher starts again,
+        where rounds wait for it (`cluster.worker_loss = "wait"`), goes on with that step; with 0 it sets initial values. What a
+        codec had left over in a process that died is lost."""
+        return self._resume(list(tensors))
+
     def empty(self, shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
         """An array in the library's registered memory, which travels without a copy, as do contiguous parts of it."""
         element = element_of(dtype)

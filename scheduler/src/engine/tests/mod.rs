@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands.
 
 mod barriers;
+mod checkpoints;
 mod declaring;
 mod ending;
 mod posts;
@@ -84,6 +85,7 @@ impl Rig {
             scheduler: Incarnation(99),
             assemble_ms: ASSEMBLE_MS,
             drain_ms: DRAIN_MS,
+            checkpoints: CheckpointConfig { has_place: true, ..CheckpointConfig::default() },
             rejoin_ms: 500,
             rebalance: true,
             resume: false,
@@ -146,7 +148,7 @@ fn quiet(mut commands: Vec<Command>) -> Vec<Command> {
 fn only(commands: &[Command]) -> &FromScheduler {
     let mut messages = commands.iter().filter_map(|command| match command {
         Command::Send { message, .. } => Some(message.as_ref()),
-        Command::Close { .. } | Command::End(_) => None,
+        Command::Close { .. } | Command::WriteManifest(_) | Command::End(_) => None,
     });
     let first = messages.next().unwrap_or_else(|| panic!("no message in {commands:?}"));
     assert!(messages.next().is_none(), "several messages in {commands:?}");

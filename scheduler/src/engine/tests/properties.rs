@@ -58,6 +58,7 @@ impl Observer {
                 Command::Close { connection } => {
                     assert!(self.closed.insert(*connection), "{connection:?} closed twice");
                 }
+                Command::WriteManifest(_) => {}
                 Command::End(_) => self.ended = true,
             }
         }

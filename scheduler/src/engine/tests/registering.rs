@@ -19,8 +19,8 @@ fn ranks_are_given_in_order_or_as_wanted() {
         epoch: Epoch { term: 1, counter: 0 },
         scheduler: Incarnation(99),
         shape: rig.engine.config.shape,
-        coming: Coming::Start,
         restore: None,
+        coming: Coming::Start,
     };
     assert_eq!(commands, [send(ConnectionId(1), FromScheduler::Welcome(welcome))]);
     let wanted = Register { wanted_rank: Some(Rank(2)), ..register(Role::Worker, 2) };

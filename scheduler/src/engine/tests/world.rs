@@ -31,8 +31,12 @@ pub(super) struct World {
     next: u64,
     /// Whose life has all of a chunk.
     data: BTreeMap<ChunkId, BTreeSet<u64>>,
+    /// The newest decision by which somebody serves a chunk.
+    served: BTreeMap<ChunkId, Epoch>,
     told: Epoch,
     pub(super) outcome: Option<Outcome>,
+    /// Something died that had no copy, or more died at once than a copy is for.
+    pub(super) may_lose: bool,
 }
 
 impl World {
@@ -43,8 +47,10 @@ impl World {
             players: Vec::new(),
             next: 1,
             data: BTreeMap::new(),
+            served: BTreeMap::new(),
             told: Epoch::default(),
             outcome: None,
+            may_lose: false,
             config,
         };
         (0..world.config.shape.servers).for_each(|_| world.come(Role::Server));
@@ -94,6 +100,7 @@ impl World {
                 Command::Send { to, message } => self.send(&to, *message),
                 Command::Close { connection } => self.players.retain(|p| p.connection != connection.0),
                 Command::End(outcome) => self.outcome = Some(outcome),
+                other => panic!("no checkpoints are asked for here: {other:?}"),
             }
         }
         if let Phase::Ending { outcome, .. } = &self.engine.phase {
@@ -189,6 +196,12 @@ impl World {
             let parts = [Some(range.server), range.backup, range.seeding].into_iter().flatten();
             let kept: BTreeSet<u64> = parts.filter_map(|rank| lives.get(&rank).copied()).collect();
             for chunk in chunks_of(range) {
+                let newest = self.served.entry(chunk).or_default();
+                if *newest > player.map.epoch() {
+                    // It has been deposed, and has not heard of it: nobody confirms what it does.
+                    continue;
+                }
+                *newest = player.map.epoch();
                 let data = self.data.entry(chunk).or_default();
                 assert!(data.contains(&player.life), "{} serves {chunk} without its data", player.id);
                 if let Some(backup) = range.backup.and_then(|rank| lives.get(&rank)) {
@@ -240,13 +253,12 @@ impl World {
 
     pub(super) fn kill(&mut self, at: usize) {
         let gone = self.players.remove(at);
+        let map = &self.engine.declarations.shards.map;
+        let alone = |range: &KeyRange| range.server == gone.id.rank && range.backup.is_none();
+        let is_alone = gone.id.role == Role::Server && map.ranges().any(alone);
+        self.may_lose |= is_alone;
         self.data.values_mut().for_each(|lives| _ = lives.remove(&gone.life));
         self.input(Input::Closed { connection: ConnectionId(gone.connection), fault: None });
-    }
-
-    /// Has something died with all copies of it?
-    pub(super) fn lost_data(&self) -> bool {
-        self.data.values().any(BTreeSet::is_empty)
     }
 
     /// Another scheduler: those that `come` say come with what they know, in this order; the others are dead.
@@ -256,15 +268,19 @@ impl World {
             self.data.values_mut().for_each(|lives| _ = lives.remove(&gone.life));
         }
         self.engine = Engine::new(self.config.clone(), self.now_ms);
-        // Who is in no roster yet does not outlive its scheduler.
+        // Who is in no roster yet does not outlive its scheduler; and that may be news to others who lose one more.
+        let before = self.players.len();
         self.players.retain(|player| !player.roster.is_empty());
+        self.may_lose |= dies.is_some() || self.players.len() < before;
         let lives: BTreeSet<u64> = self.players.iter().map(|player| player.life).collect();
         self.data.values_mut().for_each(|has| has.retain(|life| lives.contains(life)));
         // A tensor that nobody has heard of any more was declared in vain.
         let players = &self.players;
         let is_known = |key| players.iter().any(|player| player.map.tensor(key).is_some());
         self.data.retain(|chunk, _| is_known(chunk.key));
-        for at in 0..self.players.len() {
+        for life in lives {
+            // Some are refused while others come.
+            let Some(at) = self.players.iter().position(|player| player.life == life) else { continue };
             let connection = self.next;
             self.next += 1;
             let player = &mut self.players[at];
@@ -288,11 +304,11 @@ impl World {
         for _ in 0..200 {
             let before = self.told;
             self.deliver_all();
-            for at in 0..self.players.len() {
+            let lives: Vec<u64> = self.players.iter().map(|player| player.life).collect();
+            for life in lives {
+                let Some(at) = self.players.iter().position(|player| player.life == life) else { continue };
                 self.answer(at);
-            }
-            self.deliver_all();
-            for at in 0..self.players.len() {
+                self.deliver_all();
                 self.seed(at);
             }
             self.leave();

@@ -102,8 +102,23 @@ fn a_backup_that_has_a_round_more_has_confirmed_it() {
     let [(OpKind::CopyCheck, 0, slot)] = all[..] else { panic!("{all:?}") };
     let list = judged(&mut rig, slot, Judgement::Ahead);
     assert!(matches!(list[..], [Command::Finish { round: 1, .. }]), "{list:?}");
-    records(&mut rig);
-    assert_eq!(rig.flush(), [done(0, 1, 1)]);
+    assert_eq!(rig.engine.version(ChunkId::new(1, 0)).map(|version| version.0), Some(1));
+}
+
+#[test]
+fn an_initial_value_that_comes_while_the_backup_is_asked_goes_there_as_a_state() {
+    let mut rig = backed();
+    let (_, _, check) = records(&mut rig)[0];
+    rig.send(0, &[init(1, BYTES)]);
+    assert_eq!(judged(&mut rig, check, Judgement::Confirmed), []);
+    let mut out = Commands::default();
+    rig.engine.flush(8, &mut out);
+    let [Command::Capture { ref state, .. }] = out.list[..] else { panic!("{:?}", out.list) };
+    assert!(state.initialised);
+    rig.engine.captured(OTHER, 0, 100, &mut Commands::default());
+    let slot = SlotGrant { slot: 1, generation: 1 };
+    judged(&mut rig, slot, Judgement::Confirmed);
+    assert_eq!(rig.flush(), [done(0, 1, 0)]);
 }
 
 #[test]

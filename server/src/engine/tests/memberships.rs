@@ -160,9 +160,10 @@ impl World {
 
     fn gift(&mut self, from: Source, sent: Option<Gift>) -> Gift {
         match from {
+            Source::Record { .. } => panic!("there are no copies"),
             Source::Slot { .. } => sent.expect("a slot of the batch that is being decided"),
             Source::Spill(block) => self.spills[&block],
-            Source::Worker { .. } => panic!("nobody reads in place here"),
+            Source::Worker { .. } | Source::Record { .. } => panic!("nothing lies there"),
         }
     }
 

@@ -23,6 +23,7 @@ mod refusals;
 mod replays;
 mod reruns;
 mod rounds;
+mod saving;
 mod values;
 
 use super::*;

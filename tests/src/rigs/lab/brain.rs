@@ -63,6 +63,7 @@ impl Lab {
             rebalance: true,
             resume: self.brain.life > 1,
             pid: 1,
+            checkpoints: Default::default(),
         };
         self.note(&format!("scheduler life {} begins", self.brain.life));
         self.brain.engine = Some(Engine::new(config, now_us / 1_000));
@@ -103,6 +104,8 @@ impl Lab {
                     self.wires.deafen(connection.0);
                     self.wires.close_down(connection.0, now_us);
                 }
+                // Clusters of the laboratory have no place for checkpoints.
+                Command::WriteManifest(_) => {}
                 Command::End(outcome) => {
                     self.note(&format!("the job is over: {outcome}"));
                     self.brain.outcome = Some(outcome);

@@ -5,6 +5,7 @@ mod calls;
 mod credits;
 mod ends;
 mod hostile;
+mod member;
 mod order;
 mod placement;
 mod properties;

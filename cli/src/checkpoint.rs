@@ -1,0 +1,251 @@
+//! `gradwire checkpoint`: what lies in a place of checkpoints. It reads files and removes them; it asks no cluster.
+
+use ::checkpoint::{CheckpointError, Listed, Manifest, Store, list, open, remove, verify};
+use clap::{Args, Subcommand};
+use daemon::exit::Failure;
+use proto_common::error::ExitCode;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::Arc;
+
+/// Look at checkpoints: list, show, verify, delete
+///
+/// DIR is what checkpoint.directory is set to.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// All checkpoints, the oldest first.
+    List(Place),
+    /// What one has: tensors, tables, parts.
+    Show(One),
+    /// Read all of one, or of all that are complete, and compare every checksum.
+    Verify(Several),
+    /// Remove one, whether it is complete or not.
+    Delete(One),
+}
+
+#[derive(Args, Debug)]
+struct Place {
+    /// Where checkpoints lie.
+    dir: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct One {
+    #[command(flatten)]
+    place: Place,
+    /// Which one, as listed.
+    name: String,
+}
+
+#[derive(Args, Debug)]
+struct Several {
+    #[command(flatten)]
+    place: Place,
+    /// Which one; all without it.
+    name: Option<String>,
+}
+
+pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
+    let text = match &args.what {
+        What::List(place) => list_all(place),
+        What::Show(one) => show(one),
+        What::Verify(several) => verify_several(several),
+        What::Delete(one) => delete(one),
+    };
+    let text = text.map_err(|error| {
+        let code = match &error {
+            CheckpointError::Io { .. } => ExitCode::Io,
+            CheckpointError::BadName { .. } | CheckpointError::BadPlace { .. } => ExitCode::Usage,
+            _ => ExitCode::BadData,
+        };
+        Failure::new(code, error)
+    })?;
+    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+type Text = Result<String, CheckpointError>;
+
+fn list_all(place: &Place) -> Text {
+    let all = list(&*open(&place.dir)?)?;
+    if place.json {
+        return Ok(Value::from(all.iter().map(summary).collect::<Vec<_>>()).to_string());
+    }
+    let mut text = format!(
+        "{:<18} {:>10} {:>10} {:>8} {:>6}  {}\n",
+        "name", "round", "size", "tensors", "parts", "written"
+    );
+    for one in &all {
+        match &one.manifest {
+            Ok(Some(manifest)) => {
+                let (round, size, time) = (manifest.round, size(manifest.bytes()), time(manifest.unix_ms));
+                let (tensors, parts) = (manifest.tensors.len(), manifest.parts.len());
+                let _ =
+                    writeln!(text, "{:<18} {round:>10} {size:>10} {tensors:>8} {parts:>6}  {time}", one.name);
+            }
+            Ok(None) => {
+                let _ = writeln!(text, "{:<18} {:>10} {:>10}  incomplete", one.name, "-", size(one.bytes));
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{:<18} {:>10} {:>10}  {error}", one.name, "-", size(one.bytes));
+            }
+        }
+    }
+    if all.is_empty() {
+        text = format!("no checkpoints in {}\n", place.dir);
+    }
+    Ok(text)
+}
+
+fn summary(one: &Listed) -> Value {
+    let mut value = json!({ "name": one.name, "bytes": one.bytes, "complete": one.complete().is_some() });
+    match &one.manifest {
+        Ok(Some(manifest)) => {
+            value["round"] = manifest.round.into();
+            value["unix_ms"] = manifest.unix_ms.into();
+            value["tensors"] = manifest.tensors.len().into();
+            value["parts"] = manifest.parts.len().into();
+        }
+        Ok(None) => {}
+        Err(error) => value["error"] = error.to_string().into(),
+    }
+    value
+}
+
+fn manifest_of(store: &dyn Store, name: &str) -> Result<Manifest, CheckpointError> {
+    let missing = || CheckpointError::Missing { name: name.into(), place: store.place() };
+    list(store)?.into_iter().find(|one| one.name == name).ok_or_else(missing)?.manifest?.ok_or_else(missing)
+}
+
+fn show(one: &One) -> Text {
+    let manifest = manifest_of(&*open(&one.place.dir)?, &one.name)?;
+    if one.place.json {
+        return Ok(serde_json::to_value(&manifest).unwrap_or_default().to_string());
+    }
+    let shape = &manifest.shape;
+    let mut text = format!(
+        "{}: round {}, {}, {} in {} parts, job {}\nwritten by {} servers of {} lanes for {} workers, chunks of {} bytes\n\n",
+        manifest.name,
+        manifest.round,
+        time(manifest.unix_ms),
+        size(manifest.bytes()),
+        manifest.parts.len(),
+        manifest.job,
+        shape.servers,
+        shape.lanes,
+        shape.workers,
+        shape.chunk_bytes
+    );
+    let _ = writeln!(text, "{:>20} {:>6} {:>14} {:>10}  name", "key", "dtype", "elements", "version");
+    for tensor in &manifest.tensors {
+        let (spec, version) = (&tensor.spec, tensor.version);
+        let (key, dtype, elements, name) = (spec.key.0, spec.dtype.to_string(), spec.elements, &spec.name);
+        let _ = writeln!(text, "{key:>20} {dtype:>6} {elements:>14} {version:>10}  {name}");
+    }
+    for table in &manifest.tables {
+        let _ = writeln!(text, "table {} of width {}: {} rows", table.spec.key, table.spec.width, table.rows);
+    }
+    for part in &manifest.parts {
+        let _ = writeln!(text, "part {} {} crc32c {:08x}", part.file, size(part.bytes), part.crc32c);
+    }
+    Ok(text)
+}
+
+fn verify_several(several: &Several) -> Text {
+    let store: Arc<dyn Store> = open(&several.place.dir)?;
+    let names = match &several.name {
+        Some(name) => vec![name.clone()],
+        None => {
+            list(&*store)?.iter().filter_map(Listed::complete).map(|manifest| manifest.name.clone()).collect()
+        }
+    };
+    let (mut text, mut all) = (String::new(), Vec::new());
+    for name in names {
+        let done = verify(&store, &name, |done, total| progress(&name, done, total))?;
+        let _ = writeln!(
+            text,
+            "{name}: {} in {} parts, every checksum right, every chunk there",
+            size(done.bytes),
+            done.parts
+        );
+        all.push(json!({ "name": name, "bytes": done.bytes, "parts": done.parts, "sound": true }));
+    }
+    if several.place.json {
+        return Ok(Value::from(all).to_string());
+    }
+    Ok(if text.is_empty() { format!("no complete checkpoint in {}", several.place.dir) } else { text })
+}
+
+fn progress(name: &str, done: u64, total: u64) {
+    let mut stderr = io::stderr().lock();
+    if stderr.is_terminal() {
+        let end = if done == total { "\n" } else { "\r" };
+        // Somebody who does not look at it misses nothing.
+        let _ = write!(stderr, "{name}: {} of {}{end}", size(done), size(total));
+    }
+}
+
+fn delete(one: &One) -> Text {
+    let store = open(&one.place.dir)?;
+    if !store.names()?.contains(&one.name) {
+        return Err(CheckpointError::Missing { name: one.name.clone(), place: store.place() });
+    }
+    remove(&*store, &one.name)?;
+    Ok(if one.place.json {
+        json!({ "deleted": one.name }).to_string()
+    } else {
+        format!("{} is deleted", one.name)
+    })
+}
+
+fn size(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// A time in UTC, by the civil calendar.
+fn time(unix_ms: u64) -> String {
+    let seconds = unix_ms / 1000;
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years begin in March here, so that leap days come last; eras have 400 of them.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let year = era * 400 + year + carry;
+    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_sizes_are_those_of_people() {
+        assert_eq!(time(0), "1970-01-01T00:00:00Z");
+        assert_eq!(time(951_782_399_000), "2000-02-28T23:59:59Z");
+        assert_eq!(time(951_868_800_000), "2000-03-01T00:00:00Z");
+        assert_eq!(time(1_795_000_000_000), "2026-11-18T11:06:40Z");
+        assert_eq!([size(0), size(1023), size(1536), size(5 << 40)], ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]);
+    }
+}

@@ -1,0 +1,343 @@
+//! Checkpoints under way: which parts have come, when one is complete, who waits for it. What is complete covers every chunk
+//! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
+
+use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
+use daemon::status::CheckpointStatus;
+use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError};
+use proto_common::table::TableSpec;
+use proto_common::tensor::TensorSpec;
+use std::collections::BTreeMap;
+
+/// Members that wait for one.
+const ASKERS_MAX: usize = 8192;
+
+/// A checkpoint whose parts are all there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completed {
+    /// Its round.
+    pub round: u64,
+    /// Its tensors, with the least and the newest version of their chunks.
+    pub tensors: Vec<(TensorSpec, u64, u64)>,
+    /// Its tables, with their rows.
+    pub tables: Vec<(TableSpec, u64)>,
+    /// Its parts, without what they cover.
+    pub parts: Vec<PartWritten>,
+}
+
+/// What a checkpoint is to have.
+pub(super) struct Wanted<'a> {
+    /// Tensors that servers hold, each with the epoch that it was placed in.
+    pub(super) tensors: Vec<(&'a TensorSpec, Epoch)>,
+    /// Servers that are there.
+    pub(super) servers: Vec<ConnectionId>,
+    pub(super) lanes: u16,
+    pub(super) chunk_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asker {
+    connection: ConnectionId,
+    request: u64,
+    since_ms: u64,
+    deadline_ms: u64,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    begun: Epoch,
+    parts: BTreeMap<(Rank, u16), PartWritten>,
+    askers: Vec<Asker>,
+    is_passed: bool,
+    /// Its manifest is being written.
+    is_complete: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Checkpoints {
+    has_place: bool,
+    pending: BTreeMap<u64, Pending>,
+    /// Why the one that failed last did.
+    failure: Option<String>,
+    completed: u64,
+    failed: u64,
+}
+
+impl Checkpoints {
+    pub(super) fn new(has_place: bool) -> Self {
+        Self { has_place, ..Self::default() }
+    }
+
+    /// For people; `parts_expected` is what each is to have.
+    pub(super) fn status(&self, newest: Option<String>, parts_expected: u64) -> CheckpointStatus {
+        let last = self.pending.last_key_value();
+        CheckpointStatus {
+            newest,
+            writing: last.map(|(round, _)| *round),
+            parts: last.map_or(0, |(_, pending)| pending.parts.len() as u64),
+            parts_expected,
+            completed: self.completed,
+            failed: self.failed,
+            failure: self.failure.clone(),
+        }
+    }
+
+    /// A worker asks for one of the round that it has finished.
+    pub(super) fn ask(
+        &mut self,
+        (connection, request): (ConnectionId, u64),
+        round: u64,
+        (now_ms, timeout_ms, epoch): (u64, u64, Epoch),
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
+        let refused = if !self.has_place {
+            Some(SaveError::NoPlace)
+        } else if self.pending.values().map(|pending| pending.askers.len()).sum::<usize>() >= ASKERS_MAX {
+            Some(SaveError::NotNow("too many members wait for checkpoints; ask from one of them".into()))
+        } else {
+            None
+        };
+        if let Some(error) = refused {
+            let result = Err(error);
+            return out.push(send(connection, FromScheduler::CheckpointSaved { request, result }));
+        }
+        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        if !self.pending.contains_key(&round) {
+            self.begin(round, true, epoch, wanted, out);
+        }
+        let asker = Asker { connection, request, since_ms: now_ms, deadline_ms };
+        self.pending.entry(round).or_default().askers.push(asker);
+    }
+
+    fn begin(&mut self, round: u64, now: bool, epoch: Epoch, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
+        // A lane copies for one at a time.
+        self.fail_all("a worker asked for another one before it was complete", &wanted.servers, out);
+        self.pending.insert(round, Pending { begun: epoch, ..Pending::default() });
+        order(&wanted.servers, CheckpointOrder::Save { round, now }, out);
+    }
+
+    /// What a server says.
+    pub(super) fn news(
+        &mut self,
+        from: Rank,
+        news: CheckpointNews,
+        epoch: Epoch,
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
+        match news {
+            CheckpointNews::Begun { round } => {
+                let is_other = |(other, pending): (&u64, &Pending)| *other != round && !pending.is_complete;
+                if !self.has_place || self.pending.iter().any(is_other) {
+                    // One at a time: while the disk is slow there are fewer.
+                    order(&wanted.servers, CheckpointOrder::Drop { round }, out);
+                } else if !self.pending.contains_key(&round) {
+                    self.begin(round, false, epoch, wanted, out);
+                }
+            }
+            CheckpointNews::Passed { round } => {
+                let pending = self.pending.get_mut(&round);
+                if pending.is_some_and(|pending| !std::mem::replace(&mut pending.is_passed, true)) {
+                    order(&wanted.servers, CheckpointOrder::Passed { round }, out);
+                }
+            }
+            CheckpointNews::Failed { round, reason } => {
+                self.fail(round, &format!("server {from}: {reason}"), &wanted.servers, out);
+            }
+            CheckpointNews::Part(part) => self.part(from, part, wanted, out),
+        }
+    }
+
+    fn part(&mut self, from: Rank, part: PartWritten, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
+        let round = part.round;
+        let Some(pending) = self.pending.get_mut(&round) else { return };
+        if part.lane >= wanted.lanes || pending.is_complete {
+            return;
+        }
+        pending.parts.insert((from, part.lane), part);
+        if pending.parts.len() < wanted.servers.len() * usize::from(wanted.lanes) {
+            return;
+        }
+        match complete(round, pending, wanted) {
+            Ok(completed) => {
+                pending.is_complete = true;
+                // What it covers is known now, and takes room.
+                pending.parts.values_mut().for_each(|part| part.covers = Vec::new());
+                out.push(Command::WriteManifest(Box::new(completed)));
+            }
+            Err(reason) => self.fail(round, &reason, &wanted.servers, out),
+        }
+    }
+
+    /// A manifest is written, or not. Returns the name of what is complete now.
+    pub(super) fn written(
+        &mut self,
+        round: u64,
+        result: Result<String, String>,
+        out: &mut Vec<Command>,
+    ) -> Option<String> {
+        match result {
+            Ok(name) => {
+                if let Some(pending) = self.pending.remove(&round) {
+                    answer(&pending.askers, &Ok(name.clone()), out);
+                }
+                self.completed += 1;
+                return Some(name);
+            }
+            Err(reason) => self.fail(round, &reason, &[], out),
+        }
+        None
+    }
+
+    fn fail(&mut self, round: u64, reason: &str, servers: &[ConnectionId], out: &mut Vec<Command>) {
+        let Some(pending) = self.pending.remove(&round) else { return };
+        let error = SaveError::Failed { round, reason: reason.to_owned() };
+        self.failed += 1;
+        self.failure = Some(error.to_string());
+        answer(&pending.askers, &Err(error), out);
+        order(servers, CheckpointOrder::Drop { round }, out);
+    }
+
+    /// Who serves what has changed: parts that were to come will not, or lack something. `servers` are those that are left.
+    pub(super) fn fail_all(&mut self, reason: &str, servers: &[ConnectionId], out: &mut Vec<Command>) {
+        let rounds: Vec<u64> = self.pending.iter().filter(|(_, p)| !p.is_complete).map(|(r, _)| *r).collect();
+        for round in rounds {
+            self.fail(round, reason, servers, out);
+        }
+    }
+
+    /// A connection is gone: what it waited for is not answered.
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        for pending in self.pending.values_mut() {
+            pending.askers.retain(|asker| asker.connection != connection);
+        }
+    }
+
+    /// Answers those whose deadline has passed; what they asked for goes on.
+    pub(super) fn expire(&mut self, now_ms: u64, parts: u64, out: &mut Vec<Command>) {
+        for (round, pending) in &mut self.pending {
+            let missing = parts.saturating_sub(pending.parts.len() as u64);
+            pending.askers.retain(|asker| {
+                if asker.deadline_ms > now_ms {
+                    return true;
+                }
+                let waited_ms = now_ms.saturating_sub(asker.since_ms);
+                let result = Err(SaveError::Deadline { round: *round, waited_ms, missing, parts });
+                answer(&[*asker], &result, out);
+                false
+            });
+        }
+    }
+
+    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
+        self.pending.values().flat_map(|pending| &pending.askers).map(|asker| asker.deadline_ms).min()
+    }
+}
+
+fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut Vec<Command>) {
+    if !servers.is_empty() {
+        out.push(Command::Send { to: servers.to_vec(), message: Box::new(FromScheduler::Checkpoint(order)) });
+    }
+}
+
+fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
+    for Asker { connection, request, .. } in askers {
+        let (request, result) = (*request, result.clone());
+        out.push(send(*connection, FromScheduler::CheckpointSaved { request, result }));
+    }
+}
+
+/// Puts the parts together; an error where a chunk is missing or stands twice, or a synchronous tensor has several versions.
+/// Tensors that were declared since it was begun are left out.
+fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Completed, String> {
+    let mut covers: BTreeMap<Key, Vec<Cover>> = BTreeMap::new();
+    let mut rows: BTreeMap<u32, (TableSpec, u64)> = BTreeMap::new();
+    for part in pending.parts.values() {
+        for cover in &part.covers {
+            covers.entry(cover.first.key).or_default().push(*cover);
+        }
+        for (spec, count) in &part.tables {
+            rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1 += count;
+        }
+    }
+    let mut tensors = Vec::new();
+    for (spec, epoch) in &wanted.tensors {
+        let mut own = covers.remove(&spec.key).unwrap_or_default();
+        if own.is_empty() && *epoch > pending.begun {
+            continue;
+        }
+        own.sort_unstable_by_key(|cover| cover.first.chunk);
+        let end = own.iter().try_fold(0u64, |end, cover| {
+            (u64::from(cover.first.chunk.0) == end).then_some(end + u64::from(cover.chunks))
+        });
+        let chunks = spec.chunk_count(wanted.chunk_bytes);
+        if end != Some(chunks) {
+            let what = "shards were moved while it was written";
+            return Err(format!(
+                "its parts do not have the {chunks} chunks of tensor {} once each: {what}",
+                spec.key
+            ));
+        }
+        let versions = || own.iter().map(|cover| cover.version);
+        let (least, newest) = (versions().min().unwrap_or(0), versions().max().unwrap_or(0));
+        if spec.settled_mode().has_rounds() && (least != newest || newest > round) {
+            let key = spec.key;
+            return Err(format!("tensor {key} was at rounds {least} to {newest}: ask for it between rounds"));
+        }
+        tensors.push(((*spec).clone(), least, newest));
+    }
+    let without_covers =
+        |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
+    let parts = pending.parts.values().map(without_covers).collect();
+    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts })
+}
+
+impl Engine {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            tensors: self.declarations.placed().collect(),
+            servers: self.present(|id| id.role == Role::Server),
+            lanes: self.config.shape.lanes,
+            chunk_bytes: self.config.shape.chunk_bytes,
+        }
+    }
+
+    /// What a server says of a checkpoint.
+    pub(super) fn checkpoint_news(&mut self, from: MemberId, news: CheckpointNews, out: &mut Vec<Command>) {
+        let mut checkpoints = std::mem::take(&mut self.checkpoints);
+        checkpoints.news(from.rank, news, self.epoch, &self.wanted(), out);
+        self.checkpoints = checkpoints;
+    }
+
+    /// A member asks for a checkpoint of this round.
+    pub(super) fn save_checkpoint(
+        &mut self,
+        now_ms: u64,
+        (from, id, request): (ConnectionId, MemberId, u64),
+        (round, timeout_ms): (u64, u64),
+        out: &mut Vec<Command>,
+    ) {
+        if self.phase != Phase::Running || id.role != Role::Worker {
+            let what = "checkpoints are written while the job runs, when a worker asks; ask then";
+            let result = Err(SaveError::NotNow(what.into()));
+            return out.push(send(from, FromScheduler::CheckpointSaved { request, result }));
+        }
+        let mut checkpoints = std::mem::take(&mut self.checkpoints);
+        checkpoints.ask((from, request), round, (now_ms, timeout_ms, self.epoch), &self.wanted(), out);
+        self.checkpoints = checkpoints;
+    }
+
+    /// Who serves what has changed: what is being written lacks something.
+    pub(super) fn fail_checkpoints(&mut self, reason: &str, out: &mut Vec<Command>) {
+        let servers = self.present(|id| id.role == Role::Server);
+        self.checkpoints.fail_all(reason, &servers, out);
+    }
+
+    /// Parts that a checkpoint has.
+    pub(super) fn checkpoint_parts(&self) -> u64 {
+        let servers = self.present(|id| id.role == Role::Server).len() as u64;
+        servers * u64::from(self.config.shape.lanes)
+    }
+}

@@ -1,0 +1,134 @@
+//! When a checkpoint is complete, and what keeps it from it.
+
+use super::*;
+use proto_common::ids::ChunkId;
+use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError};
+
+fn declared(rig: &mut Rig, chunks: u64) -> Vec<Key> {
+    let spec = TensorSpec::f32(1, chunks * rig.engine.config.shape.chunk_bytes / 4, Optimizer::sum());
+    let (tensors, timeout_ms) = (vec![spec], 1000);
+    let commands = rig.say(worker(0), ToScheduler::Declare { request: 1, tensors, timeout_ms });
+    assert!(matches!(&commands[0], Command::Send { .. }), "{commands:?}");
+    let epoch = rig.engine.epoch();
+    for rank in 0..rig.engine.config.shape.servers {
+        rig.say(server(rank), ToScheduler::Assigned { epoch, error: None });
+    }
+    vec![Key(1)]
+}
+
+fn part(lane: u16, first: u32, chunks: u32, version: u64) -> ToScheduler {
+    let covers = vec![Cover { first: ChunkId::new(1, first), chunks, version }];
+    let file = format!("part-{lane}-{first}");
+    ToScheduler::Checkpoint(CheckpointNews::Part(PartWritten {
+        round: 5,
+        lane,
+        file,
+        covers,
+        ..PartWritten::default()
+    }))
+}
+
+fn ask(request: u64) -> ToScheduler {
+    ToScheduler::SaveCheckpoint { request, round: 5, timeout_ms: 100 }
+}
+
+fn saved(commands: &[Command]) -> Vec<(u64, Result<String, SaveError>)> {
+    let answers = commands.iter().filter_map(|command| match command {
+        Command::Send { message, .. } => match &**message {
+            FromScheduler::CheckpointSaved { request, result } => Some((*request, result.clone())),
+            _ => None,
+        },
+        _ => None,
+    });
+    answers.collect()
+}
+
+fn orders(commands: &[Command]) -> Vec<(usize, CheckpointOrder)> {
+    let orders = commands.iter().filter_map(|command| match command {
+        Command::Send { to, message } => match &**message {
+            FromScheduler::Checkpoint(order) => Some((to.len(), order.clone())),
+            _ => None,
+        },
+        _ => None,
+    });
+    orders.collect()
+}
+
+#[test]
+fn a_checkpoint_is_complete_when_all_parts_cover_all_chunks_once() {
+    let mut rig = Rig::running(2, 2);
+    declared(&mut rig, 4);
+    assert_eq!(orders(&rig.say(worker(0), ask(7))), [(2, CheckpointOrder::Save { round: 5, now: true })]);
+    assert!(rig.say(worker(1), ask(8)).is_empty(), "the same one");
+    assert!(rig.say(server(0), part(0, 0, 2, 5)).is_empty());
+    let commands = rig.say(server(1), part(0, 2, 2, 5));
+    let [Command::WriteManifest(completed)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!((completed.round, completed.tensors[0].1, completed.parts.len()), (5, 5, 2));
+    assert!(rig.say(server(1), part(0, 2, 2, 5)).is_empty(), "said again");
+    let written = Input::ManifestWritten { round: 5, result: Ok("round-5".into()) };
+    let commands = rig.engine.handle(0, written);
+    assert_eq!(saved(&commands), [(7, Ok("round-5".into())), (8, Ok("round-5".into()))]);
+    assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-5"));
+}
+
+#[test]
+fn gaps_doubles_and_torn_tensors_fail_it() {
+    for (second, word) in [
+        (part(0, 3, 1, 5), "once each"),
+        (part(0, 1, 3, 5), "once each"),
+        (part(0, 2, 2, 4), "rounds 4 to 5"),
+    ] {
+        let mut rig = Rig::running(2, 1);
+        declared(&mut rig, 4);
+        rig.say(worker(0), ask(7));
+        rig.say(server(0), part(0, 0, 2, 5));
+        let commands = rig.say(server(1), second);
+        assert_eq!(orders(&commands), [(2, CheckpointOrder::Drop { round: 5 })]);
+        let [(7, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn what_servers_begin_reaches_all_of_them_once() {
+    let mut rig = Rig::running(3, 1);
+    let say = |rig: &mut Rig, from, news| orders(&rig.say(server(from), ToScheduler::Checkpoint(news)));
+    let begun = CheckpointNews::Begun { round: 5 };
+    assert_eq!(say(&mut rig, 1, begun.clone()), [(3, CheckpointOrder::Save { round: 5, now: false })]);
+    assert!(say(&mut rig, 2, begun).is_empty());
+    assert_eq!(
+        say(&mut rig, 2, CheckpointNews::Passed { round: 5 }),
+        [(3, CheckpointOrder::Passed { round: 5 })]
+    );
+    assert!(say(&mut rig, 0, CheckpointNews::Passed { round: 5 }).is_empty());
+    assert!(say(&mut rig, 0, CheckpointNews::Passed { round: 9 }).is_empty(), "of none");
+    let failed = CheckpointNews::Failed { round: 5, reason: "no room".into() };
+    assert_eq!(say(&mut rig, 0, failed.clone()), [(3, CheckpointOrder::Drop { round: 5 })]);
+    assert!(say(&mut rig, 0, failed).is_empty());
+    assert_eq!(say(&mut rig, 0, CheckpointNews::Begun { round: 10 }).len(), 1);
+    let skipped = say(&mut rig, 1, CheckpointNews::Begun { round: 11 });
+    assert_eq!(skipped, [(3, CheckpointOrder::Drop { round: 11 })], "one at a time");
+    assert_eq!(
+        orders(&rig.say(worker(0), ask(1))),
+        [(3, CheckpointOrder::Drop { round: 10 }), (3, CheckpointOrder::Save { round: 5, now: true }),]
+    );
+    let status = rig.engine.status(0).checkpoints;
+    assert_eq!((status.writing, status.parts, status.parts_expected, status.failed), (Some(5), 0, 3, 2));
+    assert!(status.failure.is_some_and(|failure| failure.contains("round 10")));
+}
+
+#[test]
+fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
+    let mut rig = Rig::running(2, 1);
+    rig.say(worker(0), ask(7));
+    rig.say(server(0), part(0, 0, 2, 5));
+    let commands = rig.engine.handle(rig.now_ms + 99, Input::Tick);
+    assert!(saved(&commands).is_empty());
+    let commands = rig.engine.handle(rig.now_ms + 100, Input::Tick);
+    let [(7, Err(SaveError::Deadline { missing: 1, parts: 2, .. }))] = &saved(&commands)[..] else {
+        panic!("{commands:?}")
+    };
+    let mut without = Rig::running(1, 1);
+    without.engine.checkpoints = Checkpoints::new(false);
+    assert_eq!(saved(&without.say(worker(0), ask(1))), [(1, Err(SaveError::NoPlace))]);
+}

@@ -1,0 +1,94 @@
+//! The scheduler's hands for checkpoints: finds the one to begin from, writes manifests, and removes what is too old. It must
+//! not decide what is complete.
+
+use crate::engine::{CheckpointConfig, Completed};
+use checkpoint::{CheckpointError, Manifest, PartRecord, Shape, Store, TableRecord, TensorRecord};
+use proto_common::config::Settings;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Keeper {
+    store: Arc<dyn Store>,
+    job: u64,
+    shape: Shape,
+    keep: u32,
+}
+
+/// Looks at the place of checkpoints, if there is one, and at what the job is to begin from.
+pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointConfig), CheckpointError> {
+    let wanted = &settings.checkpoint;
+    if wanted.directory.is_empty() {
+        return Ok((None, CheckpointConfig::default()));
+    }
+    let store = checkpoint::open(&wanted.directory)?;
+    let last = checkpoint::newest(&*store)?.map(|manifest| manifest.name);
+    let restore = match wanted.restore.as_str() {
+        "none" => None,
+        "latest" => last.clone(),
+        name => Some(name.to_owned()),
+    };
+    if let Some(name) = &restore {
+        let found = checkpoint::Checkpoint::open(&store, name)?;
+        let (theirs, ours) = (found.manifest().shape.chunk_bytes, settings.cluster.chunk_bytes);
+        if theirs != ours {
+            return Err(CheckpointError::ChunkBytes { name: name.clone(), theirs, ours });
+        }
+        tracing::info!(checkpoint = name, round = found.manifest().round, "tensors begin from a checkpoint");
+    }
+    let cluster = &settings.cluster;
+    let shape = Shape {
+        workers: cluster.workers,
+        servers: cluster.servers,
+        lanes: cluster.lanes,
+        chunk_bytes: cluster.chunk_bytes,
+        deterministic: cluster.deterministic,
+    };
+    let keeper = Keeper { store, job: settings.job.0, shape, keep: wanted.keep };
+    Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
+}
+
+impl Keeper {
+    /// Writes the manifest: from then on the checkpoint is complete. Then what is too old goes. Blocks.
+    pub(super) fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let name = checkpoint::round_name(completed.round);
+        let mut manifest = Manifest::new(&name, self.job, completed.round, unix_ms, self.shape.clone());
+        manifest.tensors = completed.tensors.iter().cloned().map(tensor).collect();
+        manifest.tables = completed
+            .tables
+            .iter()
+            .map(|(spec, rows)| TableRecord { spec: spec.clone(), rows: *rows })
+            .collect();
+        manifest.parts = completed
+            .parts
+            .iter()
+            .map(|part| PartRecord {
+                file: part.file.clone(),
+                bytes: part.bytes,
+                crc32c: part.crc32c,
+                index_crc32c: part.index_crc32c,
+            })
+            .collect();
+        checkpoint::commit(&*self.store, &manifest)?;
+        tracing::info!(
+            checkpoint = name,
+            bytes = manifest.bytes(),
+            parts = manifest.parts.len(),
+            "a checkpoint is complete"
+        );
+        match checkpoint::retain(&*self.store, &manifest, self.keep) {
+            Ok(gone) if gone.is_empty() => {}
+            Ok(gone) => tracing::info!(checkpoints = ?gone, "old checkpoints are removed"),
+            // The new one is complete all the same.
+            Err(error) => tracing::warn!(%error, "an old checkpoint cannot be removed"),
+        }
+        Ok(name)
+    }
+}
+
+fn tensor((spec, version, newest): (proto_common::tensor::TensorSpec, u64, u64)) -> TensorRecord {
+    TensorRecord { spec, version, newest }
+}

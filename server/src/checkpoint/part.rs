@@ -1,0 +1,128 @@
+//! One lane's part of a checkpoint: what it is to have, and how an image of a chunk becomes its entries.
+
+use crate::engine::ChunkSpec;
+use crate::storage::Image;
+use checkpoint::{CheckpointError, PartPlan, PartWriter, Planned, Store, What};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Key};
+use proto_common::message::{Cover, PartWritten};
+use proto_common::tensor::TensorSpec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A lane begins a checkpoint with these chunks.
+#[derive(Debug)]
+pub(crate) struct Begin {
+    pub(crate) round: u64,
+    pub(crate) chunks: Vec<ChunkSpec>,
+}
+
+/// A chunk, copied.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    pub(crate) round: u64,
+    pub(crate) id: ChunkId,
+    pub(crate) image: Vec<u8>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct LanePart {
+    pub(super) round: u64,
+    lane: u16,
+    chunk_bytes: u64,
+    writer: PartWriter,
+    left: usize,
+    versions: BTreeMap<ChunkId, u64>,
+}
+
+/// What identifies a part's file: server, lane, and the server's life, so that nothing of another life is written over.
+pub(super) fn file_of(server: u32, lane: u16, life: u64) -> String {
+    format!("part-s{server:04}-l{lane:02}-{life:016x}.safetensors")
+}
+
+impl LanePart {
+    pub(super) fn begin(
+        store: Arc<dyn Store>,
+        (lane, file): (u16, &str),
+        chunk_bytes: u64,
+        tensors: &BTreeMap<Key, TensorSpec>,
+        mut begin: Begin,
+    ) -> Result<Self, CheckpointError> {
+        begin.chunks.sort_unstable_by_key(|chunk| chunk.id);
+        let mut plan = PartPlan::default();
+        for chunk in &begin.chunks {
+            let size = chunk.dtype.bytes() as u64;
+            let first = u64::from(chunk.id.chunk.0) * chunk_bytes / size;
+            let range = (first, first + chunk.bytes / size);
+            let last = plan.tensors.last_mut();
+            if let Some(last) =
+                last.filter(|last: &&mut Planned| last.key == chunk.id.key && last.range.1 == range.0)
+            {
+                last.range.1 = range.1;
+                last.chunks += 1;
+                continue;
+            }
+            // Without a declaration at hand, a tensor has no name, and no end that is known.
+            let spec = tensors.get(&chunk.id.key);
+            plan.tensors.push(Planned {
+                key: chunk.id.key,
+                name: spec.map_or_else(String::new, |spec| spec.name.clone()),
+                dtype: chunk.dtype,
+                range,
+                elements: spec.map_or(u64::MAX, |spec| spec.elements),
+                chunks: 1,
+            });
+        }
+        let writer = PartWriter::begin(store, &checkpoint::round_name(begin.round), file, &plan)?;
+        let (round, left, versions) = (begin.round, begin.chunks.len(), BTreeMap::new());
+        Ok(Self { round, lane, chunk_bytes, writer, left, versions })
+    }
+
+    /// Writes a chunk. True when it was the last.
+    pub(super) fn write(&mut self, id: ChunkId, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let wrong = |what: String| CheckpointError::Plan(format!("chunk {id:?}: {what}"));
+        let image = Image::read(bytes).map_err(|error| wrong(error.to_string()))?;
+        let first = u64::from(id.chunk.0) * self.chunk_bytes / image.dtype.bytes() as u64;
+        let sums = if image.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        self.writer.weights(id.key, first, image.weights)?;
+        if !image.master.is_empty() {
+            self.writer.beside(id.key, What::Master, sums, first, image.master)?;
+        }
+        for (number, array) in (0..).zip(image.kept).filter(|(_, array)| !array.is_empty()) {
+            self.writer.beside(id.key, What::State(number), sums, first, array)?;
+        }
+        // What is before the numbers: with them behind it, it is the image again.
+        let numbers = image.weights.len()
+            + image.master.len()
+            + image.kept.iter().map(|kept| kept.len()).sum::<usize>();
+        self.writer.marks(id.key, id.chunk.0, &bytes[..bytes.len() - numbers])?;
+        if self.versions.insert(id, image.state.version).is_none() {
+            self.left = self.left.saturating_sub(1);
+        }
+        Ok(self.left == 0)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(super) fn finish(self) -> Result<PartWritten, CheckpointError> {
+        let record = self.writer.finish()?;
+        let mut covers: Vec<Cover> = Vec::new();
+        for (id, version) in self.versions {
+            let next = |last: &&mut Cover| {
+                let end = ChunkId::new(last.first.key.0, last.first.chunk.0 + last.chunks);
+                last.version == version && end == id
+            };
+            match covers.last_mut().filter(next) {
+                Some(last) => last.chunks += 1,
+                None => covers.push(Cover { first: id, chunks: 1, version }),
+            }
+        }
+        let (file, bytes) = (record.file, record.bytes);
+        let (crc32c, index_crc32c) = (record.crc32c, record.index_crc32c);
+        let (round, lane, tables) = (self.round, self.lane, Vec::new());
+        Ok(PartWritten { round, lane, file, bytes, crc32c, index_crc32c, covers, tables })
+    }
+}

@@ -1,0 +1,235 @@
+//! Which chunks a checkpoint waits for, and which are to be copied now. A chunk that is to be copied publishes nothing before
+//! it is: so what is copied is exactly a version, however long it takes. It must not know where copies go.
+
+use super::chunk::{Chunk, Stage};
+use super::command::Commands;
+use super::image::ChunkState;
+use super::lane::LaneEngine;
+use std::collections::VecDeque;
+
+/// Rounds that training goes on by before a chunk without any contribution counts as one that takes no part in it.
+const ROUNDS_WITHOUT: u64 = 2;
+
+/// What a checkpoint wants of a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Saving {
+    #[default]
+    Nothing,
+    /// A copy, once this version is published.
+    Awaits(u64),
+    /// A copy of the version in force, before anything else is published.
+    Due,
+}
+
+/// The checkpoint under way.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    round: u64,
+    due: VecDeque<u32>,
+    /// Chunks that are not copied yet.
+    left: u32,
+    /// Was it told that training has gone on past it?
+    is_passed: bool,
+}
+
+/// What a lane has to say of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SavingNews {
+    /// This round's was begun here.
+    Begun(u64),
+    /// A chunk has gone two rounds further.
+    Passed(u64),
+}
+
+/// All of a lane's part in checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Savings {
+    every_rounds: u64,
+    current: Option<Checkpoint>,
+    /// No checkpoint of this round or an earlier one is begun by itself any more.
+    last_round: u64,
+    news: VecDeque<SavingNews>,
+}
+
+impl Chunk {
+    /// Is it to be copied before anything is published?
+    pub(super) fn is_due(&self) -> bool {
+        self.saving == Saving::Due
+    }
+
+    fn takes_no_part(&self) -> bool {
+        self.stage == Stage::Contributions
+            && self.contributed.len() == 0
+            && self.held.of_round(self.round()).next().is_none()
+    }
+
+    /// A copy is wanted of this version; of the one in force where that is later, or there are no rounds.
+    fn want_copy(&mut self, round: u64, now: bool) {
+        let is_there = self.version >= round || now || self.is_loose();
+        self.saving = match (is_there, self.is_whole()) {
+            (true, true) => Saving::Due,
+            // In the middle of a round's end: then the version that it makes.
+            (true, false) => Saving::Awaits(self.version + 1),
+            (false, _) => Saving::Awaits(round),
+        };
+    }
+}
+
+impl LaneEngine {
+    /// Does this server serve a chunk, by its index?
+    #[must_use]
+    pub fn is_served(&self, index: u32) -> bool {
+        self.chunks.get(index as usize).is_some_and(Chunk::is_served)
+    }
+
+    /// Checkpoints begin by themselves at rounds that are a multiple of this; 0: they do not.
+    pub fn save_every(&mut self, rounds: u64) {
+        self.savings.every_rounds = rounds;
+    }
+
+    /// A checkpoint of this round begins, or (`now`) of the moment. False where it has begun, or is over. One that was under
+    /// way ends without being complete.
+    pub fn begin_save(&mut self, round: u64, now: bool, out: &mut Commands) -> bool {
+        let is_known = self.savings.current.as_ref().is_some_and(|current| current.round == round);
+        if is_known || (!now && round <= self.savings.last_round) {
+            return false;
+        }
+        if let Some(current) = &self.savings.current {
+            self.drop_save(current.round, out);
+        }
+        self.savings.last_round = self.savings.last_round.max(round);
+        let (mut due, mut left) = (VecDeque::new(), 0);
+        for (index, chunk) in (0u32..).zip(&mut self.chunks) {
+            if !chunk.is_served() {
+                continue;
+            }
+            chunk.want_copy(round, now);
+            left += 1;
+            if chunk.is_due() {
+                due.push_back(index);
+            }
+        }
+        self.savings.current = Some(Checkpoint { round, due, left, is_passed: false });
+        true
+    }
+
+    /// Something was published: is a checkpoint due with it?
+    pub(super) fn note_published(&mut self, index: u32) {
+        let chunk = &self.chunks[index as usize];
+        let (version, every) = (chunk.version, self.savings.every_rounds);
+        let every =
+            if chunk.is_loose() { every.saturating_mul(u64::from(self.config.workers)) } else { every };
+        let is_multiple = every > 0 && version.is_multiple_of(every) && chunk.is_served();
+        // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
+        if is_multiple && version > self.savings.last_round && self.savings.current.is_none() {
+            // Nothing is held up where none is under way.
+            let mut none = Commands::default();
+            self.begin_save(version, false, &mut none);
+            self.savings.news.push_back(SavingNews::Begun(version));
+        }
+        let Self { chunks, savings, .. } = self;
+        let (chunk, Some(current)) = (&mut chunks[index as usize], &mut savings.current) else { return };
+        if matches!(chunk.saving, Saving::Awaits(round) if version >= round) {
+            chunk.saving = Saving::Due;
+            current.due.push_back(index);
+        }
+        if !current.is_passed && version >= current.round + ROUNDS_WITHOUT && !chunk.is_loose() {
+            current.is_passed = true;
+            savings.news.push_back(SavingNews::Passed(current.round));
+        }
+    }
+
+    /// Training has gone on past a checkpoint: chunks without a contribution since take no part in it, and are copied as they
+    /// are.
+    pub fn pass_save(&mut self, round: u64) {
+        let Some(current) = self.savings.current.as_mut().filter(|current| current.round == round) else {
+            return;
+        };
+        current.is_passed = true;
+        for (index, chunk) in (0u32..).zip(&mut self.chunks) {
+            if matches!(chunk.saving, Saving::Awaits(_)) && chunk.takes_no_part() {
+                chunk.saving = Saving::Due;
+                current.due.push_back(index);
+            }
+        }
+    }
+
+    /// Nothing comes of a checkpoint: what it holds up goes on.
+    pub fn drop_save(&mut self, round: u64, out: &mut Commands) {
+        if self.savings.current.take_if(|current| current.round == round).is_none() {
+            return;
+        }
+        for index in 0..self.chunks.len() {
+            let saving = std::mem::take(&mut self.chunks[index].saving);
+            if saving == Saving::Due {
+                self.resume_round(index as u32, out);
+            }
+        }
+    }
+
+    /// The checkpoint under way, where chunks that it is to have are not this server's any more.
+    #[must_use]
+    pub fn torn_save(&self) -> Option<u64> {
+        let (round, left) = self.saving()?;
+        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing && chunk.is_served());
+        (wanted.count() != left as usize).then_some(round)
+    }
+
+    /// The round of the checkpoint under way, and how many chunks are not copied yet.
+    #[must_use]
+    pub fn saving(&self) -> Option<(u64, u32)> {
+        self.savings.current.as_ref().map(|current| (current.round, current.left))
+    }
+
+    /// All chunks that the checkpoint under way is to have.
+    pub fn saved_chunks(&self) -> impl Iterator<Item = (u32, super::ChunkSpec)> + '_ {
+        let chunks = (0u32..).zip(&self.chunks);
+        chunks.filter(|(_, chunk)| chunk.saving != Saving::Nothing).map(|(index, chunk)| (index, chunk.spec))
+    }
+
+    /// The chunk that is to be copied next, with what an image says of it. One that cannot be copied at this moment is asked
+    /// about again.
+    pub fn next_to_save(&mut self) -> Option<(u32, ChunkState, u8)> {
+        let current = self.savings.current.as_mut()?;
+        // Those that hold a round up go first: they are looked for among all, which are few when that matters.
+        let at = current.due.iter().position(|index| {
+            self.chunks.get(*index as usize).is_some_and(|chunk| chunk.stage == Stage::Buffer)
+        });
+        let index = *current.due.get(at.unwrap_or(0))?;
+        let (state, buffer) = self.state(index, false)?;
+        Some((index, state, buffer))
+    }
+
+    /// A chunk is copied: what waited for that goes on. True when it was the checkpoint's last.
+    pub fn saved(&mut self, index: u32, out: &mut Commands) -> bool {
+        let Some(current) = self.savings.current.as_mut() else { return false };
+        current.due.retain(|other| *other != index);
+        current.left = current.left.saturating_sub(1);
+        let is_last = current.left == 0;
+        if let Some(chunk) = self.chunks.get_mut(index as usize) {
+            chunk.saving = Saving::Nothing;
+            self.resume_round(index, out);
+        }
+        if is_last {
+            self.savings.current = None;
+        }
+        is_last
+    }
+
+    fn resume_round(&mut self, index: u32, out: &mut Commands) {
+        let chunk = &self.chunks[index as usize];
+        match chunk.group {
+            // It was not prepared while it was to be copied.
+            Some(group) if chunk.stage == Stage::Buffer => {
+                self.prepare(index, group, None, out);
+                self.settle(index, out);
+            }
+            _ => self.finish_late(index, out),
+        }
+    }
+
+    /// What is to be told of checkpoints, in order.
+    pub fn next_saving_news(&mut self) -> Option<SavingNews> {
+        self.savings.news.pop_front()
+    }
+}

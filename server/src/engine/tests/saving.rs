@@ -1,0 +1,123 @@
+//! Checkpoints: which version of a chunk is copied, and what waits for that.
+
+use super::*;
+use crate::engine::SavingNews;
+use proto_common::optimizer::{Moments, Rule};
+
+/// One worker, chunks of keys 1 and 2.
+fn rig() -> Rig {
+    let mut rig = Rig::new(config(1));
+    rig.engine = LaneEngine::new(rig.config);
+    rig.engine.assign(Epoch { term: 1, counter: 1 }, &[spec(1), spec(2)]);
+    rig.connect(0);
+    rig
+}
+
+fn of(key: u64, block: Block) -> Block {
+    Block { id: ChunkId::new(key, 0), ..block }
+}
+
+/// What is to be copied next: its index and version.
+fn due(rig: &mut Rig) -> Option<(u32, u64)> {
+    rig.engine.next_to_save().map(|(index, state, _)| (index, state.version))
+}
+
+fn saved(rig: &mut Rig, index: u32) -> (bool, Vec<Command>) {
+    let mut out = Commands::default();
+    let is_last = rig.engine.saved(index, &mut out);
+    (is_last, out.list)
+}
+
+fn finished(commands: &[Command]) -> Vec<(u32, u64)> {
+    let finish = |command: &Command| match command {
+        Command::Finish { chunk, round, .. } => Some((*chunk, *round)),
+        _ => None,
+    };
+    commands.iter().filter_map(finish).collect()
+}
+
+#[test]
+fn a_version_is_copied_before_the_next_one_is_published() {
+    let mut rig = rig();
+    rig.engine.save_every(2);
+    for round in [1, 2] {
+        let commands = rig.send_wanting(0, 4, &[of(1, push(round, round)), of(2, push(round, round))]);
+        assert_eq!(finished(&commands), [(0, round), (1, round)]);
+    }
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(due(&mut rig), Some((0, 2)));
+    let commands = rig.send_wanting(0, 4, &[of(2, push(3, 3))]);
+    assert_eq!(finished(&commands), [], "its second version is to be copied");
+    assert_eq!(due(&mut rig), Some((1, 2)), "what holds a round up goes first");
+    let (is_last, commands) = saved(&mut rig, 1);
+    assert_eq!((is_last, finished(&commands)), (false, vec![(1, 3)]));
+    assert_eq!(due(&mut rig), Some((0, 2)));
+    assert!(saved(&mut rig, 0).0);
+    assert_eq!((rig.engine.saving(), due(&mut rig)), (None, None));
+    let commands = rig.send_wanting(0, 4, &[of(1, push(3, 3))]);
+    assert_eq!(finished(&commands), [(0, 3)]);
+}
+
+#[test]
+fn a_chunk_without_contributions_is_copied_once_others_have_gone_on() {
+    let mut rig = rig();
+    rig.engine.save_every(2);
+    for round in 1..=4 {
+        let commands = rig.send_wanting(0, 4, &[of(1, push(round, round))]);
+        assert_eq!(finished(&commands), [(0, round)]);
+        if round == 2 {
+            assert!(!saved(&mut rig, 0).0);
+        }
+        assert_eq!(due(&mut rig), None, "the next one does not begin before this one has ended");
+    }
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Passed(2)));
+    rig.engine.pass_save(4);
+    assert_eq!(due(&mut rig), None, "of another");
+    rig.engine.pass_save(2);
+    assert_eq!(due(&mut rig), Some((1, 0)));
+    assert!(saved(&mut rig, 1).0);
+    for round in [5, 6] {
+        rig.send_wanting(0, 4, &[of(1, push(round, round))]);
+    }
+    assert_eq!(due(&mut rig), Some((0, 6)));
+}
+
+#[test]
+fn one_that_is_given_up_holds_nothing_up_any_more() {
+    let mut rig = rig();
+    let mut out = Commands::default();
+    assert!(rig.engine.begin_save(0, true, &mut out));
+    assert!(!rig.engine.begin_save(0, true, &mut out), "it has begun");
+    let commands = rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
+    assert_eq!(finished(&commands), []);
+    rig.engine.drop_save(7, &mut out);
+    assert!(out.list.is_empty(), "of another");
+    rig.engine.drop_save(0, &mut out);
+    assert_eq!(finished(&out.list), [(0, 1)]);
+    assert_eq!(due(&mut rig), None);
+}
+
+#[test]
+fn a_tensor_with_norms_is_copied_before_its_step_is_made() {
+    let mut rig = Rig::new(config(1));
+    rig.engine = LaneEngine::new(rig.config);
+    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let chunk = |index| ChunkSpec { id: ChunkId::new(1, index), optimizer: lamb, ..spec(1) };
+    rig.engine.assign(Epoch { term: 1, counter: 1 }, &[chunk(0), chunk(1)]);
+    rig.connect(0);
+    let at = |index, block: Block| Block { id: ChunkId::new(1, index), ..block };
+    let mut out = Commands::default();
+    // In the middle of a round's end: the version that it makes is copied, of both.
+    rig.send_wanting(0, 4, &[at(0, push(1, 1))]);
+    assert!(rig.engine.begin_save(0, true, &mut out));
+    assert_eq!(due(&mut rig), Some((1, 0)));
+    let commands = rig.send_wanting(0, 4, &[at(1, push(1, 1))]);
+    let prepared = |commands: &[Command]| commands.iter().any(|c| matches!(c, Command::Prepare { .. }));
+    assert!(!prepared(&commands), "{commands:?}");
+    let (_, commands) = saved(&mut rig, 1);
+    assert!(prepared(&commands));
+    assert_eq!(finished(&commands), [(0, 1), (1, 1)]);
+    assert_eq!(due(&mut rig), Some((0, 1)));
+    assert!(saved(&mut rig, 0).0);
+}

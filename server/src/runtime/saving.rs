@@ -1,0 +1,122 @@
+//! A lane's part in checkpoints: copies chunks that the engine says are due, as far as there is room, and takes over what a
+//! checkpoint has of new ones. It must not write files.
+
+use super::lane::{DataLane, LaneError};
+use crate::checkpoint::{Begin, Copied, LaneSaver, Restorer};
+use crate::engine::{ChunkSpec, SavingNews};
+use crate::storage::Image;
+use checkpoint::CheckpointError;
+use fabric::CompletionQueue;
+use proto_common::message::{CheckpointNews, CheckpointOrder};
+
+/// Chunks that are copied in one turn of a lane: training goes on in between.
+const PER_TURN: usize = 2;
+
+/// What a lane has for checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Saves {
+    saver: Option<LaneSaver>,
+    restorer: Option<Restorer>,
+    /// The checkpoint that the saver was told of.
+    begun: Option<u64>,
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// Who writes what is copied, and what new chunks begin with.
+    pub(crate) fn set_checkpoints(&mut self, saver: LaneSaver, restorer: Option<Restorer>) {
+        self.engine.save_every(saver.every_rounds);
+        self.saves.saver = Some(saver);
+        self.saves.restorer = restorer;
+    }
+
+    /// What the scheduler says of a checkpoint.
+    pub(super) fn checkpoint_order(&mut self, order: &CheckpointOrder) -> Result<(), LaneError> {
+        match order {
+            CheckpointOrder::Save { round, now } => {
+                self.engine.begin_save(*round, *now, &mut self.commands);
+            }
+            CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
+            CheckpointOrder::Drop { round } => self.engine.drop_save(*round, &mut self.commands),
+        }
+        self.save()?;
+        self.execute()
+    }
+
+    /// Copies what is due and has room. True where something was copied.
+    pub(super) fn save(&mut self) -> Result<bool, LaneError> {
+        self.tell_savings();
+        let Some(saver) = self.saves.saver.clone() else { return Ok(false) };
+        let Some((round, left)) = self.engine.saving() else { return Ok(false) };
+        if self.saves.begun != Some(round) {
+            self.saves.begun = Some(round);
+            let chunks: Vec<ChunkSpec> = self.engine.saved_chunks().map(|(_, spec)| spec).collect();
+            saver.begin(Begin { round, chunks });
+            if left == 0 {
+                self.engine.drop_save(round, &mut self.commands);
+            }
+        }
+        let mut copied = 0;
+        while copied < PER_TURN
+            && let Some((index, state, buffer)) = self.engine.next_to_save()
+        {
+            let bytes = self.storage.image_bytes_max(index)?;
+            if !saver.take(bytes as u64) {
+                break;
+            }
+            let mut image = Vec::with_capacity(bytes);
+            self.storage.save_image(index, &state, buffer, &mut image)?;
+            // Heads are short as a rule.
+            image.shrink_to_fit();
+            saver.give((bytes - image.len()) as u64);
+            let id = self.engine.chunk_id(index).unwrap_or_default();
+            saver.write(Copied { round, id, image });
+            self.engine.saved(index, &mut self.commands);
+            copied += 1;
+        }
+        if copied > 0 {
+            self.execute()?;
+            self.tell_savings();
+        }
+        Ok(copied > 0)
+    }
+
+    /// A checkpoint ends where chunks that it is to have went elsewhere: their new server knows nothing of it.
+    pub(super) fn give_up_save(&mut self) {
+        let Some(round) = self.engine.torn_save() else { return };
+        self.engine.drop_save(round, &mut self.commands);
+        if let Some(saver) = &self.saves.saver {
+            let reason = "shards were moved while it was written".into();
+            saver.tell(CheckpointNews::Failed { round, reason });
+        }
+    }
+
+    /// Chunks that a checkpoint under way waits for, and the bytes of copies that all lanes have to write.
+    pub(super) fn saving_report(&self) -> (u64, u64) {
+        let left = self.engine.saving().map_or(0, |(_, left)| u64::from(left));
+        (left, self.saves.saver.as_ref().map_or(0, LaneSaver::used_bytes))
+    }
+
+    fn tell_savings(&mut self) {
+        while let Some(news) = self.engine.next_saving_news() {
+            let Some(saver) = &self.saves.saver else { continue };
+            saver.tell(match news {
+                SavingNews::Begun(round) => CheckpointNews::Begun { round },
+                SavingNews::Passed(round) => CheckpointNews::Passed { round },
+            });
+        }
+    }
+
+    /// A new chunk begins from the checkpoint that the job goes on from, if that has it.
+    pub(super) fn begin_from_checkpoint(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {
+        let Some(restorer) = &self.saves.restorer else { return Ok(()) };
+        let Some(image) = restorer.image(chunk, self.config.chunk_bytes)? else { return Ok(()) };
+        let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };
+        let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };
+        let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
+        self.engine.check_state(index, &image.state).map_err(|error| wrong(error.to_string()))?;
+        // Nobody reads a chunk that has just been made.
+        self.storage.load_image(index, &image, 0, false)?;
+        self.engine.restore(index, &image.state, 0).map_err(|error| wrong(error.to_string()))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,7 @@
+# In the guest: servers on one device and workers on another, with a wire between them that loses one packet in a hundred.
+. /bin/wire.sh
+for end in v0 v1; do
+    tc qdisc replace dev "$end" root netem loss 1%
+done
+gradwire chaos --transport verbs --set-server verbs.device=rxe0 --set-worker verbs.device=rxe1 --kills 5 --epochs 2 \
+    --silence-ms 20000 --patience 180 --out /tmp/chaos -- --data "$DATA"

@@ -1,0 +1,259 @@
+//! Checkpoints of real servers: whoever reads them, training goes on with the same bits.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use checkpoint::{Directory, Listed, Store, list, round_name, verify};
+use gradwire_tests::rigs::bed::Bed;
+use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::job::join;
+use gradwire_worker::{Client, Tensor};
+use proto_common::config::Settings;
+use proto_common::element::Dtype;
+use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::tensor::TensorSpec;
+use proto_common::transport::Driver;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const WORKERS: u32 = 2;
+
+/// Rules that keep something, halves with their exact weights, a rule of norms, integers, and one that nobody contributes to.
+fn specs() -> Vec<TensorSpec> {
+    let mean = |rule| Optimizer::mean(rule, 0.125);
+    let named = |spec: TensorSpec, name: &str| TensorSpec { name: name.into(), ..spec };
+    vec![
+        named(TensorSpec::f32(1, 5003, mean(Rule::Adam(Moments::default()))), "adam"),
+        named(TensorSpec::of(Dtype::F64, 2, 2001, Optimizer::sgd(0.25, 0.5, 0.125)), "momentum"),
+        named(TensorSpec::f32(3, 3000, mean(Rule::Lamb(Moments::default()))), "lamb"),
+        named(TensorSpec::of(Dtype::I32, 4, 1500, Optimizer::sum()), "counts"),
+        named(TensorSpec::f32(5, 1100, Optimizer::sum()), "frozen"),
+    ]
+}
+
+fn value(key: u64, at: usize, rank: u32, round: u64) -> i32 {
+    ((at as u64 * 7 + key * 13 + u64::from(rank) * 3 + round * 5) % 31) as i32 - 15
+}
+
+/// A cluster of so many servers over checkpoints in a directory.
+fn bed(servers: u32, lanes: u16, directory: &Path, edit: impl Fn(&mut Settings)) -> Bed {
+    Bed::new(Driver::Shm, (servers, WORKERS), |settings| {
+        (settings.cluster.chunk_bytes, settings.cluster.lanes) = (4096, lanes);
+        settings.checkpoint.directory = directory.display().to_string();
+        edit(settings);
+    })
+}
+
+/// All workers train up to a round, from wherever training is; says where that was.
+fn train(clients: &[Client], to: u64) -> u64 {
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            clients.iter().map(|client| scope.spawn(move || train_one(client, to))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
+    })
+}
+
+fn train_one(client: &Client, to: u64) -> u64 {
+    let tensors = client.declare(&specs()).unwrap();
+    let (trained, frozen) = tensors.split_at(4);
+    for tensor in &tensors {
+        let (key, count) = (tensor.key().0, tensor.spec().elements as usize);
+        let initial = |at| value(key, at, 9, 0);
+        match tensor.spec().dtype {
+            Dtype::F64 => {
+                client.init(tensor, &(0..count).map(|at| f64::from(initial(at))).collect::<Vec<_>>())
+            }
+            Dtype::I32 => client.init(tensor, &(0..count).map(initial).collect::<Vec<_>>()),
+            _ => client.init(tensor, &(0..count).map(|at| initial(at) as f32).collect::<Vec<_>>()),
+        }
+        .unwrap();
+    }
+    let from = client.resume(trained).unwrap();
+    for round in from + 1..=to {
+        trained.iter().for_each(|tensor| one_round(client, tensor, round));
+    }
+    assert_eq!(frozen.len(), 1);
+    from
+}
+
+fn one_round(client: &Client, tensor: &Tensor, round: u64) {
+    let (key, count, rank) = (tensor.key().0, tensor.spec().elements as usize, client.rank());
+    let number = |at| value(key, at, rank, round);
+    match tensor.spec().dtype {
+        Dtype::F64 => {
+            let gradient: Vec<f64> = (0..count).map(|at| f64::from(number(at)) / 8.0).collect();
+            client.push_pull_slice(tensor, &gradient, &mut vec![0.0; count]).map(drop)
+        }
+        Dtype::I32 => {
+            let gradient: Vec<i32> = (0..count).map(number).collect();
+            client.push_pull_slice(tensor, &gradient, &mut vec![0; count]).map(drop)
+        }
+        _ => {
+            let gradient: Vec<f32> = (0..count).map(|at| number(at) as f32 / 8.0).collect();
+            client.push_pull_slice(tensor, &gradient, &mut vec![0.0; count]).map(drop)
+        }
+    }
+    .unwrap();
+}
+
+/// The bits of all weights.
+fn weights(client: &Client) -> Vec<Vec<u8>> {
+    let tensors = specs().into_iter().map(|spec| {
+        let tensor = client.tensor(spec.key.0).unwrap();
+        let count = spec.elements as usize;
+        match spec.dtype {
+            Dtype::F64 => {
+                let mut values = vec![0f64; count];
+                client.pull_slice(&tensor, &mut values).unwrap();
+                values.iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+            Dtype::I32 => {
+                let mut values = vec![0i32; count];
+                client.pull_slice(&tensor, &mut values).unwrap();
+                values.iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+            _ => {
+                let mut values = vec![0f32; count];
+                client.pull_slice(&tensor, &mut values).unwrap();
+                values.iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+        }
+    });
+    tensors.collect()
+}
+
+fn save(client: &Client) -> String {
+    let tensors: Vec<Tensor> = specs().iter().map(|spec| client.tensor(spec.key.0).unwrap()).collect();
+    client.checkpoint(&tensors, PATIENCE).unwrap()
+}
+
+#[test]
+fn any_number_of_servers_goes_on_from_what_any_other_wrote_with_the_same_bits() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut undisturbed = None;
+    for (servers, lanes) in [(1, 1), (2, 2), (3, 1), (5, 2)] {
+        let place = directory.path().join(servers.to_string());
+        let bed = bed(servers, lanes, &place, |_| {});
+        assert_eq!(train(&bed.clients, 4), 0);
+        assert_eq!(save(&bed.clients[0]), round_name(4));
+        let at_four = weights(&bed.clients[0]);
+        assert_eq!(train(&bed.clients, 6), 4, "training goes on where it is");
+        let at_six = weights(&bed.clients[0]);
+        let expected = undisturbed.get_or_insert((at_four.clone(), at_six.clone()));
+        assert!(*expected == (at_four, at_six), "{servers} servers");
+        bed.end();
+        let store: Arc<dyn Store> = Arc::new(Directory::new(&place));
+        verify(&store, &round_name(4), |_, _| ()).unwrap();
+    }
+    let (at_four, at_six) = undisturbed.unwrap();
+    for wrote in [1, 2, 3, 5] {
+        for (servers, lanes) in [(1, 2), (2, 1), (3, 2), (5, 1)] {
+            let place = directory.path().join(wrote.to_string());
+            let bed = bed(servers, lanes, &place, |settings| settings.checkpoint.restore = "latest".into());
+            assert_eq!(train(&bed.clients, 4), 4);
+            assert!(weights(&bed.clients[1]) == at_four, "{wrote} to {servers}");
+            assert_eq!(train(&bed.clients, 6), 4);
+            assert!(weights(&bed.clients[0]) == at_six, "{wrote} to {servers}");
+            bed.end();
+        }
+    }
+}
+
+fn complete(store: &dyn Store) -> Vec<String> {
+    list(store).unwrap().iter().filter_map(Listed::complete).map(|manifest| manifest.name.clone()).collect()
+}
+
+#[test]
+fn rounds_are_written_behind_training_within_little_memory_and_are_never_torn() {
+    let directory = tempfile::tempdir().unwrap();
+    let bed = bed(2, 2, directory.path(), |settings| {
+        (settings.checkpoint.every_rounds, settings.checkpoint.keep) = (3, 2);
+        // One chunk's copy at a time.
+        settings.checkpoint.memory_bytes = 1;
+    });
+    assert_eq!(train(&bed.clients, 20), 0);
+    let expected = weights(&bed.clients[0]);
+    bed.end();
+    let store = Directory::new(directory.path());
+    let found = complete(&store);
+    assert!(!found.is_empty() && found.len() <= 2, "{found:?}");
+    let last = list(&store).unwrap().into_iter().rev().find_map(|one| one.manifest.ok().flatten()).unwrap();
+    assert!(last.tensors.iter().take(4).all(|tensor| tensor.version == last.round), "{last:?}");
+    assert_eq!(last.tensors[4].version, 0, "nobody contributed to it");
+    let bed = self::bed(3, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
+    assert_eq!(train(&bed.clients, 20), last.round);
+    assert!(weights(&bed.clients[0]) == expected);
+    bed.end();
+}
+
+#[test]
+fn servers_with_copies_write_what_they_serve_and_copies_begin_from_it_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let copies = |settings: &mut Settings| settings.cluster.replicas = 1;
+    let first = bed(2, 2, directory.path(), copies);
+    train(&first.clients, 4);
+    assert_eq!(save(&first.clients[0]), round_name(4));
+    train(&first.clients, 6);
+    let expected = weights(&first.clients[0]);
+    first.end();
+    let second = bed(3, 1, directory.path(), |settings| {
+        copies(settings);
+        settings.checkpoint.restore = round_name(4);
+    });
+    assert_eq!(train(&second.clients, 6), 4);
+    assert!(weights(&second.clients[0]) == expected);
+    second.end();
+}
+
+/// Real servers over checkpoints in a directory, and clients in this process.
+fn processes(servers: u32, directory: &Path, restore: &str) -> (Cluster, Vec<Client>) {
+    let place = format!("checkpoint.directory={}", directory.display());
+    let restore = format!("checkpoint.restore={restore}");
+    let words = [
+        "--set",
+        &place,
+        "--set",
+        "checkpoint.every_rounds=1",
+        "--set",
+        "cluster.chunk_bytes=4096",
+        "--set",
+        &restore,
+    ];
+    let mut cluster = Cluster::new(servers, WORKERS, &words);
+    cluster.add_servers(servers, &words);
+    let clients = join(&cluster, WORKERS, |settings| settings.cluster.chunk_bytes = 4096);
+    (cluster, clients)
+}
+
+#[test]
+fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let undisturbed = bed(1, 1, &directory.path().join("undisturbed"), |_| {});
+    train(&undisturbed.clients, 40);
+    let expected = weights(&undisturbed.clients[0]);
+    undisturbed.end();
+    let place = directory.path().join("killed");
+    let store: Arc<dyn Store> = Arc::new(Directory::new(&place));
+    let mut reached = 0;
+    for (servers, until) in [(2, 9), (1, 17), (3, 25)] {
+        let (mut cluster, clients) = processes(servers, &place, "latest");
+        assert_eq!(train(&clients, until), reached);
+        // One of the last rounds is being written, and may be complete at any moment.
+        cluster.servers.iter_mut().for_each(|server| server.kill());
+        cluster.scheduler.kill();
+        drop((clients, cluster));
+        let found = complete(&*store);
+        assert!(!found.is_empty());
+        for name in &found {
+            verify(&store, name, |_, _| ()).unwrap();
+        }
+        let newest = checkpoint::newest(&*store).unwrap().unwrap();
+        assert!(newest.round <= until, "{found:?}");
+        reached = newest.round;
+    }
+    let (cluster, clients) = processes(2, &place, "latest");
+    assert_eq!(train(&clients, 40), reached);
+    assert!(weights(&clients[0]) == expected);
+    drop((clients, cluster));
+}

@@ -1,0 +1,64 @@
+//! A scheduler that is killed in mid-training and started again: data goes on meanwhile, the next one rebuilds the cluster from
+//! its members, and the weights are those of an undisturbed run. And a second one by mistake, which is refused.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::training::hash_in;
+use proto_common::error::ExitCode;
+
+const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "8", "--batch", "8", "--seed", "7"];
+const JITTER: [&str; 2] = ["--jitter-us", "1500"];
+
+fn reference() -> String {
+    let mut command = Place::default().command("gradwire-worker");
+    command.arg("train").args(TRAIN).args(["--reference", "--workers", "4"]);
+    let mut process = Process::start("reference", &mut command);
+    assert_eq!(process.expect_end(PATIENCE), 0);
+    hash_in(&process.log().text())
+}
+
+/// The scheduler of a cluster once more, at the same port.
+fn another(cluster: &Cluster, name: &str, args: &[&str]) -> Process {
+    let mut command = cluster.place.command("gradwire-scheduler");
+    command.args(["--servers", "2", "--workers", "4", "--scheduler", &cluster.control]).args(args);
+    Process::start(name, &mut command)
+}
+
+fn trained_with_kills(transport: &str, epochs: &[&str]) -> String {
+    let mut cluster = Cluster::new(2, 4, &[]);
+    cluster.add_servers(2, &["--transport", transport]);
+    cluster.add_trainers(4, &[&TRAIN[..], &JITTER, &["--transport", transport]].concat());
+    for (life, epoch) in epochs.iter().enumerate() {
+        cluster.workers[0].expect_line(&format!("epoch {epoch}/"), PATIENCE);
+        cluster.scheduler.kill();
+        assert!(cluster.scheduler.wait(PATIENCE).is_some());
+        // It finds out by itself what it follows, and can be told.
+        let told: &[&str] = if life % 2 == 0 { &[] } else { &["--resume"] };
+        cluster.scheduler = another(&cluster, "scheduler", told);
+        let line = cluster.scheduler.expect_line("the cluster is complete", PATIENCE);
+        let term = format!("epoch={}.", life + 2);
+        assert!(line.contains(&term) && line.contains("members=6"), "{line}");
+    }
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    cluster.assert_no_panic();
+    hash_in(&cluster.workers[0].log().text())
+}
+
+#[test]
+fn killed_five_times_in_one_training_it_changes_no_bit() {
+    assert_eq!(trained_with_kills("shm", &["2", "3", "4", "5", "6"]), reference());
+}
+
+#[test]
+fn a_second_scheduler_is_refused_and_says_whose_the_port_is() {
+    let cluster = Cluster::new(2, 4, &[]);
+    let mut second = another(&cluster, "second scheduler", &[]);
+    assert_eq!(second.expect_end(PATIENCE), ExitCode::Io as i32);
+    let text = second.log().text();
+    let words = format!("a scheduler of job 0 is running there: process {}, term 1", cluster.scheduler.pid());
+    assert!(text.contains(&words) && text.contains("scheduler.port"), "{text}");
+}

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz clean help
+.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz lab clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -24,6 +24,8 @@ SCALE ?=
 # make fuzz: seconds for each target, and which (all unless named)
 SECONDS := 60
 TARGETS ?=
+# make lab
+SEEDS ?= 5000
 # make test: one suite only
 SUITE ?=
 
@@ -112,6 +114,10 @@ fuzz:
 	        > fuzz/target/$$target.log 2>&1 || { tail -n 60 fuzz/target/$$target.log; exit 1; }; \
 	    grep -E 'DONE|^Done|^stat::' fuzz/target/$$target.log; \
 	done
+
+## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000]
+lab:
+	@GRADWIRE_SEEDS=$(SEEDS) cargo test --release --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)
 clean:

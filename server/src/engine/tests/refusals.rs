@@ -75,7 +75,6 @@ fn a_header_for_someone_else_costs_the_channel() {
         (BatchHeader { sender_incarnation: life(1), ..good }, "incarnation"),
         (BatchHeader { receiver_incarnation: life(1), ..good }, "incarnation"),
         (BatchHeader { lane: Lane(1), ..good }, "lane"),
-        (BatchHeader { epoch: Epoch { term: 0, counter: 9 }, ..good }, "term"),
     ] {
         let mut rig = Rig::new(config(2));
         let slot = rig.workers[0].credits[0];

@@ -159,10 +159,10 @@ impl Lab {
                 Parcel::Message(message) => self.heard(at, wire, message),
             }
         }
-        // A scheduler that says nothing is lost as well.
+        // A scheduler that says nothing is lost as well; one that waits for others before it answers is not.
         let silence_us = self.shape.cluster().silence_ms * 1_000;
         let Some(process) = &self.seats[at].process else { return };
-        if self.now_us() > process.heard_us + silence_us {
+        if matches!(process.link, Link::Up(_)) && self.now_us() > process.heard_us + silence_us {
             let at_us = self.now_us();
             self.wires.close_up(wire, at_us);
             self.wires.leave(wire);

@@ -4,6 +4,9 @@ use super::Lab;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::Role;
 
+/// After a death no other server is in trouble for so long.
+const QUIET_US: u64 = 100_000;
+
 /// One thing that goes wrong, or happens. Members are drawn when it happens, of those that are there then.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
@@ -26,7 +29,8 @@ impl Lab {
         let now_us = self.now_us();
         let silence_us = self.shape.cluster().silence_ms * 1_000;
         let mut rng = self.rng.fork();
-        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 3);
+        // All of them together are shorter than what makes dead.
+        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 6);
         let mut all: Vec<(u64, Fault)> = Vec::new();
         let mut add = |count: u32, rng: &mut Rng, fault: &mut dyn FnMut(&mut Rng) -> Fault| {
             for _ in 0..count {
@@ -62,6 +66,10 @@ impl Lab {
             self.heals.pop_first();
             self.partitions.remove(&(a, b));
             self.net.heal(a, b);
+        }
+        if self.is_trained() {
+            // The end of a job is not what is tried here.
+            self.faults.clear();
         }
         while self.faults.front().is_some_and(|(at_us, _)| *at_us <= now_us) {
             let Some((_, fault)) = self.faults.pop_front() else { return };
@@ -168,6 +176,8 @@ impl Lab {
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.end_process(at, "killed");
+        // Members hear of it later than the scheduler decides it: until then their maps show copies that are gone.
+        self.cut_off_us = self.cut_off_us.max(now_us + QUIET_US + 2 * self.shape.control_us);
         self.seats[at].start_us = Some(now_us + back_us);
     }
 

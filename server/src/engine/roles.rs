@@ -117,7 +117,7 @@ impl LaneEngine {
         let loses_backup = backup.is_none() && chunk.copies[0].is_some();
         chunk.role = Some(role);
         chunk.lineage = Lineage::Own;
-        if loses_backup {
+        if loses_backup || (is_promoted && backup.is_none()) {
             // What is answered from now on may be known to this server alone: only to who knows that.
             chunk.alone_since = epoch;
             self.reroute(index);
@@ -150,6 +150,11 @@ impl LaneEngine {
     }
 
     fn give_up(&mut self, index: u32) {
+        self.leave_group(index);
+        let chunk = &mut self.chunks[index as usize];
+        if chunk.is_complete() {
+            chunk.stage = Stage::Copies;
+        }
         self.disengage(index);
         let chunk = &mut self.chunks[index as usize];
         chunk.role = None;
@@ -158,13 +163,10 @@ impl LaneEngine {
         self.copying.retired.push(index);
     }
 
-    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go.
+    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go; but for a round
+    /// that copies have confirmed, which ends here as it does there: half of it may be in what the rule keeps already.
     fn disengage(&mut self, index: u32) {
-        self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
-        if chunk.is_complete() {
-            chunk.stage = Stage::Copies;
-        }
         chunk.init_pending = false;
         for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
             self.copying.forget(keep);

@@ -231,7 +231,9 @@ impl LaneEngine {
                 self.prepare(index, group, None, out);
                 self.settle(index, out);
             }
-            _ => self.finish_late(index, out),
+            Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
+            // Rounds that nobody is left for waited for it.
+            _ => self.settle(index, out),
         }
     }
 

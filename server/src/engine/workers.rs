@@ -124,9 +124,14 @@ impl LaneEngine {
     /// Whom the round needs that a chunk collects now; rounds before it that nobody is left for are passed, wherever there are
     /// copies too.
     pub(super) fn look_at_expected(&mut self, index: u32) {
-        let chunk = &mut self.chunks[index as usize];
-        self.roster.renew(chunk);
-        if chunk.is_served() && self.roster.pass_vacant(chunk) {
+        let at = index as usize;
+        self.roster.renew(&mut self.chunks[at]);
+        let mut has_passed = false;
+        while self.chunks[at].is_served() && self.roster.pass_vacant(&mut self.chunks[at]) {
+            has_passed = true;
+            self.note_published(index);
+        }
+        if has_passed {
             self.copy_initial(index);
         }
     }

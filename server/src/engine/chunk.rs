@@ -184,6 +184,8 @@ pub(super) struct Chunk {
     pub(super) lineage: Lineage,
     /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
     pub(super) alone_since: Epoch,
+    /// It is served here since this epoch.
+    pub(super) since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
     pub(super) filled: u64,
     /// Published version; the round being collected is the next one.
@@ -242,6 +244,7 @@ impl Chunk {
             init_pending: false,
             lineage: Lineage::Zeros,
             alone_since: Epoch::default(),
+            since: Epoch::default(),
             filled: 0,
             version: 0,
             buffer: 0,
@@ -435,6 +438,12 @@ impl Chunk {
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
         self.buffers.get(rank.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Workers that may write contributions to it, or have written some that are not reduced.
+    pub(super) fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
+        let all = (0u32..).zip(&self.buffers);
+        all.filter(|(_, buffer)| **buffer != KeyBuffer::None).map(|(rank, _)| Rank(rank))
     }
 
     pub(super) fn set_buffer(&mut self, rank: Rank, buffer: KeyBuffer) {

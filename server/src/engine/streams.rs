@@ -94,6 +94,14 @@ pub(super) struct Stream {
     sequence: u64,
 }
 
+/// A worker's key buffer that ends when the worker says that it knows this epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lapsing {
+    pub(super) rank: Rank,
+    pub(super) chunk: u32,
+    pub(super) epoch: Epoch,
+}
+
 /// Streams, and the other side of others' streams.
 #[derive(Debug)]
 pub(super) struct Copying {
@@ -104,6 +112,8 @@ pub(super) struct Copying {
     ids: u64,
     /// Roles were given: whoever asks for a chunk that is not here has another map.
     pub(super) has_roles: bool,
+    /// Key buffers of chunks that are not served any more. Their workers may write them until they have heard of that.
+    pub(super) lapsing: Vec<Lapsing>,
     /// Given up, and not free: somebody reads them still, or may write to them.
     pub(super) retired: Vec<u32>,
     pub(super) free: Vec<u32>,
@@ -119,6 +129,7 @@ impl Default for Copying {
             part_bytes: CHUNK_BYTES_DEFAULT,
             ids: 0,
             has_roles: false,
+            lapsing: Vec::new(),
             retired: Vec::new(),
             free: Vec::new(),
             free_groups: Vec::new(),

@@ -92,12 +92,9 @@ impl LaneEngine {
     }
 
     /// A life of a worker has a channel: of an earlier one numbers and views are over. What that contributed stays.
-    pub(super) fn begin_life(&mut self, rank: Rank, incarnation: Incarnation) {
-        if !self.roster.is_new(rank, incarnation) {
-            return;
-        }
-        for chunk in &mut self.chunks {
-            chunk.forget_life(rank);
+    pub(super) fn begin_life(&mut self, rank: Rank, incarnation: Incarnation, out: &mut Commands) {
+        if self.roster.is_new(rank, incarnation) {
+            self.end_life(rank, out);
         }
     }
 

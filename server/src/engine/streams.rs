@@ -189,7 +189,8 @@ impl Chunk {
     pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
         let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
         let lacks = move |keep: &&Keep| {
-            keep.blocks() && ((is_sent && keep.confirmed < round) || (self.init_pending && !keep.has_initial))
+            let lacks_all = self.init_pending && !(keep.has_initial && keep.at == At::In);
+            keep.blocks() && ((is_sent && keep.confirmed < round) || lacks_all)
         };
         self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }

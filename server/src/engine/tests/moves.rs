@@ -229,3 +229,17 @@ fn a_payload_in_a_buffer_of_before_is_sent_back_where_the_chunk_is_here_again() 
     let list = rig.send_knowing(4, 1, &[placed(1, 1)]);
     assert!(expelled(&list).contains("without a grant"), "{list:?}");
 }
+
+#[test]
+fn at_the_deadline_of_a_round_that_waits_for_a_copy_its_server_is_named() {
+    let mut rig = Rig::new(config(1));
+    roles(&mut rig.engine, 2, BACKED);
+    rig.send_knowing(2, 0, &[push(1, 1)]);
+    let named = |version| Answer { missing: vec![1], ..answer(0, 1, Status::DeadlineCopies, version) };
+    assert_eq!(rig.tick(1_000), [named(0)]);
+    // It takes over, and what it has may be here only.
+    let mut rig = copy();
+    roles(&mut rig.engine, 3, BACKED);
+    rig.send_knowing(3, 0, &[push(1, 1)]);
+    assert_eq!(rig.tick(1_000), [named(1)]);
+}

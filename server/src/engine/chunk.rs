@@ -184,6 +184,8 @@ pub(super) struct Chunk {
     pub(super) lineage: Lineage,
     /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
     pub(super) alone_since: Epoch,
+    /// Changes of its rule that this server made.
+    pub(super) rules: u64,
     /// It is served here since this epoch.
     pub(super) since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
@@ -244,6 +246,7 @@ impl Chunk {
             init_pending: false,
             lineage: Lineage::Zeros,
             alone_since: Epoch::default(),
+            rules: 0,
             since: Epoch::default(),
             filled: 0,
             version: 0,

@@ -10,7 +10,7 @@ use super::lane::LaneEngine;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
 
@@ -41,6 +41,8 @@ pub(super) struct Keep {
     at: At,
     /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
     asked: (u64, bool),
+    /// Changes of the rule that a `State` under way has, and those that were confirmed.
+    rules: (u64, u64),
     /// The last version that it has confirmed.
     confirmed: u64,
     /// It has the initial value, or had none when there was none here.
@@ -145,7 +147,8 @@ impl Copying {
     pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
         self.ids += 1;
         let (id, at, asked) = (self.ids, At::Out, (0, false));
-        Keep { to, id, is_backup, at, asked, confirmed: 0, has_initial: false, kept: false }
+        let (confirmed, has_initial, kept) = (0, false, false);
+        Keep { to, id, is_backup, at, asked, rules: (0, 0), confirmed, has_initial, kept }
     }
 
     /// What was to be sent of a copy is not.
@@ -183,6 +186,10 @@ impl Chunk {
 
     fn has_initial_everywhere(&self) -> bool {
         self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
+    }
+
+    fn has_rules_everywhere(&self) -> bool {
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.rules.1 >= self.rules)
     }
 
     /// Servers whose confirmation the complete round, or the initial value, waits for.
@@ -296,7 +303,8 @@ impl LaneEngine {
     /// A chunk's rule has changed: copies hear of it, in its place.
     pub fn rule_changed(&mut self, index: u32) {
         let Self { chunks, copying, .. } = self;
-        let Some(chunk) = chunks.get(index as usize) else { return };
+        let Some(chunk) = chunks.get_mut(index as usize) else { return };
+        chunk.rules += 1;
         for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
             push_rules(copying, index, keep);
         }
@@ -317,6 +325,13 @@ impl LaneEngine {
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
+    }
+
+    /// Is every change of a tensor's rule wherever its chunks are copied?
+    #[must_use]
+    pub fn has_rules_everywhere(&self, key: Key) -> bool {
+        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
+        chunks.all(Chunk::has_rules_everywhere)
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
@@ -371,9 +386,14 @@ impl LaneEngine {
             (OpKind::CopyState, Judgement::Confirmed) if keep.at == At::Sent => {
                 (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
                 keep.confirmed = keep.confirmed.max(item.round);
+                keep.rules.1 = keep.rules.1.max(keep.rules.0);
                 None
             }
-            (OpKind::CopyRules | OpKind::CopyState, Judgement::Confirmed) => None,
+            (OpKind::CopyRules, Judgement::Confirmed) => {
+                keep.rules.1 = keep.rules.1.max(item.round);
+                None
+            }
+            (OpKind::CopyState, Judgement::Confirmed) => None,
             (OpKind::CopyCheck, Judgement::Confirmed) if version == item.round => Some(version),
             // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
             (OpKind::CopyCheck, Judgement::Ahead) if version == item.round && is_complete => {
@@ -450,6 +470,7 @@ impl LaneEngine {
             let Some(chunk) = chunks.get_mut(index as usize) else { continue };
             let is_whole = chunk.is_whole();
             let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
+            let rules = chunk.rules;
             let state = chunk.state(true);
             let pending = (chunk.stage == Stage::Copies)
                 .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
@@ -459,7 +480,7 @@ impl LaneEngine {
                 stream.wanted.push_back(index);
                 continue;
             }
-            (keep.at, keep.asked) = (At::Sent, (version, initialised));
+            (keep.at, keep.asked, keep.rules.0) = (At::Sent, (version, initialised), rules);
             let (op, keep) = (OpKind::CopyState, *keep);
             stream.image = Some((keep.id, None));
             stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });
@@ -504,6 +525,10 @@ impl LaneEngine {
         let Some(slot) = stream.free.pop_front() else { return false };
         let bytes = part_bytes.min(item.total - item.at);
         let is_last = item.at + bytes == item.total;
+        if item.op == OpKind::CopyRules {
+            // All that there are now are in it.
+            item.round = chunk.rules;
+        }
         let block = record_block(chunk, item, bytes);
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {

@@ -3,11 +3,11 @@
 
 use super::before::Before;
 use super::held::{Held, HeldSet};
+use super::keep::Keep;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::role::Role;
 use super::saving::Saving;
-use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;

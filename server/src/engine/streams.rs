@@ -6,6 +6,7 @@ use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands, Payload};
 use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
+use super::keep::{At, Keep};
 use super::lane::LaneEngine;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
@@ -13,58 +14,6 @@ use proto_common::batch::{
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
-
-/// Where a copy of a chunk stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
-    Out,
-    /// The other side was asked which version it has.
-    Checking,
-    /// It is to be asked again when it says so.
-    Later,
-    /// It needs a `State`.
-    Wanted,
-    /// The `State` is on its way, and updates behind it.
-    Sent,
-    /// Every update follows.
-    In,
-}
-
-/// A copy of a chunk that another server has, or is to have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keep {
-    pub(super) to: Rank,
-    /// Counted, so that what was sent for an earlier one of the same server is told apart.
-    id: u64,
-    pub(super) is_backup: bool,
-    at: At,
-    /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
-    asked: (u64, bool),
-    /// Changes of the rule that a `State` under way has, and those that were confirmed.
-    rules: (u64, u64),
-    /// The last version that it has confirmed.
-    confirmed: u64,
-    /// It has the initial value, or had none when there was none here.
-    has_initial: bool,
-    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
-    pub(super) kept: bool,
-}
-
-impl Keep {
-    /// Does a round wait for it?
-    fn blocks(&self) -> bool {
-        self.is_backup || self.kept || self.at == At::Sent
-    }
-
-    fn is_in_stream(&self) -> bool {
-        matches!(self.at, At::Sent | At::In)
-    }
-
-    fn is_kept_up(&self) -> bool {
-        self.kept && self.at == At::In
-    }
-}
 
 /// A record to be written, or written.
 #[derive(Clone, Copy, Debug)]
@@ -146,9 +95,7 @@ impl Copying {
 
     pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
         self.ids += 1;
-        let (id, at, asked) = (self.ids, At::Out, (0, false));
-        let (confirmed, has_initial, kept) = (0, false, false);
-        Keep { to, id, is_backup, at, asked, rules: (0, 0), confirmed, has_initial, kept }
+        Keep::new(to, self.ids, is_backup)
     }
 
     /// What was to be sent of a copy is not.
@@ -166,40 +113,6 @@ impl Copying {
 
     pub(super) fn new_epoch(&mut self) {
         self.streams.iter_mut().for_each(|stream| stream.seeded = None);
-    }
-}
-
-impl Chunk {
-    /// Does a round of this chunk wait for copies?
-    pub(super) fn has_copies(&self) -> bool {
-        self.copies.iter().flatten().any(Keep::blocks)
-    }
-
-    fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
-        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
-    }
-
-    fn is_confirmed(&self) -> bool {
-        let round = self.round();
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.confirmed >= round)
-    }
-
-    fn has_initial_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
-    }
-
-    fn has_rules_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.rules.1 >= self.rules)
-    }
-
-    /// Servers whose confirmation the complete round, or the initial value, waits for.
-    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
-        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
-        let lacks = move |keep: &&Keep| {
-            let lacks_all = self.init_pending && !(keep.has_initial && keep.at == At::In);
-            keep.blocks() && ((is_sent && keep.confirmed < round) || lacks_all)
-        };
-        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 }
 

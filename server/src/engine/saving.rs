@@ -120,6 +120,31 @@ impl LaneEngine {
         true
     }
 
+    /// The newest version of any chunk that is served and has rounds; of any, where none has.
+    #[must_use]
+    pub fn newest_version(&self) -> u64 {
+        let served = || self.chunks.iter().filter(|chunk| chunk.is_served());
+        let with_rounds = served().filter(|chunk| !chunk.is_loose()).map(|chunk| chunk.version).max();
+        with_rounds.or_else(|| served().map(|chunk| chunk.version).max()).unwrap_or(0)
+    }
+
+    /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
+    #[must_use]
+    pub fn is_past(&self, round: u64) -> Option<u64> {
+        let is_known = round <= self.savings.last_round;
+        let chunks = self.chunks.iter().filter(|chunk| chunk.is_served() && !chunk.is_loose());
+        chunks.map(|chunk| chunk.version).max().filter(|newest| !is_known && *newest > round)
+    }
+
+    /// What the checkpoint under way waits for here: how many chunks, and the one that is furthest behind, with its version.
+    #[must_use]
+    pub fn save_waits(&self) -> Option<(u64, u32, ChunkId, u64)> {
+        let (round, left) = self.saving()?;
+        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing);
+        let behind = wanted.min_by_key(|chunk| chunk.version)?;
+        Some((round, left, behind.spec.id, behind.version))
+    }
+
     /// Something was published: is a checkpoint due with it?
     pub(super) fn note_published(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];

@@ -7,7 +7,7 @@ use crate::engine::{ChunkSpec, SavingNews};
 use crate::storage::Image;
 use checkpoint::CheckpointError;
 use fabric::CompletionQueue;
-use proto_common::message::{CheckpointNews, CheckpointOrder};
+use proto_common::message::{CheckpointNews, CheckpointOrder, Waits};
 
 /// Chunks that are copied in one turn of a lane: training goes on in between.
 const PER_TURN: usize = 2;
@@ -32,8 +32,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// What the scheduler says of a checkpoint.
     pub(super) fn checkpoint_order(&mut self, order: &CheckpointOrder) -> Result<(), LaneError> {
         match order {
-            CheckpointOrder::Save { round, now } => {
-                self.engine.begin_save(*round, *now, &mut self.commands);
+            CheckpointOrder::Save { round, now } => match self.engine.is_past(*round) {
+                Some(newest) if !now => self.tell_save(CheckpointNews::Past { round: *round, newest }),
+                _ => drop(self.engine.begin_save(*round, *now, &mut self.commands)),
+            },
+            CheckpointOrder::Where => {
+                let waits = self.engine.save_waits();
+                let waits = waits.map(|(round, left, chunk, version)| Waits { round, left, chunk, version });
+                let (lane, newest) = (self.config.engine.lane.0, self.engine.newest_version());
+                self.tell_save(CheckpointNews::At { lane, newest, waits });
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
             CheckpointOrder::Drop { round } => self.engine.drop_save(*round, &mut self.commands),
@@ -98,11 +105,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn tell_savings(&mut self) {
         while let Some(news) = self.engine.next_saving_news() {
-            let Some(saver) = &self.saves.saver else { continue };
-            saver.tell(match news {
+            self.tell_save(match news {
                 SavingNews::Begun(round) => CheckpointNews::Begun { round },
                 SavingNews::Passed(round) => CheckpointNews::Passed { round },
             });
+        }
+    }
+
+    fn tell_save(&self, news: CheckpointNews) {
+        if let Some(saver) = &self.saves.saver {
+            saver.tell(news);
         }
     }
 

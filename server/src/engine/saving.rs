@@ -49,7 +49,15 @@ pub(super) struct Savings {
     current: Option<Checkpoint>,
     /// No checkpoint of this round or an earlier one is begun by itself any more.
     last_round: u64,
+    /// Chunks are all copied, and rows of tables are not.
+    has_rows_left: bool,
     news: VecDeque<SavingNews>,
+}
+
+impl Savings {
+    fn is_idle(&self) -> bool {
+        self.current.is_none() && !self.has_rows_left
+    }
 }
 
 impl Chunk {
@@ -153,7 +161,7 @@ impl LaneEngine {
             if chunk.is_loose() { every.saturating_mul(u64::from(self.config.workers)) } else { every };
         let is_multiple = every > 0 && version.is_multiple_of(every) && chunk.is_served();
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
-        if is_multiple && version > self.savings.last_round && self.savings.current.is_none() {
+        if is_multiple && version > self.savings.last_round && self.savings.is_idle() {
             // Nothing is held up where none is under way.
             let mut none = Commands::default();
             self.begin_save(version, false, &mut none);
@@ -184,6 +192,11 @@ impl LaneEngine {
                 current.due.push_back(index);
             }
         }
+    }
+
+    /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
+    pub fn note_rows_left(&mut self, has_rows_left: bool) {
+        self.savings.has_rows_left = has_rows_left;
     }
 
     /// Nothing comes of a checkpoint: what it holds up goes on.

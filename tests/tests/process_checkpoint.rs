@@ -430,7 +430,7 @@ fn demo(servers: u32, directory: &Path, epoch: Option<&str>) -> String {
     cluster.add_trainers(4, &[&TRAIN[..], &["--jitter-us", "1500"]].concat());
     if let Some(epoch) = epoch {
         cluster.workers[0].expect_line(&format!("epoch {epoch}/"), PATIENCE);
-        cluster.everyone().for_each(Process::kill);
+        cluster.everyone().for_each(|process| process.kill());
         return String::new();
     }
     for process in cluster.everyone() {

@@ -8,12 +8,17 @@ use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Epochs of a run that is not told otherwise.
+const EPOCHS: u32 = 40;
+/// Bound of epochs.
+pub(super) const EPOCHS_MAX: i64 = 1_000_000;
+
 /// Breaks a real cluster again and again, and looks whether it trains the very same weights.
 ///
 /// Starts the demo (a scheduler, servers, and trainers on the digits in deterministic rounds) undisturbed, for the hash of its
 /// weights, and then again under faults: processes are killed (-9) and started again as new lives after a while, stopped and
-/// continued (for less and for more than deadlines.silence_ms), or cut off from the others (partition: each process is a host
-/// of its own, a network namespace). When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
+/// continued (for less and for more than deadlines.silence_ms), cut off from the others (partition: each process is a host of its
+/// own, a network namespace), or servers are told to go (drain) and others come. When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
 /// is there and every shard has its copies again, at a seeded moment within a round. How long after it every worker has
 /// finished a round that needed the recovery is measured, by role.
 ///
@@ -28,7 +33,8 @@ use std::path::PathBuf;
 ///   gradwire chaos --kills 200 --transport tcp
 ///   gradwire chaos --roles scheduler --kills 20 --epochs 60
 ///   gradwire chaos --faults kill,stop,partition --transport tcp --kills 30     (as root)
-///   gradwire chaos --minutes 30 --epochs 20000 --away-ms 500                   (a soak: one training, as long as that)
+///   gradwire chaos --faults kill,drain --servers 3 --set cluster.servers_max=4 --kills 30
+///   gradwire chaos --minutes 30 --away-ms 500                                  (a soak: one training, about as long as that)
 #[derive(Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ChaosArgs {
@@ -70,9 +76,10 @@ pub(crate) struct ChaosArgs {
     /// The hash of the weights; without it an undisturbed run says it.
     #[arg(long, value_name = "SHA256")]
     pub(super) hash: Option<String>,
-    /// Epochs of each run.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(super) epochs: u32,
+    /// Epochs of each run: 40, or with --minutes as many as take about so long without faults. Those are tried out first, and one
+    /// process alone says the hash.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=EPOCHS_MAX))]
+    pub(super) epochs: Option<u32>,
     /// Workers delay each gradient by a seeded time up to this, so that arrivals come in every order and a fault meets a round
     /// in any state.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
@@ -159,6 +166,11 @@ impl ChaosArgs {
         self.expect == Expect::End || (role == Role::Server && self.replicas == 0)
     }
 
+    /// Of each run.
+    pub(super) fn epochs(&self) -> u32 {
+        self.epochs.unwrap_or(EPOCHS)
+    }
+
     /// The words that repeat one run of these.
     pub(super) fn replay(&self, seed: u64, kills: u32) -> String {
         let names = |words: Vec<String>| words.join(",");
@@ -172,7 +184,7 @@ impl ChaosArgs {
             self.workers,
             self.servers,
             self.replicas,
-            self.epochs,
+            self.epochs(),
             self.jitter_us,
             self.away_ms,
             self.silence_ms,

@@ -72,6 +72,7 @@ pub(super) fn times(runs: &[RunReport]) -> Vec<Times> {
         (Kind::Stop, true) => "stop, longer than silence",
         (Kind::Partition, false) => "partition, short",
         (Kind::Partition, true) => "partition, longer than silence",
+        (Kind::Drain, _) => "drain",
     };
     let (mut times, mut own): (Vec<Times>, Vec<Vec<f64>>) = Default::default();
     for recovery in runs.iter().flat_map(|run| &run.recoveries) {

@@ -2,7 +2,7 @@
 //! words for people; nothing is left running.
 
 use super::args::{ChaosArgs, Expect};
-use super::cluster::{Cluster, Ended, Seat};
+use super::cluster::{Cluster, Ended, Seat, hash_in};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
 use super::soak::Soak;
@@ -231,7 +231,9 @@ impl<'a> Run<'a> {
         let since = hit.at.elapsed();
         let is_kill = hit.strike.kind == Kind::Kill;
         // Where the job ends, all are started again together.
-        if !hit.is_back && since >= Duration::from_millis(hit.strike.away_ms) && !(is_kill && hit.is_end) {
+        let is_drained = hit.strike.kind != Kind::Drain || !self.cluster.lives.contains_key(&hit.victim);
+        let is_time = since >= Duration::from_millis(hit.strike.away_ms) && is_drained;
+        if !hit.is_back && is_time && !(is_kill && hit.is_end) {
             self.cluster.heal(hit.victim, hit.strike.kind)?;
             hit.is_back = true;
             self.deposed = (!is_kill && hit.strike.is_death).then_some(hit.victim);
@@ -248,6 +250,9 @@ impl<'a> Run<'a> {
             return Ok(self.calm());
         }
         if since > self.patience() + Duration::from_millis(hit.strike.away_ms) {
+            if !is_drained && hit.took.is_some() {
+                return Err(wrong(format!("{} s after {} it runs still", since.as_secs(), words(&hit))));
+            }
             return Err(wrong(format!(
                 "{} s after {} training has not gone on: round {} then, {} now; {}",
                 since.as_secs(),
@@ -387,10 +392,8 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
-        let hash =
-            said.lines().rev().find_map(|line| line.split("weights_sha256=").nth(1)?.split(' ').next());
-        hash.map(|hash| Some(hash.to_owned()))
-            .ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))
+        let hash = hash_in(&said).ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))?;
+        Ok(Some(hash))
     }
 }
 
@@ -400,5 +403,6 @@ fn words(hit: &Hit) -> String {
         Kind::Kill => format!("{} was killed", hit.victim),
         Kind::Stop => format!("{} was stopped for {away_ms} ms", hit.victim),
         Kind::Partition => format!("{} was cut off for {away_ms} ms", hit.victim),
+        Kind::Drain => format!("{} was told to go", hit.victim),
     }
 }

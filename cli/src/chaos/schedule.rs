@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     Stop,
     /// Cut off from all others, and joined again.
     Partition,
+    /// A server told to go (SIGTERM), which others take over from first; then one that comes in its place.
+    Drain,
 }
 
 /// One fault.
@@ -55,8 +57,14 @@ impl Menu {
     /// Everything that may come; empty where nothing can.
     fn dishes(&self) -> Vec<(Kind, Role)> {
         let pairs = self.faults.iter().flat_map(|kind| self.roles.iter().map(move |role| (*kind, *role)));
-        // The scheduler's host is the hub that all cables lead to.
-        pairs.filter(|pair| *pair != (Kind::Partition, Role::Scheduler)).collect()
+        pairs
+            .filter(|pair| match pair {
+                // The scheduler's host is the hub that all cables lead to.
+                (Kind::Partition, role) => *role != Role::Scheduler,
+                (Kind::Drain, role) => *role == Role::Server,
+                _ => true,
+            })
+            .collect()
     }
 
     /// Is there anything that may come?
@@ -83,6 +91,7 @@ impl Schedule {
         let silence = self.menu.silence_ms;
         match kind {
             Kind::Kill => (self.rng.within(0, self.menu.away_ms), true),
+            Kind::Drain => (self.rng.within(0, self.menu.away_ms), false),
             // Neither is near the bound, so that which one it is does not hang on the machine's load.
             Kind::Stop | Kind::Partition if self.rng.chance(5_000) => {
                 (self.rng.within(silence / 20, silence / 3), false)
@@ -176,6 +185,14 @@ mod tests {
             seats.dedup();
             assert_eq!(seats, (0..count).collect::<Vec<u32>>(), "{role}");
         }
+    }
+
+    #[test]
+    fn servers_only_are_told_to_go() {
+        let schedule = Schedule::new(menu(&[Kind::Drain, Kind::Kill], &ALL), 2);
+        let drains: Vec<Strike> = schedule.take(40).filter(|strike| strike.kind == Kind::Drain).collect();
+        assert_eq!(drains.len(), 10, "one of four in each turn");
+        assert!(drains.iter().all(|strike| strike.role == Role::Server && !strike.is_death));
     }
 
     #[test]

@@ -6,7 +6,9 @@
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::{Carrier, SHM, TCP, hash_in};
+use proto_common::ids::{Rank, Role};
 use rustix::process::Signal;
+use std::time::Instant;
 
 const WORKERS: u32 = 4;
 const NETWORK: [&str; 6] = ["--layers", "64,105,33,10", "--batch", "8", "--seed", "7"];
@@ -126,9 +128,19 @@ fn it_comes_again(carrier: Carrier, scheduler: &[&str]) {
     let mut cluster = one_worker_dies(carrier, scheduler);
     let mut command = cluster.member("gradwire-worker", &["train"], Some(2), &trainer(carrier, "12"));
     cluster.workers[2] = Process::start("worker 2, again", &mut command);
-    let status = cluster.status();
+    // Its own round is told from when it has finished one.
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        let status = cluster.status();
+        let again = status.members.iter().find(|m| m.role == Role::Worker && m.rank == Rank(2));
+        if again.is_some_and(|member| member.round > 0) {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "worker 2 has not finished a round: {status:?}");
+    };
+    assert!(cluster.workers[0].is_running(), "it came too late to prove anything");
+    assert_eq!((status.recovery.lost, status.recovery.joined), (1, 1), "{status:?}");
     has_learned(&all_end_well(&mut cluster));
-    assert_eq!(status.recovery.lost, 1, "{status:?}");
 }
 
 #[test]

@@ -231,8 +231,11 @@ impl<'a> Run<'a> {
         let since = hit.at.elapsed();
         let is_kill = hit.strike.kind == Kind::Kill;
         // Where the job ends, all are started again together.
-        let is_drained = hit.strike.kind != Kind::Drain || !self.cluster.lives.contains_key(&hit.victim);
-        let is_time = since >= Duration::from_millis(hit.strike.away_ms) && is_drained;
+        // A killed process may take a while to end, too, and holds its connections until then.
+        let has_ended = !matches!(hit.strike.kind, Kind::Kill | Kind::Drain)
+            || hit.is_back
+            || !self.cluster.lives.contains_key(&hit.victim);
+        let is_time = since >= Duration::from_millis(hit.strike.away_ms) && has_ended;
         if !hit.is_back && is_time && !(is_kill && hit.is_end) {
             self.cluster.heal(hit.victim, hit.strike.kind)?;
             hit.is_back = true;
@@ -250,7 +253,7 @@ impl<'a> Run<'a> {
             return Ok(self.calm());
         }
         if since > self.patience() + Duration::from_millis(hit.strike.away_ms) {
-            if !is_drained && hit.took.is_some() {
+            if !has_ended && hit.took.is_some() {
                 return Err(wrong(format!("{} s after {} it runs still", since.as_secs(), words(&hit))));
             }
             return Err(wrong(format!(

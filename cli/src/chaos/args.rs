@@ -57,6 +57,9 @@ pub(crate) struct ChaosArgs {
     /// Which faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never cut off.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill")]
     pub(super) faults: Vec<Kind>,
+    /// Each fault comes with a second one: another process is killed before anybody has got over the first. Never two servers.
+    #[arg(long)]
+    pub(super) double: bool,
     /// The transport that all must use.
     #[arg(long, value_name = "NAME", default_value = "shm")]
     pub(super) transport: Transport,
@@ -158,6 +161,7 @@ impl ChaosArgs {
             silence_ms: self.silence_ms,
             servers: self.servers,
             workers: self.workers,
+            is_double: self.double,
         }
     }
 
@@ -195,6 +199,9 @@ impl ChaosArgs {
         {
             line.extend(pairs.iter().map(|pair| format!(" {flag} {pair}")));
         }
+        if self.double {
+            line.push_str(" --double");
+        }
         if !self.train.is_empty() {
             line.push_str(" --");
             line.extend(self.train.iter().map(|word| format!(" {}", word.to_string_lossy())));
@@ -226,13 +233,13 @@ mod tests {
     #[test]
     fn a_replayed_run_is_the_same_command() {
         let line = "x --seed 9 --kills 7 --roles server,worker --faults kill,stop --transport tcp --replicas 0 \
-                    --set cluster.lanes=2 --away-ms 10 -- --layers 64,10";
+                    --set cluster.lanes=2 --away-ms 10 --double -- --layers 64,10";
         let args = parse(line);
         let again = parse(args.replay(11, 3).strip_prefix("gradwire ").unwrap());
         assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, 3));
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
-        assert_eq!(again.transport, Transport::Tcp);
+        assert_eq!((again.transport, again.double), (Transport::Tcp, true));
     }
 
     #[test]

@@ -60,6 +60,11 @@ fn check(args: &ChaosArgs) -> Result<(), Failure> {
             "--faults drain needs --servers of 2 and more, of 3 with --replicas 1: others take over",
         );
     }
+    if args.double && (args.replicas == 0 || args.expect == Expect::End) {
+        return wrong(
+            "--double needs --replicas 1 and --expect same: the job would end with the first fault",
+        );
+    }
     if args.faults.contains(&Kind::Partition) && args.transport == Transport::Shm {
         return wrong("hosts share no memory: --faults partition needs --transport tcp or verbs");
     }

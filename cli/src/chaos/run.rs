@@ -66,6 +66,16 @@ struct Hit {
     took: Option<Duration>,
     /// It ends the job, and everybody has to notice.
     is_end: bool,
+    second: Stage,
+}
+
+/// How far the second of a double fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    ToCome,
+    Away,
+    /// Or there is none.
+    Over,
 }
 
 #[derive(Debug)]
@@ -223,7 +233,8 @@ impl<'a> Run<'a> {
         }
         let (at, round) = (Instant::now(), self.watch.round_of_any());
         let is_end = strike.is_death && self.args.is_end(strike.role);
-        Ok(Phase::Struck(Hit { strike, victim, at, round, is_back: false, took: None, is_end }))
+        let second = if strike.second.is_some() { Stage::ToCome } else { Stage::Over };
+        Ok(Phase::Struck(Hit { strike, victim, at, round, is_back: false, took: None, is_end, second }))
     }
 
     /// The victim comes back when its time has come; over it is when everybody is further than before.
@@ -244,11 +255,15 @@ impl<'a> Run<'a> {
         if hit.is_end {
             return self.await_end(hit);
         }
+        self.second(&mut hit)?;
         let round = self.watch.round_of_all(&self.cluster);
-        if hit.took.is_none() && round.is_some_and(|round| round >= hit.round + ROUNDS_AFTER) {
+        if hit.took.is_none()
+            && hit.second != Stage::ToCome
+            && round.is_some_and(|round| round >= hit.round + ROUNDS_AFTER)
+        {
             hit.took = Some(since);
         }
-        if let (true, Some(took)) = (hit.is_back, hit.took) {
+        if let (true, Some(took), Stage::Over) = (hit.is_back, hit.took, hit.second) {
             self.note(&hit, took);
             return Ok(self.calm());
         }
@@ -266,6 +281,29 @@ impl<'a> Run<'a> {
             )));
         }
         Ok(Phase::Struck(hit))
+    }
+
+    /// Kills the second one, and starts it again.
+    fn second(&mut self, hit: &mut Hit) -> Result<(), Failure> {
+        let Some(second) = hit.strike.second else { return Ok(()) };
+        let victim = MemberId { role: second.role, rank: Rank(second.seat) };
+        let since_ms = hit.at.elapsed().as_millis() as u64;
+        match hit.second {
+            Stage::ToCome if since_ms >= second.after_ms => {
+                let is_struck = self.cluster.strike(victim, Kind::Kill)?;
+                // What was finished in between needed the first recovery only.
+                hit.round = hit.round.max(self.watch.round_of_any());
+                hit.second = if is_struck { Stage::Away } else { Stage::Over };
+            }
+            Stage::Away if since_ms >= second.after_ms + second.away_ms => {
+                if !self.cluster.lives.contains_key(&victim) {
+                    self.cluster.start(victim)?;
+                    hit.second = Stage::Over;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Everybody ends; then all begin again, from the last checkpoint where there are any.
@@ -401,11 +439,14 @@ impl<'a> Run<'a> {
 }
 
 fn words(hit: &Hit) -> String {
-    let Strike { kind, away_ms, .. } = hit.strike;
-    match kind {
+    let Strike { kind, away_ms, second, .. } = hit.strike;
+    let also =
+        second.map(|second| format!(" (and {} {} killed)", second.role, second.seat)).unwrap_or_default();
+    let first = match kind {
         Kind::Kill => format!("{} was killed", hit.victim),
         Kind::Stop => format!("{} was stopped for {away_ms} ms", hit.victim),
         Kind::Partition => format!("{} was cut off for {away_ms} ms", hit.victim),
         Kind::Drain => format!("{} was told to go", hit.victim),
-    }
+    };
+    first + &also
 }

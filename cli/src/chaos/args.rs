@@ -10,6 +10,8 @@ use std::path::PathBuf;
 
 /// Epochs of a run that is not told otherwise.
 const EPOCHS: u32 = 40;
+/// Faults of a run that is not told otherwise, nor how long.
+const KILLS_PER_RUN: u32 = 100;
 /// Bound of epochs.
 pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 
@@ -45,9 +47,9 @@ pub(crate) struct ChaosArgs {
     #[arg(long, visible_alias = "strikes", value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills: u32,
-    /// So many in one run at most; then it goes on to its end undisturbed.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub(super) kills_per_run: u32,
+    /// So many in one run at most, 100 without --minutes; then it goes on to its end undisturbed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) kills_per_run: Option<u32>,
     /// Instead of a number of faults: no fault comes after so many minutes, and no run begins.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
@@ -170,6 +172,12 @@ impl ChaosArgs {
         self.expect == Expect::End || (role == Role::Server && self.replicas == 0)
     }
 
+    /// So many in one run at most.
+    pub(super) fn kills_per_run(&self) -> u32 {
+        let usual = if self.minutes.is_some() { u32::MAX } else { KILLS_PER_RUN };
+        self.kills_per_run.unwrap_or(usual)
+    }
+
     /// Of each run.
     pub(super) fn epochs(&self) -> u32 {
         self.epochs.unwrap_or(EPOCHS)
@@ -236,7 +244,7 @@ mod tests {
                     --set cluster.lanes=2 --away-ms 10 --double -- --layers 64,10";
         let args = parse(line);
         let again = parse(args.replay(11, 3).strip_prefix("gradwire ").unwrap());
-        assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, 3));
+        assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, Some(3)));
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
         assert_eq!((again.transport, again.double), (Transport::Tcp, true));

@@ -101,7 +101,7 @@ async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
         if left == 0 || until.is_some_and(|until| Instant::now() >= until) {
             break;
         }
-        let allowance = Allowance { strikes: left.min(args.kills_per_run), until };
+        let allowance = Allowance { strikes: left.min(args.kills_per_run()), until };
         let (run, strikes) = one(args, seed, allowance, report.hash.as_deref(), soak).await?;
         struck += strikes;
         report.is_equal &= run.failure.is_none();

@@ -295,11 +295,12 @@ impl<'a> Run<'a> {
                 hit.round = hit.round.max(self.watch.round_of_any());
                 hit.second = if is_struck { Stage::Away } else { Stage::Over };
             }
-            Stage::Away if since_ms >= second.after_ms + second.away_ms => {
-                if !self.cluster.lives.contains_key(&victim) {
-                    self.cluster.start(victim)?;
-                    hit.second = Stage::Over;
-                }
+            Stage::Away
+                if since_ms >= second.after_ms + second.away_ms
+                    && !self.cluster.lives.contains_key(&victim) =>
+            {
+                self.cluster.start(victim)?;
+                hit.second = Stage::Over;
             }
             _ => {}
         }

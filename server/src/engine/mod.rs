@@ -25,6 +25,7 @@ mod ranks;
 mod role;
 mod roles;
 mod roster;
+mod sabotage;
 mod saving;
 mod streams;
 mod waiting;
@@ -38,6 +39,7 @@ pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;
 pub use roles::RoleChanges;
+pub use sabotage::BrokenRule;
 pub use saving::SavingNews;
 pub use waiting::{CallWaits, Waiting};
 

@@ -7,6 +7,7 @@ use super::command::{Command, Commands, Payload};
 use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
 use super::lane::LaneEngine;
+use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
@@ -245,6 +246,12 @@ impl LaneEngine {
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
     }
 
+    /// Slots for records that were written and not given back.
+    #[must_use]
+    pub fn records_unreturned(&self) -> usize {
+        self.copying.streams.iter().map(|stream| stream.used.len()).sum()
+    }
+
     /// Asks a server which version of a chunk it has, if it is to have a copy.
     pub(super) fn check(&mut self, index: u32, to: Rank) {
         let Self { chunks, copying, .. } = self;
@@ -408,7 +415,9 @@ impl LaneEngine {
     pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
-        if chunk.stage == Stage::Copies && chunk.is_confirmed() {
+        let (is_complete, is_confirmed) = (chunk.stage == Stage::Copies, chunk.is_confirmed());
+        let is_sent = || self.copying.streams.iter().all(|stream| stream.queue.is_empty());
+        if is_complete && (is_confirmed || self.breaks(BrokenRule::AckAfterReplicate) && is_sent()) {
             self.end_round(index, None, out);
         }
         self.settle(index, out);
@@ -418,6 +427,9 @@ impl LaneEngine {
     pub(super) fn pump(&mut self, out: &mut Commands) {
         for at in 0..self.copying.streams.len() {
             while self.write_next(at, out) {}
+            if self.breaks(BrokenRule::AckAfterReplicate) {
+                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
+            }
             if self.copying.streams[at].queue.is_empty() {
                 self.begin_state(at, out);
                 self.tell_seeded(at, out);

@@ -14,6 +14,7 @@ pub(super) enum Fault {
     Partition { us: u64 },
     Silence { us: u64, both: bool },
     Pause { us: u64 },
+    Slow { us: u64 },
     CrashServer { back_us: u64 },
     Depose,
     CrashScheduler { down_us: u64 },
@@ -43,6 +44,7 @@ impl Lab {
         add(plan.partitions, &mut rng, &mut |rng| Fault::Partition { us: rng.within(1_000, 2_000_000) });
         add(plan.silences, &mut rng, &mut |rng| Fault::Silence { us: short(rng), both: rng.below(2) == 0 });
         add(plan.pauses, &mut rng, &mut |rng| Fault::Pause { us: short(rng) });
+        add(plan.slow, &mut rng, &mut |rng| Fault::Slow { us: rng.within(10_000, 500_000) });
         add(plan.server_crashes, &mut rng, &mut |rng| Fault::CrashServer {
             back_us: rng.within(10_000, 2_000_000),
         });
@@ -126,6 +128,12 @@ impl Lab {
                 if let Some(at) = self.pick(None) {
                     self.note(&format!("seat {at} pauses"));
                     self.seats[at].paused_until_us = now_us + us;
+                }
+            }
+            Fault::Slow { us } => {
+                if let Some(at) = self.pick(None) {
+                    self.note(&format!("seat {at} is slow"));
+                    self.seats[at].slow_until_us = now_us + us;
                 }
             }
             Fault::CrashScheduler { down_us } => self.crash_brain(down_us),

@@ -60,6 +60,8 @@ pub struct Lab {
     worker_dials: Vec<WorkerDial>,
     stream_dials: Vec<StreamDial>,
     faults: VecDeque<(u64, Fault)>,
+    /// None is put off beyond.
+    fault_end_us: u64,
     heals: BTreeMap<(u64, u64), (NodeId, NodeId)>,
     heal_count: u64,
     partitions: BTreeSet<(NodeId, NodeId)>,
@@ -120,6 +122,7 @@ impl Lab {
             worker_dials: Vec::new(),
             stream_dials: Vec::new(),
             faults: VecDeque::new(),
+            fault_end_us: 0,
             heals: BTreeMap::new(),
             heal_count: 0,
             partitions: BTreeSet::new(),

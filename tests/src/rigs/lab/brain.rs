@@ -19,6 +19,8 @@ pub(super) struct Brain {
     pub(super) tick_us: u64,
     /// When it last told members of a decision.
     pub(super) decided_us: u64,
+    /// Which life that was.
+    pub(super) decided_life: u64,
     /// When the next life begins.
     pub(super) start_us: Option<u64>,
     pub(super) outcome: Option<Outcome>,
@@ -102,7 +104,7 @@ impl Lab {
                         self.note(&format!("to {to:?}: {}", &text[..end]));
                     }
                     if matches!(*message, FromScheduler::Remap { .. } | FromScheduler::Roster { .. }) {
-                        self.brain.decided_us = now_us;
+                        (self.brain.decided_us, self.brain.decided_life) = (now_us, self.brain.life);
                     }
                     for connection in to {
                         let at_us = now_us + self.rng.within(0, self.shape.control_us);

@@ -1,7 +1,7 @@
 //! What goes wrong: drawn from the seed before, carried out when its time has come and the cluster can bear it.
 
 use super::Lab;
-use super::seat::{Link, Seat};
+use super::seat::Seat;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::Role;
 
@@ -181,6 +181,7 @@ impl Lab {
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.end_process(at, "killed");
+        self.trouble_us = Some(now_us);
         // Members hear of it later than the scheduler decides it: until then their maps show copies that are gone.
         self.cut_off_us = self.cut_off_us.max(now_us + QUIET_US + 2 * self.shape.control_us);
         self.seats[at].start_us = Some(now_us + back_us);
@@ -198,6 +199,7 @@ impl Lab {
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.note(&format!("seat {at} is cut off from the scheduler"));
         let until_us = now_us + 3 * silence_us;
+        self.trouble_us = Some(now_us);
         self.wires.silence(at, until_us, until_us);
         self.cut_off_us = self.cut_off_us.max(until_us + QUIET_US);
     }
@@ -214,8 +216,7 @@ impl Lab {
     fn crash_worker(&mut self, back_us: u64) {
         let knows = |seat: &Seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some());
         let others = self.seats.iter().filter(|seat| knows(seat)).count();
-        let is_up = |seat: &Seat| seat.process.as_ref().is_none_or(|process| matches!(process.link, Link::Up(_)));
-        let is_led = self.brain.engine.is_some() && self.seats.iter().all(is_up);
+        let is_led = self.brain.engine.is_some() && self.brain.decided_life == self.brain.life;
         let living = self.living(Some(Role::Worker));
         let may: Vec<usize> = living.into_iter().filter(|at| !self.seats[*at].is_done).collect();
         if may.is_empty() || !(others > 1 || is_led) {
@@ -228,7 +229,11 @@ impl Lab {
 
     /// Kills the scheduler, where there is a worker that the next one can learn from.
     fn crash_scheduler(&mut self, down_us: u64) {
-        if self.seats.iter().any(|seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some())) {
+        if self
+            .seats
+            .iter()
+            .any(|seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some()))
+        {
             self.crash_brain(down_us);
         } else {
             self.put_off(Fault::CrashScheduler { down_us });
@@ -239,7 +244,9 @@ impl Lab {
     fn can_go(&self, at: usize) -> bool {
         let Some(server) = self.seats[at].server_ref() else { return false };
         let told_us = self.brain.decided_us + 2 * self.shape.control_us;
-        if self.brain.engine.is_none() || self.cut_off_us.max(told_us) > self.now_us() {
+        // One death is decided about before the next.
+        let is_settled = self.trouble_us.is_none_or(|trouble_us| self.brain.decided_us > trouble_us);
+        if self.brain.engine.is_none() || !is_settled || self.cut_off_us.max(told_us) > self.now_us() {
             return false;
         }
         let newest =

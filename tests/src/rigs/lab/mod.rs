@@ -65,6 +65,8 @@ pub struct Lab {
     heals: BTreeMap<(u64, u64), (NodeId, NodeId)>,
     heal_count: u64,
     partitions: BTreeSet<(NodeId, NodeId)>,
+    /// When a server died last, or was cut off.
+    trouble_us: Option<u64>,
     /// A server is cut off from the scheduler until then.
     cut_off_us: u64,
     watch: Watch,
@@ -126,6 +128,7 @@ impl Lab {
             heals: BTreeMap::new(),
             heal_count: 0,
             partitions: BTreeSet::new(),
+            trouble_us: None,
             cut_off_us: 0,
             watch: Watch::default(),
             tick_us: 0,

@@ -36,7 +36,10 @@ impl Lab {
             lab.brain.outcome.is_some() && lab.seats.iter().all(|seat| seat.process.is_none())
         });
         let outcome = self.brain.outcome.as_ref();
-        assert!(self.may_fail || matches!(outcome, Some(Outcome::Done { .. })), "the job ended so: {outcome:?}");
+        assert!(
+            self.may_fail || matches!(outcome, Some(Outcome::Done { .. })),
+            "the job ended so: {outcome:?}"
+        );
     }
 
     fn run_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {

@@ -207,7 +207,8 @@ impl Lab {
     fn submit(&mut self, at: usize, tensor: usize, kind: OpKind) {
         let spec = self.tensors[tensor].clone();
         let clock_ms = self.clock_ms(at);
-        let placement = PLACEMENTS[self.shape.placements[self.rng.below(self.shape.placements.len() as u64) as usize]];
+        let placement =
+            PLACEMENTS[self.shape.placements[self.rng.below(self.shape.placements.len() as u64) as usize]];
         let Some(worker) = self.seats[at].worker() else { return };
         let (rank, trainer) = (worker.rank, &mut worker.trainer);
         let (operations, rounds) = &mut trainer.numbers[tensor];

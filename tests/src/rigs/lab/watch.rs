@@ -37,7 +37,8 @@ impl Watch {
 
     /// Between which versions every chunk of a tensor is: what was answered is in it, and what nobody began is not.
     fn versions(&self, tensor: usize, mode: Mode) -> (u64, u64) {
-        let of_it = || self.rounds.iter().filter(|((other, _), _)| *other == tensor).map(|(_, rounds)| *rounds);
+        let of_it =
+            || self.rounds.iter().filter(|((other, _), _)| *other == tensor).map(|(_, rounds)| *rounds);
         let (begun, acknowledged) = (of_it().map(|rounds| rounds.0), of_it().map(|rounds| rounds.1));
         match mode.has_rounds() {
             true => (acknowledged.max().unwrap_or(0), begun.max().unwrap_or(0)),
@@ -76,7 +77,10 @@ impl Lab {
                 let Some(version) = engine.version(id).filter(|_| holder == rank) else { continue };
                 let before = server.versions.insert(id, version.0).unwrap_or_default();
                 assert!(version.0 >= before, "seat {at} {id:?}: version {version} after {before}");
-                assert!(version.0 <= begun, "seat {at} {id:?}: version {version}, but {begun} is all that was begun");
+                assert!(
+                    version.0 <= begun,
+                    "seat {at} {id:?}: version {version}, but {begun} is all that was begun"
+                );
                 let is_current = !watch.servers.keys().any(|(other, chunk)| *chunk == id && *other > epoch);
                 assert!(
                     !is_current || version.0 >= acknowledged,

@@ -224,7 +224,7 @@ impl Lab {
             OpKind::PushPull => Some(landings::marks(rank, spec.elements)),
             _ => None,
         };
-        let allocate = || worker.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
+        let allocate = || worker.pool.allocate(spec.bytes()).expect("room for all operations");
         let source = values.map(|values| {
             let mut buffer = allocate();
             for (bytes, value) in buffer.chunks_exact_mut(4).zip(values) {
@@ -268,9 +268,7 @@ impl Lab {
             source: source.as_ref().map(Buffer::span),
             target: target.as_ref().map(Buffer::span),
         };
-        if kind.contributes() {
-            self.watch.begin(tensor, rank, round);
-        }
+        self.watch.begin(tensor, rank, round * u64::from(kind.contributes()));
         let acknowledged = self.watch.acknowledged_of(tensor, rank);
         trainer.open.push(Live { tensor, kind, round, acknowledged, state, source, target });
         worker.lane.submit(submission, clock_ms).expect("a lane takes operations");

@@ -18,13 +18,13 @@ use daemon::http::{self, HttpState};
 use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
-use proto_common::config::{Settings, WorkerLoss};
+use proto_common::config::{DeadlineSettings, Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
-use proto_common::transport::Driver;
+use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -158,18 +158,7 @@ pub(super) async fn run_with(
         serve_http(http, sources, &devices, known.clone(), shutdown.clone())?;
     }
     let deadlines = settings.deadlines.clone();
-    let reception = Arc::new(Reception {
-        job: welcome.job,
-        rank,
-        incarnation,
-        offer,
-        lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
-        devices,
-        peers: known,
-        handshake: Duration::from_millis(deadlines.handshake_ms),
-        connect: Duration::from_millis(deadlines.connect_ms),
-        tries: Tries::default(),
-    });
+    let reception = Arc::new(reception(&deadlines, &welcome, incarnation, (offer, devices), &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
     let (posts_used, work) = (&posts, Work::none(saves.0));
@@ -182,6 +171,29 @@ pub(super) async fn run_with(
     // What failed before is the reason; else it is that a handler of the program's is left behind.
     let returned = apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
     ended.and(returned.map_err(Into::into))
+}
+
+/// What whoever says hello is measured by, and given.
+fn reception(
+    deadlines: &DeadlineSettings,
+    welcome: &Welcome,
+    incarnation: Incarnation,
+    (offer, devices): (Offer, Devices),
+    lanes: &Lanes,
+    peers: watch::Receiver<Option<Peers>>,
+) -> Reception {
+    Reception {
+        job: welcome.job,
+        rank: welcome.rank,
+        incarnation,
+        offer,
+        lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
+        devices,
+        peers,
+        handshake: Duration::from_millis(deadlines.handshake_ms),
+        connect: Duration::from_millis(deadlines.connect_ms),
+        tries: Tries::default(),
+    }
 }
 
 fn register(

@@ -502,7 +502,8 @@ impl Core {
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
-            | FromScheduler::HeartbeatAck => {}
+            | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck => {}
         }
     }
 }

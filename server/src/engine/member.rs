@@ -312,6 +312,7 @@ impl Member {
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

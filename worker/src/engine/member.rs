@@ -167,6 +167,7 @@ impl Member {
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

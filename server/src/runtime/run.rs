@@ -234,10 +234,16 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
+    if !place.is_empty() {
+        // A place that this build cannot reach is told before training, not by the first checkpoint.
+        checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
+    }
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let saver = Saver::start(&settings.checkpoint, own, has_room)?;
-    let open =
-        |name: &String| Restorer::open(place, name).map_err(|error| Failure::new(ExitCode::BadData, error));
+    let open = |name: &String| {
+        Restorer::open(place, name, welcome.shape.lanes)
+            .map_err(|error| Failure::new(ExitCode::BadData, error))
+    };
     Ok((saver, welcome.restore.as_ref().map(open).transpose()?))
 }
 

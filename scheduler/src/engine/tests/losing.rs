@@ -290,3 +290,29 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
     rig.say_on(40, ToScheduler::Register(register(Role::Server, 6)));
     assert_eq!(rig.engine.phase, Phase::Running);
 }
+
+/// A new life may come before those who know that there is a cluster, and is welcomed; then others have their time to come.
+#[test]
+fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler_lives() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
+    rig.say_on(80, ToScheduler::Register(again));
+    for id in [server(0), server(1), worker(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.phase, Phase::Rebuilding, "worker 1 of before may come");
+    let commands = rig.say_on(80, ToScheduler::Heartbeat(MemberReport::default()));
+    assert_eq!(only(&commands), &FromScheduler::HeartbeatAck);
+    rig.tick_at(SILENCE_MS);
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
+    assert!(
+        rig.say_on(81, ToScheduler::Heartbeat(MemberReport::default())).len() == 2,
+        "a stranger is refused"
+    );
+}

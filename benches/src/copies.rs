@@ -41,7 +41,7 @@ pub(crate) fn run(args: &CopiesArgs) -> anyhow::Result<()> {
         ..WorkSpec::alike("copies", Op::PushPull, args.bytes, 1)
     };
     let subject = |replicas: u32| -> Box<dyn Subject> {
-        let settings = [format!("cluster.replicas={replicas}")];
+        let settings = [format!("cluster.servers={}", args.servers), format!("cluster.replicas={replicas}")];
         Box::new(GradwireSubject::new(transport).with_settings(&settings))
     };
     let mut subjects = [subject(0), subject(1)];

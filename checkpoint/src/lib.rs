@@ -2,6 +2,8 @@
 //! know roles, threads or channels: servers write parts, the scheduler writes manifests, and the command line looks at both.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "object-store")]
+mod bucket;
 mod catalog;
 mod directory;
 mod entry;
@@ -20,7 +22,7 @@ pub use error::CheckpointError;
 pub use header::{Entry, Header};
 pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use reader::{Part, Stretch, TableRows};
-pub use restore::{Checkpoint, ChunkState, RowsState};
+pub use restore::{Checkpoint, ChunkState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 

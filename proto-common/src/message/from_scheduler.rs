@@ -1,6 +1,6 @@
 //! What the scheduler says to members.
 
-use super::checkpoint::{CheckpointOrder, SaveError};
+use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
 use super::post::{PostError, PostMessage, PostReply};
 use crate::config::WorkerLoss;
 use crate::error::Death;
@@ -308,6 +308,8 @@ pub enum FromScheduler {
         /// Why.
         reason: String,
     },
+    /// Answer to `Goodbye`: who goes is remembered as somebody that went; the connection closes.
+    GoodbyeAck,
     /// Server: a tensor gets another rule. Answered by `Assigned`.
     ChangeRule {
         /// Its number: every server takes changes in this order.
@@ -365,4 +367,6 @@ pub enum FromScheduler {
         /// Its name, or why there is none.
         result: Result<String, SaveError>,
     },
+    /// To an operator: how the checkpoint that was asked for goes. Said when it has gone on.
+    CheckpointGoes(SaveProgress),
 }

@@ -496,13 +496,15 @@ impl Core {
                 tracing::warn!(peer, %error, "a checkpoint that was asked for is not written");
             }
             FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
-            | FromScheduler::HeartbeatAck => {}
+            | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck => {}
         }
     }
 }

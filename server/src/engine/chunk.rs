@@ -3,11 +3,11 @@
 
 use super::before::Before;
 use super::held::{Held, HeldSet};
+use super::keep::Keep;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::role::Role;
 use super::saving::Saving;
-use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -184,6 +184,8 @@ pub(super) struct Chunk {
     pub(super) lineage: Lineage,
     /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
     pub(super) alone_since: Epoch,
+    /// Changes of its rule that this server made.
+    pub(super) rules: u64,
     /// It is served here since this epoch.
     pub(super) since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
@@ -244,6 +246,7 @@ impl Chunk {
             init_pending: false,
             lineage: Lineage::Zeros,
             alone_since: Epoch::default(),
+            rules: 0,
             since: Epoch::default(),
             filled: 0,
             version: 0,

@@ -311,7 +311,9 @@ impl Member {
             | FromScheduler::Released { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

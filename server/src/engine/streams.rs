@@ -6,68 +6,17 @@ use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands, Payload};
 use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
+use super::keep::{At, Keep};
 use super::lane::LaneEngine;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
 use whole::can_begin;
 
 mod whole;
-
-/// Where a copy of a chunk stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
-    Out,
-    /// The other side was asked which version it has.
-    Checking,
-    /// It is to be asked again when it says so.
-    Later,
-    /// It needs a `State`.
-    Wanted,
-    /// The `State` is on its way, and updates behind it.
-    Sent,
-    /// Every update follows.
-    In,
-}
-
-/// A copy of a chunk that another server has, or is to have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keep {
-    pub(super) to: Rank,
-    /// Counted, so that what was sent for an earlier one of the same server is told apart.
-    id: u64,
-    pub(super) is_backup: bool,
-    at: At,
-    /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
-    asked: (u64, bool),
-    /// The last version that it has confirmed.
-    confirmed: u64,
-    /// It has the initial value, or had none when there was none here.
-    has_initial: bool,
-    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
-    pub(super) kept: bool,
-    /// What it has may be of a round that was thrown away here: only a `State` makes it a copy again.
-    whole_only: bool,
-}
-
-impl Keep {
-    /// Does a round wait for it?
-    fn blocks(&self) -> bool {
-        self.is_backup || self.kept || self.at == At::Sent
-    }
-
-    fn is_in_stream(&self) -> bool {
-        matches!(self.at, At::Sent | At::In)
-    }
-
-    fn is_kept_up(&self) -> bool {
-        self.kept && self.at == At::In
-    }
-}
 
 /// A record to be written, or written.
 #[derive(Clone, Copy, Debug)]
@@ -149,9 +98,7 @@ impl Copying {
 
     pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
         self.ids += 1;
-        let (id, at, asked) = (self.ids, At::Out, (0, false));
-        let (has_initial, kept, whole_only) = (false, false, false);
-        Keep { to, id, is_backup, at, asked, confirmed: 0, has_initial, kept, whole_only }
+        Keep::new(to, self.ids, is_backup)
     }
 
     /// What was to be sent of a copy is not.
@@ -169,36 +116,6 @@ impl Copying {
 
     pub(super) fn new_epoch(&mut self) {
         self.streams.iter_mut().for_each(|stream| stream.seeded = None);
-    }
-}
-
-impl Chunk {
-    /// Does a round of this chunk wait for copies?
-    pub(super) fn has_copies(&self) -> bool {
-        self.copies.iter().flatten().any(Keep::blocks)
-    }
-
-    fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
-        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
-    }
-
-    /// Copies that a complete round waits for.
-    fn unconfirmed_copies(&self) -> impl Iterator<Item = &Keep> {
-        let round = self.round();
-        self.copies.iter().flatten().filter(move |keep| keep.blocks() && keep.confirmed < round)
-    }
-
-    fn has_initial_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
-    }
-
-    /// Servers whose confirmation the complete round, or the initial value, waits for.
-    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
-        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
-        let lacks = move |keep: &&Keep| {
-            keep.blocks() && ((is_sent && keep.confirmed < round) || (self.init_pending && !keep.has_initial))
-        };
-        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 }
 
@@ -302,7 +219,8 @@ impl LaneEngine {
     /// A chunk's rule has changed: copies hear of it, in its place.
     pub fn rule_changed(&mut self, index: u32) {
         let Self { chunks, copying, .. } = self;
-        let Some(chunk) = chunks.get(index as usize) else { return };
+        let Some(chunk) = chunks.get_mut(index as usize) else { return };
+        chunk.rules += 1;
         for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
             push_rules(copying, index, keep);
         }
@@ -323,6 +241,13 @@ impl LaneEngine {
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
+    }
+
+    /// Is every change of a tensor's rule wherever its chunks are copied?
+    #[must_use]
+    pub fn has_rules_everywhere(&self, key: Key) -> bool {
+        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
+        chunks.all(Chunk::has_rules_everywhere)
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
@@ -379,9 +304,14 @@ impl LaneEngine {
                 (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
                 keep.confirmed = keep.confirmed.max(item.round);
                 keep.whole_only = false;
+                keep.rules.1 = keep.rules.1.max(keep.rules.0);
                 None
             }
-            (OpKind::CopyRules | OpKind::CopyState, Judgement::Confirmed) => None,
+            (OpKind::CopyRules, Judgement::Confirmed) => {
+                keep.rules.1 = keep.rules.1.max(item.round);
+                None
+            }
+            (OpKind::CopyState, Judgement::Confirmed) => None,
             (_, Judgement::Later) => {
                 keep.at = At::Later;
                 let keep = *keep;
@@ -477,6 +407,10 @@ impl LaneEngine {
         let Some(slot) = stream.free.pop_front() else { return false };
         let bytes = part_bytes.min(item.total - item.at);
         let is_last = item.at + bytes == item.total;
+        if item.op == OpKind::CopyRules {
+            // All that there are now are in it.
+            item.round = chunk.rules;
+        }
         let block = record_block(chunk, item, bytes);
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {

@@ -4,9 +4,10 @@
 
 use super::super::chunk::{Chunk, Stage};
 use super::super::command::{Command, Commands};
+use super::super::keep::{At, Keep};
 use super::super::lane::LaneEngine;
 use super::super::norms::Group;
-use super::{At, Item, Keep, push_update, want};
+use super::{Item, push_update, want};
 use proto_common::batch::OpKind;
 use proto_common::ids::Rank;
 
@@ -109,7 +110,7 @@ impl LaneEngine {
             let Some(chunk) = chunks.get_mut(index as usize) else { continue };
             let (is_whole, is_ending) = (can_begin && chunk.is_whole(), chunk.is_ending());
             let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
-            let state = chunk.state(true);
+            let (state, rules) = (chunk.state(true), chunk.rules);
             let pending = (chunk.stage == Stage::Copies)
                 .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
             let mut keeps = chunk.copies.iter_mut().flatten();
@@ -121,7 +122,7 @@ impl LaneEngine {
                 stream.wanted.push_back(index);
                 continue;
             }
-            (keep.at, keep.asked) = (At::Sent, (version, initialised));
+            (keep.at, keep.asked, keep.rules.0) = (At::Sent, (version, initialised), rules);
             let (op, keep) = (OpKind::CopyState, *keep);
             stream.image = Some((keep.id, None));
             stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });

@@ -229,3 +229,39 @@ fn a_payload_in_a_buffer_of_before_is_sent_back_where_the_chunk_is_here_again() 
     let list = rig.send_knowing(4, 1, &[placed(1, 1)]);
     assert!(expelled(&list).contains("without a grant"), "{list:?}");
 }
+
+#[test]
+fn at_the_deadline_of_a_round_that_waits_for_a_copy_its_server_is_named() {
+    let mut rig = Rig::new(config(1));
+    roles(&mut rig.engine, 2, BACKED);
+    rig.send_knowing(2, 0, &[push(1, 1)]);
+    let named = |version| Answer { missing: vec![1], ..answer(0, 1, Status::DeadlineCopies, version) };
+    assert_eq!(rig.tick(1_000), [named(0)]);
+    // It takes over, and what it has may be here only.
+    let mut rig = copy();
+    roles(&mut rig.engine, 3, BACKED);
+    rig.send_knowing(3, 0, &[push(1, 1)]);
+    assert_eq!(rig.tick(1_000), [named(1)]);
+}
+
+#[test]
+fn a_change_of_a_rule_is_made_when_copies_have_it() {
+    let mut rig = Rig::new(config(1));
+    roles(&mut rig.engine, 2, BACKED);
+    rig.engine.rule_changed(0);
+    assert!(!rig.engine.has_rules_everywhere(Key(1)), "it would be lost with this server");
+    rig.engine.stream_up(OTHER, Incarnation(5), &grants(4), 1 << 20, &mut Commands::default());
+    let [(OpKind::CopyCheck, check)] = records(&mut rig)[..] else { panic!("it is asked first") };
+    judged(&mut rig, check, Judgement::Confirmed);
+    let [(OpKind::CopyRules, first)] = records(&mut rig)[..] else { panic!("changes follow") };
+    // Another one, that is not in the first record.
+    rig.engine.rule_changed(0);
+    judged(&mut rig, first, Judgement::Confirmed);
+    assert!(!rig.engine.has_rules_everywhere(Key(1)));
+    let [(OpKind::CopyRules, second)] = records(&mut rig)[..] else { panic!("it follows, too") };
+    judged(&mut rig, second, Judgement::Confirmed);
+    assert!(rig.engine.has_rules_everywhere(Key(1)) && rig.engine.has_rules_everywhere(Key(9)));
+    rig.engine.rule_changed(0);
+    roles(&mut rig.engine, 3, ALONE);
+    assert!(rig.engine.has_rules_everywhere(Key(1)), "nobody else is to have it");
+}

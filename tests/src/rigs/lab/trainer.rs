@@ -11,7 +11,7 @@ use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank};
-use proto_common::message::{Coming, ToScheduler};
+use proto_common::message::ToScheduler;
 use proto_common::plan::Placement;
 use std::sync::Arc;
 
@@ -33,8 +33,6 @@ pub(super) struct Trainer {
     open: Vec<Live>,
     ended: Vec<Ended>,
     next_op: u64,
-    /// How it came.
-    pub(super) coming: Coming,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +64,7 @@ struct Ended {
 }
 
 impl Trainer {
-    pub(super) fn new(tensors: usize, coming: Coming, rng: Rng) -> Self {
+    pub(super) fn new(tensors: usize, rng: Rng) -> Self {
         Self {
             is_declared: false,
             stage: Stage::Declare,
@@ -77,7 +75,6 @@ impl Trainer {
             open: Vec::new(),
             ended: Vec::new(),
             next_op: 0,
-            coming,
         }
     }
 

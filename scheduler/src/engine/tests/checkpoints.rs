@@ -223,9 +223,6 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
     let waits = Waits { round: 5, left: 2, chunk: ChunkId::new(1, 3), version: 3 };
     let waiting = CheckpointNews::At { lane: 0, newest: 3, waits: Some(waits) };
     rig.say(server(1), ToScheduler::Checkpoint(waiting));
-    rig.now_ms += 90_000;
-    (0..2).for_each(|rank| drop(rig.say(server(rank), ToScheduler::Heartbeat(MemberReport::default()))));
-    rig.say(worker(0), ToScheduler::Heartbeat(MemberReport::default()));
     rig.engine
         .checkpoints
         .pending
@@ -241,6 +238,7 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
 fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
     for is_written in [true, false] {
         let mut rig = Rig::running(1, 1);
+        rig.engine.config.shape.silence_ms = 10 * DRAIN_MS;
         declared(&mut rig, 4);
         rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
         let commands = rig.say(worker(0), ToScheduler::Goodbye);

@@ -20,7 +20,7 @@ pub use error::CheckpointError;
 pub use header::{Entry, Header};
 pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use reader::{Part, Stretch, TableRows};
-pub use restore::{Checkpoint, ChunkState, RowsState};
+pub use restore::{Checkpoint, ChunkState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 

@@ -8,6 +8,7 @@ use crate::store::{MANIFEST, Store};
 use crate::writer::{RowsPiece, word_of};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Key};
+use proto_common::table::TableSpec;
 use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,9 +34,6 @@ pub struct ChunkState {
     /// What the server wrote of it besides.
     pub marks: Vec<u8>,
 }
-
-/// All that a part has of a table.
-pub type RowsState = Vec<RowsPiece>;
 
 /// See the module.
 #[derive(Debug)]
@@ -174,13 +172,22 @@ impl Checkpoint {
         Ok(Some(bytes))
     }
 
-    /// Hands out the rows of all tables, stretch by stretch: whoever has a part of a table picks its own.
+    /// The declaration of a table, where the checkpoint has it.
+    #[must_use]
+    pub fn table(&self, key: u32) -> Option<&TableSpec> {
+        self.manifest.tables.iter().map(|table| &table.spec).find(|spec| spec.key == key)
+    }
+
+    /// Hands out the rows of a table, stretch by stretch. Stretches without any row that is wanted are not read; others come
+    /// whole.
     pub fn rows(
         &self,
-        mut take: impl FnMut(&proto_common::table::TableSpec, RowsPiece),
+        key: u32,
+        wants: impl Fn(u64) -> bool,
+        mut take: impl FnMut(&RowsPiece),
     ) -> Result<(), CheckpointError> {
         for part in &self.parts {
-            for (spec, pieces) in part.tables()? {
+            for (_, pieces) in part.tables()?.into_iter().filter(|(spec, _)| spec.key == key) {
                 for [ids, pushes, numbers] in pieces {
                     let bytes = |entry: &crate::header::Entry| {
                         let mut bytes = vec![0; entry.bytes() as usize];
@@ -190,15 +197,18 @@ impl Checkpoint {
                     let float = |bytes: &[u8]| bytes.try_into().map_or(0.0, f32::from_le_bytes);
                     let longs = |bytes: Vec<u8>| bytes.chunks_exact(8).map(long).collect::<Vec<u64>>();
                     let ids = longs(bytes(ids)?);
+                    if !ids.iter().any(|id| wants(*id)) {
+                        continue;
+                    }
                     let pushes = longs(bytes(pushes)?);
                     let numbers: Vec<f32> = bytes(numbers)?.chunks_exact(4).map(float).collect();
-                    if ids.len() != pushes.len() {
+                    if ids.len() != pushes.len() || numbers.len() % ids.len().max(1) != 0 {
                         return Err(CheckpointError::corrupt(
                             &part.path(),
                             "rows without ids, or ids without rows",
                         ));
                     }
-                    take(&spec, RowsPiece { key: spec.key, ids, pushes, numbers });
+                    take(&RowsPiece { key, ids, pushes, numbers });
                 }
             }
         }

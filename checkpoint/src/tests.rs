@@ -121,12 +121,18 @@ fn whoever_wrote_which_chunk_every_one_is_found() {
         check(&checkpoint);
         let mut found = Vec::new();
         checkpoint
-            .rows(|spec, piece| {
-                assert_eq!(spec, &table());
-                found.push(piece.ids[0]);
-                assert_eq!((piece.pushes, piece.numbers[3]), (vec![1, 2], piece.ids[0] as f32));
-            })
+            .rows(
+                5,
+                |id| id != 100,
+                |piece| {
+                    found.push(piece.ids[0]);
+                    assert_eq!((&piece.pushes, piece.numbers[3]), (&vec![1, 2], piece.ids[0] as f32));
+                },
+            )
             .unwrap();
+        assert_eq!(checkpoint.table(5), Some(&table()).filter(|_| !manifest.tables.is_empty()));
+        checkpoint.rows(5, |id| id == u64::MAX, |_| panic!("nothing is wanted")).unwrap();
+        checkpoint.rows(6, |_| true, |_| panic!("there is no such table")).unwrap();
         assert_eq!(found, (0..servers).collect::<Vec<_>>());
         let (mut last, verified) = ((0, 0), verify(&store, &manifest.name, |_, _| ()).unwrap());
         verify(&store, &manifest.name, |done, total| last = (done, total)).unwrap();
@@ -189,7 +195,7 @@ fn damage_is_told_by_the_file_it_is_in_and_never_read_as_weights() {
                 checkpoint.chunk(&spec, &span)?;
             }
         }
-        checkpoint.rows(|_, _| ())
+        checkpoint.rows(5, |_| true, |_| ())
     };
     for at in (0..sound.len()).step_by(211).chain([0, 7, 8, sound.len() - 1]) {
         let mut other = sound.clone();

@@ -1,4 +1,5 @@
-//! `gradwire checkpoint`: what lies in a place of checkpoints. It reads files and removes them; it asks no cluster.
+//! `gradwire checkpoint`: what lies in a place of checkpoints. It reads files and removes them; asking a cluster for one is
+//! `save`'s business.
 
 use ::checkpoint::{CheckpointError, Listed, Manifest, Store, list, open, remove, verify};
 use clap::{Args, Subcommand};
@@ -9,7 +10,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
 
-/// Look at checkpoints: list, show, verify, delete
+/// Look at checkpoints: list, show, verify, delete; ask a job that runs for one: save
 ///
 /// DIR is what checkpoint.directory is set to.
 #[derive(Args, Debug)]
@@ -28,6 +29,8 @@ enum What {
     Verify(Several),
     /// Remove one, whether it is complete or not.
     Delete(One),
+    /// Have a job that runs write one, of a round that is to come; prints its name when it is complete.
+    Save(crate::save::SaveArgs),
 }
 
 #[derive(Args, Debug)]
@@ -61,6 +64,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
         What::Show(one) => show(one),
         What::Verify(several) => verify_several(several),
         What::Delete(one) => delete(one),
+        What::Save(args) => return crate::save::run(args),
     };
     let text = text.map_err(|error| {
         let code = match &error {

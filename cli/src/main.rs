@@ -9,6 +9,7 @@ mod env;
 mod find;
 mod launch;
 mod plan;
+mod save;
 mod status;
 
 use clap::{Parser, Subcommand};

@@ -10,6 +10,7 @@ use gradwire_worker::{Client, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
+use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
 use std::path::Path;
@@ -255,5 +256,160 @@ fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
     let (cluster, clients) = processes(2, &place, "latest");
     assert_eq!(train(&clients, 40), reached);
     assert!(weights(&clients[0]) == expected);
+    drop((clients, cluster));
+}
+
+const WIDTH: usize = 8;
+const ROWS: u64 = 5000;
+
+fn table() -> TableSpec {
+    let adam = Optimizer::mean(Rule::Adam(Moments::default()), 0.125);
+    TableSpec::new(7, WIDTH as u32, adam, Initial::Uniform { low: -1.0, high: 1.0, seed: 3 })
+}
+
+/// Ids that are spread over all numbers.
+fn ids() -> Vec<u64> {
+    (0..ROWS).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+}
+
+/// One push to every row, and another one to some; then all rows, as bits.
+fn touch(client: &Client, step: u64) -> Vec<u32> {
+    let (table, ids) = (client.declare_table(&table()).unwrap(), ids());
+    let some: Vec<u64> = ids.iter().copied().step_by(3).collect();
+    for ids in [&ids, &some] {
+        let values: Vec<f32> =
+            (0..ids.len() * WIDTH).map(|at| ((at as u64 * 7 + step) % 17) as f32 / 16.0 - 0.5).collect();
+        client.push_rows(&table, ids, &values).unwrap().wait().unwrap();
+    }
+    pull(client)
+}
+
+fn pull(client: &Client) -> Vec<u32> {
+    let (table, ids) = (client.declare_table(&table()).unwrap(), ids());
+    let mut out = vec![0.0; ids.len() * WIDTH];
+    client.pull_rows(&table, &ids, &mut out).unwrap();
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn rows_of_tables_come_to_whatever_server_has_them_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = bed(3, 2, directory.path(), |settings| settings.checkpoint.memory_bytes = 1);
+    train(&first.clients, 2);
+    let saved_rows = touch(&first.clients[0], 1);
+    assert_eq!(save(&first.clients[0]), round_name(2));
+    let later = touch(&first.clients[0], 2);
+    first.end();
+    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    verify(&store, &round_name(2), |_, _| ()).unwrap();
+    let manifest = checkpoint::newest(&*store).unwrap().unwrap();
+    assert_eq!((manifest.tables[0].spec.clone(), manifest.tables[0].rows), (table(), ROWS));
+    for (servers, lanes) in [(1, 1), (2, 2), (5, 1)] {
+        let bed =
+            bed(servers, lanes, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
+        train(&bed.clients, 2);
+        assert!(pull(&bed.clients[1]) == saved_rows, "{servers} servers");
+        // What the rule keeps came with them, and each row's count of pushes.
+        assert!(touch(&bed.clients[0], 2) == later, "{servers} servers");
+        bed.end();
+    }
+    let bed = bed(1, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
+    let other = TableSpec { optimizer: Optimizer::sum(), ..table() };
+    let error = bed.clients[0].declare_table(&other).unwrap_err().to_string();
+    assert!(error.contains("declare it as it was"), "{error}");
+    bed.end();
+}
+
+#[test]
+fn halves_keep_their_exact_weights() {
+    let directory = tempfile::tempdir().unwrap();
+    let spec = |key, dtype| TensorSpec::of(dtype, key, 3000, Optimizer::sgd(0.25, 0.5, 0.125));
+    let specs = [spec(1, Dtype::F16), spec(2, Dtype::Bf16)];
+    let step = |clients: &[Client], to: u64| {
+        std::thread::scope(|scope| {
+            let each = |client: &'_ Client| -> Vec<Vec<u16>> {
+                let tensors = client.declare(&specs).unwrap();
+                let from = client.resume(&tensors).unwrap();
+                let mut weights = vec![vec![0u16; 3000]; 2];
+                for round in from + 1..=to {
+                    for (at, (tensor, out)) in tensors.iter().zip(&mut weights).enumerate() {
+                        // Small steps: what a half cannot say is in the exact weights only.
+                        let number = |at: usize| value(tensor.key().0, at, client.rank(), round) as f32 / 4096.0;
+                        if at == 0 {
+                            let gradient: Vec<half::f16> =
+                                (0..3000).map(|at| half::f16::from_f32(number(at))).collect();
+                            let mut into = vec![half::f16::ZERO; 3000];
+                            client.push_pull_slice(tensor, &gradient, &mut into).unwrap();
+                            out.iter_mut().zip(into).for_each(|(out, value)| *out = value.to_bits());
+                        } else {
+                            let gradient: Vec<half::bf16> =
+                                (0..3000).map(|at| half::bf16::from_f32(number(at))).collect();
+                            let mut into = vec![half::bf16::ZERO; 3000];
+                            client.push_pull_slice(tensor, &gradient, &mut into).unwrap();
+                            out.iter_mut().zip(into).for_each(|(out, value)| *out = value.to_bits());
+                        }
+                    }
+                }
+                if from == 0 && to == 5 {
+                    assert_eq!(client.rank() < WORKERS, true);
+                }
+                weights
+            };
+            let running: Vec<_> = clients.iter().map(|client| scope.spawn(move || each(client))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).next().unwrap()
+        })
+    };
+    let first = bed(2, 1, directory.path(), |_| {});
+    step(&first.clients, 5);
+    let tensors: Vec<Tensor> = [1, 2].map(|key| first.clients[0].tensor(key).unwrap()).into();
+    assert_eq!(first.clients[0].checkpoint(&tensors, PATIENCE).unwrap(), round_name(5));
+    let expected = step(&first.clients, 12);
+    first.end();
+    let second = bed(1, 2, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
+    assert!(step(&second.clients, 12) == expected);
+    second.end();
+}
+
+#[test]
+fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = format!("checkpoint.directory={}", directory.path().display());
+    let words = ["--set", &place, "--set", "cluster.chunk_bytes=4096"];
+    let mut cluster = Cluster::new(2, WORKERS, &words);
+    cluster.add_servers(2, &words);
+    let clients = join(&cluster, WORKERS, |settings| settings.cluster.chunk_bytes = 4096);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let name = std::thread::scope(|scope| {
+        let train = scope.spawn(|| {
+            let mut to = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                to += 10;
+                train(&clients, to);
+            }
+            to
+        });
+        let saved = Command::new(program("gradwire"))
+            .args(["checkpoint", "save", "--timeout-s", "60", "--scheduler"])
+            .arg(cluster.address())
+            .output()
+            .unwrap();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        train.join().unwrap();
+        assert!(saved.status.success(), "{saved:?}");
+        String::from_utf8(saved.stdout).unwrap().trim().to_owned()
+    });
+    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    assert_eq!(complete(&*store), [name.clone()]);
+    verify(&store, &name, |_, _| ()).unwrap();
+    let manifest = checkpoint::newest(&*store).unwrap().unwrap();
+    assert!(manifest.tensors.iter().take(4).all(|tensor| tensor.version == manifest.round), "{manifest:?}");
+    // Nobody trains: it says what it waits for.
+    let late = Command::new(program("gradwire"))
+        .args(["checkpoint", "save", "--timeout-s", "1", "--scheduler"])
+        .arg(cluster.address())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && text.contains("of tensor") && text.contains("not yet at"), "{text}");
     drop((clients, cluster));
 }

@@ -1,6 +1,6 @@
 //! What the scheduler says to members.
 
-use super::checkpoint::{CheckpointOrder, SaveError};
+use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
 use super::post::{PostError, PostMessage, PostReply};
 use crate::config::WorkerLoss;
 use crate::error::Death;
@@ -365,4 +365,6 @@ pub enum FromScheduler {
         /// Its name, or why there is none.
         result: Result<String, SaveError>,
     },
+    /// To an operator: how the checkpoint that was asked for goes. Said when it has gone on.
+    CheckpointGoes(SaveProgress),
 }

@@ -10,7 +10,10 @@ mod resume;
 mod to_scheduler;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
-pub use checkpoint::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError};
+pub use checkpoint::{
+    CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, SaveProgress, WAITING_LISTED_MAX,
+    Waiting, Waits,
+};
 pub use codec::{CodecError, decode, encode};
 pub use from_scheduler::{
     ClusterShape, Coming, DeclareError, FromScheduler, Member, RefusalReason, WaitError, Welcome,

@@ -202,4 +202,12 @@ pub enum ToScheduler {
         /// How long to wait.
         timeout_ms: u64,
     },
+    /// Operator, instead of a registration: write a checkpoint of a round that no server has reached. Answered by
+    /// `CheckpointGoes` now and then, and by `CheckpointSaved` at the end.
+    OrderCheckpoint {
+        /// [`crate::limits::PROTOCOL_VERSION`] of the sender.
+        protocol: u32,
+        /// How long to wait.
+        timeout_ms: u64,
+    },
 }

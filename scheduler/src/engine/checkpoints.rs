@@ -1,18 +1,20 @@
 //! Checkpoints under way: which parts have come, when one is complete, who waits for it. What is complete covers every chunk
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
 
+use super::ordered::Ordered;
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
 use daemon::status::CheckpointStatus;
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::message::{
     CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError, ToScheduler,
+    WAITING_LISTED_MAX, Waiting, Waits,
 };
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
 
 /// Members that wait for one.
-const ASKERS_MAX: usize = 8192;
+pub(super) const ASKERS_MAX: usize = 8192;
 
 /// A checkpoint whose parts are all there.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,29 +39,39 @@ pub(super) struct Wanted<'a> {
     pub(super) chunk_bytes: u64,
 }
 
+/// Somebody who waits for one.
 #[derive(Clone, Copy, Debug)]
-struct Asker {
-    connection: ConnectionId,
-    request: u64,
-    since_ms: u64,
-    deadline_ms: u64,
+pub(super) struct Asker {
+    pub(super) connection: ConnectionId,
+    pub(super) request: u64,
+    pub(super) since_ms: u64,
+    pub(super) deadline_ms: u64,
 }
 
+/// One under way.
 #[derive(Debug, Default)]
-struct Pending {
+pub(super) struct Pending {
     begun: Epoch,
-    parts: BTreeMap<(Rank, u16), PartWritten>,
-    askers: Vec<Asker>,
+    pub(super) parts: BTreeMap<(Rank, u16), PartWritten>,
+    pub(super) askers: Vec<Asker>,
+    /// An operator asked for it.
+    pub(super) is_ordered: bool,
+    /// A worker asked for it, as of the moment.
+    is_now: bool,
     is_passed: bool,
+    /// What lanes said that it waits for.
+    pub(super) waits: BTreeMap<(Rank, u16), Waits>,
     /// Its manifest is being written.
-    is_complete: bool,
+    pub(super) is_complete: bool,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
-    has_place: bool,
-    pending: BTreeMap<u64, Pending>,
+    pub(super) has_place: bool,
+    pub(super) pending: BTreeMap<u64, Pending>,
+    /// Those that operators asked for, and that are not begun.
+    pub(super) ordered: Ordered,
     /// Why the one that failed last did.
     failure: Option<String>,
     completed: u64,
@@ -96,7 +108,7 @@ impl Checkpoints {
     ) {
         let refused = if !self.has_place {
             Some(SaveError::NoPlace)
-        } else if self.pending.values().map(|pending| pending.askers.len()).sum::<usize>() >= ASKERS_MAX {
+        } else if self.askers() >= ASKERS_MAX {
             Some(SaveError::NotNow("too many members wait for checkpoints; ask from one of them".into()))
         } else {
             None
@@ -108,13 +120,34 @@ impl Checkpoints {
         let deadline_ms = deadline_ms(now_ms, timeout_ms);
         if !self.pending.contains_key(&round) {
             self.begin(round, true, epoch, wanted, out);
+            self.pending.entry(round).or_default().is_now = true;
         }
         let asker = Asker { connection, request, since_ms: now_ms, deadline_ms };
         self.pending.entry(round).or_default().askers.push(asker);
     }
 
-    fn begin(&mut self, round: u64, now: bool, epoch: Epoch, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
-        // A lane copies for one at a time.
+    pub(super) fn askers(&self) -> usize {
+        self.ordered.askers.len() + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
+    }
+
+    /// Is one under way whose parts are not all there?
+    pub(super) fn is_collecting(&self) -> bool {
+        self.pending.values().any(|pending| !pending.is_complete)
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        round: u64,
+        now: bool,
+        epoch: Epoch,
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
+        // A lane copies for one at a time. What an operator asked for is begun anew.
+        for pending in self.pending.values_mut().filter(|pending| pending.is_ordered && !pending.is_complete)
+        {
+            self.ordered.askers.append(&mut pending.askers);
+        }
         self.fail_all("a worker asked for another one before it was complete", &wanted.servers, out);
         self.pending.insert(round, Pending { begun: epoch, ..Pending::default() });
         order(&wanted.servers, CheckpointOrder::Save { round, now }, out);
@@ -149,6 +182,10 @@ impl Checkpoints {
                 self.fail(round, &format!("server {from}: {reason}"), &wanted.servers, out);
             }
             CheckpointNews::Part(part) => self.part(from, part, wanted, out),
+            CheckpointNews::Past { round, newest } => self.past(from, (round, newest), wanted, out),
+            CheckpointNews::At { lane, newest, waits } => {
+                self.at(from, (lane, newest, waits), epoch, wanted, out);
+            }
         }
     }
 
@@ -158,6 +195,7 @@ impl Checkpoints {
         if part.lane >= wanted.lanes || pending.is_complete {
             return;
         }
+        pending.waits.remove(&(from, part.lane));
         pending.parts.insert((from, part.lane), part);
         if pending.parts.len() < wanted.servers.len() * usize::from(wanted.lanes) {
             return;
@@ -193,7 +231,13 @@ impl Checkpoints {
         None
     }
 
-    fn fail(&mut self, round: u64, reason: &str, servers: &[ConnectionId], out: &mut Vec<Command>) {
+    pub(super) fn fail(
+        &mut self,
+        round: u64,
+        reason: &str,
+        servers: &[ConnectionId],
+        out: &mut Vec<Command>,
+    ) {
         let Some(pending) = self.pending.remove(&round) else { return };
         let error = SaveError::Failed { round, reason: reason.to_owned() };
         self.failed += 1;
@@ -208,6 +252,7 @@ impl Checkpoints {
         for round in rounds {
             self.fail(round, reason, servers, out);
         }
+        self.ordered.ask_anew();
     }
 
     /// A connection is gone: what it waited for is not answered.
@@ -215,36 +260,52 @@ impl Checkpoints {
         for pending in self.pending.values_mut() {
             pending.askers.retain(|asker| asker.connection != connection);
         }
+        self.ordered.askers.retain(|asker| asker.connection != connection);
     }
 
-    /// Answers those whose deadline has passed; what they asked for goes on.
-    pub(super) fn expire(&mut self, now_ms: u64, parts: u64, out: &mut Vec<Command>) {
+    /// Answers those whose deadline has passed; what they asked for goes on. `all` are the parts that each is to have.
+    pub(super) fn expire(&mut self, now_ms: u64, all: &[(Rank, u16)], out: &mut Vec<Command>) {
+        self.expire_ordered(now_ms, all, out);
         for (round, pending) in &mut self.pending {
-            let missing = parts.saturating_sub(pending.parts.len() as u64);
-            pending.askers.retain(|asker| {
+            let Pending { parts, askers, waits, .. } = pending;
+            askers.retain(|asker| {
                 if asker.deadline_ms > now_ms {
                     return true;
                 }
                 let waited_ms = now_ms.saturating_sub(asker.since_ms);
-                let result = Err(SaveError::Deadline { round: *round, waited_ms, missing, parts });
-                answer(&[*asker], &result, out);
+                let missing = all.iter().filter(|part| !parts.contains_key(part));
+                let waiting = missing.clone().take(WAITING_LISTED_MAX);
+                let waiting = waiting.map(|(server, lane)| Waiting {
+                    server: *server,
+                    lane: *lane,
+                    waits: waits.get(&(*server, *lane)).copied(),
+                });
+                let error = SaveError::Deadline {
+                    round: *round,
+                    waited_ms,
+                    missing: missing.clone().count() as u64,
+                    parts: all.len() as u64,
+                    waiting: waiting.collect(),
+                };
+                answer(&[*asker], &Err(error), out);
                 false
             });
         }
     }
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
-        self.pending.values().flat_map(|pending| &pending.askers).map(|asker| asker.deadline_ms).min()
+        let askers = self.pending.values().flat_map(|pending| &pending.askers).chain(&self.ordered.askers);
+        askers.map(|asker| asker.deadline_ms).min()
     }
 }
 
-fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut Vec<Command>) {
+pub(super) fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut Vec<Command>) {
     if !servers.is_empty() {
         out.push(Command::Send { to: servers.to_vec(), message: Box::new(FromScheduler::Checkpoint(order)) });
     }
 }
 
-fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
+pub(super) fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
     for Asker { connection, request, .. } in askers {
         let (request, result) = (*request, result.clone());
         out.push(send(*connection, FromScheduler::CheckpointSaved { request, result }));
@@ -290,6 +351,11 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
         }
         tensors.push(((*spec).clone(), least, newest));
     }
+    let with_rounds = tensors.iter().filter(|(spec, ..)| spec.settled_mode().has_rounds());
+    if !pending.is_now && with_rounds.map(|(_, _, newest)| *newest).max().is_some_and(|newest| newest < round)
+    {
+        return Err("training ended before any tensor came to that round".into());
+    }
     let without_covers =
         |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
     let parts = pending.parts.values().map(without_covers).collect();
@@ -297,7 +363,7 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
 }
 
 impl Engine {
-    fn wanted(&self) -> Wanted<'_> {
+    pub(super) fn wanted(&self) -> Wanted<'_> {
         Wanted {
             tensors: self.declarations.placed().collect(),
             servers: self.present(|id| id.role == Role::Server),
@@ -355,8 +421,9 @@ impl Engine {
     }
 
     /// Parts that a checkpoint has.
-    pub(super) fn checkpoint_parts(&self) -> u64 {
-        let servers = self.present(|id| id.role == Role::Server).len() as u64;
-        servers * u64::from(self.config.shape.lanes)
+    pub(super) fn checkpoint_parts(&self) -> Vec<(Rank, u16)> {
+        let servers = self.members.iter().filter(|(id, member)| id.role == Role::Server && !member.gone);
+        let lanes = self.config.shape.lanes;
+        servers.flat_map(|(id, _)| (0..lanes).map(|lane| (id.rank, lane))).collect()
     }
 }

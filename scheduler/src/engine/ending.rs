@@ -20,6 +20,7 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         self.rebuild_without(connection);
+        self.checkpoints.forget(connection);
         let Some(id) = self.member_of(connection) else { return };
         self.forget(id, out);
         let cause = fault.map_or(DeathCause::ConnectionLost, |reason| DeathCause::Failed { reason });
@@ -65,11 +66,35 @@ impl Engine {
         if self.phase != Phase::Running {
             return;
         }
-        let workers_left = self.members.iter().all(|(id, member)| id.role != Role::Worker || member.left);
-        if workers_left && self.awaited.is_empty() {
+        if self.workers_left() {
+            if self.pass_checkpoints(out) {
+                self.saving_until_ms = Some(now_ms + self.config.drain_ms);
+                return;
+            }
             return self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
         }
         self.tell_roster(out);
+    }
+
+    /// Has every worker left in good order?
+    fn workers_left(&self) -> bool {
+        let mut workers = self.members.iter().filter(|(id, _)| id.role == Role::Worker);
+        workers.all(|(_, member)| member.left) && self.awaited.is_empty()
+    }
+
+    /// All workers are done: the job is over when no checkpoint is under way any more, or that takes longer than the drain.
+    pub(super) fn end_if_saved(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let Some(until_ms) = self.saving_until_ms else { return };
+        if self.phase != Phase::Running || !self.workers_left() {
+            self.saving_until_ms = None;
+            return;
+        }
+        if self.checkpoints.is_writing() && now_ms < until_ms {
+            return;
+        }
+        self.saving_until_ms = None;
+        self.fail_checkpoints("the job ended, and it was not complete within deadlines.drain_ms", out);
+        self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
     }
 
     pub(super) fn stop(&mut self, now_ms: u64, reason: &str, out: &mut Vec<Command>) {
@@ -84,7 +109,7 @@ impl Engine {
         release(self.barriers.expire(now_ms), out);
         declared(self.declarations.expire(now_ms), out);
         self.posts.expire(now_ms, out);
-        self.checkpoints.expire(now_ms, self.checkpoint_parts(), out);
+        self.tick_checkpoints(now_ms, out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         self.give_up(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
@@ -138,6 +163,7 @@ impl Engine {
                 }
             }
         }
+        self.refuse_orders("the job is ending", out);
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
         self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };
     }

@@ -15,6 +15,8 @@ impl Engine {
     pub(super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
+            // Nobody needs it any more; a checkpoint that needed it has failed.
+            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => {}
             (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             _ => {}

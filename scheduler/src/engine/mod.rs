@@ -12,6 +12,7 @@ mod ending;
 mod losses;
 mod member;
 mod moves;
+mod ordered;
 mod posts;
 mod rebuild;
 mod registration;
@@ -247,6 +248,8 @@ pub struct Engine {
     changes: Changes,
     /// The newest complete checkpoint, for errors.
     last_checkpoint: Option<String>,
+    /// All workers are done, and a checkpoint under way is waited for, so long.
+    saving_until_ms: Option<u64>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
     awake_ms: u64,
 }
@@ -272,6 +275,7 @@ impl Engine {
             comings: Comings::default(),
             changes: Changes::default(),
             last_checkpoint: config.checkpoints.last.clone(),
+            saving_until_ms: None,
             awake_ms: now_ms,
             config,
         }
@@ -291,10 +295,12 @@ impl Engine {
             Input::ManifestWritten { round, result } => {
                 let newest = self.checkpoints.written(round, result, &mut out);
                 self.last_checkpoint = newest.or(self.last_checkpoint.take());
+                self.ask_servers(&mut out);
             }
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
+        self.end_if_saved(now_ms, &mut out);
         self.end_if_empty(now_ms, &mut out);
         out
     }
@@ -316,6 +322,7 @@ impl Engine {
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
             self.checkpoints.next_deadline_ms(),
+            self.saving_until_ms,
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }
@@ -339,6 +346,9 @@ impl Engine {
                 self.register(now_ms, from, register, out);
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
+                self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
+            }
             ToScheduler::Identify => {
                 let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
                 let age_ms = now_ms.saturating_sub(self.started_ms);
@@ -406,7 +416,7 @@ impl Engine {
             }
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
-            ToScheduler::Resuming { .. } | ToScheduler::Identify => {
+            ToScheduler::Resuming { .. } | ToScheduler::Identify | ToScheduler::OrderCheckpoint { .. } => {
                 self.fault(now_ms, id, "it said after it was let in what comes before".into(), out);
             }
             ToScheduler::Rounds { rank, incarnation, rounds } => {
@@ -543,6 +553,7 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Seeded { .. } => "a word about copies",
         ToScheduler::Resuming { .. } => "a member's knowledge",
         ToScheduler::Identify => "a question who is there",
+        ToScheduler::OrderCheckpoint { .. } => "an operator's wish for a checkpoint",
         ToScheduler::Drain => "a server's wish to go",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
         ToScheduler::Post { .. } => "a message for others",

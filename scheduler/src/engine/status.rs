@@ -32,7 +32,9 @@ impl Engine {
             members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
-            checkpoints: self.checkpoints.status(self.last_checkpoint.clone(), self.checkpoint_parts()),
+            checkpoints: self
+                .checkpoints
+                .status(self.last_checkpoint.clone(), self.checkpoint_parts().len() as u64),
             ending,
         }
     }

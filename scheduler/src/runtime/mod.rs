@@ -496,6 +496,7 @@ impl Core {
                 tracing::warn!(peer, %error, "a checkpoint that was asked for is not written");
             }
             FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::Posted { .. }

@@ -7,6 +7,6 @@ mod part;
 mod restore;
 mod saver;
 
-pub(crate) use part::{Begin, Copied};
+pub(crate) use part::{Begin, Copied, CopiedRows};
 pub(crate) use restore::Restorer;
 pub(crate) use saver::{LaneSaver, Saver};

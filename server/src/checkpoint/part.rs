@@ -2,10 +2,11 @@
 
 use crate::engine::ChunkSpec;
 use crate::storage::Image;
-use checkpoint::{CheckpointError, PartPlan, PartWriter, Planned, Store, What};
+use checkpoint::{CheckpointError, PartPlan, PartWriter, Planned, RowsPiece, Store, What};
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Key};
 use proto_common::message::{Cover, PartWritten};
+use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use std::sync::Arc;
 pub(crate) struct Begin {
     pub(crate) round: u64,
     pub(crate) chunks: Vec<ChunkSpec>,
+    /// Tables, with the pieces that their rows come in.
+    pub(crate) tables: Vec<(TableSpec, u64)>,
 }
 
 /// A chunk, copied.
@@ -25,6 +28,15 @@ pub(crate) struct Copied {
     pub(crate) image: Vec<u8>,
 }
 
+/// Rows of a table, copied.
+#[derive(Debug)]
+pub(crate) struct CopiedRows {
+    pub(crate) round: u64,
+    pub(crate) piece: RowsPiece,
+    /// Bytes that room was taken for.
+    pub(crate) bytes: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct LanePart {
@@ -32,7 +44,9 @@ pub(super) struct LanePart {
     lane: u16,
     chunk_bytes: u64,
     writer: PartWriter,
+    /// Chunks and pieces of tables.
     left: usize,
+    tables: Vec<(TableSpec, u64)>,
     versions: BTreeMap<ChunkId, u64>,
 }
 
@@ -74,9 +88,12 @@ impl LanePart {
                 chunks: 1,
             });
         }
+        plan.tables = begin.tables;
         let writer = PartWriter::begin(store, &checkpoint::round_name(begin.round), file, &plan)?;
-        let (round, left, versions) = (begin.round, begin.chunks.len(), BTreeMap::new());
-        Ok(Self { round, lane, chunk_bytes, writer, left, versions })
+        let pieces = plan.tables.iter().map(|(_, pieces)| *pieces as usize).sum::<usize>();
+        let (round, left, versions) = (begin.round, begin.chunks.len() + pieces, BTreeMap::new());
+        let tables = plan.tables.into_iter().map(|(spec, _)| (spec, 0)).collect();
+        Ok(Self { round, lane, chunk_bytes, writer, left, tables, versions })
     }
 
     /// Writes a chunk. True when it was the last.
@@ -103,6 +120,16 @@ impl LanePart {
         Ok(self.left == 0)
     }
 
+    /// Writes rows. True when nothing is to follow.
+    pub(super) fn write_rows(&mut self, piece: &RowsPiece) -> Result<bool, CheckpointError> {
+        self.writer.rows(piece)?;
+        if let Some((_, rows)) = self.tables.iter_mut().find(|(spec, _)| spec.key == piece.key) {
+            *rows += piece.ids.len() as u64;
+        }
+        self.left = self.left.saturating_sub(1);
+        Ok(self.left == 0)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.left == 0
     }
@@ -122,7 +149,7 @@ impl LanePart {
         }
         let (file, bytes) = (record.file, record.bytes);
         let (crc32c, index_crc32c) = (record.crc32c, record.index_crc32c);
-        let (round, lane, tables) = (self.round, self.lane, Vec::new());
+        let (round, lane, tables) = (self.round, self.lane, self.tables);
         Ok(PartWritten { round, lane, file, bytes, crc32c, index_crc32c, covers, tables })
     }
 }

@@ -1,18 +1,21 @@
 //! What chunks begin with where the job goes on from a checkpoint. It reads; it must not change what it reads from.
 
 use crate::engine::ChunkSpec;
+use crate::tables::Rows;
 use checkpoint::{Checkpoint, CheckpointError};
+use proto_common::ids::{Lane, Rank};
+use proto_common::table::{Spread, TableSpec};
 use std::sync::Arc;
 
 /// See the module. Lanes share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Restorer(Arc<Checkpoint>);
+pub(crate) struct Restorer(Arc<Checkpoint>, u16);
 
 impl Restorer {
-    /// Opens a complete checkpoint of a place.
-    pub(crate) fn open(place: &str, name: &str) -> Result<Self, CheckpointError> {
+    /// Opens a complete checkpoint of a place, for servers of so many lanes.
+    pub(crate) fn open(place: &str, name: &str, lanes: u16) -> Result<Self, CheckpointError> {
         let store = checkpoint::open(place)?;
-        Ok(Self(Arc::new(Checkpoint::open(&store, name)?)))
+        Ok(Self(Arc::new(Checkpoint::open(&store, name)?), lanes))
     }
 
     /// The image that a new chunk begins from; none where the checkpoint does not have its tensor.
@@ -54,5 +57,48 @@ impl Restorer {
         image.extend_from_slice(&state.weights);
         state.state.iter().chain(&state.master).for_each(|array| image.extend_from_slice(array));
         Ok(Some(image))
+    }
+
+    /// Puts the rows that a lane has now into a new table of so many parts; says why not.
+    pub(crate) fn refill(
+        &self,
+        rows: &mut Rows,
+        parts: usize,
+        (server, lane): (Rank, Lane),
+    ) -> Result<(), String> {
+        let (ours, name) = (rows.spec().clone(), &self.0.manifest().name);
+        let Some(theirs) = self.0.table(ours.key) else {
+            tracing::warn!(
+                table = ours.key,
+                checkpoint = name,
+                "a table is not in the checkpoint, and begins empty"
+            );
+            return Ok(());
+        };
+        // What is kept, and which rows get memory, may be told anew.
+        let alike = |spec: &TableSpec| TableSpec { admit_after: 0, rows_max: 0, ..spec.clone() };
+        if alike(&ours) != alike(theirs) {
+            return Err(format!("checkpoint {name} has it as {theirs:?}; declare it as it was"));
+        }
+        let lanes = self.1.max(1);
+        let spread = Spread { servers: (parts / usize::from(lanes)) as u32, lanes };
+        let is_own = |id: u64| spread.place(spread.part_of(id)) == (server, lane);
+        let (width, mut is_full, mut is_odd) = (rows.row_numbers(), false, false);
+        let read = self.0.rows(ours.key, is_own, |piece| {
+            is_odd |= piece.numbers.len() != piece.ids.len() * width;
+            let each = piece.ids.iter().zip(&piece.pushes).zip(piece.numbers.chunks_exact(width));
+            for ((id, pushes), numbers) in each.filter(|((id, _), _)| is_own(**id)) {
+                is_full |= !rows.put(*id, *pushes, numbers);
+            }
+        });
+        read.map_err(|error| error.to_string())?;
+        if is_odd {
+            return Err(format!("checkpoint {name} has rows of it of another length: it is damaged"));
+        }
+        if is_full {
+            let fix = "raise memory.table_bytes, or give the table a rows_max";
+            return Err(format!("a server has no memory for its rows in checkpoint {name}; {fix}"));
+        }
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //! goes on; what waits here is bounded by the budget.
 
 use super::budget::Budget;
-use super::part::{Begin, Copied, LanePart, file_of};
+use super::part::{Begin, Copied, CopiedRows, LanePart, file_of};
 use checkpoint::{CheckpointError, Store};
 use proto_common::config::CheckpointSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
@@ -20,6 +20,7 @@ enum Letter {
     Tensors(Vec<TensorSpec>),
     Begin(u16, Begin),
     Chunk(u16, Copied),
+    Rows(u16, CopiedRows),
     Drop(u64),
     Stop,
 }
@@ -54,6 +55,11 @@ impl LaneSaver {
     /// A chunk is copied, for which room was taken: as many bytes as the image has.
     pub(crate) fn write(&self, copied: Copied) {
         let _ = self.letters.send(Letter::Chunk(self.lane, copied));
+    }
+
+    /// Rows are copied, for which room was taken.
+    pub(crate) fn write_rows(&self, copied: CopiedRows) {
+        let _ = self.letters.send(Letter::Rows(self.lane, copied));
     }
 
     /// Bytes of what is copied and not written, of all lanes.
@@ -178,6 +184,16 @@ impl Writer {
                         (self.has_room)();
                     }
                 }
+                Letter::Rows(lane, copied) => {
+                    let (round, bytes) = (copied.round, copied.bytes);
+                    if let Err(error) = self.rows(lane, &copied) {
+                        self.fail(lane, round, &error);
+                    }
+                    drop(copied);
+                    if self.budget.give(bytes) {
+                        (self.has_room)();
+                    }
+                }
                 Letter::Drop(round) => self.parts.retain(|_, part| part.round != round),
             }
         }
@@ -204,6 +220,18 @@ impl Writer {
             return Ok(());
         };
         if part.write(copied.id, &copied.image)?
+            && let Some(part) = self.parts.remove(&lane)
+        {
+            self.finish(part)?;
+        }
+        Ok(())
+    }
+
+    fn rows(&mut self, lane: u16, copied: &CopiedRows) -> Result<(), CheckpointError> {
+        let Some(part) = self.parts.get_mut(&lane).filter(|part| part.round == copied.round) else {
+            return Ok(());
+        };
+        if part.write_rows(&copied.piece)?
             && let Some(part) = self.parts.remove(&lane)
         {
             self.finish(part)?;

@@ -311,6 +311,7 @@ impl Member {
             | FromScheduler::Released { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::HeartbeatAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}

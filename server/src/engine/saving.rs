@@ -49,7 +49,15 @@ pub(super) struct Savings {
     current: Option<Checkpoint>,
     /// No checkpoint of this round or an earlier one is begun by itself any more.
     last_round: u64,
+    /// Chunks are all copied, and rows of tables are not.
+    has_rows_left: bool,
     news: VecDeque<SavingNews>,
+}
+
+impl Savings {
+    fn is_idle(&self) -> bool {
+        self.current.is_none() && !self.has_rows_left
+    }
 }
 
 impl Chunk {
@@ -120,6 +128,31 @@ impl LaneEngine {
         true
     }
 
+    /// The newest version of any chunk that is served and has rounds; of any, where none has.
+    #[must_use]
+    pub fn newest_version(&self) -> u64 {
+        let served = || self.chunks.iter().filter(|chunk| chunk.is_served());
+        let with_rounds = served().filter(|chunk| !chunk.is_loose()).map(|chunk| chunk.version).max();
+        with_rounds.or_else(|| served().map(|chunk| chunk.version).max()).unwrap_or(0)
+    }
+
+    /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
+    #[must_use]
+    pub fn is_past(&self, round: u64) -> Option<u64> {
+        let is_known = round <= self.savings.last_round;
+        let chunks = self.chunks.iter().filter(|chunk| chunk.is_served() && !chunk.is_loose());
+        chunks.map(|chunk| chunk.version).max().filter(|newest| !is_known && *newest > round)
+    }
+
+    /// What the checkpoint under way waits for here: how many chunks, and the one that is furthest behind, with its version.
+    #[must_use]
+    pub fn save_waits(&self) -> Option<(u64, u32, ChunkId, u64)> {
+        let (round, left) = self.saving()?;
+        let wanted = self.chunks.iter().filter(|chunk| chunk.saving != Saving::Nothing);
+        let behind = wanted.min_by_key(|chunk| chunk.version)?;
+        Some((round, left, behind.spec.id, behind.version))
+    }
+
     /// Something was published: is a checkpoint due with it?
     pub(super) fn note_published(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];
@@ -128,7 +161,7 @@ impl LaneEngine {
             if chunk.is_loose() { every.saturating_mul(u64::from(self.config.workers)) } else { every };
         let is_multiple = every > 0 && version.is_multiple_of(every) && chunk.is_served();
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
-        if is_multiple && version > self.savings.last_round && self.savings.current.is_none() {
+        if is_multiple && version > self.savings.last_round && self.savings.is_idle() {
             // Nothing is held up where none is under way.
             let mut none = Commands::default();
             self.begin_save(version, false, &mut none);
@@ -159,6 +192,11 @@ impl LaneEngine {
                 current.due.push_back(index);
             }
         }
+    }
+
+    /// Rows of tables are, or are not, still to be copied: none begins by itself before they are.
+    pub fn note_rows_left(&mut self, has_rows_left: bool) {
+        self.savings.has_rows_left = has_rows_left;
     }
 
     /// Nothing comes of a checkpoint: what it holds up goes on.

@@ -236,8 +236,10 @@ fn checkpoints(
     };
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let saver = Saver::start(&settings.checkpoint, own, has_room)?;
-    let open =
-        |name: &String| Restorer::open(place, name).map_err(|error| Failure::new(ExitCode::BadData, error));
+    let open = |name: &String| {
+        Restorer::open(place, name, welcome.shape.lanes)
+            .map_err(|error| Failure::new(ExitCode::BadData, error))
+    };
     Ok((saver, welcome.restore.as_ref().map(open).transpose()?))
 }
 

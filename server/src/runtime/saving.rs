@@ -2,12 +2,13 @@
 //! checkpoint has of new ones. It must not write files.
 
 use super::lane::{DataLane, LaneError};
-use crate::checkpoint::{Begin, Copied, LaneSaver, Restorer};
+use crate::checkpoint::{Begin, Copied, CopiedRows, LaneSaver, Restorer};
 use crate::engine::{ChunkSpec, SavingNews};
 use crate::storage::Image;
+use crate::tables::RowsToSave;
 use checkpoint::CheckpointError;
 use fabric::CompletionQueue;
-use proto_common::message::{CheckpointNews, CheckpointOrder};
+use proto_common::message::{CheckpointNews, CheckpointOrder, Waits};
 
 /// Chunks that are copied in one turn of a lane: training goes on in between.
 const PER_TURN: usize = 2;
@@ -19,6 +20,15 @@ pub(super) struct Saves {
     restorer: Option<Restorer>,
     /// The checkpoint that the saver was told of.
     begun: Option<u64>,
+    /// What it is still to have of tables.
+    rows: RowsToSave,
+}
+
+impl Saves {
+    /// What the job goes on from.
+    pub(super) fn restorer(&self) -> Option<&Restorer> {
+        self.restorer.as_ref()
+    }
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -32,11 +42,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// What the scheduler says of a checkpoint.
     pub(super) fn checkpoint_order(&mut self, order: &CheckpointOrder) -> Result<(), LaneError> {
         match order {
-            CheckpointOrder::Save { round, now } => {
-                self.engine.begin_save(*round, *now, &mut self.commands);
+            CheckpointOrder::Save { round, now } => match self.engine.is_past(*round) {
+                Some(newest) if !now => self.tell_save(CheckpointNews::Past { round: *round, newest }),
+                _ => drop(self.engine.begin_save(*round, *now, &mut self.commands)),
+            },
+            CheckpointOrder::Where => {
+                let waits = self.engine.save_waits();
+                let waits = waits.map(|(round, left, chunk, version)| Waits { round, left, chunk, version });
+                let (lane, newest) = (self.config.engine.lane.0, self.engine.newest_version());
+                self.tell_save(CheckpointNews::At { lane, newest, waits });
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
-            CheckpointOrder::Drop { round } => self.engine.drop_save(*round, &mut self.commands),
+            CheckpointOrder::Drop { round } => {
+                if self.saves.begun == Some(*round) {
+                    self.forget_save();
+                }
+                self.engine.drop_save(*round, &mut self.commands);
+            }
         }
         self.save()?;
         self.execute()
@@ -45,12 +67,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Copies what is due and has room. True where something was copied.
     pub(super) fn save(&mut self) -> Result<bool, LaneError> {
         self.tell_savings();
+        if self.engine.saving().is_none() && self.saves.rows.is_empty() {
+            return Ok(false);
+        }
         let Some(saver) = self.saves.saver.clone() else { return Ok(false) };
-        let Some((round, left)) = self.engine.saving() else { return Ok(false) };
+        let Some((round, left)) = self.engine.saving() else { return Ok(self.save_rows(&saver)) };
         if self.saves.begun != Some(round) {
             self.saves.begun = Some(round);
             let chunks: Vec<ChunkSpec> = self.engine.saved_chunks().map(|(_, spec)| spec).collect();
-            saver.begin(Begin { round, chunks });
+            let (rows, tables) = self.tables.to_save();
+            self.engine.note_rows_left(!rows.is_empty());
+            self.saves.rows = rows;
+            saver.begin(Begin { round, chunks, tables });
             if left == 0 {
                 self.engine.drop_save(round, &mut self.commands);
             }
@@ -77,17 +105,36 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.execute()?;
             self.tell_savings();
         }
-        Ok(copied > 0)
+        // Chunks hold rounds up, and rows do not.
+        Ok(copied > 0 || self.save_rows(&saver))
+    }
+
+    /// Copies some rows of tables, if there is room. True where some were copied.
+    fn save_rows(&mut self, saver: &LaneSaver) -> bool {
+        let Some(bytes) = self.tables.next_piece_bytes(&self.saves.rows) else { return false };
+        let Some(round) = self.saves.begun.filter(|_| saver.take(bytes)) else { return false };
+        let Some(piece) = self.tables.next_piece(&mut self.saves.rows) else {
+            saver.give(bytes);
+            return false;
+        };
+        saver.write_rows(CopiedRows { round, piece, bytes });
+        self.engine.note_rows_left(!self.saves.rows.is_empty());
+        true
+    }
+
+    fn forget_save(&mut self) {
+        self.saves.begun = None;
+        self.saves.rows.clear();
+        self.engine.note_rows_left(false);
     }
 
     /// A checkpoint ends where chunks that it is to have went elsewhere: their new server knows nothing of it.
     pub(super) fn give_up_save(&mut self) {
         let Some(round) = self.engine.torn_save() else { return };
         self.engine.drop_save(round, &mut self.commands);
-        if let Some(saver) = &self.saves.saver {
-            let reason = "shards were moved while it was written".into();
-            saver.tell(CheckpointNews::Failed { round, reason });
-        }
+        self.forget_save();
+        let reason = "shards were moved while it was written".into();
+        self.tell_save(CheckpointNews::Failed { round, reason });
     }
 
     /// Chunks that a checkpoint under way waits for, and the bytes of copies that all lanes have to write.
@@ -98,11 +145,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn tell_savings(&mut self) {
         while let Some(news) = self.engine.next_saving_news() {
-            let Some(saver) = &self.saves.saver else { continue };
-            saver.tell(match news {
+            self.tell_save(match news {
                 SavingNews::Begun(round) => CheckpointNews::Begun { round },
                 SavingNews::Passed(round) => CheckpointNews::Passed { round },
             });
+        }
+    }
+
+    fn tell_save(&self, news: CheckpointNews) {
+        if let Some(saver) = &self.saves.saver {
+            saver.tell(news);
         }
     }
 

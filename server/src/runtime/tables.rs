@@ -4,7 +4,7 @@
 use super::calls::{AnswerBody, Request};
 use super::lane::{DataLane, LaneError};
 use crate::app::{CallBuffer, ReplyBody};
-use crate::tables::{Asked, Room, TableStats, Told};
+use crate::tables::{Asked, Room, Rows, TableStats, Told};
 use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
 use proto_common::ids::Rank;
 use proto_common::table::{RowStatus, table_of};
@@ -56,13 +56,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
             (None, Some(body)) => Asked::Here(body),
             (None, None) => return Err(PostError::Closed),
         };
-        let Self { queue, tables, calls, links, .. } = self;
+        let Self { queue, tables, calls, links, saves, config, .. } = self;
+        let place = (config.rank, config.engine.lane);
+        let refill = |rows: &mut Rows, parts: usize| match saves.restorer() {
+            Some(restorer) => restorer.refill(rows, parts, place),
+            None => Ok(()),
+        };
         let allocate = |bytes| calls.allocate(bytes);
         if lies.is_none() && there.is_none() {
-            return Ok(tables.request(key, head, &body, &Room { there, allocate: &allocate }));
+            return Ok(tables.request(
+                key,
+                head,
+                &body,
+                &Room { there, allocate: &allocate, refill: &refill },
+            ));
         }
         let link = links.get(peer.0 as usize).and_then(Option::as_ref).ok_or(PostError::Closed)?;
-        let room = Room { there, allocate: &allocate };
+        let room = Room { there, allocate: &allocate, refill: &refill };
         let mut told = None;
         queue.while_open(link.channel, &mut || told = Some(tables.request(key, head, &body, &room)))?;
         told.ok_or(PostError::Closed)

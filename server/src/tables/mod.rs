@@ -4,9 +4,11 @@
 mod index;
 mod places;
 mod rows;
+mod saved;
 
 pub use places::{Asked, RowsHere, Sink, Values};
 pub use rows::{Rows, Scratch, TableStats};
+pub(crate) use saved::{Refill, RowsToSave};
 
 use fabric::{Buffer, FabricError, View};
 use proto_common::message;
@@ -36,6 +38,8 @@ pub(crate) struct Room<'a> {
     pub(crate) there: Option<View>,
     /// Memory to send them from, else.
     pub(crate) allocate: &'a dyn Fn(u64) -> Result<Buffer, FabricError>,
+    /// What a new table begins with.
+    pub(crate) refill: Refill<'a>,
 }
 
 /// See the module.
@@ -82,7 +86,7 @@ impl Tables {
         let op = RowOp::from_wire(*op);
         if op == Some(RowOp::Declare) {
             return match body {
-                Asked::Here(body) => self.declare(key, count, body),
+                Asked::Here(body) => self.declare(key, count, body, room.refill),
                 Asked::There(_) => malformed(),
             };
         }
@@ -111,7 +115,7 @@ impl Tables {
     }
 
     /// Every worker declares a table; the first one makes it.
-    fn declare(&mut self, key: u32, parts: usize, body: &[u8]) -> Told {
+    fn declare(&mut self, key: u32, parts: usize, body: &[u8], refill: Refill<'_>) -> Told {
         let spec = match message::decode::<TableSpec>(body) {
             Ok(spec) if spec.key == key => spec,
             _ => return malformed(),
@@ -136,6 +140,9 @@ impl Tables {
                 }
                 self.bytes += bytes;
                 self.tables.insert(key, rows);
+                if let Err(told) = self.refill(key, parts, refill) {
+                    return told;
+                }
             }
         }
         Told::Status(RowStatus::Done, String::new())

@@ -216,6 +216,12 @@ impl Rows {
             return None;
         }
         let row = self.vacate()?;
+        self.occupy(id, row);
+        Some(row)
+    }
+
+    /// The row is this id's, and begins.
+    fn occupy(&mut self, id: u64, row: u32) {
         let meta = Meta { id, pushes: 0, stamp: 0, older: NONE, newer: NONE };
         if row as usize == self.meta.len() {
             self.meta.push(meta);
@@ -228,7 +234,6 @@ impl Rows {
         initial.fill(id, &mut numbers[..width]);
         self.index.insert(id, row);
         self.link(row);
-        Some(row)
     }
 
     /// Memory for one more row: new, or the least recently touched one's, unless the request itself has all of them.
@@ -393,6 +398,41 @@ impl Rows {
         for (row, sum) in again.iter().zip(sums.chunks_exact(self.width)) {
             self.update(*row, sum);
         }
+    }
+
+    /// How many places for rows there are, to be copied one after the other.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.meta.len()
+    }
+
+    /// Numbers of a row, with what the rule keeps.
+    #[must_use]
+    pub fn row_numbers(&self) -> usize {
+        self.row_elements()
+    }
+
+    /// The row at a place: its id, how many pushes it had, and its numbers.
+    #[must_use]
+    pub fn at(&self, place: usize) -> Option<(u64, u64, &[f32])> {
+        let meta = self.meta.get(place)?;
+        Some((meta.id, meta.pushes, self.row(place as u32)))
+    }
+
+    /// Puts a row there as it was, whether or not it would be admitted. False where there is no room.
+    pub fn put(&mut self, id: u64, pushes: u64, numbers: &[f32]) -> bool {
+        self.request += 1;
+        let row = match self.index.get(id) {
+            Some(row) => row,
+            None => {
+                let Some(row) = self.vacate() else { return false };
+                self.occupy(id, row);
+                row
+            }
+        };
+        self.meta[row as usize].pushes = pushes;
+        self.row_mut(row).copy_from_slice(numbers);
+        true
     }
 
     #[inline]

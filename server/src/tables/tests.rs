@@ -45,7 +45,7 @@ impl Bed {
     fn ask(&mut self, key: u32, op: RowOp, count: usize, body: &[u8]) -> Told {
         let Self { tables, pool, .. } = self;
         let allocate = |bytes| pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()));
-        let room = Room { there: None, allocate: &allocate };
+        let room = Room { there: None, allocate: &allocate, refill: &|_, _| Ok(()) };
         tables.request(key, &head(op, count), &Asked::Here(body), &room)
     }
 
@@ -55,7 +55,7 @@ impl Bed {
         worker.write(0, body).unwrap();
         let view = |offset, bytes| View::from(worker.span(offset, bytes).unwrap());
         let allocate = |bytes| pool.allocate(bytes).map_err(|error| FabricError::Internal(error.to_string()));
-        let room = Room { there: Some(view(2048, room_bytes)), allocate: &allocate };
+        let room = Room { there: Some(view(2048, room_bytes)), allocate: &allocate, refill: &|_, _| Ok(()) };
         tables.request(KEY, &head(op, count), &Asked::There(view(0, body.len() as u64)), &room)
     }
 

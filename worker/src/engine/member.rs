@@ -164,6 +164,7 @@ impl Member {
             | FromScheduler::AskRounds { .. }
             | FromScheduler::Checkpoint(_)
             | FromScheduler::CheckpointSaved { .. }
+            | FromScheduler::CheckpointGoes(_)
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck

@@ -2,7 +2,8 @@
 
 use super::*;
 use proto_common::ids::ChunkId;
-use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
 
 fn declared(rig: &mut Rig, chunks: u64) -> Vec<Key> {
     let spec = TensorSpec::f32(1, chunks * rig.engine.config.shape.chunk_bytes / 4, Optimizer::sum());
@@ -131,4 +132,104 @@ fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
     let mut without = Rig::running(1, 1);
     without.engine.checkpoints = Checkpoints::new(false);
     assert_eq!(saved(&without.say(worker(0), ask(1))), [(1, Err(SaveError::NoPlace))]);
+}
+
+const OPERATOR: ConnectionId = ConnectionId(900);
+
+fn operator(rig: &mut Rig, timeout_ms: u64) -> Vec<Command> {
+    let message = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms };
+    rig.engine.handle(rig.now_ms, Input::Message { from: OPERATOR, message })
+}
+
+fn at(newest: u64) -> ToScheduler {
+    ToScheduler::Checkpoint(CheckpointNews::At { lane: 0, newest, waits: None })
+}
+
+#[test]
+fn an_operator_has_a_round_that_no_server_has_reached() {
+    let mut rig = Rig::running(2, 1);
+    declared(&mut rig, 4);
+    assert_eq!(orders(&operator(&mut rig, 1000)), [(2, CheckpointOrder::Where)]);
+    assert!(operator(&mut rig, 1000).is_empty(), "asked already");
+    assert!(orders(&rig.say(server(0), at(3))).is_empty());
+    let begun = orders(&rig.say(server(1), at(2)));
+    assert_eq!(begun, [(2, CheckpointOrder::Save { round: 5, now: false })]);
+    // A lane is past it: another one is named, further ahead.
+    let past = ToScheduler::Checkpoint(CheckpointNews::Past { round: 5, newest: 6 });
+    let commands = rig.say(server(1), past.clone());
+    assert_eq!(orders(&commands), [(2, CheckpointOrder::Drop { round: 5 }), (2, CheckpointOrder::Where)]);
+    assert!(saved(&commands).is_empty(), "it is not over for who asked");
+    assert!(rig.say(server(0), past).is_empty());
+    rig.say(server(0), at(7));
+    let begun = orders(&rig.say(server(1), at(6)));
+    assert_eq!(begun, [(2, CheckpointOrder::Save { round: 11, now: false })]);
+    let part = |first, chunks| {
+        let ToScheduler::Checkpoint(CheckpointNews::Part(part)) = part(0, first, chunks, 11) else {
+            unreachable!()
+        };
+        ToScheduler::Checkpoint(CheckpointNews::Part(PartWritten { round: 11, ..part }))
+    };
+    rig.say(server(0), part(0, 2));
+    let commands = rig.say(server(1), part(2, 2));
+    assert!(matches!(&commands[..], [Command::WriteManifest(_)]), "{commands:?}");
+    let written = Input::ManifestWritten { round: 11, result: Ok("round-11".into()) };
+    let answers = saved(&rig.engine.handle(0, written));
+    assert_eq!(answers, [(0, Ok("round-11".into())), (0, Ok("round-11".into()))]);
+}
+
+#[test]
+fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
+    let mut rig = Rig::running(2, 1);
+    declared(&mut rig, 4);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    assert!(operator(&mut rig, 100).is_empty(), "one at a time");
+    let commands = rig.engine.handle(rig.now_ms + 100, Input::Tick);
+    let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
+    assert!(error.to_string().contains("round 5 is still being written"), "{error}");
+    operator(&mut rig, 100_000);
+    let failed = CheckpointNews::Failed { round: 5, reason: "no room".into() };
+    rig.say(server(0), ToScheduler::Checkpoint(failed));
+    let commands = rig.engine.handle(rig.now_ms + 101, Input::Tick);
+    assert_eq!(orders(&commands), [(2, CheckpointOrder::Where)], "now it is its turn");
+    // Training stands still: the error says where.
+    rig.say(server(0), at(3));
+    rig.say(server(1), at(3));
+    let waits = Waits { round: 5, left: 2, chunk: ChunkId::new(1, 3), version: 3 };
+    let waiting = CheckpointNews::At { lane: 0, newest: 3, waits: Some(waits) };
+    rig.say(server(1), ToScheduler::Checkpoint(waiting));
+    rig.now_ms += 90_000;
+    (0..2).for_each(|rank| drop(rig.say(server(rank), ToScheduler::Heartbeat(MemberReport::default()))));
+    rig.say(worker(0), ToScheduler::Heartbeat(MemberReport::default()));
+    rig.engine
+        .checkpoints
+        .pending
+        .values_mut()
+        .for_each(|p| p.askers.iter_mut().for_each(|a| a.deadline_ms = 0));
+    let commands = rig.engine.handle(rig.now_ms, Input::Tick);
+    let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
+    let words = "server 1 lane 0 (2 chunks; chunk 3 of tensor 1 is at round 3, not yet at 5)";
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
+    for is_written in [true, false] {
+        let mut rig = Rig::running(1, 1);
+        declared(&mut rig, 4);
+        rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+        let commands = rig.say(worker(0), ToScheduler::Goodbye);
+        assert_eq!(orders(&commands), [(1, CheckpointOrder::Passed { round: 5 })]);
+        assert_eq!(rig.engine.phase, Phase::Running);
+        assert!(saved(&operator(&mut rig, 100))[0].1.is_err(), "too late for another one");
+        if is_written {
+            rig.say(server(0), part(0, 0, 4, 5));
+            assert_eq!(rig.engine.phase, Phase::Running);
+            rig.engine.handle(rig.now_ms, Input::ManifestWritten { round: 5, result: Ok("round-5".into()) });
+        } else {
+            rig.engine.handle(rig.now_ms + DRAIN_MS - 1, Input::Tick);
+            assert_eq!(rig.engine.phase, Phase::Running);
+            rig.engine.handle(rig.now_ms + DRAIN_MS, Input::Tick);
+        }
+        assert!(matches!(rig.engine.phase, Phase::Ending { outcome: Outcome::Done { .. }, .. }));
+    }
 }

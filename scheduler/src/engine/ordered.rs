@@ -1,0 +1,229 @@
+//! Checkpoints that operators ask for: servers say how far they are, then a round is named that none of them has reached. Where
+//! one has got there before it heard of it, another one is named, further on. It must not know how parts come together.
+
+use super::checkpoints::{ASKERS_MAX, Asker, Checkpoints, Wanted, answer, order};
+use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse, send};
+use proto_common::ids::{Epoch, Rank, Role};
+use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::{CheckpointOrder, FromScheduler, RefusalReason, SaveError, SaveProgress, Waits};
+use std::collections::BTreeMap;
+
+/// Rounds between what servers said and the one that is named, at first; twice as many each time that one was past it.
+const AHEAD: u64 = 2;
+const AHEAD_MAX: u64 = 1 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) askers: Vec<Asker>,
+    /// Servers were asked how far they are: what each lane has said.
+    asked: Option<BTreeMap<(Rank, u16), u64>>,
+    ahead: u64,
+    /// What was told last.
+    told: SaveProgress,
+    newest: u64,
+}
+
+impl Default for Ordered {
+    fn default() -> Self {
+        let (askers, told) = (Vec::new(), SaveProgress::default());
+        Self { askers, asked: None, ahead: AHEAD, told, newest: 0 }
+    }
+}
+
+impl Ordered {
+    /// What servers said does not count any more.
+    pub(super) fn ask_anew(&mut self) {
+        self.asked = None;
+    }
+}
+
+impl Checkpoints {
+    /// Asks servers how far they are, where somebody waits for that and nothing else is being written.
+    fn ask_servers(&mut self, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
+        let is_idle = self.ordered.asked.is_none() && !self.is_collecting();
+        if is_idle && !self.ordered.askers.is_empty() {
+            self.ordered.asked = Some(BTreeMap::new());
+            order(&wanted.servers, CheckpointOrder::Where, out);
+        }
+    }
+
+    /// A lane says how far it is.
+    pub(super) fn at(
+        &mut self,
+        from: Rank,
+        (lane, newest, waits): (u16, u64, Option<Waits>),
+        epoch: Epoch,
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
+        if lane >= wanted.lanes {
+            return;
+        }
+        self.ordered.newest = self.ordered.newest.max(newest);
+        if let Some(waits) = waits
+            && let Some(pending) = self.pending.get_mut(&waits.round)
+            && !pending.parts.contains_key(&(from, lane))
+        {
+            pending.waits.insert((from, lane), waits);
+        }
+        let Some(asked) = &mut self.ordered.asked else { return };
+        asked.insert((from, lane), newest);
+        if asked.len() < wanted.servers.len() * usize::from(wanted.lanes) {
+            return;
+        }
+        let newest = asked.values().max().copied().unwrap_or(0);
+        self.ordered.asked = None;
+        // One that began by itself meanwhile is waited for.
+        if self.ordered.askers.is_empty() || self.is_collecting() {
+            return;
+        }
+        let round = newest.saturating_add(self.ordered.ahead);
+        let askers = std::mem::take(&mut self.ordered.askers);
+        self.begin(round, false, epoch, wanted, out);
+        let pending = self.pending.entry(round).or_default();
+        (pending.askers, pending.is_ordered) = (askers, true);
+    }
+
+    /// A server had gone on past a round before it heard of it.
+    pub(super) fn past(
+        &mut self,
+        from: Rank,
+        (round, newest): (u64, u64),
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(pending) = self.pending.get_mut(&round) else { return };
+        if pending.is_ordered {
+            self.ordered.askers.append(&mut pending.askers);
+            self.ordered.ahead = (2 * self.ordered.ahead).min(AHEAD_MAX);
+        }
+        let why = format!("server {from} was at round {newest} when it heard of it");
+        self.fail(round, &why, &wanted.servers, out);
+        self.ask_servers(wanted, out);
+    }
+
+    /// Answers those whose checkpoint has not even begun by their deadline.
+    pub(super) fn expire_ordered(&mut self, now_ms: u64, all: &[(Rank, u16)], out: &mut Vec<Command>) {
+        let (late, left) = self.ordered.askers.drain(..).partition(|asker| asker.deadline_ms <= now_ms);
+        self.ordered.askers = left;
+        let late: Vec<Asker> = late;
+        for asker in late {
+            let waited_ms = now_ms.saturating_sub(asker.since_ms);
+            let other = self.pending.iter().find(|(_, pending)| !pending.is_complete);
+            let silent = |asked: &BTreeMap<(Rank, u16), u64>| {
+                let silent = all.iter().filter(|part| !asked.contains_key(part));
+                let mut servers: Vec<String> = silent.map(|(server, _)| server.to_string()).collect();
+                servers.dedup();
+                servers.truncate(8);
+                format!("servers {} have not said how far they are", servers.join(", "))
+            };
+            let why = match (other, &self.ordered.asked) {
+                (Some((round, _)), _) => format!("the checkpoint of round {round} is still being written"),
+                (None, Some(asked)) => silent(asked),
+                (None, None) => "servers come and go".into(),
+            };
+            answer(&[asker], &Err(SaveError::NotBegun { waited_ms, why }), out);
+        }
+    }
+
+    /// Operators hear how it goes, when it has gone on.
+    fn tell_progress(&mut self, parts_expected: u64, out: &mut Vec<Command>) {
+        let ordered = self.pending.iter().find(|(_, pending)| pending.is_ordered);
+        let now = SaveProgress {
+            round: ordered.map(|(round, _)| *round),
+            newest: self.ordered.newest,
+            parts: ordered.map_or(0, |(_, pending)| pending.parts.len() as u64),
+            parts_expected,
+        };
+        let askers = ordered.map_or(&self.ordered.askers, |(_, pending)| &pending.askers);
+        if now == self.ordered.told || askers.is_empty() {
+            return;
+        }
+        let mut to: Vec<ConnectionId> = askers.iter().map(|asker| asker.connection).collect();
+        to.dedup();
+        out.push(Command::Send { to, message: Box::new(FromScheduler::CheckpointGoes(now)) });
+        self.ordered.told = now;
+    }
+
+    /// Is anything under way, or to be begun?
+    pub(super) fn is_writing(&self) -> bool {
+        !self.pending.is_empty()
+    }
+}
+
+impl Engine {
+    /// An operator asks for a checkpoint.
+    pub(super) fn order_checkpoint(
+        &mut self,
+        now_ms: u64,
+        from: ConnectionId,
+        (protocol, timeout_ms): (u32, u64),
+        out: &mut Vec<Command>,
+    ) {
+        if protocol != PROTOCOL_VERSION {
+            return refuse(from, RefusalReason::Protocol { theirs: protocol, ours: PROTOCOL_VERSION }, out);
+        }
+        let not_now = |what: &str| Some(SaveError::NotNow(what.into()));
+        let refused = match self.phase {
+            _ if !self.checkpoints.has_place => Some(SaveError::NoPlace),
+            Phase::Running if self.saving_until_ms.is_some() => not_now("the job is ending"),
+            Phase::Running if self.checkpoints.askers() >= ASKERS_MAX => {
+                not_now("too many wait for checkpoints; ask again when some have theirs")
+            }
+            Phase::Running => None,
+            Phase::Assembling => not_now("the cluster is not complete yet; ask when training runs"),
+            Phase::Rebuilding => {
+                not_now("the scheduler is waiting for the members of its job; ask again soon")
+            }
+            Phase::Ending { .. } | Phase::Ended { .. } => not_now("the job is ending"),
+        };
+        if let Some(error) = refused {
+            return out.push(send(from, FromScheduler::CheckpointSaved { request: 0, result: Err(error) }));
+        }
+        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        let asker = Asker { connection: from, request: 0, since_ms: now_ms, deadline_ms };
+        self.checkpoints.ordered.askers.push(asker);
+        self.checkpoints.ordered.told = SaveProgress::default();
+        self.ask_servers(out);
+    }
+
+    /// What operators wait for is begun as soon as it can be.
+    pub(super) fn ask_servers(&mut self, out: &mut Vec<Command>) {
+        let mut checkpoints = std::mem::take(&mut self.checkpoints);
+        if self.phase == Phase::Running {
+            checkpoints.ask_servers(&self.wanted(), out);
+        }
+        self.checkpoints = checkpoints;
+    }
+
+    /// Deadlines, progress, and what is to be begun.
+    pub(super) fn tick_checkpoints(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        let parts = self.checkpoint_parts();
+        self.checkpoints.expire(now_ms, &parts, out);
+        self.ask_servers(out);
+        self.checkpoints.tell_progress(parts.len() as u64, out);
+        let is_waited_for = self.checkpoints.pending.values().any(|p| !p.askers.is_empty() && !p.is_complete);
+        if is_waited_for {
+            order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Where, out);
+        }
+    }
+
+    /// No worker contributes any more: what is under way takes chunks as they are. True where there is something to wait for.
+    pub(super) fn pass_checkpoints(&mut self, out: &mut Vec<Command>) -> bool {
+        let servers = self.present(|id| id.role == Role::Server);
+        self.refuse_orders("all workers are done", out);
+        for (round, pending) in &self.checkpoints.pending {
+            if !pending.is_complete {
+                order(&servers, CheckpointOrder::Passed { round: *round }, out);
+            }
+        }
+        self.checkpoints.is_writing()
+    }
+
+    /// What was asked for and is not begun is not.
+    pub(super) fn refuse_orders(&mut self, why: &str, out: &mut Vec<Command>) {
+        let askers = std::mem::take(&mut self.checkpoints.ordered.askers);
+        answer(&askers, &Err(SaveError::NotNow(why.into())), out);
+    }
+}

@@ -17,7 +17,7 @@ use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
@@ -53,7 +53,8 @@ pub struct LinkSender {
 #[derive(Debug)]
 enum Outgoing {
     Frame(Vec<u8>),
-    Last(Vec<u8>),
+    /// With whom to tell when it is written.
+    Last(Vec<u8>, oneshot::Sender<()>),
 }
 
 impl LinkSender {
@@ -99,7 +100,7 @@ impl SchedulerLink {
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new(settings, register, &welcome, resume);
         let keeper =
-            Keeper { events, outgoing, report, beat: beats(&welcome), said_last: false, parting: false };
+            Keeper { events, outgoing, unsaid: None, report, beat: beats(&welcome), said_last: false, parting: false };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
@@ -111,19 +112,41 @@ impl SchedulerLink {
     }
 
     /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close,
-    /// all within `limit`. Senders are of no use afterwards.
+    /// all within `limit`. A goodbye that is not heard is a death: while there is no scheduler it waits for the next one, for
+    /// as long as the link looks for it. Senders are of no use afterwards.
     pub async fn finish(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
-        let frame = Outgoing::Last(frame_of(last)?);
-        let orderly = async {
-            self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
+        let (written, mut is_written) = oneshot::channel();
+        let frame = Outgoing::Last(frame_of(last)?, written);
+        let (sender, events) = (self.sender.clone(), &mut self.events);
+        let said = async move {
+            // A lost link reports itself as an event.
+            let _ = sender.frames.send(frame).await;
+            loop {
+                tokio::select! {
+                    biased;
+                    Ok(()) = &mut is_written => return Ok(()),
+                    event = events.recv() => match event {
+                        Some(LinkEvent::Lost(error)) => return Err(error),
+                        Some(_) => {}
+                        None => return Err(LinkError::Closed),
+                    },
+                }
+            }
+        };
+        match last {
+            ToScheduler::Goodbye => said.await?,
+            _ => timeout(limit, said).await.unwrap_or(Err(LinkError::Closed))?,
+        }
+        let closed = async {
             while let Some(event) = self.events.recv().await {
                 if matches!(event, LinkEvent::Lost(_)) {
                     break;
                 }
             }
-            Ok(())
         };
-        timeout(limit, orderly).await.unwrap_or(Ok(()))
+        // It was said; whoever does not close is no reason to stay.
+        let _ = timeout(limit, closed).await;
+        Ok(())
     }
 }
 
@@ -144,6 +167,8 @@ fn beats(welcome: &Welcome) -> Interval {
 struct Keeper<R> {
     events: mpsc::Sender<LinkEvent>,
     outgoing: mpsc::Receiver<Outgoing>,
+    /// A last word that a lost connection did not take.
+    unsaid: Option<Outgoing>,
     report: R,
     beat: Interval,
     /// We have said the last word.
@@ -192,7 +217,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
     /// One connection's life; says how it was lost. None when nobody listens to us any more.
     async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<LinkError> {
         let (read, write) = connection.into_split();
-        let writer = write_frames(write, &mut self.outgoing, &mut self.beat, silence, &mut self.report);
+        let writer = write_frames(write, (&mut self.outgoing, &mut self.unsaid), &mut self.beat, silence, &mut self.report);
         let reader = read_events(read, &self.events, silence, &mut self.parting);
         tokio::pin!(writer, reader);
         // The reading half sees a broken connection as well, and says so.
@@ -239,14 +264,16 @@ async fn read_events(
 /// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: then true.
 async fn write_frames(
     mut write: WriteHalf,
-    outgoing: &mut mpsc::Receiver<Outgoing>,
+    (outgoing, unsaid): (&mut mpsc::Receiver<Outgoing>, &mut Option<Outgoing>),
     beat: &mut Interval,
     limit: Duration,
     report: &mut impl FnMut() -> MemberReport,
 ) -> bool {
     loop {
+        let waits = unsaid.take();
         let next = tokio::select! {
             biased;
+            Some(last) = std::future::ready(waits) => last,
             _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
                 Ok(frame) => Outgoing::Frame(frame),
                 Err(error) => {
@@ -261,14 +288,17 @@ async fn write_frames(
             },
         };
         let (frame, last) = match next {
-            Outgoing::Frame(frame) => (frame, false),
-            Outgoing::Last(frame) => (frame, true),
+            Outgoing::Frame(frame) => (frame, None),
+            Outgoing::Last(frame, written) => (frame, Some(written)),
         };
         if let Err(error) = write.write_within(&frame, limit).await {
             tracing::debug!(%error, "cannot write to the scheduler");
-            return last;
+            *unsaid = last.map(|written| Outgoing::Last(frame, written));
+            return false;
         }
-        if last {
+        if let Some(written) = last {
+            // Nobody listens where its time is up.
+            let _ = written.send(());
             let _ = write.close().await;
             return true;
         }

@@ -230,3 +230,34 @@ async fn after_the_schedulers_last_word_nobody_looks_for_another() {
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Message(FromScheduler::Shutdown { .. }))));
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Lost(LinkError::Closed))));
 }
+
+#[tokio::test]
+async fn a_goodbye_waits_for_the_next_scheduler_and_an_unheard_one_is_an_error() {
+    let resume = Some(Resume { rank: Rank(2), ..Resume::default() });
+    let (mut link, scheduler, listener, settings) = linked_for(30_000, resume.clone()).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let next = async {
+        let mut connection = Connection::new(listener.accept().await.unwrap().0).unwrap();
+        // Sleep: longer than the member waits for a scheduler that is there; nothing tells that it did not give up.
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let first = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
+        assert!(matches!(first, ToScheduler::Register(_)), "{first:?}");
+        let part = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
+        assert!(matches!(part, ToScheduler::Resuming { last: true, .. }), "{part:?}");
+        connection.send_within(&welcome(&settings), LONG).await.unwrap();
+        let mut heard = Vec::new();
+        while let Some(message) = connection.receive_within::<ToScheduler>(LONG).await.unwrap() {
+            heard.push(message);
+        }
+        heard
+    };
+    let (finished, heard) = tokio::join!(link.finish(&ToScheduler::Goodbye, Duration::from_millis(20)), next);
+    finished.unwrap();
+    assert!(heard.contains(&ToScheduler::Goodbye), "{heard:?}");
+    let (mut link, scheduler, listener, _) = linked_for(200, resume).await;
+    drop((scheduler, listener));
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let finished = link.finish(&ToScheduler::Goodbye, Duration::from_millis(20)).await;
+    assert!(matches!(finished, Err(LinkError::NotBack { .. })), "{finished:?}");
+}

@@ -17,7 +17,7 @@ built=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 venv=$built/python/$which
 needs=('numpy>=1.22' 'pytest>=8' 'maturin>=1.9,<2')
 case $which in
-    core) needs+=("mypy>=1.10" "ml_dtypes>=0.4") tests=(--ignore="$PWD/bindings/python/tests/frameworks" "$PWD/bindings/python/tests") ;;
+    core) needs+=("mypy>=1.10" "ml_dtypes>=0.4" "safetensors>=0.4") tests=(--ignore="$PWD/bindings/python/tests/frameworks" "$PWD/bindings/python/tests") ;;
     # With the last numpy that has what these releases use of it.
     mxnet) needs+=("numpy==1.23.5" "mxnet==1.9.1") tests=("$PWD/bindings/python/tests_mxnet") ;;
     mxnet2) needs+=("numpy==1.23.5" "mxnet==2.0.0b1") tests=("$PWD/bindings/python/tests_mxnet") ;;

@@ -2,6 +2,8 @@
 //! know roles, threads or channels: servers write parts, the scheduler writes manifests, and the command line looks at both.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "object-store")]
+mod bucket;
 mod catalog;
 mod directory;
 mod entry;

@@ -37,8 +37,11 @@ pub trait Store: Debug + Send + Sync {
 pub fn open(place: &str) -> Result<Arc<dyn Store>, CheckpointError> {
     match place.split_once("://") {
         None => Ok(Arc::new(Directory::new(place))),
+        #[cfg(feature = "object-store")]
+        Some(_) => Ok(Arc::new(crate::bucket::Bucket::open(place)?)),
+        #[cfg(not(feature = "object-store"))]
         Some(_) => {
-            let why = "this build knows directories only".to_owned();
+            let why = "this build knows directories only; build it with the feature object-store".to_owned();
             Err(CheckpointError::BadPlace { place: place.into(), why })
         }
     }

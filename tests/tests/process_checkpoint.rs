@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use checkpoint::{Directory, Listed, Store, list, round_name, verify};
+use checkpoint::{Directory, Listed, Store, list, newest, round_name, verify};
 use gradwire_tests::rigs::bed::Bed;
-use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::cluster::{Cluster, Place};
 use gradwire_tests::rigs::job::join;
+use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::training::hash_in;
 use gradwire_worker::{Client, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
@@ -159,6 +161,31 @@ fn any_number_of_servers_goes_on_from_what_any_other_wrote_with_the_same_bits() 
             bed.end();
         }
     }
+}
+
+#[test]
+fn a_round_is_written_again_as_often_as_somebody_asks_and_nothing_is_written_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    let bed = bed(2, 2, directory.path(), |settings| settings.checkpoint.every_rounds = 2);
+    train(&bed.clients, 4);
+    let mut files = Vec::new();
+    for client in [0, 1, 0] {
+        assert_eq!(save(&bed.clients[client]), round_name(4));
+        verify(&store, &round_name(4), |_, _| ()).unwrap();
+        let parts = newest(&*store).unwrap().unwrap().parts;
+        files.extend(parts.into_iter().map(|part| part.file));
+    }
+    // The first may be the one that had begun by itself.
+    let (count, mut distinct) = (files.len(), files);
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), count, "{distinct:?}");
+    // And those that begin by themselves do so afterwards.
+    train(&bed.clients, 8);
+    assert_eq!(save(&bed.clients[1]), round_name(8));
+    bed.end();
+    assert!(complete(&*store).contains(&round_name(6)) || complete(&*store).contains(&round_name(8)));
 }
 
 fn complete(store: &dyn Store) -> Vec<String> {
@@ -334,7 +361,8 @@ fn halves_keep_their_exact_weights() {
                 for round in from + 1..=to {
                     for (at, (tensor, out)) in tensors.iter().zip(&mut weights).enumerate() {
                         // Small steps: what a half cannot say is in the exact weights only.
-                        let number = |at: usize| value(tensor.key().0, at, client.rank(), round) as f32 / 4096.0;
+                        let number =
+                            |at: usize| value(tensor.key().0, at, client.rank(), round) as f32 / 4096.0;
                         if at == 0 {
                             let gradient: Vec<half::f16> =
                                 (0..3000).map(|at| half::f16::from_f32(number(at))).collect();
@@ -349,9 +377,6 @@ fn halves_keep_their_exact_weights() {
                             out.iter_mut().zip(into).for_each(|(out, value)| *out = value.to_bits());
                         }
                     }
-                }
-                if from == 0 && to == 5 {
-                    assert_eq!(client.rank() < WORKERS, true);
                 }
                 weights
             };
@@ -388,9 +413,11 @@ fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
             }
             to
         });
-        let saved = Command::new(program("gradwire"))
+        let saved = cluster
+            .place
+            .command("gradwire")
             .args(["checkpoint", "save", "--timeout-s", "60", "--scheduler"])
-            .arg(cluster.address())
+            .arg(&cluster.control)
             .output()
             .unwrap();
         over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -404,12 +431,50 @@ fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
     let manifest = checkpoint::newest(&*store).unwrap().unwrap();
     assert!(manifest.tensors.iter().take(4).all(|tensor| tensor.version == manifest.round), "{manifest:?}");
     // Nobody trains: it says what it waits for.
-    let late = Command::new(program("gradwire"))
+    let late = cluster
+        .place
+        .command("gradwire")
         .args(["checkpoint", "save", "--timeout-s", "1", "--scheduler"])
-        .arg(cluster.address())
+        .arg(&cluster.control)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&late.stderr).into_owned();
     assert!(!late.status.success() && text.contains("of tensor") && text.contains("not yet at"), "{text}");
     drop((clients, cluster));
+}
+
+const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "5", "--batch", "8", "--seed", "7"];
+
+/// Trains the demo on so many servers until `epoch` is over, and kills everybody then; to the end without it.
+fn demo(servers: u32, directory: &Path, epoch: Option<&str>) -> String {
+    let place = format!("checkpoint.directory={}", directory.display());
+    let mut words = vec!["--set", &place, "--set", "cluster.chunk_bytes=4096"];
+    words.extend(["--set", "checkpoint.every_rounds=10", "--set", "checkpoint.restore=latest"]);
+    let mut cluster = Cluster::new(servers, 4, &words);
+    cluster.add_servers(servers, &words);
+    cluster.add_trainers(4, &[&TRAIN[..], &["--jitter-us", "1500"]].concat());
+    if let Some(epoch) = epoch {
+        cluster.workers[0].expect_line(&format!("epoch {epoch}/"), PATIENCE);
+        cluster.everyone().for_each(|process| process.kill());
+        return String::new();
+    }
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    hash_in(&cluster.workers[0].log().text())
+}
+
+#[test]
+fn the_demo_goes_on_from_a_checkpoint_to_the_hash_of_an_undisturbed_run() {
+    let mut reference = Place::default().command("gradwire-worker");
+    reference.arg("train").args(TRAIN).args(["--reference", "--workers", "4"]);
+    let mut reference = Process::start("reference", &mut reference);
+    let directory = tempfile::tempdir().unwrap();
+    demo(2, directory.path(), Some("3"));
+    let store = Directory::new(directory.path());
+    let killed_at = checkpoint::newest(&store).unwrap().expect("one was complete").round;
+    let hash = demo(3, directory.path(), None);
+    assert_eq!(reference.expect_end(PATIENCE), 0);
+    assert_eq!(hash, hash_in(&reference.log().text()));
+    assert!(checkpoint::newest(&store).unwrap().unwrap().round > killed_at, "and it wrote others");
 }

@@ -240,6 +240,10 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
+    if !place.is_empty() {
+        // A place that this build cannot reach is told before training, not by the first checkpoint.
+        checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
+    }
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let saver = Saver::start(&settings.checkpoint, own, has_room)?;
     let open = |name: &String| {

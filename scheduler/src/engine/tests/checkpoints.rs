@@ -1,6 +1,7 @@
 //! When a checkpoint is complete, and what keeps it from it.
 
 use super::*;
+use crate::engine::checkpoints::ENDED_KEPT;
 use proto_common::ids::ChunkId;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
@@ -119,6 +120,31 @@ fn what_servers_begin_reaches_all_of_them_once() {
 }
 
 #[test]
+fn one_that_is_over_is_not_begun_again_by_a_word_that_was_on_its_way() {
+    let mut rig = Rig::running(2, 1);
+    let say = |rig: &mut Rig, from, news| orders(&rig.say(server(from), ToScheduler::Checkpoint(news)));
+    say(&mut rig, 0, CheckpointNews::Begun { round: 5 });
+    say(&mut rig, 0, CheckpointNews::Failed { round: 5, reason: "no room".into() });
+    let again = say(&mut rig, 1, CheckpointNews::Begun { round: 5 });
+    assert_eq!(again, [(2, CheckpointOrder::Drop { round: 5 })], "server 0 would not write it");
+    let next = say(&mut rig, 1, CheckpointNews::Begun { round: 10 });
+    assert_eq!(next, [(2, CheckpointOrder::Save { round: 10, now: false })], "and the next one is tried");
+    for round in 11..=10 + 2 * ENDED_KEPT as u64 {
+        say(&mut rig, 0, CheckpointNews::Failed { round: round - 1, reason: "no room".into() });
+        say(&mut rig, 0, CheckpointNews::Begun { round });
+    }
+    assert_eq!(rig.engine.checkpoints.ended.len(), ENDED_KEPT);
+}
+
+#[test]
+fn who_asks_for_one_that_has_begun_by_itself_does_not_wait_for_what_takes_no_part() {
+    let mut rig = Rig::running(2, 1);
+    rig.say(server(1), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    assert_eq!(orders(&rig.say(worker(0), ask(7))), [(2, CheckpointOrder::Passed { round: 5 })]);
+    assert!(rig.say(worker(0), ask(8)).is_empty(), "told once");
+}
+
+#[test]
 fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
     let mut rig = Rig::running(2, 1);
     rig.say(worker(0), ask(7));
@@ -180,6 +206,7 @@ fn an_operator_has_a_round_that_no_server_has_reached() {
 #[test]
 fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
     let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.silence_ms = 10_000;
     declared(&mut rig, 4);
     rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
     assert!(operator(&mut rig, 100).is_empty(), "one at a time");
@@ -197,9 +224,6 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
     let waits = Waits { round: 5, left: 2, chunk: ChunkId::new(1, 3), version: 3 };
     let waiting = CheckpointNews::At { lane: 0, newest: 3, waits: Some(waits) };
     rig.say(server(1), ToScheduler::Checkpoint(waiting));
-    rig.now_ms += 90_000;
-    (0..2).for_each(|rank| drop(rig.say(server(rank), ToScheduler::Heartbeat(MemberReport::default()))));
-    rig.say(worker(0), ToScheduler::Heartbeat(MemberReport::default()));
     rig.engine
         .checkpoints
         .pending
@@ -215,6 +239,7 @@ fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
 fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
     for is_written in [true, false] {
         let mut rig = Rig::running(1, 1);
+        rig.engine.config.shape.silence_ms = 10 * DRAIN_MS;
         declared(&mut rig, 4);
         rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
         let commands = rig.say(worker(0), ToScheduler::Goodbye);

@@ -1,0 +1,217 @@
+//! Checkpoints in an object store that speaks S3. Objects appear whole or not at all, so nothing is renamed: a part is written
+//! to a local file, and sent when it is whole. It must not know what files hold.
+
+use crate::error::CheckpointError;
+use crate::store::Store;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::path::Path as Key;
+use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use std::future::Future;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use tokio::runtime::{Builder, Runtime};
+
+/// Bytes that are sent at once; the store's parts are as long.
+const PIECE_BYTES: usize = 8 << 20;
+/// Pieces under way.
+const PIECES_AHEAD: usize = 4;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    place: String,
+    prefix: Key,
+    store: Arc<AmazonS3>,
+    /// Taken out when it is dropped.
+    runtime: Option<Runtime>,
+    /// Where parts are written before they are sent.
+    stage: PathBuf,
+}
+
+/// Tells directories of stores in one process apart.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+impl Bucket {
+    /// The store at `s3://bucket/prefix`. Credentials, region and endpoint come from the variables that AWS's own tools read.
+    pub(crate) fn open(place: &str) -> Result<Self, CheckpointError> {
+        Self::build(place, AmazonS3Builder::from_env())
+    }
+
+    fn build(place: &str, builder: AmazonS3Builder) -> Result<Self, CheckpointError> {
+        let bad = |why: String| CheckpointError::BadPlace { place: place.into(), why };
+        let only = "of object stores only s3://BUCKET/PATH is known";
+        let rest = place.strip_prefix("s3://").ok_or_else(|| bad(only.into()))?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            return Err(bad(only.into()));
+        }
+        let prefix = Key::parse(prefix).map_err(|error| bad(error.to_string()))?;
+        let store = builder.with_bucket_name(bucket).build().map_err(|error| bad(error.to_string()))?;
+        let mut runtime = Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).thread_name("gradwire-store").enable_all().build();
+        let runtime = runtime.map_err(CheckpointError::io("begin to reach", place))?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let stage = std::env::temp_dir().join(format!("gradwire-store-{}-{number}", std::process::id()));
+        Ok(Self { place: place.into(), prefix, store: Arc::new(store), runtime: Some(runtime), stage })
+    }
+
+    fn key(&self, name: &str, file: &str) -> Key {
+        self.prefix.clone().join(name).join(file)
+    }
+
+    /// Does it on the store's own thread, and waits: callers may be on any thread, also on one of another runtime. The client
+    /// gives each request its deadline, and repeats it so often.
+    fn wait<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        key: &Key,
+        work: impl Future<Output = object_store::Result<T>> + Send + 'static,
+    ) -> Result<Option<T>, CheckpointError> {
+        let failed = |source: io::Error| CheckpointError::io(what, format!("{}: {key}", self.place))(source);
+        let runtime = self.runtime.as_ref().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let (done, result) = sync_channel(1);
+        runtime.spawn(async move { drop(done.send(work.await)) });
+        match result.recv() {
+            Ok(Ok(value)) => Ok(Some(value)),
+            Ok(Err(object_store::Error::NotFound { .. })) => Ok(None),
+            Ok(Err(error)) => Err(failed(io::Error::other(error))),
+            Err(_) => Err(failed(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+
+    fn missing(&self, name: &str, file: &str) -> CheckpointError {
+        CheckpointError::corrupt(&format!("{}/{name}/{file}", self.place), "it is not there")
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+        // What was not sent is no part of anything.
+        let _ = std::fs::remove_dir_all(&self.stage);
+    }
+}
+
+impl Store for Bucket {
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let (store, prefix) = (self.store.clone(), self.prefix.clone());
+        let listed =
+            self.wait("list", &self.prefix, async move { store.list_with_delimiter(Some(&prefix)).await })?;
+        let prefixes = listed.map_or_else(Vec::new, |listed| listed.common_prefixes);
+        let mut names: Vec<String> =
+            prefixes.iter().filter_map(|path| path.filename()).map(str::to_owned).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
+        let (store, prefix) = (self.store.clone(), self.prefix.clone().join(name));
+        let within = prefix.clone();
+        let listed =
+            self.wait("list", &prefix, async move { store.list_with_delimiter(Some(&within)).await })?;
+        let objects = listed.map_or_else(Vec::new, |listed| listed.objects);
+        let file = |meta: &object_store::ObjectMeta| Some((meta.location.filename()?.to_owned(), meta.size));
+        let mut files: Vec<(String, u64)> = objects.iter().filter_map(file).collect();
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
+        let (store, key) = (self.store.clone(), self.key(name, file));
+        let at = key.clone();
+        Ok(self.wait("look at", &key, async move { store.head(&at).await })?.map(|meta| meta.size))
+    }
+
+    fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let (store, key, range) =
+            (self.store.clone(), self.key(name, file), offset..offset + into.len() as u64);
+        let at = key.clone();
+        let found = self.wait("read", &key, async move { store.get_range(&at, range).await })?;
+        let found = found.ok_or_else(|| self.missing(name, file))?;
+        if found.len() != into.len() {
+            return Err(CheckpointError::corrupt(
+                &format!("{}/{name}/{file}", self.place),
+                "it is too short",
+            ));
+        }
+        into.copy_from_slice(&found);
+        Ok(())
+    }
+
+    fn stage(&self, name: &str, file: &str) -> Result<PathBuf, CheckpointError> {
+        let made = std::fs::create_dir_all(&self.stage);
+        made.map_err(CheckpointError::io("make", self.stage.display().to_string()))?;
+        Ok(self.stage.join(format!("{name}-{file}")))
+    }
+
+    fn put(&self, name: &str, file: &str, staged: &Path) -> Result<(), CheckpointError> {
+        let unread = || CheckpointError::io("read", staged.display().to_string());
+        let mut from = std::fs::File::open(staged).map_err(unread())?;
+        let (store, key) = (self.store.clone(), self.key(name, file));
+        let at = key.clone();
+        let sent = self.wait("send", &key, async move {
+            let wrong =
+                |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
+            let upload = store.put_multipart(&at).await?;
+            let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
+            let mut piece = vec![0; PIECE_BYTES];
+            loop {
+                // A local file that was written a moment ago: the thread has nothing else to do.
+                match from.read(&mut piece) {
+                    Ok(0) => break,
+                    Ok(count) => {
+                        upload.wait_for_capacity(PIECES_AHEAD).await?;
+                        upload.write(&piece[..count]);
+                    }
+                    Err(error) => {
+                        upload.abort().await?;
+                        return Err(wrong(error));
+                    }
+                }
+            }
+            upload.finish().await
+        })?;
+        sent.ok_or_else(|| CheckpointError::BadPlace {
+            place: self.place.clone(),
+            why: "there is no such bucket".into(),
+        })?;
+        std::fs::remove_file(staged).map_err(CheckpointError::io("remove", staged.display().to_string()))
+    }
+
+    fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let (store, key, bytes) = (self.store.clone(), self.key(name, file), bytes.to_vec());
+        let at = key.clone();
+        let put = self.wait("send", &key, async move { store.put(&at, bytes.into()).await })?;
+        put.map(drop).ok_or_else(|| CheckpointError::BadPlace {
+            place: self.place.clone(),
+            why: "there is no such bucket".into(),
+        })
+    }
+
+    fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
+        let (store, key) = (self.store.clone(), self.key(name, file));
+        let at = key.clone();
+        self.wait("remove", &key, async move { store.delete(&at).await }).map(drop)
+    }
+
+    fn forget(&self, _: &str) -> Result<(), CheckpointError> {
+        // A name without objects is not there.
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "bucket_tests.rs"]
+mod tests;

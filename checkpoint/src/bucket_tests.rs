@@ -1,0 +1,129 @@
+//! Checkpoints in a store that speaks S3: moto's server, which `checkpoint/test-object-store.sh` installs and names.
+
+use super::*;
+use crate::{Checkpoint, Manifest, PartPlan, PartWriter, RowsPiece, Shape, catalog, open};
+use proto_common::optimizer::Optimizer;
+use proto_common::table::{Initial, TableSpec};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    /// The server, and its address, as it says it itself.
+    fn start() -> (Self, String) {
+        let program = std::env::var("GRADWIRE_MOTO").unwrap();
+        let mut command = Command::new(program);
+        command.args(["-H", "127.0.0.1", "-p", "0"]).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let server = Self(child);
+        let mut lines = lines.map_while(Result::ok);
+        let address =
+            lines.find_map(|line| Some(line.split_once("Running on ")?.1.trim().to_owned())).unwrap();
+        // It goes on writing; somebody is to read.
+        std::thread::spawn(move || lines.for_each(drop));
+        (server, address)
+    }
+}
+
+fn bucket(endpoint: &str, place: &str) -> Bucket {
+    Bucket::build(
+        place,
+        AmazonS3Builder::new()
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_region("us-east-1")
+            .with_access_key_id("test")
+            .with_secret_access_key("test"),
+    )
+    .unwrap()
+}
+
+/// Makes the bucket: an empty PUT, as S3 has it.
+fn make(endpoint: &str, bucket: &str) {
+    let address = endpoint.trim_start_matches("http://").trim_end_matches('/');
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let request = format!(
+        "PUT /{bucket} HTTP/1.1\r\nHost: {address}\r\nAuthorization: AWS4-HMAC-SHA256 \
+         Credential=test/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0\r\n\
+         Content-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// A checkpoint with one part of several pieces.
+fn write(store: &Arc<dyn Store>, round: u64) -> Manifest {
+    let name = catalog::round_name(round);
+    let table = TableSpec::new(5, 1024, Optimizer::sum(), Initial::Constant(0.0));
+    let plan = PartPlan { tables: vec![(table, 1)], ..PartPlan::default() };
+    let mut writer = PartWriter::begin(store.clone(), &name, "part-0.safetensors", &plan).unwrap();
+    let ids: Vec<u64> = (0..5000).collect();
+    let numbers = (0..5000 * 1024).map(|at| (at as u64 ^ round) as f32).collect();
+    writer.rows(&RowsPiece { key: 5, pushes: ids.clone(), ids, numbers }).unwrap();
+    let mut manifest = Manifest::new(&name, 1, round, round, Shape::default());
+    manifest.parts.push(writer.finish().unwrap());
+    catalog::commit(&**store, &manifest).unwrap();
+    manifest
+}
+
+#[test]
+#[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
+fn a_checkpoint_is_written_read_listed_and_removed() {
+    let (_server, endpoint) = Server::start();
+    make(&endpoint, "models");
+    for place in ["s3://models/a/b", "s3://models"] {
+        let store: Arc<dyn Store> = Arc::new(bucket(&endpoint, place));
+        assert!(store.names().unwrap().is_empty());
+        assert_eq!(catalog::newest(&*store).unwrap(), None);
+        let written: Vec<Manifest> = (1..4).map(|round| write(&store, round)).collect();
+        assert!(written[0].bytes() > 2 * PIECE_BYTES as u64, "several pieces");
+        assert_eq!(catalog::newest(&*store).unwrap().as_ref(), Some(&written[2]));
+        catalog::verify(&store, &written[1].name, |_, _| ()).unwrap();
+        let mut rows = 0;
+        let checkpoint = Checkpoint::open(&store, &written[1].name).unwrap();
+        let right = |piece: &RowsPiece| {
+            rows += piece.ids.len();
+            assert!(piece.numbers.iter().enumerate().all(|(at, number)| *number == (at as u64 ^ 2) as f32));
+        };
+        checkpoint.rows(5, |_| true, right).unwrap();
+        assert_eq!(rows, 5000);
+        assert_eq!(catalog::retain(&*store, &written[2], 2).unwrap(), [written[0].name.clone()]);
+        assert_eq!(store.names().unwrap(), [written[1].name.clone(), written[2].name.clone()]);
+        assert!(matches!(Checkpoint::open(&store, &written[0].name), Err(CheckpointError::Missing { .. })));
+        // Shorter than the manifest says.
+        store.put_bytes(&written[1].name, "part-0.safetensors", b"short").unwrap();
+        let error = catalog::verify(&store, &written[1].name, |_, _| ()).unwrap_err();
+        assert!(matches!(error, CheckpointError::Corrupt { .. }), "{error}");
+        [1, 2].iter().for_each(|at| catalog::remove(&*store, &written[*at].name).unwrap());
+        assert!(store.names().unwrap().is_empty());
+    }
+}
+
+#[test]
+#[ignore = "needs moto's server: checkpoint/test-object-store.sh"]
+fn a_bucket_that_is_not_there_is_told_also_from_within_a_runtime() {
+    let (_server, endpoint) = Server::start();
+    let store = bucket(&endpoint, "s3://nothing");
+    let runtime = Builder::new_current_thread().build().unwrap();
+    let error = runtime.block_on(async move { store.put_bytes("round-1", "a", b"a") }).unwrap_err();
+    assert!(error.to_string().contains("no such bucket"), "{error}");
+}
+
+#[test]
+fn places_that_are_no_buckets_are_refused() {
+    for place in ["s3://", "s3:///a", "gs://bucket/a", "http://x"] {
+        let error = open(place).unwrap_err();
+        assert!(matches!(error, CheckpointError::BadPlace { .. }), "{place}: {error}");
+    }
+}

@@ -6,7 +6,8 @@
 //! [`LinkEvent::Away`], connects again, registers with what the member knows ([`Resume`]), and says [`LinkEvent::Back`].
 //! What was handed over meanwhile is sent then. What was sent before and may not have arrived is the member's to send again
 //! after `Back`: requests that are not answered (`Declare`, `ChangeRule`, `Barrier`), `Assigned` of what it was asked last,
-//! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that.
+//! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that. A goodbye that no scheduler has
+//! confirmed is said again here.
 
 use super::connect::connect_with_retry;
 use super::connection::{Connection, ReadHalf, WriteHalf};
@@ -17,7 +18,7 @@ use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
@@ -53,8 +54,16 @@ pub struct LinkSender {
 #[derive(Debug)]
 enum Outgoing {
     Frame(Vec<u8>),
-    /// With whom to tell when it is written.
-    Last(Vec<u8>, oneshot::Sender<()>),
+    Last(LastWord),
+}
+
+/// The last word of a member.
+#[derive(Clone, Debug)]
+struct LastWord {
+    frame: Vec<u8>,
+    /// The next scheduler is to hear it where this one has not confirmed it. A failing member needs none: who does not come
+    /// is dead to it.
+    again: bool,
 }
 
 impl LinkSender {
@@ -99,8 +108,7 @@ impl SchedulerLink {
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new(settings, register, &welcome, resume);
-        let keeper =
-            Keeper { events, outgoing, unsaid: None, report, beat: beats(&welcome), said_last: false, parting: false };
+        let keeper = Keeper { events, outgoing, report, beat: beats(&welcome), last: None, parting: false };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
@@ -111,40 +119,58 @@ impl SchedulerLink {
         self.sender.clone()
     }
 
-    /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close,
-    /// all within `limit`. A goodbye that is not heard is a death: while there is no scheduler it waits for the next one, for
-    /// as long as the link looks for it. Senders are of no use afterwards.
+    /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close, all within
+    /// `limit`. A goodbye that a dying scheduler has not confirmed is said again to the next one, where that comes in time. Senders are of no use afterwards.
     pub async fn finish(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
-        let (written, mut is_written) = oneshot::channel();
-        let frame = Outgoing::Last(frame_of(last)?, written);
-        let (sender, events) = (self.sender.clone(), &mut self.events);
-        let said = async move {
-            // A lost link reports itself as an event.
-            let _ = sender.frames.send(frame).await;
-            loop {
-                tokio::select! {
-                    biased;
-                    Ok(()) = &mut is_written => return Ok(()),
-                    event = events.recv() => match event {
-                        Some(LinkEvent::Lost(error)) => return Err(error),
-                        Some(_) => {}
-                        None => return Err(LinkError::Closed),
-                    },
-                }
-            }
-        };
-        match last {
-            ToScheduler::Goodbye => said.await?,
-            _ => timeout(limit, said).await.unwrap_or(Err(LinkError::Closed))?,
-        }
-        let closed = async {
+        let again = matches!(last, ToScheduler::Goodbye);
+        let frame = Outgoing::Last(LastWord { frame: frame_of(last)?, again });
+        let orderly = async {
+            self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
             while let Some(event) = self.events.recv().await {
                 if matches!(event, LinkEvent::Lost(_)) {
                     break;
                 }
             }
+            Ok(())
         };
-        // It was said; whoever does not close is no reason to stay.
+        timeout(limit, orderly).await.unwrap_or(Ok(()))
+    }
+}
+
+impl SchedulerLink {
+    /// Says goodbye until a scheduler has confirmed it: one that nobody has heard is a death. Where there is none it waits for
+    /// the next one, for as long as the link looks for it; the error says that nobody has heard it. Then as
+    /// [`SchedulerLink::finish`].
+    pub async fn goodbye(mut self, limit: Duration) -> Result<(), LinkError> {
+        let frame = Outgoing::Last(LastWord { frame: frame_of(&ToScheduler::Goodbye)?, again: true });
+        let (sender, events) = (self.sender.clone(), &mut self.events);
+        let said = async move {
+            // A lost link reports itself as an event.
+            let _ = sender.frames.send(frame).await;
+            std::future::pending().await
+        };
+        let heard = async {
+            // The job may be over meanwhile: then nobody needs to hear it.
+            let mut is_over = false;
+            loop {
+                match events.recv().await {
+                    Some(LinkEvent::Message(FromScheduler::GoodbyeAck)) => return Ok(()),
+                    Some(LinkEvent::Message(FromScheduler::Shutdown { .. } | FromScheduler::MemberDied(_))) => {
+                        is_over = true;
+                    }
+                    Some(LinkEvent::Lost(_)) | None if is_over => return Ok(()),
+                    Some(LinkEvent::Lost(error)) => return Err(error),
+                    None => return Err(LinkError::Closed),
+                    Some(_) => {}
+                }
+            }
+        };
+        tokio::select! {
+            heard = heard => heard?,
+            () = said => {}
+        }
+        let closed = async { while !matches!(self.events.recv().await, None | Some(LinkEvent::Lost(_))) {} };
+        // It was heard; whoever does not close is no reason to stay.
         let _ = timeout(limit, closed).await;
         Ok(())
     }
@@ -167,12 +193,10 @@ fn beats(welcome: &Welcome) -> Interval {
 struct Keeper<R> {
     events: mpsc::Sender<LinkEvent>,
     outgoing: mpsc::Receiver<Outgoing>,
-    /// A last word that a lost connection did not take.
-    unsaid: Option<Outgoing>,
     report: R,
     beat: Interval,
-    /// We have said the last word.
-    said_last: bool,
+    /// We have said the last word, this one.
+    last: Option<LastWord>,
     /// The scheduler has: a close that follows is no loss to come back from.
     parting: bool,
 }
@@ -188,7 +212,8 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
         let lost = loop {
             let Some(lost) = self.serve(connection, silence).await else { return };
             let since = Instant::now();
-            if self.said_last || self.parting || !seeker.may_seek() {
+            let is_over = self.last.as_ref().is_some_and(|last| !last.again);
+            if is_over || self.parting || !seeker.may_seek() {
                 break lost;
             }
             tracing::warn!(error = %lost, "the scheduler is lost; looking for the next one");
@@ -217,17 +242,14 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
     /// One connection's life; says how it was lost. None when nobody listens to us any more.
     async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<LinkError> {
         let (read, write) = connection.into_split();
-        let writer = write_frames(write, (&mut self.outgoing, &mut self.unsaid), &mut self.beat, silence, &mut self.report);
+        let outgoing = (&mut self.last, &mut self.outgoing);
+        let writer = write_frames(write, outgoing, &mut self.beat, silence, &mut self.report);
         let reader = read_events(read, &self.events, silence, &mut self.parting);
         tokio::pin!(writer, reader);
         // The reading half sees a broken connection as well, and says so.
         tokio::select! {
             lost = &mut reader => lost,
-            said_last = &mut writer => {
-                let lost = reader.await;
-                self.said_last = said_last;
-                lost
-            }
+            () = &mut writer => reader.await,
         }
     }
 }
@@ -245,7 +267,10 @@ async fn read_events(
             Ok(Some(message)) => {
                 *parting |= matches!(
                     message,
-                    FromScheduler::Refused(_) | FromScheduler::MemberDied(_) | FromScheduler::Shutdown { .. }
+                    FromScheduler::Refused(_)
+                        | FromScheduler::MemberDied(_)
+                        | FromScheduler::Shutdown { .. }
+                        | FromScheduler::GoodbyeAck
                 );
                 if events.send(LinkEvent::Message(message)).await.is_err() {
                     return None;
@@ -261,19 +286,18 @@ async fn read_events(
     }
 }
 
-/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: then true.
+/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: at once, where it was
+/// said to another scheduler.
 async fn write_frames(
     mut write: WriteHalf,
-    (outgoing, unsaid): (&mut mpsc::Receiver<Outgoing>, &mut Option<Outgoing>),
+    (said, outgoing): (&mut Option<LastWord>, &mut mpsc::Receiver<Outgoing>),
     beat: &mut Interval,
     limit: Duration,
     report: &mut impl FnMut() -> MemberReport,
-) -> bool {
-    loop {
-        let waits = unsaid.take();
+) {
+    while said.is_none() {
         let next = tokio::select! {
             biased;
-            Some(last) = std::future::ready(waits) => last,
             _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
                 Ok(frame) => Outgoing::Frame(frame),
                 Err(error) => {
@@ -284,24 +308,23 @@ async fn write_frames(
             next = outgoing.recv() => match next {
                 Some(next) => next,
                 // The link holds a sender itself, so it is being dropped.
-                None => return true,
+                None => return,
             },
         };
-        let (frame, last) = match next {
-            Outgoing::Frame(frame) => (frame, None),
-            Outgoing::Last(frame, written) => (frame, Some(written)),
-        };
-        if let Err(error) = write.write_within(&frame, limit).await {
-            tracing::debug!(%error, "cannot write to the scheduler");
-            *unsaid = last.map(|written| Outgoing::Last(frame, written));
-            return false;
+        match next {
+            Outgoing::Frame(frame) => {
+                if let Err(error) = write.write_within(&frame, limit).await {
+                    tracing::debug!(%error, "cannot write to the scheduler");
+                    return;
+                }
+            }
+            Outgoing::Last(last) => *said = Some(last),
         }
-        if let Some(written) = last {
-            // Nobody listens where its time is up.
-            let _ = written.send(());
-            let _ = write.close().await;
-            return true;
-        }
+    }
+    let Some(last) = said else { return };
+    match write.write_within(&last.frame, limit).await {
+        Ok(()) => _ = write.close().await,
+        Err(error) => tracing::debug!(%error, "cannot write to the scheduler"),
     }
 }
 

@@ -8,6 +8,7 @@ use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{Coming, NodeGroup, RefusalReason};
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 const LONG: Duration = Duration::from_secs(5);
 
@@ -232,32 +233,55 @@ async fn after_the_schedulers_last_word_nobody_looks_for_another() {
 }
 
 #[tokio::test]
+async fn a_goodbye_is_said_again_to_the_next_scheduler_until_one_confirms_it() {
+    let (link, mut scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    let serve = async {
+        let is_bye = |message: &ToScheduler| matches!(message, ToScheduler::Goodbye);
+        while !is_bye(&scheduler.receive_within(LONG).await.unwrap().unwrap()) {}
+        // It has read it, and dies before it has told anybody.
+        drop(scheduler);
+        let (mut scheduler, _, told) = comes_again(&listener).await;
+        assert_eq!(told, known());
+        scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+        assert!(is_bye(&scheduler.receive_within(LONG).await.unwrap().unwrap()), "at once");
+        scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
+        drop(scheduler);
+        let third = timeout(Duration::from_millis(100), listener.accept()).await;
+        assert!(third.is_err(), "nobody comes again after that");
+    };
+    let (finished, ()) = tokio::join!(link.finish(&ToScheduler::Goodbye, LONG), serve);
+    finished.unwrap();
+    // A failing member's word is not: who does not come is dead to the next one.
+    let (link, mut scheduler, listener, _settings) = linked_for(5_000, Some(known())).await;
+    let failing = ToScheduler::Failing { reason: "x".into() };
+    let serve = async {
+        while scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap() != failing {}
+        drop(scheduler);
+        assert!(timeout(Duration::from_millis(100), listener.accept()).await.is_err());
+    };
+    let (finished, ()) = tokio::join!(link.finish(&failing, LONG), serve);
+    finished.unwrap();
+}
+
+#[tokio::test]
 async fn a_goodbye_waits_for_the_next_scheduler_and_an_unheard_one_is_an_error() {
-    let resume = Some(Resume { rank: Rank(2), ..Resume::default() });
-    let (mut link, scheduler, listener, settings) = linked_for(30_000, resume.clone()).await;
+    let short = Duration::from_millis(20);
+    let (mut link, scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
     drop(scheduler);
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
-    let next = async {
-        let mut connection = Connection::new(listener.accept().await.unwrap().0).unwrap();
-        // Sleep: longer than the member waits for a scheduler that is there; nothing tells that it did not give up.
-        tokio::time::sleep(Duration::from_millis(60)).await;
-        let first = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
-        assert!(matches!(first, ToScheduler::Register(_)), "{first:?}");
-        let part = connection.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap();
-        assert!(matches!(part, ToScheduler::Resuming { last: true, .. }), "{part:?}");
-        connection.send_within(&welcome(&settings), LONG).await.unwrap();
-        let mut heard = Vec::new();
-        while let Some(message) = connection.receive_within::<ToScheduler>(LONG).await.unwrap() {
-            heard.push(message);
-        }
-        heard
+    let serve = async {
+        // Longer than a member waits for a scheduler that is there to close.
+        assert!(timeout(5 * short, std::future::pending::<()>()).await.is_err());
+        let (mut scheduler, ..) = comes_again(&listener).await;
+        scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+        while scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap() != ToScheduler::Goodbye {}
+        scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
     };
-    let (finished, heard) = tokio::join!(link.finish(&ToScheduler::Goodbye, Duration::from_millis(20)), next);
+    let (finished, ()) = tokio::join!(link.goodbye(short), serve);
     finished.unwrap();
-    assert!(heard.contains(&ToScheduler::Goodbye), "{heard:?}");
-    let (mut link, scheduler, listener, _) = linked_for(200, resume).await;
+    let (mut link, scheduler, listener, _settings) = linked_for(200, Some(known())).await;
     drop((scheduler, listener));
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
-    let finished = link.finish(&ToScheduler::Goodbye, Duration::from_millis(20)).await;
+    let finished = link.goodbye(short).await;
     assert!(matches!(finished, Err(LinkError::NotBack { .. })), "{finished:?}");
 }

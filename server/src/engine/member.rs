@@ -331,6 +331,7 @@ impl Member {
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::CheckpointGoes(_)
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

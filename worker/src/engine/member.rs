@@ -168,6 +168,7 @@ impl Member {
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

@@ -155,7 +155,9 @@ impl SchedulerLink {
             loop {
                 match events.recv().await {
                     Some(LinkEvent::Message(FromScheduler::GoodbyeAck)) => return Ok(()),
-                    Some(LinkEvent::Message(FromScheduler::Shutdown { .. } | FromScheduler::MemberDied(_))) => {
+                    Some(LinkEvent::Message(
+                        FromScheduler::Shutdown { .. } | FromScheduler::MemberDied(_),
+                    )) => {
                         is_over = true;
                     }
                     Some(LinkEvent::Lost(_)) | None if is_over => return Ok(()),

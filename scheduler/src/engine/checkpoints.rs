@@ -90,7 +90,14 @@ impl Checkpoints {
     /// After a sleep: what there was counts, what was under way does not.
     pub(super) fn woken(&mut self) -> Self {
         let Self { has_place, completed, failed, .. } = *self;
-        Self { has_place, completed, failed, failure: self.failure.take(), ..Self::default() }
+        Self {
+            has_place,
+            completed,
+            failed,
+            failure: self.failure.take(),
+            ended: std::mem::take(&mut self.ended),
+            ..Self::default()
+        }
     }
 
     /// For people; `parts_expected` is what each is to have.

@@ -3,10 +3,10 @@
 
 use super::member::Member;
 use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
+use daemon::passed::BARRIERS_KEPT_MAX;
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
-use daemon::passed::BARRIERS_KEPT_MAX;
 use proto_common::limits::{NAME_BYTES_MAX, TENSORS_MAX, WORKERS_MAX};
 use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};

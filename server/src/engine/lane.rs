@@ -12,9 +12,9 @@ use super::role::Role;
 use super::roster::Roster;
 use super::saving::Savings;
 use super::streams::Copying;
-use proto_common::batch::{BatchHeader, BatchKind, Block, Kept, Landing, OpKind, Reading, SlotGrant, Status};
+use proto_common::batch::{BatchHeader, BatchKind, Block, Landing, OpKind, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
@@ -240,7 +240,8 @@ impl LaneEngine {
     }
 
     /// A worker's channel is up. Returns its first credits, which travel with the bootstrap.
-    /// `in_place`: it and this server read each other's memory where it lies. Views that it had over an earlier channel end.
+    /// `in_place`: it and this server read each other's memory where it lies. Views of a life before end; those that this one
+    /// had over an earlier channel it may read still.
     pub fn peer_up(
         &mut self,
         rank: Rank,
@@ -249,11 +250,7 @@ impl LaneEngine {
         in_place: bool,
         out: &mut Commands,
     ) -> Vec<SlotGrant> {
-        for index in 0..self.chunks.len() {
-            self.chunks[index].hide(rank, Reading { from: Operation(u64::MAX), kept: Kept::None });
-            self.finish_late(index as u32, out);
-        }
-        self.begin_life(rank, incarnation);
+        self.begin_life(rank, incarnation, out);
         self.calls_peer_up(rank, incarnation);
         let Some(place) = self.peers.get_mut(rank.0 as usize) else { return Vec::new() };
         let result_slots = ResultSlots::new(inbox);
@@ -286,6 +283,7 @@ impl LaneEngine {
         if !self.admitted(batch, out) {
             return;
         }
+        self.lapse(batch.peer, batch.header.epoch, out);
         for block in batch.blocks {
             if !self.block(batch, block, now_ms, out) {
                 return;
@@ -377,7 +375,7 @@ impl LaneEngine {
             self.misrouted(peer, block, out);
             return true;
         }
-        if self.placed_before(index, peer, block) {
+        if self.placed_before(index, peer, batch.header.epoch, block, out) {
             return true;
         }
         if let Some(reason) = self.misplaced(index, peer, block) {

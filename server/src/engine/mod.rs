@@ -13,6 +13,7 @@ mod credits;
 mod flow;
 mod held;
 mod image;
+mod keep;
 mod lane;
 mod lengths;
 mod lines;

@@ -2,6 +2,7 @@
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
 use super::calls::{CallEvent, CallMemory};
+use super::change::Changed;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
@@ -117,6 +118,7 @@ pub struct DataLane<Q> {
     next_tick_ms: u64,
     expelled: u64,
     pub(super) saves: Saves,
+    pub(super) changed: Vec<Changed>,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -149,6 +151,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             next_tick_ms: 0,
             expelled: 0,
             saves: Saves::default(),
+            changed: Vec::new(),
             config,
         })
     }

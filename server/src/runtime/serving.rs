@@ -100,7 +100,9 @@ impl Serving<'_> {
             }
             End::Failed(error) => {
                 let last = match &error {
-                    RunError::Lane(_) | RunError::KeepsRows => Some(ToScheduler::Failing { reason: error.to_string() }),
+                    RunError::Lane(_) | RunError::KeepsRows => {
+                        Some(ToScheduler::Failing { reason: error.to_string() })
+                    }
                     RunError::NotDrained { .. } => Some(ToScheduler::Goodbye),
                     _ => None,
                 };

@@ -164,16 +164,15 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// The membership's epoch, for batch headers.
     pub fn set_epoch(&mut self, epoch: Epoch) {
+        // Of a scheduler's that knows more than the one before, moves there and back are not told of; servers know them.
+        if epoch.term > self.epoch.term {
+            self.engine.forget_grants();
+        }
         self.epoch = self.epoch.max(epoch);
     }
 
     /// Takes over a connected channel. Returns what the server needs of our inbox.
-    pub fn attach(
-        &mut self,
-        server: Rank,
-        number: u64,
-        channel: ChannelId,
-    ) -> Result<InboxGrant, LaneError> {
+    pub fn attach(&mut self, server: Rank, number: u64, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
         let lent = self.lend_buffers(channel);

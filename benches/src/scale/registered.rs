@@ -69,7 +69,7 @@ pub(crate) fn worker_bytes(shape: &Shape) -> anyhow::Result<u64> {
     let servers = net.create_cq(peer);
     for rank in 0..shape.servers {
         let (_, channel) = net.connect(&servers, lane.queue_mut());
-        lane.attach(Rank(rank), channel)?;
+        lane.attach(Rank(rank), 1, channel)?;
     }
     Ok(net.stats(node).registered_bytes_peak - pool.region().len() as u64)
 }

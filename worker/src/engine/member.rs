@@ -176,6 +176,10 @@ impl Member {
 
     /// Takes the answer to a declaration, in its place among what the scheduler says.
     pub fn declared(&mut self, update: &MapUpdate, out: &mut Vec<MemberCommand>) -> Result<(), MapError> {
+        if update.tensors.is_empty() {
+            // A changed rule's answer, or one to nothing declared: no map changes, and no epoch is named.
+            return Ok(());
+        }
         let keys: Vec<Key> = update.tensors.iter().map(|spec| spec.key).collect();
         let before = self.servers_of(&keys);
         self.map.apply(update)?;

@@ -161,6 +161,13 @@ fn what_a_deposed_scheduler_says_changes_nothing() {
 }
 
 #[test]
+fn an_answer_without_tensors_is_no_map() {
+    let (mut bed, mut out) = (Bed::connected(), Vec::new());
+    assert_eq!(bed.0.declared(&MapUpdate::default(), &mut out), Ok(()), "a changed rule's");
+    assert!(out.is_empty());
+}
+
+#[test]
 fn chunks_that_move_are_told_to_their_lanes() {
     let mut bed = Bed::connected();
     let ranges = vec![KeyRange::alone(ChunkId::new(7, 0), 2, Rank(1))];

@@ -231,7 +231,15 @@ impl PartWriter {
         self.store.put(&self.name, &self.file, &self.path)?;
         let bytes = self.header_bytes + table_end;
         debug_assert!(self.header_bytes > LENGTH_BYTES, "a header has room");
-        Ok(PartRecord { file: self.file, bytes, crc32c, index_crc32c })
+        Ok(PartRecord { file: std::mem::take(&mut self.file), bytes, crc32c, index_crc32c })
+    }
+}
+
+impl Drop for PartWriter {
+    fn drop(&mut self) {
+        // What was given up takes no room any more; what is in its place is not there. An error has nobody to hear it, and
+        // retention looks for leftovers too.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use checkpoint::{Directory, Listed, Store, list, round_name, verify};
+use checkpoint::{Directory, Listed, Store, list, newest, round_name, verify};
 use gradwire_tests::rigs::bed::Bed;
 use gradwire_tests::rigs::cluster::{Cluster, Place};
 use gradwire_tests::rigs::job::join;
@@ -161,6 +161,31 @@ fn any_number_of_servers_goes_on_from_what_any_other_wrote_with_the_same_bits() 
             bed.end();
         }
     }
+}
+
+#[test]
+fn a_round_is_written_again_as_often_as_somebody_asks_and_nothing_is_written_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
+    let bed = bed(2, 2, directory.path(), |settings| settings.checkpoint.every_rounds = 2);
+    train(&bed.clients, 4);
+    let mut files = Vec::new();
+    for client in [0, 1, 0] {
+        assert_eq!(save(&bed.clients[client]), round_name(4));
+        verify(&store, &round_name(4), |_, _| ()).unwrap();
+        let parts = newest(&*store).unwrap().unwrap().parts;
+        files.extend(parts.into_iter().map(|part| part.file));
+    }
+    // The first may be the one that had begun by itself.
+    let (count, mut distinct) = (files.len(), files);
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), count, "{distinct:?}");
+    // And those that begin by themselves do so afterwards.
+    train(&bed.clients, 8);
+    assert_eq!(save(&bed.clients[1]), round_name(8));
+    bed.end();
+    assert!(complete(&*store).contains(&round_name(6)) || complete(&*store).contains(&round_name(8)));
 }
 
 fn complete(store: &dyn Store) -> Vec<String> {

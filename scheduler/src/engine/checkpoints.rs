@@ -11,10 +11,12 @@ use proto_common::message::{
 };
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Members that wait for one.
 pub(super) const ASKERS_MAX: usize = 8192;
+/// Rounds that are remembered when their checkpoints have ended: as many as can be on their way to us.
+pub(super) const ENDED_KEPT: usize = 16;
 
 /// A checkpoint whose parts are all there.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +74,8 @@ pub(super) struct Checkpoints {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Those that operators asked for, and that are not begun.
     pub(super) ordered: Ordered,
+    /// Rounds whose checkpoints have ended, one way or the other, the newest last.
+    pub(super) ended: VecDeque<u64>,
     /// Why the one that failed last did.
     failure: Option<String>,
     completed: u64,
@@ -81,6 +85,19 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     pub(super) fn new(has_place: bool) -> Self {
         Self { has_place, ..Self::default() }
+    }
+
+    /// After a sleep: what there was counts, what was under way does not.
+    pub(super) fn woken(&mut self) -> Self {
+        let Self { has_place, completed, failed, .. } = *self;
+        Self {
+            has_place,
+            completed,
+            failed,
+            failure: self.failure.take(),
+            ended: std::mem::take(&mut self.ended),
+            ..Self::default()
+        }
     }
 
     /// For people; `parts_expected` is what each is to have.
@@ -122,8 +139,21 @@ impl Checkpoints {
             self.begin(round, true, epoch, wanted, out);
             self.pending.entry(round).or_default().is_now = true;
         }
-        let asker = Asker { connection, request, since_ms: now_ms, deadline_ms };
-        self.pending.entry(round).or_default().askers.push(asker);
+        let pending = self.pending.entry(round).or_default();
+        pending.askers.push(Asker { connection, request, since_ms: now_ms, deadline_ms });
+        // It had begun by itself, and training does not go on before this one is answered: what takes no part in it is not
+        // waited for.
+        if !std::mem::replace(&mut pending.is_now, true) && !pending.is_complete {
+            order(&wanted.servers, CheckpointOrder::Passed { round }, out);
+        }
+    }
+
+    /// A checkpoint is over.
+    fn end(&mut self, round: u64) -> Option<Pending> {
+        let pending = self.pending.remove(&round)?;
+        self.ended.push_back(round);
+        self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        Some(pending)
     }
 
     pub(super) fn askers(&self) -> usize {
@@ -165,7 +195,9 @@ impl Checkpoints {
         match news {
             CheckpointNews::Begun { round } => {
                 let is_other = |(other, pending): (&u64, &Pending)| *other != round && !pending.is_complete;
-                if !self.has_place || self.pending.iter().any(is_other) {
+                // Said before its lane had heard of the end: the others do not begin it once more.
+                let is_over = !self.pending.contains_key(&round) && self.ended.contains(&round);
+                if !self.has_place || is_over || self.pending.iter().any(is_other) {
                     // One at a time: while the disk is slow there are fewer.
                     order(&wanted.servers, CheckpointOrder::Drop { round }, out);
                 } else if !self.pending.contains_key(&round) {
@@ -220,7 +252,7 @@ impl Checkpoints {
     ) -> Option<String> {
         match result {
             Ok(name) => {
-                if let Some(pending) = self.pending.remove(&round) {
+                if let Some(pending) = self.end(round) {
                     answer(&pending.askers, &Ok(name.clone()), out);
                 }
                 self.completed += 1;
@@ -238,7 +270,7 @@ impl Checkpoints {
         servers: &[ConnectionId],
         out: &mut Vec<Command>,
     ) {
-        let Some(pending) = self.pending.remove(&round) else { return };
+        let Some(pending) = self.end(round) else { return };
         let error = SaveError::Failed { round, reason: reason.to_owned() };
         self.failed += 1;
         self.failure = Some(error.to_string());
@@ -322,7 +354,8 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
             covers.entry(cover.first.key).or_default().push(*cover);
         }
         for (spec, count) in &part.tables {
-            rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1 += count;
+            let sum = &mut rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1;
+            *sum = sum.saturating_add(*count);
         }
     }
     let mut tensors = Vec::new();

@@ -50,9 +50,10 @@ pub(super) struct LanePart {
     versions: BTreeMap<ChunkId, u64>,
 }
 
-/// What identifies a part's file: server, lane, and the server's life, so that nothing of another life is written over.
-pub(super) fn file_of(server: u32, lane: u16, life: u64) -> String {
-    format!("part-s{server:04}-l{lane:02}-{life:016x}.safetensors")
+/// What identifies a part's file: server, lane, the server's life, and which part of that life's it is. So nothing is ever
+/// written over: a round may be written again while its complete checkpoint lies there.
+pub(super) fn file_of(server: u32, lane: u16, life: u64, number: u64) -> String {
+    format!("part-s{server:04}-l{lane:02}-{life:016x}-{number:04}.safetensors")
 }
 
 impl LanePart {

@@ -91,6 +91,8 @@ struct Writer {
     chunk_bytes: u64,
     tensors: BTreeMap<Key, TensorSpec>,
     parts: BTreeMap<u16, LanePart>,
+    /// Parts that were begun.
+    begun: u64,
     budget: Budget,
     news: UnboundedSender<CheckpointNews>,
     /// Wakes lanes that wait for room.
@@ -115,6 +117,7 @@ impl Saver {
             chunk_bytes,
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
+            begun: 0,
             budget: budget.clone(),
             news: told.clone(),
             has_room: Box::new(has_room),
@@ -205,7 +208,8 @@ impl Writer {
                 "checkpoint.directory is not set at this server, or cannot be used; set it for all processes";
             return Err(CheckpointError::BadPlace { place: String::new(), why: why.into() });
         };
-        let file = file_of(self.rank.0, lane, self.life);
+        self.begun += 1;
+        let file = file_of(self.rank.0, lane, self.life, self.begun);
         let part = LanePart::begin(store, (lane, &file), self.chunk_bytes, &self.tensors, begin)?;
         if part.is_empty() {
             return self.finish(part);

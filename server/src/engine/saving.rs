@@ -46,6 +46,8 @@ pub enum SavingNews {
 #[derive(Debug, Default)]
 pub(super) struct Savings {
     every_rounds: u64,
+    /// Checkpoints that were begun here.
+    begun: u64,
     current: Option<Checkpoint>,
     /// No checkpoint of this round or an earlier one is begun by itself any more.
     last_round: u64,
@@ -113,6 +115,7 @@ impl LaneEngine {
             self.drop_save(current.round, out);
         }
         self.savings.last_round = self.savings.last_round.max(round);
+        self.savings.begun += 1;
         let (mut due, mut left) = (VecDeque::new(), 0);
         for (index, chunk) in (0u32..).zip(&mut self.chunks) {
             if !chunk.is_served() {
@@ -204,6 +207,8 @@ impl LaneEngine {
         if self.savings.current.take_if(|current| current.round == round).is_none() {
             return;
         }
+        // It may have been of a round far ahead: those before that are still to have theirs.
+        self.savings.last_round = self.savings.last_round.min(self.newest_version());
         for index in 0..self.chunks.len() {
             let saving = std::mem::take(&mut self.chunks[index].saving);
             if saving == Saving::Due {
@@ -226,6 +231,12 @@ impl LaneEngine {
         self.savings.current.as_ref().map(|current| (current.round, current.left))
     }
 
+    /// Which one of those begun here is under way, or was last: a round may have several.
+    #[must_use]
+    pub fn save_number(&self) -> u64 {
+        self.savings.begun
+    }
+
     /// All chunks that the checkpoint under way is to have.
     pub fn saved_chunks(&self) -> impl Iterator<Item = (u32, super::ChunkSpec)> + '_ {
         let chunks = (0u32..).zip(&self.chunks);
@@ -235,12 +246,12 @@ impl LaneEngine {
     /// The chunk that is to be copied next, with what an image says of it. One that cannot be copied at this moment is asked
     /// about again.
     pub fn next_to_save(&mut self) -> Option<(u32, ChunkState, u8)> {
-        let current = self.savings.current.as_mut()?;
+        let current = self.savings.current.as_ref()?;
+        let chunk = |index: u32| self.chunks.get(index as usize);
+        let due = || current.due.iter().copied().filter(|index| chunk(*index).is_some_and(Chunk::is_whole));
         // Those that hold a round up go first: they are looked for among all, which are few when that matters.
-        let at = current.due.iter().position(|index| {
-            self.chunks.get(*index as usize).is_some_and(|chunk| chunk.stage == Stage::Buffer)
-        });
-        let index = *current.due.get(at.unwrap_or(0))?;
+        let holds_up = |index: &u32| chunk(*index).is_some_and(|chunk| chunk.stage == Stage::Buffer);
+        let index = due().find(holds_up).or_else(|| due().next())?;
         let (state, buffer) = self.state(index, false)?;
         Some((index, state, buffer))
     }

@@ -8,6 +8,7 @@ use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
 use super::lane::LaneEngine;
+use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
@@ -178,6 +179,12 @@ impl LaneEngine {
         let keeps = || self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
         let queued = self.copying.streams.iter().map(|stream| stream.queue.len()).sum();
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
+    }
+
+    /// Slots for records that were written and not given back.
+    #[must_use]
+    pub fn records_unreturned(&self) -> usize {
+        self.copying.streams.iter().map(|stream| stream.used.len()).sum()
     }
 
     /// Asks a server which version of a chunk it has, if it is to have a copy.
@@ -368,7 +375,10 @@ impl LaneEngine {
     pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
-        if self.is_confirmed(index) {
+        let is_complete = chunk.stage == Stage::Copies;
+        let is_sent = || self.copying.streams.iter().all(|stream| stream.queue.is_empty());
+        let skips = is_complete && self.breaks(BrokenRule::AckAfterReplicate) && is_sent();
+        if self.is_confirmed(index) || skips {
             self.end_round(index, None, out);
         }
         self.settle(index, out);
@@ -378,6 +388,9 @@ impl LaneEngine {
     pub(super) fn pump(&mut self, out: &mut Commands) {
         for at in 0..self.copying.streams.len() {
             while self.write_next(at, out) {}
+            if self.breaks(BrokenRule::AckAfterReplicate) {
+                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
+            }
             if self.copying.streams[at].queue.is_empty() {
                 self.begin_state(at, out);
                 self.tell_seeded(at, out);

@@ -18,8 +18,8 @@ const PER_TURN: usize = 2;
 pub(super) struct Saves {
     saver: Option<LaneSaver>,
     restorer: Option<Restorer>,
-    /// The checkpoint that the saver was told of.
-    begun: Option<u64>,
+    /// The checkpoint that the saver was told of: its round, and which of the engine's it is.
+    begun: Option<(u64, u64)>,
     /// What it is still to have of tables.
     rows: RowsToSave,
 }
@@ -54,7 +54,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
             CheckpointOrder::Drop { round } => {
-                if self.saves.begun == Some(*round) {
+                if self.saves.begun.is_some_and(|(begun, _)| begun == *round) {
                     self.forget_save();
                 }
                 self.engine.drop_save(*round, &mut self.commands);
@@ -72,8 +72,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         let Some(saver) = self.saves.saver.clone() else { return Ok(false) };
         let Some((round, left)) = self.engine.saving() else { return Ok(self.save_rows(&saver)) };
-        if self.saves.begun != Some(round) {
-            self.saves.begun = Some(round);
+        let begun = Some((round, self.engine.save_number()));
+        if self.saves.begun != begun {
+            self.saves.begun = begun;
             let chunks: Vec<ChunkSpec> = self.engine.saved_chunks().map(|(_, spec)| spec).collect();
             let (rows, tables) = self.tables.to_save();
             self.engine.note_rows_left(!rows.is_empty());
@@ -112,7 +113,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Copies some rows of tables, if there is room. True where some were copied.
     fn save_rows(&mut self, saver: &LaneSaver) -> bool {
         let Some(bytes) = self.tables.next_piece_bytes(&self.saves.rows) else { return false };
-        let Some(round) = self.saves.begun.filter(|_| saver.take(bytes)) else { return false };
+        let Some((round, _)) = self.saves.begun.filter(|_| saver.take(bytes)) else { return false };
         let Some(piece) = self.tables.next_piece(&mut self.saves.rows) else {
             saver.give(bytes);
             return false;

@@ -1,6 +1,7 @@
 //! When a checkpoint is complete, and what keeps it from it.
 
 use super::*;
+use crate::engine::checkpoints::ENDED_KEPT;
 use proto_common::ids::ChunkId;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
@@ -116,6 +117,31 @@ fn what_servers_begin_reaches_all_of_them_once() {
     let status = rig.engine.status(0).checkpoints;
     assert_eq!((status.writing, status.parts, status.parts_expected, status.failed), (Some(5), 0, 3, 2));
     assert!(status.failure.is_some_and(|failure| failure.contains("round 10")));
+}
+
+#[test]
+fn one_that_is_over_is_not_begun_again_by_a_word_that_was_on_its_way() {
+    let mut rig = Rig::running(2, 1);
+    let say = |rig: &mut Rig, from, news| orders(&rig.say(server(from), ToScheduler::Checkpoint(news)));
+    say(&mut rig, 0, CheckpointNews::Begun { round: 5 });
+    say(&mut rig, 0, CheckpointNews::Failed { round: 5, reason: "no room".into() });
+    let again = say(&mut rig, 1, CheckpointNews::Begun { round: 5 });
+    assert_eq!(again, [(2, CheckpointOrder::Drop { round: 5 })], "server 0 would not write it");
+    let next = say(&mut rig, 1, CheckpointNews::Begun { round: 10 });
+    assert_eq!(next, [(2, CheckpointOrder::Save { round: 10, now: false })], "and the next one is tried");
+    for round in 11..=10 + 2 * ENDED_KEPT as u64 {
+        say(&mut rig, 0, CheckpointNews::Failed { round: round - 1, reason: "no room".into() });
+        say(&mut rig, 0, CheckpointNews::Begun { round });
+    }
+    assert_eq!(rig.engine.checkpoints.ended.len(), ENDED_KEPT);
+}
+
+#[test]
+fn who_asks_for_one_that_has_begun_by_itself_does_not_wait_for_what_takes_no_part() {
+    let mut rig = Rig::running(2, 1);
+    rig.say(server(1), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    assert_eq!(orders(&rig.say(worker(0), ask(7))), [(2, CheckpointOrder::Passed { round: 5 })]);
+    assert!(rig.say(worker(0), ask(8)).is_empty(), "told once");
 }
 
 #[test]

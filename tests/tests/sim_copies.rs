@@ -197,7 +197,7 @@ impl Rig {
         let mut worker = LaneDriver::new(queue, config, landing).unwrap();
         worker.set_epoch(Epoch { term: 1, counter: self.epoch });
         let to = Rank(self.primary as u32);
-        let InboxGrant { region, offset, slot_bytes, grants } = worker.attach(to, ours).unwrap();
+        let InboxGrant { region, offset, slot_bytes, grants } = worker.attach(to, 1, ours).unwrap();
         let inbox = WorkerInbox { region, offset, slot_bytes, grants: slots(&grants) };
         let lane = &mut self.lanes[self.primary];
         let grant = lane.adopt(Rank(0), Incarnation(1), theirs, inbox).unwrap();

@@ -2,7 +2,7 @@
 //! becomes of it, the engine decides.
 
 use super::lane::{DataLane, LaneError};
-use super::slots::slots_of;
+use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
 use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, Source};
 use crate::storage::{Cells, Image};
@@ -185,7 +185,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.close_copy(from);
         let (slots, slot_bytes) =
             (self.replicas.slots.unwrap_or(SLOTS_DEFAULT), slot_bytes_for(self.config.chunk_bytes));
-        let (cells, region) = match self.lend_cells(channel, (slots, slot_bytes)) {
+        let (cells, region) = match lend_cells(&mut self.queue, channel, (slots, slot_bytes)) {
             Ok(lent) => lent,
             Err(error) => {
                 self.queue.close(channel);
@@ -199,17 +199,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let grants = self.engine.copy_up(from, incarnation, slots);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes, grants })
-    }
-
-    fn lend_cells(
-        &mut self,
-        channel: ChannelId,
-        (slots, slot_bytes): (u32, u64),
-    ) -> Result<(Cells, u64), LaneError> {
-        let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
-        let region = self.queue.expose(channel, cells.region())?.0;
-        self.queue.lend(channel, &cells.region().all())?;
-        Ok((cells, region))
     }
 
     /// Nobody wants our stream to a server any more.
@@ -248,8 +237,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             // Commands that are there still read what has come over it, and what is confirmed is applied.
             let of_it = self.replicas.copies.iter_mut().filter(|link| link.from == peer);
             of_it.for_each(|link| link.is_over = true);
-            self.replicas.some_over = true;
-            return;
+            return self.replicas.some_over = true;
         }
         let lane = self.config.engine.lane.0;
         let number = self.replicas.streams.iter().find(|link| link.to == peer).map(|link| link.number);
@@ -258,13 +246,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.close_stream(peer);
     }
 
-    /// Closes the streams to us that are to end. No command of theirs is left.
+    /// Closes streams to us that are to end: no command of theirs is left.
     pub(super) fn close_over(&mut self) {
         if !std::mem::take(&mut self.replicas.some_over) {
             return;
         }
-        while let Some(link) = self.replicas.copies.iter().find(|link| link.is_over) {
-            let from = link.from;
+        let over = |link: &&CopyLink| link.is_over;
+        while let Some(from) = self.replicas.copies.iter().find(over).map(|link| link.from) {
             self.close_copy(from);
         }
     }

@@ -1,10 +1,25 @@
-//! What a server that is to have copies says of its slots for records: taken only where records fit, and each slot once. It
-//! must not use them.
+//! Slots for records: ours, lent to a server that streams to us; and what one that is to have copies says of its own, which is
+//! taken only where records fit, and each slot once. It must not use them.
 
+use super::lane::LaneError;
+use crate::storage::Cells;
+use fabric::{ChannelId, CompletionQueue};
 use proto_common::batch::SlotGrant;
 use proto_common::limits::REPLICA_SLOTS_MAX;
 use proto_common::message::InboxGrant;
 use std::collections::HashSet;
+
+/// So many slots of so many bytes, lent to whoever is at the other end of a channel; and their region there.
+pub(super) fn lend_cells<Q: CompletionQueue>(
+    queue: &mut Q,
+    channel: ChannelId,
+    (slots, slot_bytes): (u32, u64),
+) -> Result<(Cells, u64), LaneError> {
+    let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
+    let region = queue.expose(channel, cells.region())?.0;
+    queue.lend(channel, &cells.region().all())?;
+    Ok((cells, region))
+}
 
 /// The slots that a server grants for records of so many bytes, or why they are none.
 pub(super) fn slots_of(inbox: &InboxGrant, least_bytes: u64) -> Result<Vec<SlotGrant>, String> {

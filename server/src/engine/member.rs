@@ -106,7 +106,7 @@ pub enum MemberCommand {
         /// Not before so long from now.
         after_ms: u64,
     },
-    /// Nobody wants that stream any more: a `Dial` to it that is under way is given up.
+    /// Nobody wants that stream any more: it is closed, and a `Dial` to it that is under way is given up.
     HangUp {
         /// To whom it was.
         to: Rank,
@@ -516,9 +516,7 @@ impl Member {
         let mine = self.map.ranges().filter(|range| range.server == own);
         let wanted: BTreeSet<Rank> =
             mine.flat_map(|range| range.backup.into_iter().chain(range.seeding)).collect();
-        for to in self.streams.keep(&wanted) {
-            out.push(MemberCommand::HangUp { to });
-        }
+        out.extend(self.streams.keep(&wanted).into_iter().map(|to| MemberCommand::HangUp { to }));
         for member in members.iter().filter(|one| one.id.role == MemberRole::Server) {
             let to = member.id.rank;
             if !wanted.contains(&to) || to == own {

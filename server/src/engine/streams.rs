@@ -300,6 +300,8 @@ impl LaneEngine {
             .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
         // What was said about a copy that is not wanted any more counts for nothing.
         let Some(keep) = chunk.keep_of(item.keep) else { return Ok(()) };
+        let joined = joins_at(judgement, item.round, (version, is_complete), can_begin);
+        let joined = joined.filter(|_| !keep.whole_only);
         let joins = match (item.op, judgement) {
             // It is sent whole meanwhile, because the initial value came.
             (OpKind::CopyCheck, _) if keep.at != At::Checking => None,
@@ -325,22 +327,7 @@ impl LaneEngine {
                 copying.forget(&keep);
                 None
             }
-            (OpKind::CopyCheck, Judgement::Confirmed)
-                if version == item.round && can_begin && !keep.whole_only =>
-            {
-                Some(version)
-            }
-            // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
-            (OpKind::CopyCheck, Judgement::Ahead)
-                if version == item.round && is_complete && !keep.whole_only =>
-            {
-                Some(version + 1)
-            }
-            (OpKind::CopyCheck, Judgement::Ahead)
-                if version == item.round + 1 && can_begin && !keep.whole_only =>
-            {
-                Some(version)
-            }
+            (OpKind::CopyCheck, _) if joined.is_some() => joined,
             _ => {
                 let lost = *keep;
                 copying.forget(&lost);
@@ -481,6 +468,23 @@ fn push_update(copying: &mut Copying, chunk: u32, keep: &Keep, (round, total): (
     let op = OpKind::CopyUpdate;
     if let Some(stream) = copying.stream(keep.to) {
         stream.queue.push_back(Item { chunk, keep: keep.id, op, round, at: 0, total });
+    }
+}
+
+/// A copy that was asked about a version joins the stream: the version that it has. One that cannot begin now does where it has
+/// the round under way.
+fn joins_at(
+    judgement: Judgement,
+    asked: u64,
+    (version, is_complete): (u64, bool),
+    can_begin: bool,
+) -> Option<u64> {
+    match judgement {
+        Judgement::Confirmed if version == asked && can_begin => Some(version),
+        // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
+        Judgement::Ahead if version == asked && is_complete => Some(version + 1),
+        Judgement::Ahead if version == asked + 1 && can_begin => Some(version),
+        _ => None,
     }
 }
 

@@ -21,6 +21,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             result?;
         }
         self.gone.clear();
+        self.close_over();
         Ok(())
     }
 

@@ -17,6 +17,7 @@ mod results;
 mod run;
 mod saving;
 mod serving;
+mod slots;
 mod standing;
 mod status;
 mod streams;

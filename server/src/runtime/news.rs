@@ -21,8 +21,8 @@ impl Board {
     /// Writes it down, in place of earlier news of its kind.
     pub(super) fn write(&self, news: LaneNews) {
         let key = match news {
-            LaneNews::Seeded { lane, to, .. } => (lane, to.0, 0),
-            LaneNews::StreamDown { lane, to, .. } => (lane, to.0, 1),
+            LaneNews::Seeded { lane, to, .. } => (lane, to.0, 1),
+            LaneNews::StreamDown { lane, to, .. } => (lane, to.0, 0),
             LaneNews::Tables { lane } => (lane, 0, 2),
         };
         self.0.news.lock().unwrap_or_else(PoisonError::into_inner).insert(key, news);

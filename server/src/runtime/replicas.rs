@@ -2,6 +2,7 @@
 //! becomes of it, the engine decides.
 
 use super::lane::{DataLane, LaneError};
+use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
 use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, Source};
 use crate::storage::{Cells, Image};
@@ -65,6 +66,8 @@ struct CopyLink {
     /// The image that is coming.
     image: Vec<u8>,
     backlog: VecDeque<u32>,
+    /// It is to end: nothing is said to it any more, and it is closed when what it was taken from is executed.
+    is_over: bool,
 }
 
 /// See the module.
@@ -78,6 +81,8 @@ pub(super) struct Replicas {
     news: VecDeque<LaneNews>,
     captured: Vec<u8>,
     words: Vec<u64>,
+    /// Some stream to us is to end.
+    some_over: bool,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -140,16 +145,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
     ) -> Result<(), LaneError> {
         self.close_stream(to);
         self.execute()?;
-        let grants: Option<Vec<SlotGrant>> =
-            inbox.grants.iter().map(|wire| SlotGrant::from_wire(*wire)).collect();
-        let most = inbox.grants.len() as u32;
-        let fits = |grants: &Vec<SlotGrant>| grants.iter().all(|grant| grant.slot < most);
-        let Some(grants) = grants.filter(fits) else {
-            self.queue.close(channel);
-            return Err(LaneError::Attach { rank: to, reason: "its slots for records are malformed".into() });
+        let slots = slots_of(&inbox, slot_bytes_for(self.config.chunk_bytes)).and_then(|grants| {
+            let prefixes = Blocks::new(grants.len() as u32, PREFIX_BYTES, "gradwire-records");
+            Ok((grants, prefixes.map_err(|error| error.to_string())?))
+        });
+        let (grants, prefixes) = match slots {
+            Ok(slots) => slots,
+            Err(reason) => {
+                self.queue.close(channel);
+                return Err(LaneError::Attach { rank: to, reason });
+            }
         };
         let part_bytes = inbox.slot_bytes.saturating_sub(TABLE_BYTES_MAX as u64) & !63;
-        let prefixes = Blocks::new(most.max(1), PREFIX_BYTES, "gradwire-records")?;
         let (image, backlog) = (None, VecDeque::new());
         self.replicas.streams.push(StreamLink { to, number, channel, inbox, prefixes, image, backlog });
         self.replicas.channels.insert(channel, (to, true));
@@ -178,16 +185,26 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.close_copy(from);
         let (slots, slot_bytes) =
             (self.replicas.slots.unwrap_or(SLOTS_DEFAULT), slot_bytes_for(self.config.chunk_bytes));
-        let cells = Cells::allocate(slots, slot_bytes, "gradwire-copies")?;
-        let region = self.queue.expose(channel, cells.region())?.0;
-        self.queue.lend(channel, &cells.region().all())?;
+        let (cells, region) = match lend_cells(&mut self.queue, channel, (slots, slot_bytes)) {
+            Ok(lent) => lent,
+            Err(error) => {
+                self.queue.close(channel);
+                return Err(error);
+            }
+        };
         self.storage.set_records(from, Some(cells.clone()));
-        let (image, backlog) = (Vec::new(), VecDeque::new());
-        self.replicas.copies.push(CopyLink { from, channel, cells, image, backlog });
+        let (image, backlog, is_over) = (Vec::new(), VecDeque::new(), false);
+        self.replicas.copies.push(CopyLink { from, channel, cells, image, backlog, is_over });
         self.replicas.channels.insert(channel, (from, false));
         let grants = self.engine.copy_up(from, incarnation, slots);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes, grants })
+    }
+
+    /// Nobody wants our stream to a server any more.
+    pub fn hang_up(&mut self, to: Rank) -> Result<(), LaneError> {
+        self.close_stream(to);
+        self.execute()
     }
 
     /// That life of a server is over: nothing of it lands any more.
@@ -217,13 +234,27 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// A channel between servers ended, or is to end: the control side connects again, or hears that the other is dead.
     pub(super) fn end_stream(&mut self, peer: Rank, ours: bool) {
         if !ours {
-            return self.close_copy(peer);
+            // Commands that are there still read what has come over it, and what is confirmed is applied.
+            let of_it = self.replicas.copies.iter_mut().filter(|link| link.from == peer);
+            of_it.for_each(|link| link.is_over = true);
+            return self.replicas.some_over = true;
         }
         let lane = self.config.engine.lane.0;
         let number = self.replicas.streams.iter().find(|link| link.to == peer).map(|link| link.number);
         let ended = number.map(|number| LaneNews::StreamDown { lane, to: peer, number });
         self.replicas.news.extend(ended);
         self.close_stream(peer);
+    }
+
+    /// Closes streams to us that are to end: no command of theirs is left.
+    pub(super) fn close_over(&mut self) {
+        if !std::mem::take(&mut self.replicas.some_over) {
+            return;
+        }
+        let over = |link: &&CopyLink| link.is_over;
+        while let Some(from) = self.replicas.copies.iter().find(over).map(|link| link.from) {
+            self.close_copy(from);
+        }
     }
 
     pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
@@ -401,7 +432,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
             let RecordPost { slot, chunk, payload, at, bytes, prefix_bytes, extra_bytes } = post;
             let lead = link.prefixes.span(slot.slot, prefix_bytes + extra_bytes)?;
             let part: Option<Span> = match payload {
-                Payload::Sum => Some(storage.sum_part(chunk, at, bytes)?),
+                // A record that waited for the channel may outlive its chunk.
+                Payload::Sum => match storage.sum_part(chunk, at, bytes) {
+                    Ok(part) => Some(part),
+                    Err(error) => {
+                        tracing::info!(server = to.0, %error, "a record's chunk is not here any more");
+                        self.end_stream(to, true);
+                        return Ok(());
+                    }
+                },
                 Payload::Image => link.image.as_ref().map(|image| image.slice(at, bytes)).transpose()?,
                 Payload::Nothing | Payload::Rules => None,
             };
@@ -436,7 +475,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Tells a server whose chunks we have copies of.
     pub(super) fn tell_primary(&mut self, from: Rank, notice: Notice) -> Result<(), LaneError> {
-        let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
+        let link = self.replicas.copies.iter_mut().find(|link| link.from == from && !link.is_over);
         let Some(link) = link else { return Ok(()) };
         if link.backlog.len() >= BACKLOG_MAX {
             tracing::warn!(server = from.0, "a server streams to us, and takes no answers");

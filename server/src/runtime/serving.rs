@@ -265,8 +265,13 @@ impl Serving<'_> {
             Done::Rounds { rank, incarnation, lanes: Ok(lanes) } => {
                 lock(&self.member).rounds_answered(rank, incarnation, lanes, &mut out);
             }
-            Done::Rounds { rank, lanes: Err(reason), .. } => {
-                tracing::error!(worker = rank.0, reason, "nobody can say from which round on it could count");
+            Done::Rounds { rank, incarnation, lanes: Err(reason) } => {
+                tracing::error!(
+                    worker = rank.0,
+                    reason,
+                    "asking again from which round on a worker could count"
+                );
+                self.ask_rounds(rank, incarnation);
             }
             Done::Dialled { number, to, result } => {
                 match &result {
@@ -303,6 +308,9 @@ impl Serving<'_> {
                 MemberCommand::HangUp { to } => {
                     self.work.dials.remove(&to).into_iter().for_each(|dial| dial.abort());
                     self.standing.hang_up(to);
+                    for (lane, _) in &self.reception.lanes {
+                        lane.send(LaneMessage::EndStream { to });
+                    }
                 }
                 MemberCommand::AskRounds { rank, incarnation } => self.ask_rounds(rank, incarnation),
                 MemberCommand::EndServer { rank } => {

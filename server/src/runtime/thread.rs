@@ -93,6 +93,10 @@ pub(super) enum LaneMessage {
         setup: ChannelSetup,
         reply: SyncSender<Result<InboxGrant, String>>,
     },
+    /// Nobody wants the channel to that server's copies any more.
+    EndStream {
+        to: Rank,
+    },
     /// That life of a server is over: its channels, both ways, are closed and fenced.
     EndServer {
         rank: Rank,
@@ -301,6 +305,7 @@ impl Loop {
                 let grant = self.lane.attach_copy(from, incarnation, setup);
                 let _ = reply.try_send(grant.map_err(|error| error.to_string()));
             }
+            LaneMessage::EndStream { to } => self.lane.hang_up(to)?,
             LaneMessage::EndServer { rank } => self.lane.end_server(rank)?,
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());

@@ -67,10 +67,11 @@ impl Streams {
         }
     }
 
-    /// Only these are wanted from now on. Says which dials are to be given up.
+    /// Only these are wanted from now on. Says which are given up.
     pub(super) fn keep(&mut self, wanted: &BTreeSet<Rank>) -> Vec<Rank> {
         let given_up: Vec<Rank> = self.to.keys().copied().filter(|to| !wanted.contains(to)).collect();
-        given_up.into_iter().filter(|to| self.end(*to)).collect()
+        self.to.retain(|to, _| wanted.contains(to));
+        given_up
     }
 
     /// That life is over. True where a dial to it is under way.

@@ -317,7 +317,6 @@ fn a_copy_takes_nothing_of_whom_it_is_not_a_copy() {
         BatchHeader { sender: Rank(3), ..header },
         BatchHeader { job: JobId(8), ..header },
         BatchHeader { lane: Lane(1), ..header },
-        BatchHeader { epoch: Epoch { term: 0, counter: 9 }, ..header },
         BatchHeader { sender_incarnation: Incarnation(6), ..header },
         BatchHeader { receiver_incarnation: Incarnation(6), ..header },
         BatchHeader { kind: BatchKind::Request, ..header },
@@ -325,6 +324,14 @@ fn a_copy_takes_nothing_of_whom_it_is_not_a_copy() {
         let list = deliver(&mut engine, slots[1], &wrong, record(OpKind::CopyUpdate, 1));
         assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{wrong:?}: {list:?}");
     }
+}
+
+#[test]
+fn a_copy_that_has_heard_of_a_new_scheduler_first_goes_on_taking() {
+    let (mut engine, slots) = copy();
+    let before = BatchHeader { epoch: Epoch { term: 0, counter: 9 }, ..record_header() };
+    let list = deliver(&mut engine, slots[0], &before, record(OpKind::CopyCheck, 0));
+    assert!(matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Confirmed), .. }));
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl Lab {
                     None
                 }
                 MemberCommand::HangUp { to } => {
+                    server.lane.hang_up(to).expect("a lane goes on");
                     self.hang_up(at, to);
                     None
                 }

@@ -202,7 +202,7 @@ impl Checkpoint {
                     }
                     let pushes = longs(bytes(pushes)?);
                     let numbers: Vec<f32> = bytes(numbers)?.chunks_exact(4).map(float).collect();
-                    if ids.len() != pushes.len() || numbers.len() % ids.len().max(1) != 0 {
+                    if ids.len() != pushes.len() || !numbers.len().is_multiple_of(ids.len().max(1)) {
                         return Err(CheckpointError::corrupt(
                             &part.path(),
                             "rows without ids, or ids without rows",

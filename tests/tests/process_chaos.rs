@@ -2,6 +2,7 @@
 //! the slow ones ten of each role over each transport, stops, partitions, and restarts from checkpoints.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+#![allow(clippy::print_stdout, reason = "figures, shown when asked for")]
 
 use gradwire_tests::rigs::cluster::Place;
 use gradwire_tests::rigs::process::Process;

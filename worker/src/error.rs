@@ -35,6 +35,18 @@ pub enum OpError {
         /// Workers whose landings are under way (the first few).
         readers: Vec<Rank>,
     },
+    /// The round is complete, but a server did not confirm its copy in time.
+    #[error("tensor {}: round {round} is complete, but servers {} did not confirm their copies of it within {waited_ms} ms; look at their logs and at `gradwire status` (stopped, stuck, or cut off from the server that serves it), or raise deadlines.operation_ms", chunk.key, ranks(servers))]
+    Uncopied {
+        /// A chunk of the tensor.
+        chunk: ChunkId,
+        /// The round.
+        round: u64,
+        /// How long the operation waited.
+        waited_ms: u64,
+        /// Servers with copies that are waited for (the first few).
+        servers: Vec<Rank>,
+    },
     /// A bounded tensor's slowest workers did not catch up in time.
     #[error("tensor {}: this worker has made {made} contributions, and workers {} did not come within the tensor's bound of that in {waited_ms} ms; look at their logs and at `gradwire status` (stuck, slower than the others, or ended before them), raise the bound, or raise deadlines.operation_ms", chunk.key, ranks(behind))]
     Behind {
@@ -414,6 +426,7 @@ impl ClientError {
                 OpError::Deadline { .. }
                 | OpError::Behind { .. }
                 | OpError::StillRead { .. }
+                | OpError::Uncopied { .. }
                 | OpError::Elsewhere { .. }
                 | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
@@ -462,6 +475,7 @@ mod tests {
             OpError::Deadline { chunk, round, waited_ms, missing: ranks.clone() },
             OpError::Behind { chunk, made: round, waited_ms, behind: ranks.clone() },
             OpError::StillRead { chunk, round, waited_ms, readers: ranks.clone() },
+            OpError::Uncopied { chunk, round, waited_ms, servers: ranks.clone() },
             OpError::NoAnswer { key: chunk.key, servers: ranks, waited_ms },
         ];
         for text in errors.map(|error| error.to_string()) {

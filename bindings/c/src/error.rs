@@ -153,6 +153,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         OpError::Deadline { .. }
         | OpError::Behind { .. }
         | OpError::StillRead { .. }
+        | OpError::Uncopied { .. }
         | OpError::Elsewhere { .. }
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,

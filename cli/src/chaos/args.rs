@@ -8,12 +8,19 @@ use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Epochs of a run that is not told otherwise.
+const EPOCHS: u32 = 40;
+/// Faults of a run that is not told otherwise, nor how long.
+const KILLS_PER_RUN: u32 = 100;
+/// Bound of epochs.
+pub(super) const EPOCHS_MAX: i64 = 1_000_000;
+
 /// Breaks a real cluster again and again, and looks whether it trains the very same weights.
 ///
 /// Starts the demo (a scheduler, servers, and trainers on the digits in deterministic rounds) undisturbed, for the hash of its
 /// weights, and then again under faults: processes are killed (-9) and started again as new lives after a while, stopped and
-/// continued (for less and for more than deadlines.silence_ms), or cut off from the others (partition: each process is a host
-/// of its own, a network namespace). When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
+/// continued (for less and for more than deadlines.silence_ms), cut off from the others (partition: each process is a host of its
+/// own, a network namespace), or servers are told to go (drain) and others come. When and whom follows from --seed alone. A fault comes after a few rounds, once everybody
 /// is there and every shard has its copies again, at a seeded moment within a round. How long after it every worker has
 /// finished a round that needed the recovery is measured, by role.
 ///
@@ -28,7 +35,8 @@ use std::path::PathBuf;
 ///   gradwire chaos --kills 200 --transport tcp
 ///   gradwire chaos --roles scheduler --kills 20 --epochs 60
 ///   gradwire chaos --faults kill,stop,partition --transport tcp --kills 30     (as root)
-///   gradwire chaos --minutes 30 --epochs 20000 --away-ms 500                   (a soak: one training, as long as that)
+///   gradwire chaos --faults kill,drain --servers 3 --set cluster.servers_max=4 --kills 30
+///   gradwire chaos --minutes 30 --away-ms 500                                  (a soak: one training, about as long as that)
 #[derive(Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ChaosArgs {
@@ -39,9 +47,9 @@ pub(crate) struct ChaosArgs {
     #[arg(long, visible_alias = "strikes", value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills: u32,
-    /// So many in one run at most; then it goes on to its end undisturbed.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub(super) kills_per_run: u32,
+    /// So many in one run at most, 100 without --minutes; then it goes on to its end undisturbed.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(super) kills_per_run: Option<u32>,
     /// Instead of a number of faults: no fault comes after so many minutes, and no run begins.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
@@ -51,6 +59,9 @@ pub(crate) struct ChaosArgs {
     /// Which faults. Partitions need root, and tcp (or verbs) between the namespaces; the scheduler is never cut off.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "kill")]
     pub(super) faults: Vec<Kind>,
+    /// Each fault comes with a second one: another process is killed before anybody has got over the first. Never two servers.
+    #[arg(long)]
+    pub(super) double: bool,
     /// The transport that all must use.
     #[arg(long, value_name = "NAME", default_value = "shm")]
     pub(super) transport: Transport,
@@ -70,9 +81,10 @@ pub(crate) struct ChaosArgs {
     /// The hash of the weights; without it an undisturbed run says it.
     #[arg(long, value_name = "SHA256")]
     pub(super) hash: Option<String>,
-    /// Epochs of each run.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(super) epochs: u32,
+    /// Epochs of each run: 40, or with --minutes as many as take about so long without faults. Those are tried out first, and one
+    /// process alone says the hash.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=EPOCHS_MAX))]
+    pub(super) epochs: Option<u32>,
     /// Workers delay each gradient by a seeded time up to this, so that arrivals come in every order and a fault meets a round
     /// in any state.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
@@ -151,12 +163,24 @@ impl ChaosArgs {
             silence_ms: self.silence_ms,
             servers: self.servers,
             workers: self.workers,
+            is_double: self.double,
         }
     }
 
     /// Does the job end with a death of this role?
     pub(super) fn is_end(&self, role: Role) -> bool {
         self.expect == Expect::End || (role == Role::Server && self.replicas == 0)
+    }
+
+    /// So many in one run at most.
+    pub(super) fn kills_per_run(&self) -> u32 {
+        let usual = if self.minutes.is_some() { u32::MAX } else { KILLS_PER_RUN };
+        self.kills_per_run.unwrap_or(usual)
+    }
+
+    /// Of each run.
+    pub(super) fn epochs(&self) -> u32 {
+        self.epochs.unwrap_or(EPOCHS)
     }
 
     /// The words that repeat one run of these.
@@ -172,7 +196,7 @@ impl ChaosArgs {
             self.workers,
             self.servers,
             self.replicas,
-            self.epochs,
+            self.epochs(),
             self.jitter_us,
             self.away_ms,
             self.silence_ms,
@@ -182,6 +206,9 @@ impl ChaosArgs {
             [("--set", &self.set), ("--set-server", &self.set_server), ("--set-worker", &self.set_worker)]
         {
             line.extend(pairs.iter().map(|pair| format!(" {flag} {pair}")));
+        }
+        if self.double {
+            line.push_str(" --double");
         }
         if !self.train.is_empty() {
             line.push_str(" --");
@@ -214,13 +241,13 @@ mod tests {
     #[test]
     fn a_replayed_run_is_the_same_command() {
         let line = "x --seed 9 --kills 7 --roles server,worker --faults kill,stop --transport tcp --replicas 0 \
-                    --set cluster.lanes=2 --away-ms 10 -- --layers 64,10";
+                    --set cluster.lanes=2 --away-ms 10 --double -- --layers 64,10";
         let args = parse(line);
         let again = parse(args.replay(11, 3).strip_prefix("gradwire ").unwrap());
-        assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, 3));
+        assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, Some(3)));
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
-        assert_eq!(again.transport, Transport::Tcp);
+        assert_eq!((again.transport, again.double), (Transport::Tcp, true));
     }
 
     #[test]

@@ -160,6 +160,21 @@ impl<'a> Cluster<'a> {
         words
     }
 
+    /// The hash of the weights that one process alone comes to, which computes what all workers would.
+    pub(super) async fn reference(&self) -> Result<String, Failure> {
+        let program = find::ours(&self.programs, "gradwire-worker")?;
+        let mut words = vec!["train".into()];
+        words.extend(self.training());
+        words.extend(["--reference".into(), "--workers".into(), self.args.workers.to_string()]);
+        let mut command = Command::new(program);
+        command.args(words).stdin(Stdio::null()).kill_on_drop(true);
+        let said = command.output().await.context("cannot start the reference").code(ExitCode::Io)?;
+        hash_in(&String::from_utf8_lossy(&said.stdout)).ok_or_else(|| {
+            let text = String::from_utf8_lossy(&said.stderr).trim().to_owned();
+            Failure::message(ExitCode::Failure, format!("the reference failed: {text}"))
+        })
+    }
+
     fn training(&self) -> Vec<String> {
         let own: Vec<String> =
             self.args.train.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -168,7 +183,7 @@ impl<'a> Cluster<'a> {
         } else {
             LAYERS.map(str::to_owned).to_vec()
         };
-        words.extend(["--epochs".into(), self.args.epochs.to_string()]);
+        words.extend(["--epochs".into(), self.args.epochs().to_string()]);
         if self.is_disturbed {
             words.extend(["--jitter-us".into(), self.args.jitter_us.to_string()]);
         }
@@ -224,15 +239,17 @@ impl<'a> Cluster<'a> {
             }
             Kind::Stop => signal(life, Signal::STOP),
             Kind::Partition => Net::plug(host, false)?,
+            Kind::Drain => signal(life, Signal::TERM),
         }
-        life.is_mute = true;
+        // Who is told to go works on meanwhile.
+        life.is_mute = kind != Kind::Drain;
         Ok(true)
     }
 
-    /// The end of a fault: a new life after a kill; else the old one goes on, or is joined again.
+    /// The end of a fault: a new life after an end; else the old one goes on, or is joined again.
     pub(super) fn heal(&mut self, seat: Seat, kind: Kind) -> Result<(), Failure> {
         match (kind, self.lives.get_mut(&seat)) {
-            (Kind::Kill, _) => return self.start(seat),
+            (Kind::Kill | Kind::Drain, _) => return self.start(seat),
             (Kind::Stop, Some(life)) => signal(life, Signal::CONT),
             (Kind::Stop, None) => {}
             (Kind::Partition, _) => Net::plug(self.host_of(seat), true)?,
@@ -309,6 +326,12 @@ fn signal(life: &Life, signal: Signal) {
     if let Some(pid) = i32::try_from(life.pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// The hash of the weights in what a trainer says.
+pub(super) fn hash_in(said: &str) -> Option<String> {
+    let hash = said.lines().rev().find_map(|line| line.split("weights_sha256=").nth(1)?.split(' ').next());
+    hash.map(str::to_owned)
 }
 
 /// A port that nobody has; `turn` keeps those of one cluster apart.

@@ -15,6 +15,7 @@ pub(crate) use args::ChaosArgs;
 
 use anyhow::Context as _;
 use args::Expect;
+use cluster::Cluster;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::Transport;
 use proto_common::error::ExitCode;
@@ -26,6 +27,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
+
+/// Epochs of the training that is measured to choose how many take so many minutes.
+const TRIAL_EPOCHS: u32 = 10;
 
 /// Runs it all; the result is the exit code.
 pub(crate) fn run(args: &ChaosArgs) -> Result<u8, anyhow::Error> {
@@ -51,17 +55,35 @@ fn check(args: &ChaosArgs) -> Result<(), Failure> {
     if args.replicas > 0 && args.servers < 2 {
         return wrong("--replicas 1 needs --servers of 2 and more: a copy lies on another server");
     }
+    if args.faults.contains(&Kind::Drain) && args.servers < 2 + args.replicas {
+        return wrong(
+            "--faults drain needs --servers of 2 and more, of 3 with --replicas 1: others take over",
+        );
+    }
+    if args.double && (args.replicas == 0 || args.expect == Expect::End) {
+        return wrong(
+            "--double needs --replicas 1 and --expect same: the job would end with the first fault",
+        );
+    }
     if args.faults.contains(&Kind::Partition) && args.transport == Transport::Shm {
         return wrong("hosts share no memory: --faults partition needs --transport tcp or verbs");
     }
     if args.menu().is_empty() {
-        return wrong("nothing can come: the scheduler is never cut off; name other --faults or --roles");
+        return wrong(
+            "nothing can come: the scheduler is never cut off, and only servers are drained; name other --faults or --roles",
+        );
     }
     Ok(())
 }
 
 /// The undisturbed run, where the hash is not known, and then the disturbed ones.
 async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
+    let mut long = args.clone();
+    if let (Some(minutes), None) = (args.minutes, args.epochs) {
+        long.epochs = Some(epochs_of(args, minutes).await?);
+        long.hash = Some(reference(&long).await?);
+    }
+    let args = &long;
     let until = args.minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * u64::from(minutes)));
     let mut report = Report {
         command: args.replay(args.seed, args.kills),
@@ -79,7 +101,7 @@ async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
         if left == 0 || until.is_some_and(|until| Instant::now() >= until) {
             break;
         }
-        let allowance = Allowance { strikes: left.min(args.kills_per_run), until };
+        let allowance = Allowance { strikes: left.min(args.kills_per_run()), until };
         let (run, strikes) = one(args, seed, allowance, report.hash.as_deref(), soak).await?;
         struck += strikes;
         report.is_equal &= run.failure.is_none();
@@ -93,6 +115,25 @@ async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
     report.is_equal &= struck > 0;
     report.times = times(&report.runs);
     Ok(report)
+}
+
+/// As many epochs as take so many minutes with the delays of disturbed runs, but without faults.
+async fn epochs_of(args: &ChaosArgs, minutes: u32) -> Result<u32, Failure> {
+    let mut trial = ChaosArgs { epochs: Some(TRIAL_EPOCHS), ..args.clone() };
+    trial.train.extend(["--jitter-us".into(), args.jitter_us.to_string().into()]);
+    let begun = Instant::now();
+    undisturbed(&trial).await?;
+    let epochs = 60.0 * f64::from(minutes) * f64::from(TRIAL_EPOCHS) / begun.elapsed().as_secs_f64();
+    Ok(epochs.clamp(f64::from(TRIAL_EPOCHS), args::EPOCHS_MAX as f64) as u32)
+}
+
+/// The hash of one process alone, told.
+async fn reference(args: &ChaosArgs) -> Result<String, Failure> {
+    let directory = args.out.join("reference");
+    let hash = Cluster::new(args, &directory, false)?.reference().await?;
+    say(&format!("one process alone: {hash} after {} epochs\n", args.epochs()));
+    clear(args, &directory);
+    Ok(hash)
 }
 
 async fn undisturbed(args: &ChaosArgs) -> Result<String, Failure> {

@@ -67,11 +67,13 @@ pub(super) struct Times {
 /// By fault and role, in that order.
 pub(super) fn times(runs: &[RunReport]) -> Vec<Times> {
     let name = |strike: &Strike| match (strike.kind, strike.is_death) {
+        (Kind::Kill, _) if strike.second.is_some() => "kill, and another",
         (Kind::Kill, _) => "kill",
         (Kind::Stop, false) => "stop, short",
         (Kind::Stop, true) => "stop, longer than silence",
         (Kind::Partition, false) => "partition, short",
         (Kind::Partition, true) => "partition, longer than silence",
+        (Kind::Drain, _) => "drain",
     };
     let (mut times, mut own): (Vec<Times>, Vec<Vec<f64>>) = Default::default();
     for recovery in runs.iter().flat_map(|run| &run.recoveries) {
@@ -161,7 +163,8 @@ mod tests {
     use super::*;
 
     fn recovery(kind: Kind, role: Role, recovered_ms: f64, is_death: bool) -> Recovery {
-        let strike = Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 7, is_death };
+        let strike =
+            Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 7, is_death, second: None };
         Recovery { strike, round: 5, recovered_ms }
     }
 

@@ -2,7 +2,7 @@
 //! words for people; nothing is left running.
 
 use super::args::{ChaosArgs, Expect};
-use super::cluster::{Cluster, Ended, Seat};
+use super::cluster::{Cluster, Ended, Seat, hash_in};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
 use super::soak::Soak;
@@ -66,6 +66,16 @@ struct Hit {
     took: Option<Duration>,
     /// It ends the job, and everybody has to notice.
     is_end: bool,
+    second: Stage,
+}
+
+/// How far the second of a double fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    ToCome,
+    Away,
+    /// Or there is none.
+    Over,
 }
 
 #[derive(Debug)]
@@ -223,7 +233,8 @@ impl<'a> Run<'a> {
         }
         let (at, round) = (Instant::now(), self.watch.round_of_any());
         let is_end = strike.is_death && self.args.is_end(strike.role);
-        Ok(Phase::Struck(Hit { strike, victim, at, round, is_back: false, took: None, is_end }))
+        let second = if strike.second.is_some() { Stage::ToCome } else { Stage::Over };
+        Ok(Phase::Struck(Hit { strike, victim, at, round, is_back: false, took: None, is_end, second }))
     }
 
     /// The victim comes back when its time has come; over it is when everybody is further than before.
@@ -231,7 +242,12 @@ impl<'a> Run<'a> {
         let since = hit.at.elapsed();
         let is_kill = hit.strike.kind == Kind::Kill;
         // Where the job ends, all are started again together.
-        if !hit.is_back && since >= Duration::from_millis(hit.strike.away_ms) && !(is_kill && hit.is_end) {
+        // A killed process may take a while to end, too, and holds its connections until then.
+        let has_ended = !matches!(hit.strike.kind, Kind::Kill | Kind::Drain)
+            || hit.is_back
+            || !self.cluster.lives.contains_key(&hit.victim);
+        let is_time = since >= Duration::from_millis(hit.strike.away_ms) && has_ended;
+        if !hit.is_back && is_time && !(is_kill && hit.is_end) {
             self.cluster.heal(hit.victim, hit.strike.kind)?;
             hit.is_back = true;
             self.deposed = (!is_kill && hit.strike.is_death).then_some(hit.victim);
@@ -239,15 +255,22 @@ impl<'a> Run<'a> {
         if hit.is_end {
             return self.await_end(hit);
         }
+        self.second(&mut hit)?;
         let round = self.watch.round_of_all(&self.cluster);
-        if hit.took.is_none() && round.is_some_and(|round| round >= hit.round + ROUNDS_AFTER) {
+        if hit.took.is_none()
+            && hit.second != Stage::ToCome
+            && round.is_some_and(|round| round >= hit.round + ROUNDS_AFTER)
+        {
             hit.took = Some(since);
         }
-        if let (true, Some(took)) = (hit.is_back, hit.took) {
+        if let (true, Some(took), Stage::Over) = (hit.is_back, hit.took, hit.second) {
             self.note(&hit, took);
             return Ok(self.calm());
         }
         if since > self.patience() + Duration::from_millis(hit.strike.away_ms) {
+            if !has_ended && hit.took.is_some() {
+                return Err(wrong(format!("{} s after {} it runs still", since.as_secs(), words(&hit))));
+            }
             return Err(wrong(format!(
                 "{} s after {} training has not gone on: round {} then, {} now; {}",
                 since.as_secs(),
@@ -258,6 +281,30 @@ impl<'a> Run<'a> {
             )));
         }
         Ok(Phase::Struck(hit))
+    }
+
+    /// Kills the second one, and starts it again.
+    fn second(&mut self, hit: &mut Hit) -> Result<(), Failure> {
+        let Some(second) = hit.strike.second else { return Ok(()) };
+        let victim = MemberId { role: second.role, rank: Rank(second.seat) };
+        let since_ms = hit.at.elapsed().as_millis() as u64;
+        match hit.second {
+            Stage::ToCome if since_ms >= second.after_ms => {
+                let is_struck = self.cluster.strike(victim, Kind::Kill)?;
+                // What was finished in between needed the first recovery only.
+                hit.round = hit.round.max(self.watch.round_of_any());
+                hit.second = if is_struck { Stage::Away } else { Stage::Over };
+            }
+            Stage::Away
+                if since_ms >= second.after_ms + second.away_ms
+                    && !self.cluster.lives.contains_key(&victim) =>
+            {
+                self.cluster.start(victim)?;
+                hit.second = Stage::Over;
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Everybody ends; then all begin again, from the last checkpoint where there are any.
@@ -387,18 +434,20 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
-        let hash =
-            said.lines().rev().find_map(|line| line.split("weights_sha256=").nth(1)?.split(' ').next());
-        hash.map(|hash| Some(hash.to_owned()))
-            .ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))
+        let hash = hash_in(&said).ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))?;
+        Ok(Some(hash))
     }
 }
 
 fn words(hit: &Hit) -> String {
-    let Strike { kind, away_ms, .. } = hit.strike;
-    match kind {
+    let Strike { kind, away_ms, second, .. } = hit.strike;
+    let also =
+        second.map(|second| format!(" (and {} {} killed)", second.role, second.seat)).unwrap_or_default();
+    let first = match kind {
         Kind::Kill => format!("{} was killed", hit.victim),
         Kind::Stop => format!("{} was stopped for {away_ms} ms", hit.victim),
         Kind::Partition => format!("{} was cut off for {away_ms} ms", hit.victim),
-    }
+        Kind::Drain => format!("{} was told to go", hit.victim),
+    };
+    first + &also
 }

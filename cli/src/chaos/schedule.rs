@@ -11,6 +11,9 @@ const CALM_ROUNDS_MAX: u64 = 8;
 /// Microseconds into a round, at most: as long as a round takes with the usual jitter.
 const INTO_ROUND_US_MAX: u64 = 12_000;
 
+/// Milliseconds between the two of a double fault, at most.
+const SECOND_MS_MAX: u64 = 400;
+
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -21,6 +24,8 @@ pub(crate) enum Kind {
     Stop,
     /// Cut off from all others, and joined again.
     Partition,
+    /// A server told to go (SIGTERM), which others take over from first; then one that comes in its place.
+    Drain,
 }
 
 /// One fault.
@@ -38,6 +43,20 @@ pub(super) struct Strike {
     pub(super) away_ms: u64,
     /// The others take it for dead meanwhile.
     pub(super) is_death: bool,
+    /// Who is killed beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) second: Option<Second>,
+}
+
+/// A second process that is killed, before anybody has got over the first fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Second {
+    pub(super) role: Role,
+    pub(super) seat: u32,
+    /// So much later than the first.
+    pub(super) after_ms: u64,
+    /// Until it comes again.
+    pub(super) away_ms: u64,
 }
 
 /// What may happen to whom.
@@ -49,14 +68,22 @@ pub(super) struct Menu {
     pub(super) silence_ms: u64,
     pub(super) servers: u32,
     pub(super) workers: u32,
+    /// Faults are of two processes.
+    pub(super) is_double: bool,
 }
 
 impl Menu {
     /// Everything that may come; empty where nothing can.
     fn dishes(&self) -> Vec<(Kind, Role)> {
         let pairs = self.faults.iter().flat_map(|kind| self.roles.iter().map(move |role| (*kind, *role)));
-        // The scheduler's host is the hub that all cables lead to.
-        pairs.filter(|pair| *pair != (Kind::Partition, Role::Scheduler)).collect()
+        pairs
+            .filter(|pair| match pair {
+                // The scheduler's host is the hub that all cables lead to.
+                (Kind::Partition, role) => *role != Role::Scheduler,
+                (Kind::Drain, role) => *role == Role::Server,
+                _ => true,
+            })
+            .collect()
     }
 
     /// Is there anything that may come?
@@ -79,10 +106,33 @@ impl Schedule {
         Self { menu, rng: Rng::new(seed), bag: Vec::new() }
     }
 
+    fn seats(&self, role: Role) -> u32 {
+        match role {
+            Role::Scheduler => 1,
+            Role::Server => self.menu.servers,
+            Role::Worker => self.menu.workers,
+        }
+    }
+
+    /// Anybody else, but never two servers: what both had would be lost, with copies as well.
+    fn second(&mut self, role: Role, seat: u32) -> Option<Second> {
+        let roles = self.menu.roles.clone().into_iter();
+        let others = roles.filter(|other| *other != role || *other == Role::Worker && self.menu.workers > 1);
+        let others: Vec<Role> = others.collect();
+        let other = *others.get(self.rng.below(others.len().max(1) as u64) as usize)?;
+        let mut place = self.rng.below(u64::from(self.seats(other))) as u32;
+        if (other, place) == (role, seat) {
+            place = (place + 1) % self.seats(other);
+        }
+        let after_ms = self.rng.within(0, SECOND_MS_MAX);
+        Some(Second { role: other, seat: place, after_ms, away_ms: self.rng.within(0, self.menu.away_ms) })
+    }
+
     fn length(&mut self, kind: Kind) -> (u64, bool) {
         let silence = self.menu.silence_ms;
         match kind {
             Kind::Kill => (self.rng.within(0, self.menu.away_ms), true),
+            Kind::Drain => (self.rng.within(0, self.menu.away_ms), false),
             // Neither is near the bound, so that which one it is does not hang on the machine's load.
             Kind::Stop | Kind::Partition if self.rng.chance(5_000) => {
                 (self.rng.within(silence / 20, silence / 3), false)
@@ -103,22 +153,12 @@ impl Iterator for Schedule {
             return None;
         }
         let (kind, role) = self.bag.swap_remove(self.rng.below(self.bag.len() as u64) as usize);
-        let seats = match role {
-            Role::Scheduler => 1,
-            Role::Server => self.menu.servers,
-            Role::Worker => self.menu.workers,
-        };
-        let seat = self.rng.below(u64::from(seats)) as u32;
+        let seat = self.rng.below(u64::from(self.seats(role))) as u32;
         let (away_ms, is_death) = self.length(kind);
-        Some(Strike {
-            kind,
-            role,
-            seat,
-            after_rounds: self.rng.within(1, CALM_ROUNDS_MAX),
-            delay_us: self.rng.below(INTO_ROUND_US_MAX),
-            away_ms,
-            is_death,
-        })
+        let (after_rounds, delay_us) =
+            (self.rng.within(1, CALM_ROUNDS_MAX), self.rng.below(INTO_ROUND_US_MAX));
+        let second = if self.menu.is_double { self.second(role, seat) } else { None };
+        Some(Strike { kind, role, seat, after_rounds, delay_us, away_ms, is_death, second })
     }
 }
 
@@ -128,7 +168,7 @@ mod tests {
 
     fn menu(faults: &[Kind], roles: &[Role]) -> Menu {
         let (faults, roles) = (faults.to_vec(), roles.to_vec());
-        Menu { faults, roles, away_ms: 700, silence_ms: 3_000, servers: 3, workers: 4 }
+        Menu { faults, roles, away_ms: 700, silence_ms: 3_000, servers: 3, workers: 4, is_double: false }
     }
 
     const ALL: [Role; 3] = [Role::Scheduler, Role::Server, Role::Worker];
@@ -176,6 +216,28 @@ mod tests {
             seats.dedup();
             assert_eq!(seats, (0..count).collect::<Vec<u32>>(), "{role}");
         }
+    }
+
+    #[test]
+    fn the_second_of_two_is_never_the_first_nor_another_server() {
+        let double = Menu { is_double: true, ..menu(&[Kind::Kill], &ALL) };
+        let strikes: Vec<Strike> = Schedule::new(double, 4).take(500).collect();
+        for Strike { role, seat, second, .. } in &strikes {
+            let second = second.unwrap();
+            assert_ne!((*role, *seat), (second.role, second.seat));
+            assert!(second.role != *role || *role == Role::Worker, "{role} {second:?}");
+            assert!(second.after_ms <= SECOND_MS_MAX && second.away_ms <= 700);
+        }
+        let lone = Menu { is_double: true, ..menu(&[Kind::Kill], &[Role::Server]) };
+        assert!(Schedule::new(lone, 4).take(9).all(|strike| strike.second.is_none()));
+    }
+
+    #[test]
+    fn servers_only_are_told_to_go() {
+        let schedule = Schedule::new(menu(&[Kind::Drain, Kind::Kill], &ALL), 2);
+        let drains: Vec<Strike> = schedule.take(40).filter(|strike| strike.kind == Kind::Drain).collect();
+        assert_eq!(drains.len(), 10, "one of four in each turn");
+        assert!(drains.iter().all(|strike| strike.role == Role::Server && !strike.is_death));
     }
 
     #[test]

@@ -64,7 +64,7 @@ flags! {
     kube_server_image, "kube-server-image", "IMAGE", "pods are started by Kubernetes";
     kube_worker_template, "kube-worker-template", "FILE", "pods are started by Kubernetes";
     kube_server_template, "kube-server-template", "FILE", "pods are started by Kubernetes";
-    local_num_attempt, "local-num-attempt", "N", "a member that died ends the job; start it again";
+    local_num_attempt, "local-num-attempt", "N", "--restart=N starts again what the job survives";
 }
 
 #[cfg(test)]

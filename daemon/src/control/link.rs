@@ -6,7 +6,8 @@
 //! [`LinkEvent::Away`], connects again, registers with what the member knows ([`Resume`]), and says [`LinkEvent::Back`].
 //! What was handed over meanwhile is sent then. What was sent before and may not have arrived is the member's to send again
 //! after `Back`: requests that are not answered (`Declare`, `ChangeRule`, `Barrier`), `Assigned` of what it was asked last,
-//! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that.
+//! `Seeded`, `LinksReady`, `Drain`. All of them may come twice: the scheduler takes that. A goodbye that no scheduler has
+//! confirmed is said again here.
 
 use super::connect::connect_with_retry;
 use super::connection::{Connection, ReadHalf, WriteHalf};
@@ -53,7 +54,16 @@ pub struct LinkSender {
 #[derive(Debug)]
 enum Outgoing {
     Frame(Vec<u8>),
-    Last(Vec<u8>),
+    Last(LastWord),
+}
+
+/// The last word of a member.
+#[derive(Clone, Debug)]
+struct LastWord {
+    frame: Vec<u8>,
+    /// The next scheduler is to hear it where this one has not confirmed it. A failing member needs none: who does not come
+    /// is dead to it.
+    again: bool,
 }
 
 impl LinkSender {
@@ -98,8 +108,7 @@ impl SchedulerLink {
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new(settings, register, &welcome, resume);
-        let keeper =
-            Keeper { events, outgoing, report, beat: beats(&welcome), said_last: false, parting: false };
+        let keeper = Keeper { events, outgoing, report, beat: beats(&welcome), last: None, parting: false };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))
     }
@@ -110,10 +119,11 @@ impl SchedulerLink {
         self.sender.clone()
     }
 
-    /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close,
-    /// all within `limit`. Senders are of no use afterwards.
+    /// Says the last word (`Goodbye` or `Failing`), flushes what waits, and waits for the scheduler to close, all within
+    /// `limit`. A goodbye that a dying scheduler has not confirmed is said again to the next one, where that comes in time. Senders are of no use afterwards.
     pub async fn finish(mut self, last: &ToScheduler, limit: Duration) -> Result<(), LinkError> {
-        let frame = Outgoing::Last(frame_of(last)?);
+        let again = matches!(last, ToScheduler::Goodbye);
+        let frame = Outgoing::Last(LastWord { frame: frame_of(last)?, again });
         let orderly = async {
             self.sender.frames.send(frame).await.map_err(|_| LinkError::Closed)?;
             while let Some(event) = self.events.recv().await {
@@ -146,8 +156,8 @@ struct Keeper<R> {
     outgoing: mpsc::Receiver<Outgoing>,
     report: R,
     beat: Interval,
-    /// We have said the last word.
-    said_last: bool,
+    /// We have said the last word, this one.
+    last: Option<LastWord>,
     /// The scheduler has: a close that follows is no loss to come back from.
     parting: bool,
 }
@@ -163,7 +173,8 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
         let lost = loop {
             let Some(lost) = self.serve(connection, silence).await else { return };
             let since = Instant::now();
-            if self.said_last || self.parting || !seeker.may_seek() {
+            let is_over = self.last.as_ref().is_some_and(|last| !last.again);
+            if is_over || self.parting || !seeker.may_seek() {
                 break lost;
             }
             tracing::warn!(error = %lost, "the scheduler is lost; looking for the next one");
@@ -192,17 +203,14 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
     /// One connection's life; says how it was lost. None when nobody listens to us any more.
     async fn serve(&mut self, connection: Connection, silence: Duration) -> Option<LinkError> {
         let (read, write) = connection.into_split();
-        let writer = write_frames(write, &mut self.outgoing, &mut self.beat, silence, &mut self.report);
+        let outgoing = (&mut self.last, &mut self.outgoing);
+        let writer = write_frames(write, outgoing, &mut self.beat, silence, &mut self.report);
         let reader = read_events(read, &self.events, silence, &mut self.parting);
         tokio::pin!(writer, reader);
         // The reading half sees a broken connection as well, and says so.
         tokio::select! {
             lost = &mut reader => lost,
-            said_last = &mut writer => {
-                let lost = reader.await;
-                self.said_last = said_last;
-                lost
-            }
+            () = &mut writer => reader.await,
         }
     }
 }
@@ -220,7 +228,10 @@ async fn read_events(
             Ok(Some(message)) => {
                 *parting |= matches!(
                     message,
-                    FromScheduler::Refused(_) | FromScheduler::MemberDied(_) | FromScheduler::Shutdown { .. }
+                    FromScheduler::Refused(_)
+                        | FromScheduler::MemberDied(_)
+                        | FromScheduler::Shutdown { .. }
+                        | FromScheduler::GoodbyeAck
                 );
                 if events.send(LinkEvent::Message(message)).await.is_err() {
                     return None;
@@ -236,15 +247,16 @@ async fn read_events(
     }
 }
 
-/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: then true.
+/// Sends what waits and a heartbeat each period, until the connection fails or the last word is said: at once, where it was
+/// said to another scheduler.
 async fn write_frames(
     mut write: WriteHalf,
-    outgoing: &mut mpsc::Receiver<Outgoing>,
+    (said, outgoing): (&mut Option<LastWord>, &mut mpsc::Receiver<Outgoing>),
     beat: &mut Interval,
     limit: Duration,
     report: &mut impl FnMut() -> MemberReport,
-) -> bool {
-    loop {
+) {
+    while said.is_none() {
         let next = tokio::select! {
             biased;
             _ = beat.tick() => match frame_of(&ToScheduler::Heartbeat(report())) {
@@ -257,21 +269,23 @@ async fn write_frames(
             next = outgoing.recv() => match next {
                 Some(next) => next,
                 // The link holds a sender itself, so it is being dropped.
-                None => return true,
+                None => return,
             },
         };
-        let (frame, last) = match next {
-            Outgoing::Frame(frame) => (frame, false),
-            Outgoing::Last(frame) => (frame, true),
-        };
-        if let Err(error) = write.write_within(&frame, limit).await {
-            tracing::debug!(%error, "cannot write to the scheduler");
-            return last;
+        match next {
+            Outgoing::Frame(frame) => {
+                if let Err(error) = write.write_within(&frame, limit).await {
+                    tracing::debug!(%error, "cannot write to the scheduler");
+                    return;
+                }
+            }
+            Outgoing::Last(last) => *said = Some(last),
         }
-        if last {
-            let _ = write.close().await;
-            return true;
-        }
+    }
+    let Some(last) = said else { return };
+    match write.write_within(&last.frame, limit).await {
+        Ok(()) => _ = write.close().await,
+        Err(error) => tracing::debug!(%error, "cannot write to the scheduler"),
     }
 }
 

@@ -8,6 +8,7 @@ use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{Coming, NodeGroup, RefusalReason};
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 
 const LONG: Duration = Duration::from_secs(5);
 
@@ -229,4 +230,35 @@ async fn after_the_schedulers_last_word_nobody_looks_for_another() {
     drop(scheduler);
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Message(FromScheduler::Shutdown { .. }))));
     assert!(matches!(link.events.recv().await, Some(LinkEvent::Lost(LinkError::Closed))));
+}
+
+#[tokio::test]
+async fn a_goodbye_is_said_again_to_the_next_scheduler_until_one_confirms_it() {
+    let (link, mut scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    let serve = async {
+        let is_bye = |message: &ToScheduler| matches!(message, ToScheduler::Goodbye);
+        while !is_bye(&scheduler.receive_within(LONG).await.unwrap().unwrap()) {}
+        // It has read it, and dies before it has told anybody.
+        drop(scheduler);
+        let (mut scheduler, _, told) = comes_again(&listener).await;
+        assert_eq!(told, known());
+        scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+        assert!(is_bye(&scheduler.receive_within(LONG).await.unwrap().unwrap()), "at once");
+        scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
+        drop(scheduler);
+        let third = timeout(Duration::from_millis(100), listener.accept()).await;
+        assert!(third.is_err(), "nobody comes again after that");
+    };
+    let (finished, ()) = tokio::join!(link.finish(&ToScheduler::Goodbye, LONG), serve);
+    finished.unwrap();
+    // A failing member's word is not: who does not come is dead to the next one.
+    let (link, mut scheduler, listener, _settings) = linked_for(5_000, Some(known())).await;
+    let failing = ToScheduler::Failing { reason: "x".into() };
+    let serve = async {
+        while scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap() != failing {}
+        drop(scheduler);
+        assert!(timeout(Duration::from_millis(100), listener.accept()).await.is_err());
+    };
+    let (finished, ()) = tokio::join!(link.finish(&failing, LONG), serve);
+    finished.unwrap();
 }

@@ -139,6 +139,9 @@ pub enum Status {
     /// To a pull that asks for one version exactly: it is not there, because newer ones have taken its place. `round` is the one
     /// in force.
     VersionGone = 20,
+    /// The round is complete, or what there was before this server had the chunk is to be told, but a copy was not confirmed in
+    /// time: the payload lists the ranks (u32) of the servers with it.
+    DeadlineCopies = 21,
 }
 
 impl Status {
@@ -167,6 +170,7 @@ impl Status {
             18 => Self::CallRoom,
             19 => Self::NoMemory,
             20 => Self::VersionGone,
+            21 => Self::DeadlineCopies,
             _ => return None,
         })
     }

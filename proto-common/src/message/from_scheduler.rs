@@ -308,6 +308,8 @@ pub enum FromScheduler {
         /// Why.
         reason: String,
     },
+    /// Answer to `Goodbye`: who goes is remembered as somebody that went; the connection closes.
+    GoodbyeAck,
     /// Server: a tensor gets another rule. Answered by `Assigned`.
     ChangeRule {
         /// Its number: every server takes changes in this order.

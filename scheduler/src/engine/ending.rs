@@ -1,7 +1,7 @@
 //! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
 //! the death that ends the job is the one that everybody reports.
 
-use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release};
+use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
@@ -45,6 +45,9 @@ impl Engine {
 
     /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
+        if let Some(member) = self.members.get(&id) {
+            out.push(send(member.connection, FromScheduler::GoodbyeAck));
+        }
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
             return;
         }

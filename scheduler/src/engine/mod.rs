@@ -354,6 +354,10 @@ impl Engine {
                 let age_ms = now_ms.saturating_sub(self.started_ms);
                 refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
             }
+            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
+            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
             // It says nothing that counts before it is let in.
             _ if self.rebuild.knows(from) => {}
             other => {

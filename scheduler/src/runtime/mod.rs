@@ -503,7 +503,8 @@ impl Core {
             | FromScheduler::PostAnswered { .. }
             | FromScheduler::AskRounds { .. }
             | FromScheduler::CountFrom { .. }
-            | FromScheduler::HeartbeatAck => {}
+            | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck => {}
         }
     }
 }

@@ -101,10 +101,16 @@ impl LaneEngine {
     /// What an operation still waits for: the status that says so, and the ranks. Whatever was found out for another
     /// operation is told from `found`, which is to live no longer than a tick.
     pub(super) fn late(&self, index: u32, waiter: &Waiter, found: &mut Found) -> Late {
+        let chunk = &self.chunks[index as usize];
+        if chunk.stage == Stage::Copies || (chunk.init_pending && chunk.awaits(waiter).is_none()) {
+            let servers: Vec<Rank> = chunk.unconfirmed().collect();
+            if !servers.is_empty() {
+                return (Status::DeadlineCopies, servers);
+            }
+        }
         if waiter.op == OpKind::Init {
             return (Status::DeadlineWaiting, vec![Rank(0)]);
         }
-        let chunk = &self.chunks[index as usize];
         if let Some(late) = chunk.loose_late(waiter) {
             return late;
         }
@@ -134,6 +140,11 @@ impl LaneEngine {
             }
         }
         let missing: Vec<Rank> = absent.ranks().take(RANKS_LISTED_MAX).collect();
+        let uncopied =
+            chunks.iter().find(|chunk| chunk.stage == Stage::Copies).filter(|_| missing.is_empty());
+        if let Some(uncopied) = uncopied {
+            return (Status::DeadlineCopies, uncopied.unconfirmed().collect());
+        }
         match chunks.iter().find(|chunk| chunk.stage == Stage::Buffer) {
             Some(unwritten) if missing.is_empty() => {
                 let mut reading = unwritten.reading();

@@ -3,11 +3,11 @@
 
 use super::before::Before;
 use super::held::{Held, HeldSet};
+use super::keep::Keep;
 use super::lengths::Lengths;
 use super::mode::Tally;
 use super::role::Role;
 use super::saving::Saving;
-use super::streams::Keep;
 use proto_common::batch::{Kept, Landing, OpKind, Reading};
 use proto_common::codec::Codec;
 use proto_common::element::Dtype;
@@ -184,6 +184,10 @@ pub(super) struct Chunk {
     pub(super) lineage: Lineage,
     /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
     pub(super) alone_since: Epoch,
+    /// Changes of its rule that this server made.
+    pub(super) rules: u64,
+    /// It is served here since this epoch.
+    pub(super) since: Epoch,
     /// Of a copy: bytes of the next round's sum that are there.
     pub(super) filled: u64,
     /// Published version; the round being collected is the next one.
@@ -242,6 +246,8 @@ impl Chunk {
             init_pending: false,
             lineage: Lineage::Zeros,
             alone_since: Epoch::default(),
+            rules: 0,
+            since: Epoch::default(),
             filled: 0,
             version: 0,
             buffer: 0,
@@ -435,6 +441,12 @@ impl Chunk {
 
     pub(super) fn buffer_of(&self, rank: Rank) -> KeyBuffer {
         self.buffers.get(rank.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Workers that may write contributions to it, or have written some that are not reduced.
+    pub(super) fn writers(&self) -> impl Iterator<Item = Rank> + '_ {
+        let all = (0u32..).zip(&self.buffers);
+        all.filter(|(_, buffer)| **buffer != KeyBuffer::None).map(|(rank, _)| Rank(rank))
     }
 
     pub(super) fn set_buffer(&mut self, rank: Rank, buffer: KeyBuffer) {

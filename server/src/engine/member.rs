@@ -313,6 +313,7 @@ impl Member {
             | FromScheduler::CheckpointSaved { .. }
             | FromScheduler::CheckpointGoes(_)
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }

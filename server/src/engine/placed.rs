@@ -78,6 +78,19 @@ impl LaneEngine {
         }
     }
 
+    /// The worker has said that it does not write its buffer any more.
+    pub(super) fn end_buffer(&mut self, index: u32, rank: Rank) {
+        let chunk = &mut self.chunks[index as usize];
+        match chunk.buffer_of(rank) {
+            KeyBuffer::None => return,
+            KeyBuffer::Granted { spill, .. } => self.spills.push(spill),
+            // It is a contribution's as any other block.
+            KeyBuffer::Full { .. } => {}
+        }
+        self.key_buffers -= 1;
+        chunk.set_buffer(rank, KeyBuffer::None);
+    }
+
     /// A payload is not needed any more: its spill block is free, or its worker's to write again.
     pub(super) fn release(&mut self, index: u32, rank: Rank, from: Source) {
         let Source::Spill(spill) = from else { return };
@@ -114,20 +127,12 @@ impl LaneEngine {
     /// The worker's channel is closed, and nothing of it arrives any more: its grants end, and what was not read to
     /// its end is asked for again, as if it had not been taken. What it had placed stays, until its turn.
     pub(super) fn take_back(&mut self, rank: Rank) {
-        let Self { chunks, spills, key_buffers, .. } = self;
+        self.copying.lapsing.retain(|lapsing| lapsing.rank != rank);
+        for index in 0..self.chunks.len() as u32 {
+            self.end_buffer(index, rank);
+        }
+        let Self { chunks, spills, .. } = self;
         for chunk in chunks {
-            match chunk.buffer_of(rank) {
-                KeyBuffer::None => {}
-                KeyBuffer::Granted { spill, .. } => {
-                    spills.push(spill);
-                    *key_buffers -= 1;
-                    chunk.set_buffer(rank, KeyBuffer::None);
-                }
-                KeyBuffer::Full { .. } => {
-                    *key_buffers -= 1;
-                    chunk.set_buffer(rank, KeyBuffer::None);
-                }
-            }
             // Those behind it stay taken: the worker does not send again what a deadline has ended.
             let first = chunk.forget_first(rank);
             let reopened = &mut chunk.reopened;

@@ -7,6 +7,8 @@ use super::command::{Command, Commands, ResultBlock, Source};
 use super::lane::{EngineConfig, LaneEngine};
 use super::norms::Group;
 use super::role::Role;
+use super::sabotage::BrokenRule;
+use super::streams::{Copying, Lapsing};
 use proto_common::batch::{Block, BlockData, Status};
 use proto_common::ids::{ChunkId, Epoch, Rank};
 use std::collections::HashSet;
@@ -78,7 +80,7 @@ impl LaneEngine {
     fn put(&mut self, index: u32, spec: ChunkSpec, group: Option<u32>) {
         let EngineConfig { workers, keep_previous, .. } = self.config;
         let mut chunk = Chunk::new(spec, workers, keep_previous);
-        chunk.group = group;
+        (chunk.group, chunk.since) = (group, self.epoch);
         match self.chunks.get_mut(index as usize) {
             Some(place) => *place = chunk,
             None => self.chunks.push(chunk),
@@ -115,9 +117,12 @@ impl LaneEngine {
         chunk.filled = 0;
         let is_promoted = matches!(chunk.role, Some(Role::Copy { .. }));
         let loses_backup = backup.is_none() && chunk.copies[0].is_some();
+        if !chunk.role.is_some_and(Role::serves) {
+            chunk.since = epoch;
+        }
         chunk.role = Some(role);
         chunk.lineage = Lineage::Own;
-        if loses_backup {
+        if loses_backup || (is_promoted && backup.is_none()) {
             // What is answered from now on may be known to this server alone: only to who knows that.
             chunk.alone_since = epoch;
             self.reroute(index);
@@ -150,6 +155,11 @@ impl LaneEngine {
     }
 
     fn give_up(&mut self, index: u32) {
+        self.leave_group(index);
+        let chunk = &mut self.chunks[index as usize];
+        if chunk.is_complete() {
+            chunk.stage = Stage::Copies;
+        }
         self.disengage(index);
         let chunk = &mut self.chunks[index as usize];
         chunk.role = None;
@@ -158,19 +168,20 @@ impl LaneEngine {
         self.copying.retired.push(index);
     }
 
-    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go.
+    /// This server does not serve the chunk any more: who waits is told, and what was collected is let go; but for a round
+    /// that copies have confirmed, which ends here as it does there: half of it may be in what the rule keeps already.
     fn disengage(&mut self, index: u32) {
-        self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
-        if chunk.is_complete() {
-            chunk.stage = Stage::Copies;
-        }
         chunk.init_pending = false;
         for keep in std::mem::take(&mut chunk.copies).iter().flatten() {
             self.copying.forget(keep);
         }
         self.reroute(index);
-        self.chunks[index as usize].filled = 0;
+        let Self { chunks, copying, epoch, .. } = self;
+        let chunk = &mut chunks[index as usize];
+        chunk.filled = 0;
+        let lapsing = chunk.writers().map(|rank| Lapsing { rank, chunk: index, epoch: *epoch });
+        copying.lapsing.extend(lapsing);
     }
 
     /// Whoever waits is to come again, here or elsewhere, and what was collected of a round counts for nothing; but for one
@@ -219,15 +230,17 @@ impl LaneEngine {
     pub(super) fn free_retired(&mut self, out: &mut Commands) {
         let Self { chunks, copying, groups, .. } = self;
         let mut freed = false;
-        copying.retired.retain(|index| {
+        let Copying { retired, free, lapsing, .. } = copying;
+        retired.retain(|index| {
             let chunk = &chunks[*index as usize];
             if !chunk.is_unused() {
                 return true;
             }
             freed = true;
+            lapsing.retain(|lapsing| lapsing.chunk != *index);
             out.push(Command::Free { chunk: *index });
             if chunk.group.is_none() {
-                copying.free.push(*index);
+                free.push(*index);
             }
             false
         });
@@ -247,6 +260,9 @@ impl LaneEngine {
     /// The index of a chunk that this server serves.
     pub(super) fn serves(&self, id: &ChunkId) -> Option<u32> {
         let index = self.index.get(id).copied()?;
+        if self.breaks(BrokenRule::EpochCheck) {
+            return Some(index);
+        }
         matches!(self.chunks[index as usize].role, Some(Role::Primary { .. })).then_some(index)
     }
 
@@ -280,17 +296,44 @@ impl LaneEngine {
 
     /// A payload that was placed where the chunk was before this server gave it up and took it again: it is to come in a
     /// slot. False where it is none of those.
-    pub(super) fn placed_before(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
+    pub(super) fn placed_before(
+        &mut self,
+        index: u32,
+        peer: Rank,
+        epoch: Epoch,
+        block: &Block,
+        out: &mut Commands,
+    ) -> bool {
         let is_none = self.chunks[index as usize].buffer_of(peer) == KeyBuffer::None;
         if block.data != BlockData::Placed || !is_none {
             return false;
         }
-        let Some(before) = self.retired_as(&block.id) else { return false };
-        let was_granted = self.placed(before, peer).is_some();
-        self.let_go_of_placed(before, peer);
-        if was_granted {
+        let before = self.retired_as(&block.id).filter(|before| self.placed(*before, peer).is_some());
+        if let Some(before) = before {
+            self.let_go_of_placed(before, peer);
             self.send_back(peer, block, Status::Granted, Vec::new());
+            return true;
         }
-        was_granted
+        // Of a buffer that went with an earlier role; its worker has not heard that the chunk is here again.
+        let is_old = epoch < self.chunks[index as usize].since;
+        if is_old {
+            self.misrouted(peer, block, out);
+        }
+        is_old
+    }
+
+    /// A worker says by a batch which decisions it knows: buffers of chunks that were taken from here by those it does not
+    /// write any more.
+    pub(super) fn lapse(&mut self, rank: Rank, epoch: Epoch, out: &mut Commands) {
+        let is_over = |lapsing: &Lapsing| lapsing.rank == rank && lapsing.epoch <= epoch;
+        let mut freed = false;
+        while let Some(at) = self.copying.lapsing.iter().position(is_over) {
+            let Lapsing { chunk, .. } = self.copying.lapsing.swap_remove(at);
+            self.end_buffer(chunk, rank);
+            freed = true;
+        }
+        if freed {
+            self.free_retired(out);
+        }
     }
 }

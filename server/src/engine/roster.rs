@@ -198,18 +198,18 @@ impl Roster {
             .min()
     }
 
-    /// Rounds that nobody is left for, before the first that somebody counts in: they end with nothing. All who counted in them
-    /// have died, in the time in which others came. True where there were some.
+    /// Passes the round that a chunk collects where nobody is left for it and somebody counts in a later one: it ends with
+    /// nothing. All who counted in it have died or left, in the time in which others came. False where it is no such round.
     pub(super) fn pass_vacant(&self, chunk: &mut Chunk) -> bool {
-        if chunk.expected.len() > 0 || chunk.is_loose() || chunk.is_barred() || !chunk.has_nothing() {
-            return false;
-        }
-        let Some(next) = self.next_counted(chunk.spec.id.key, chunk.round()) else { return false };
-        while chunk.round() < next && !chunk.is_barred() {
+        self.renew(chunk);
+        // What a checkpoint is to copy stays as it is until then.
+        let is_open = chunk.expected.len() == 0 && chunk.has_nothing() && !chunk.is_due();
+        let is_vacant = is_open && !chunk.is_loose() && !chunk.is_barred();
+        let passes = is_vacant && self.next_counted(chunk.spec.id.key, chunk.round()).is_some();
+        if passes {
             chunk.publish(None);
         }
-        self.renew(chunk);
-        true
+        passes
     }
 
     /// May a worker contribute at all? It is told its first round before it does.

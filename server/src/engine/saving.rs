@@ -262,12 +262,13 @@ impl LaneEngine {
         current.due.retain(|other| *other != index);
         current.left = current.left.saturating_sub(1);
         let is_last = current.left == 0;
+        // Before anything goes on: that may be what the next one begins with.
+        if is_last {
+            self.savings.current = None;
+        }
         if let Some(chunk) = self.chunks.get_mut(index as usize) {
             chunk.saving = Saving::Nothing;
             self.resume_round(index, out);
-        }
-        if is_last {
-            self.savings.current = None;
         }
         is_last
     }
@@ -280,7 +281,9 @@ impl LaneEngine {
                 self.prepare(index, group, None, out);
                 self.settle(index, out);
             }
-            _ => self.finish_late(index, out),
+            Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
+            // Rounds that nobody is left for waited for it.
+            _ => self.settle(index, out),
         }
     }
 

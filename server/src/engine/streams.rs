@@ -6,63 +6,15 @@ use super::chunk::{Chunk, Stage};
 use super::command::{Command, Commands, Payload};
 use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
+use super::keep::{At, Keep};
 use super::lane::LaneEngine;
+use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
-
-/// Where a copy of a chunk stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
-    Out,
-    /// The other side was asked which version it has.
-    Checking,
-    /// It is to be asked again when it says so.
-    Later,
-    /// It needs a `State`.
-    Wanted,
-    /// The `State` is on its way, and updates behind it.
-    Sent,
-    /// Every update follows.
-    In,
-}
-
-/// A copy of a chunk that another server has, or is to have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keep {
-    pub(super) to: Rank,
-    /// Counted, so that what was sent for an earlier one of the same server is told apart.
-    id: u64,
-    pub(super) is_backup: bool,
-    at: At,
-    /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
-    asked: (u64, bool),
-    /// The last version that it has confirmed.
-    confirmed: u64,
-    /// It has the initial value, or had none when there was none here.
-    has_initial: bool,
-    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
-    pub(super) kept: bool,
-}
-
-impl Keep {
-    /// Does a round wait for it?
-    fn blocks(&self) -> bool {
-        self.is_backup || self.kept || self.at == At::Sent
-    }
-
-    fn is_in_stream(&self) -> bool {
-        matches!(self.at, At::Sent | At::In)
-    }
-
-    fn is_kept_up(&self) -> bool {
-        self.kept && self.at == At::In
-    }
-}
 
 /// A record to be written, or written.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +46,14 @@ pub(super) struct Stream {
     sequence: u64,
 }
 
+/// A worker's key buffer that ends when the worker says that it knows this epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lapsing {
+    pub(super) rank: Rank,
+    pub(super) chunk: u32,
+    pub(super) epoch: Epoch,
+}
+
 /// Streams, and the other side of others' streams.
 #[derive(Debug)]
 pub(super) struct Copying {
@@ -104,6 +64,8 @@ pub(super) struct Copying {
     ids: u64,
     /// Roles were given: whoever asks for a chunk that is not here has another map.
     pub(super) has_roles: bool,
+    /// Key buffers of chunks that are not served any more. Their workers may write them until they have heard of that.
+    pub(super) lapsing: Vec<Lapsing>,
     /// Given up, and not free: somebody reads them still, or may write to them.
     pub(super) retired: Vec<u32>,
     pub(super) free: Vec<u32>,
@@ -119,6 +81,7 @@ impl Default for Copying {
             part_bytes: CHUNK_BYTES_DEFAULT,
             ids: 0,
             has_roles: false,
+            lapsing: Vec::new(),
             retired: Vec::new(),
             free: Vec::new(),
             free_groups: Vec::new(),
@@ -133,8 +96,7 @@ impl Copying {
 
     pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
         self.ids += 1;
-        let (id, at, asked) = (self.ids, At::Out, (0, false));
-        Keep { to, id, is_backup, at, asked, confirmed: 0, has_initial: false, kept: false }
+        Keep::new(to, self.ids, is_backup)
     }
 
     /// What was to be sent of a copy is not.
@@ -152,35 +114,6 @@ impl Copying {
 
     pub(super) fn new_epoch(&mut self) {
         self.streams.iter_mut().for_each(|stream| stream.seeded = None);
-    }
-}
-
-impl Chunk {
-    /// Does a round of this chunk wait for copies?
-    pub(super) fn has_copies(&self) -> bool {
-        self.copies.iter().flatten().any(Keep::blocks)
-    }
-
-    fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
-        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
-    }
-
-    fn is_confirmed(&self) -> bool {
-        let round = self.round();
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.confirmed >= round)
-    }
-
-    fn has_initial_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
-    }
-
-    /// Servers whose confirmation the complete round, or the initial value, waits for.
-    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
-        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
-        let lacks = move |keep: &&Keep| {
-            keep.blocks() && ((is_sent && keep.confirmed < round) || (self.init_pending && !keep.has_initial))
-        };
-        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 }
 
@@ -245,6 +178,12 @@ impl LaneEngine {
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
     }
 
+    /// Slots for records that were written and not given back.
+    #[must_use]
+    pub fn records_unreturned(&self) -> usize {
+        self.copying.streams.iter().map(|stream| stream.used.len()).sum()
+    }
+
     /// Asks a server which version of a chunk it has, if it is to have a copy.
     pub(super) fn check(&mut self, index: u32, to: Rank) {
         let Self { chunks, copying, .. } = self;
@@ -284,7 +223,8 @@ impl LaneEngine {
     /// A chunk's rule has changed: copies hear of it, in its place.
     pub fn rule_changed(&mut self, index: u32) {
         let Self { chunks, copying, .. } = self;
-        let Some(chunk) = chunks.get(index as usize) else { return };
+        let Some(chunk) = chunks.get_mut(index as usize) else { return };
+        chunk.rules += 1;
         for keep in chunk.copies.iter().flatten().filter(|keep| keep.is_in_stream()) {
             push_rules(copying, index, keep);
         }
@@ -305,6 +245,13 @@ impl LaneEngine {
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
+    }
+
+    /// Is every change of a tensor's rule wherever its chunks are copied?
+    #[must_use]
+    pub fn has_rules_everywhere(&self, key: Key) -> bool {
+        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
+        chunks.all(Chunk::has_rules_everywhere)
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
@@ -359,9 +306,14 @@ impl LaneEngine {
             (OpKind::CopyState, Judgement::Confirmed) if keep.at == At::Sent => {
                 (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
                 keep.confirmed = keep.confirmed.max(item.round);
+                keep.rules.1 = keep.rules.1.max(keep.rules.0);
                 None
             }
-            (OpKind::CopyRules | OpKind::CopyState, Judgement::Confirmed) => None,
+            (OpKind::CopyRules, Judgement::Confirmed) => {
+                keep.rules.1 = keep.rules.1.max(item.round);
+                None
+            }
+            (OpKind::CopyState, Judgement::Confirmed) => None,
             (OpKind::CopyCheck, Judgement::Confirmed) if version == item.round => Some(version),
             // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
             (OpKind::CopyCheck, Judgement::Ahead) if version == item.round && is_complete => {
@@ -408,7 +360,9 @@ impl LaneEngine {
     pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
-        if chunk.stage == Stage::Copies && chunk.is_confirmed() {
+        let (is_complete, is_confirmed) = (chunk.stage == Stage::Copies, chunk.is_confirmed());
+        let is_sent = || self.copying.streams.iter().all(|stream| stream.queue.is_empty());
+        if is_complete && (is_confirmed || self.breaks(BrokenRule::AckAfterReplicate) && is_sent()) {
             self.end_round(index, None, out);
         }
         self.settle(index, out);
@@ -418,6 +372,9 @@ impl LaneEngine {
     pub(super) fn pump(&mut self, out: &mut Commands) {
         for at in 0..self.copying.streams.len() {
             while self.write_next(at, out) {}
+            if self.breaks(BrokenRule::AckAfterReplicate) {
+                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
+            }
             if self.copying.streams[at].queue.is_empty() {
                 self.begin_state(at, out);
                 self.tell_seeded(at, out);
@@ -438,6 +395,7 @@ impl LaneEngine {
             let Some(chunk) = chunks.get_mut(index as usize) else { continue };
             let is_whole = chunk.is_whole();
             let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
+            let rules = chunk.rules;
             let state = chunk.state(true);
             let pending = (chunk.stage == Stage::Copies)
                 .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
@@ -447,7 +405,7 @@ impl LaneEngine {
                 stream.wanted.push_back(index);
                 continue;
             }
-            (keep.at, keep.asked) = (At::Sent, (version, initialised));
+            (keep.at, keep.asked, keep.rules.0) = (At::Sent, (version, initialised), rules);
             let (op, keep) = (OpKind::CopyState, *keep);
             stream.image = Some((keep.id, None));
             stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });
@@ -492,6 +450,10 @@ impl LaneEngine {
         let Some(slot) = stream.free.pop_front() else { return false };
         let bytes = part_bytes.min(item.total - item.at);
         let is_last = item.at + bytes == item.total;
+        if item.op == OpKind::CopyRules {
+            // All that there are now are in it.
+            item.round = chunk.rules;
+        }
         let block = record_block(chunk, item, bytes);
         let first = out.contributors.len();
         if item.op == OpKind::CopyUpdate {

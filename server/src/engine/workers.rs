@@ -92,12 +92,9 @@ impl LaneEngine {
     }
 
     /// A life of a worker has a channel: of an earlier one numbers and views are over. What that contributed stays.
-    pub(super) fn begin_life(&mut self, rank: Rank, incarnation: Incarnation) {
-        if !self.roster.is_new(rank, incarnation) {
-            return;
-        }
-        for chunk in &mut self.chunks {
-            chunk.forget_life(rank);
+    pub(super) fn begin_life(&mut self, rank: Rank, incarnation: Incarnation, out: &mut Commands) {
+        if self.roster.is_new(rank, incarnation) {
+            self.end_life(rank, out);
         }
     }
 
@@ -124,9 +121,14 @@ impl LaneEngine {
     /// Whom the round needs that a chunk collects now; rounds before it that nobody is left for are passed, wherever there are
     /// copies too.
     pub(super) fn look_at_expected(&mut self, index: u32) {
-        let chunk = &mut self.chunks[index as usize];
-        self.roster.renew(chunk);
-        if chunk.is_served() && self.roster.pass_vacant(chunk) {
+        let at = index as usize;
+        self.roster.renew(&mut self.chunks[at]);
+        let mut has_passed = false;
+        while self.chunks[at].is_served() && self.roster.pass_vacant(&mut self.chunks[at]) {
+            has_passed = true;
+            self.note_published(index);
+        }
+        if has_passed {
             self.copy_initial(index);
         }
     }

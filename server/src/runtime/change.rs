@@ -3,9 +3,41 @@
 
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
+use proto_common::ids::Key;
 use proto_common::tensor::RuleChange;
+use std::sync::mpsc::SyncSender;
+
+/// A change that is made here, and is answered when copies have confirmed it: it is to outlive this server.
+#[derive(Debug)]
+pub(super) struct Changed {
+    key: Key,
+    reply: SyncSender<Result<(), String>>,
+}
 
 impl<Q: CompletionQueue> DataLane<Q> {
+    /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
+    /// waits no longer than it says.
+    pub(super) fn take_change(&mut self, change: &RuleChange, reply: SyncSender<Result<(), String>>) {
+        match self.change_rule(change) {
+            Ok(()) => self.changed.push(Changed { key: change.key, reply }),
+            // Nobody listens any more where the deadline has passed.
+            Err(error) => _ = reply.try_send(Err(error.to_string())),
+        }
+        self.answer_changes();
+    }
+
+    /// Answers changes of rules that copies have confirmed by now.
+    pub(super) fn answer_changes(&mut self) {
+        let Self { changed, engine, .. } = self;
+        changed.retain(|Changed { key, reply }| {
+            let waits = !engine.has_rules_everywhere(*key);
+            if !waits {
+                let _ = reply.try_send(Ok(()));
+            }
+            waits
+        });
+    }
+
     /// Gives a tensor another rule from a round on. Nothing changes where a chunk is past it.
     pub fn change_rule(&mut self, change: &RuleChange) -> Result<(), LaneError> {
         let RuleChange { key, from_round: round, optimizer } = *change;

@@ -2,11 +2,12 @@
 //! has no clock and no thread of its own, so that the simulation runs the very same code.
 
 use super::calls::{CallEvent, CallMemory};
+use super::change::Changed;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
 use super::saving::Saves;
-use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, LaneEngine};
+use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use fabric::{
@@ -117,6 +118,7 @@ pub struct DataLane<Q> {
     next_tick_ms: u64,
     expelled: u64,
     pub(super) saves: Saves,
+    pub(super) changed: Vec<Changed>,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -149,6 +151,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             next_tick_ms: 0,
             expelled: 0,
             saves: Saves::default(),
+            changed: Vec::new(),
             config,
         })
     }
@@ -162,6 +165,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
     #[must_use]
     pub fn engine(&self) -> &LaneEngine {
         &self.engine
+    }
+
+    /// Breaks a rule from now on.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&mut self, rule: BrokenRule) {
+        self.engine.sabotage(rule);
     }
 
     /// Bytes of parameters held.
@@ -190,12 +199,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
-        // Engine and storage count alike, whatever stands against registering; a repeated assignment tries that again.
+        // Engine and storage count alike, whatever stands against filling or registering one; a repeated assignment tries
+        // that again.
+        let mut made = Ok(());
         for spec in self.engine.assign(epoch, specs) {
-            self.storage.add(&spec)?;
-            self.begin_from_checkpoint(&spec)?;
+            let Some(index) = self.engine.index_of(spec.id) else { continue };
+            made = made.and(self.storage.add_at(index, &spec));
+            self.saves.is_new(index);
         }
+        made?;
         self.note_stored();
+        self.begin_from_checkpoint(specs.iter())?;
         for spec in specs {
             let Some(chunk) = self.engine.index_of(spec.id) else { continue };
             for buffer in 0..2 {
@@ -276,7 +290,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Closes a worker's channel, fences it, and forgets what was to be said to it.
     pub fn detach(&mut self, rank: Rank) {
         let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
-        self.queue.close(link.channel);
+        if !self.engine.breaks(BrokenRule::Fencing) {
+            self.queue.close(link.channel);
+        }
         self.ranks.remove(&link.channel);
         // Contributions that were taken are still to be read.
         self.gone.push((rank, link.mapped));

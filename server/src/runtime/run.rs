@@ -18,13 +18,13 @@ use daemon::http::{self, HttpState};
 use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
-use proto_common::config::{Settings, WorkerLoss};
+use proto_common::config::{DeadlineSettings, Settings, WorkerLoss};
 use proto_common::error::{Death, ExitCode};
 use proto_common::footprint::{self, Limit};
 use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
-use proto_common::transport::Driver;
+use proto_common::transport::{Driver, Offer};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -158,21 +158,11 @@ pub(super) async fn run_with(
         serve_http(http, sources, &devices, known.clone(), shutdown.clone())?;
     }
     let deadlines = settings.deadlines.clone();
-    let reception = Arc::new(Reception {
-        job: welcome.job,
-        rank,
-        incarnation,
-        offer,
-        lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
-        devices,
-        peers: known,
-        handshake: Duration::from_millis(deadlines.handshake_ms),
-        connect: Duration::from_millis(deadlines.connect_ms),
-        tries: Tries::default(),
-    });
+    let reception = Arc::new(reception(&deadlines, &welcome, incarnation, (offer, devices), &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
-    let (posts_used, work) = (&posts, Work::none(saves.0));
+    let read = saves.1.as_ref().map(Restorer::progress).unwrap_or_default();
+    let (posts_used, work) = (&posts, Work::none(saves.0, read));
     let serving =
         Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
@@ -182,6 +172,29 @@ pub(super) async fn run_with(
     // What failed before is the reason; else it is that a handler of the program's is left behind.
     let returned = apps.end().map_err(|stuck| Failure::new(ExitCode::Deadline, stuck));
     ended.and(returned.map_err(Into::into))
+}
+
+/// What whoever says hello is measured by, and given.
+fn reception(
+    deadlines: &DeadlineSettings,
+    welcome: &Welcome,
+    incarnation: Incarnation,
+    (offer, devices): (Offer, Devices),
+    lanes: &Lanes,
+    peers: watch::Receiver<Option<Peers>>,
+) -> Reception {
+    Reception {
+        job: welcome.job,
+        rank: welcome.rank,
+        incarnation,
+        offer,
+        lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
+        devices,
+        peers,
+        handshake: Duration::from_millis(deadlines.handshake_ms),
+        connect: Duration::from_millis(deadlines.connect_ms),
+        tries: Tries::default(),
+    }
 }
 
 fn register(
@@ -222,8 +235,13 @@ fn checkpoints(
             lane.send(LaneMessage::SaveRoom);
         });
     };
+    if !place.is_empty() {
+        // A place that this build cannot reach is told before training, not by the first checkpoint.
+        checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
+    }
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
-    let saver = Saver::start(&settings.checkpoint, own, has_room)?;
+    let drain = Duration::from_millis(settings.deadlines.drain_ms);
+    let saver = Saver::start(&settings.checkpoint, own, drain, has_room)?;
     let open = |name: &String| {
         Restorer::open(place, name, welcome.shape.lanes)
             .map_err(|error| Failure::new(ExitCode::BadData, error))

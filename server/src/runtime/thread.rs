@@ -239,6 +239,7 @@ impl Loop {
                 self.callers.tell(event, self.lane.reply_memory());
             }
             self.lane.send()?;
+            self.lane.answer_changes();
             while let Some(news) = self.lane.next_news() {
                 (self.news)(news);
             }
@@ -273,7 +274,7 @@ impl Loop {
                 let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(|error| error.to_string()));
             }
             LaneMessage::ChangeRule { change, reply } => {
-                let _ = reply.try_send(self.lane.change_rule(&change).map_err(|error| error.to_string()));
+                self.lane.take_change(&change, reply);
             }
             LaneMessage::Workers { epoch, present, left } => self.lane.workers(epoch, &present, &left)?,
             LaneMessage::AskRounds { rank, incarnation, reply } => {

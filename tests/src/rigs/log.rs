@@ -62,11 +62,17 @@ impl Log {
     /// Waits for a line that holds `words`; `None` when the process ended, or the time passed, without one.
     #[must_use]
     pub fn wait(&self, words: &str, within: Duration) -> Option<String> {
+        self.wait_for(|line| line.contains(words), within)
+    }
+
+    /// As [`Log::wait`], for a line that is as asked for.
+    #[must_use]
+    pub fn wait_for(&self, is_it: impl Fn(&str) -> bool, within: Duration) -> Option<String> {
         let deadline = Instant::now() + within;
         let (mut lines, mut seen) = (self.lock(), 0);
         loop {
             let skip = seen.max(lines.dropped) - lines.dropped;
-            if let Some(line) = lines.kept.iter().skip(skip).find(|line| line.contains(words)) {
+            if let Some(line) = lines.kept.iter().skip(skip).find(|line| is_it(line)) {
                 return Some(line.clone());
             }
             seen = lines.dropped + lines.kept.len();

@@ -406,13 +406,17 @@ impl LaneEngine {
     fn failure(&self, server: Rank, part: &Part, block: &Block, payload: &[u8]) -> Option<OpError> {
         match block.status {
             Status::Done | Status::Late => None,
-            status @ (Status::DeadlineWaiting | Status::DeadlineReading | Status::DeadlineBehind) => {
+            status @ (Status::DeadlineWaiting
+            | Status::DeadlineReading
+            | Status::DeadlineCopies
+            | Status::DeadlineBehind) => {
                 let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
                 let ranks = listed(block, payload);
                 let (chunk, waited_ms) = (block.id, self.now_ms.saturating_sub(since));
                 let round = block.round.saturating_add(1);
                 Some(match status {
                     Status::DeadlineReading => OpError::StillRead { chunk, round, waited_ms, readers: ranks },
+                    Status::DeadlineCopies => OpError::Uncopied { chunk, round, waited_ms, servers: ranks },
                     Status::DeadlineBehind => {
                         let made = self.ops.get(part.op).map_or(0, |op| op.round);
                         OpError::Behind { chunk, made, waited_ms, behind: ranks }

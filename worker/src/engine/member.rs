@@ -168,6 +168,7 @@ impl Member {
             | FromScheduler::Declared { .. }
             | FromScheduler::Released { .. }
             | FromScheduler::HeartbeatAck
+            | FromScheduler::GoodbyeAck
             | FromScheduler::Posted { .. }
             | FromScheduler::PostAnswered { .. } => {}
         }
@@ -178,8 +179,9 @@ impl Member {
         let keys: Vec<Key> = update.tensors.iter().map(|spec| spec.key).collect();
         let before = self.servers_of(&keys);
         self.map.apply(update)?;
-        out.push(MemberCommand::Epoch(self.epoch()));
+        // A lane names an epoch only when it knows of all that moved with it.
         self.say_moved(before, out);
+        out.push(MemberCommand::Epoch(self.epoch()));
         Ok(())
     }
 

@@ -54,6 +54,11 @@ impl LaneEngine {
         BlockData::Announced { keep }
     }
 
+    /// No buffer that was granted is written any more: all are asked for again.
+    pub fn forget_grants(&mut self) {
+        self.links.iter_mut().for_each(|link| link.buffers.clear());
+    }
+
     /// A granted buffer is about to be written; where it is.
     pub(super) fn occupy(&mut self, id: ChunkId, server: Rank) -> Option<Landing> {
         let buffer = self.links.get_mut(server.0 as usize)?.buffers.get_mut(&id)?;

@@ -163,6 +163,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
 
     /// The membership's epoch, for batch headers.
     pub fn set_epoch(&mut self, epoch: Epoch) {
+        // Of a scheduler's that knows more than the one before, moves there and back are not told of; servers know them.
+        if epoch.term > self.epoch.term {
+            self.engine.forget_grants();
+        }
         self.epoch = self.epoch.max(epoch);
     }
 

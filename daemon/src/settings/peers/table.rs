@@ -225,7 +225,11 @@ pub const VARIABLES: &[Variable] = &[
     row(Dmlc, "DMLC_JOB_CLUSTER", Read(STARTED)),
     row(Dmlc, "DMLC_LOG_DEBUG", Nothing("use `log.filter` = debug")),
     row(Dmlc, "DMLC_LOG_STACK_TRACE_DEPTH", Nothing("use RUST_BACKTRACE=1")),
-    row(Dmlc, "DMLC_MAX_ATTEMPT", Nothing("a member that died ends the job; start it again")),
+    row(
+        Dmlc,
+        "DMLC_MAX_ATTEMPT",
+        Nothing("`gradwire launch --restart=N` starts again what the job survives"),
+    ),
     row(Dmlc, "DMLC_NUM_ATTEMPT", Read(STARTED)),
     row(Dmlc, "DMLC_SERVER_CORES", Nothing(SUBMIT)),
     row(Dmlc, "DMLC_SERVER_ID", Read("`node.rank` of a server")),

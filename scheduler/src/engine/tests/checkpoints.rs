@@ -206,6 +206,7 @@ fn an_operator_has_a_round_that_no_server_has_reached() {
 #[test]
 fn an_operator_waits_for_another_checkpoint_and_has_a_deadline() {
     let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.silence_ms = 10_000;
     declared(&mut rig, 4);
     rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
     assert!(operator(&mut rig, 100).is_empty(), "one at a time");

@@ -143,10 +143,10 @@ fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
     ));
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "the copies were where they were to go");
     let commands = rig.say(server(1), ToScheduler::Goodbye);
-    assert_eq!(commands[0], close(server(1)));
+    assert_eq!(commands[..2], [goodbye_ack(server(1)), close(server(1))]);
     assert!(matches!(only(&commands), FromScheduler::Roster { members, .. } if members.len() == 3));
     let commands = rig.say(server(0), ToScheduler::Goodbye);
-    assert!(matches!(messages(&commands)[0], FromScheduler::MemberDied(_)), "the last one may not");
+    assert!(matches!(only(&commands), FromScheduler::MemberDied(_)), "the last one may not");
 }
 
 /// What a member of that cluster says to the next scheduler.
@@ -191,6 +191,43 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
         FromScheduler::Released { request: 1, result },
         "it was opened for another one"
     );
+}
+
+#[test]
+fn the_next_scheduler_asks_again_from_where_workers_count() {
+    let mut before = rig_of(1, WorkerLoss::Continue);
+    declared(&mut before);
+    before.lose(worker(1));
+    // It came in between, and the scheduler died before servers had answered.
+    let commands = before.say_on(connection(worker(1)).0, ToScheduler::Register(register(Role::Worker, 99)));
+    assert!(messages(&commands).iter().any(|m| matches!(m, FromScheduler::AskRounds { rank: Rank(1), .. })));
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members: Vec<_> = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let life = |id: MemberId| members.iter().find(|one| one.id == id).map(|one| one.incarnation);
+    let resume = Resume { epoch, members: members.clone(), map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let mut commands = Vec::new();
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        let resume = Resume { rank: id.rank, ..resume.clone() };
+        let again = Register { resume: Some(resume.head()), ..register(id.role, life(id).unwrap().0) };
+        rig.say(id, ToScheduler::Register(again));
+        commands = rig.say(id, ToScheduler::Resuming { part: resume, last: true });
+    }
+    let asked: Vec<_> = messages(&commands)
+        .into_iter()
+        .filter_map(|message| match message {
+            FromScheduler::AskRounds { rank, incarnation } => Some((*rank, *incarnation)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(asked, [0, 1].map(|rank| (Rank(rank), life(worker(rank)).unwrap())), "{commands:?}");
+    let incarnation = Incarnation(99);
+    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: vec![(Key(7), round)] };
+    assert!(rig.say(server(0), answer(6)).is_empty());
+    let commands = rig.say(server(1), answer(4));
+    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: vec![(Key(7), 6)] };
+    assert_eq!(*only(&commands), counts);
 }
 
 #[test]
@@ -252,4 +289,30 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
     assert_eq!(rig.engine.phase, Phase::Assembling);
     rig.say_on(40, ToScheduler::Register(register(Role::Server, 6)));
     assert_eq!(rig.engine.phase, Phase::Running);
+}
+
+/// A new life may come before those who know that there is a cluster, and is welcomed; then others have their time to come.
+#[test]
+fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler_lives() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
+    rig.say_on(80, ToScheduler::Register(again));
+    for id in [server(0), server(1), worker(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.phase, Phase::Rebuilding, "worker 1 of before may come");
+    let commands = rig.say_on(80, ToScheduler::Heartbeat(MemberReport::default()));
+    assert_eq!(only(&commands), &FromScheduler::HeartbeatAck);
+    rig.tick_at(SILENCE_MS);
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
+    assert!(
+        rig.say_on(81, ToScheduler::Heartbeat(MemberReport::default())).len() == 2,
+        "a stranger is refused"
+    );
 }

@@ -138,6 +138,11 @@ fn close(id: MemberId) -> Command {
     Command::Close { connection: connection(id) }
 }
 
+/// What somebody hears who goes.
+fn goodbye_ack(id: MemberId) -> Command {
+    to(&[id], FromScheduler::GoodbyeAck)
+}
+
 /// Without the rosters, which say who went.
 fn quiet(mut commands: Vec<Command>) -> Vec<Command> {
     let is_roster = |command: &Command| matches!(command, Command::Send { message, .. } if matches!(**message, FromScheduler::Roster { .. }));
@@ -145,9 +150,10 @@ fn quiet(mut commands: Vec<Command>) -> Vec<Command> {
     commands
 }
 
-/// The only message of a list of commands.
+/// The only message of a list of commands, but for the word to whoever goes.
 fn only(commands: &[Command]) -> &FromScheduler {
     let mut messages = commands.iter().filter_map(|command| match command {
+        Command::Send { message, .. } if **message == FromScheduler::GoodbyeAck => None,
         Command::Send { message, .. } => Some(message.as_ref()),
         Command::Close { .. } | Command::WriteManifest(_) | Command::End(_) => None,
     });

@@ -231,6 +231,8 @@ fn at_the_deadline_of_a_round_without_a_place_its_readers_are_named() {
     let reading = |rank| Answer { missing: vec![1], ..answer(rank, 3, Status::DeadlineReading, 2) };
     assert_eq!(told, [reading(0), reading(1)]);
     rig.down(Rank(1));
+    assert_eq!(rig.connect_with(1, 4), [], "the same life may read them still");
+    rig.again(1);
     assert_eq!(
         rig.connect_with(1, 4),
         [Command::Finish { chunk: 0, round: 3, last: None, old: 1, into: 1, contributors: 2 }],

@@ -106,7 +106,6 @@ struct World {
     spills: BTreeMap<u32, Gift>,
     /// Reads under way: whose, of which chunk, into which spill block.
     reads: Vec<(u32, u32, u32)>,
-    somebody_died: bool,
     folded: [Vec<u32>; 4],
     /// By chunk, who contributed to each round; nobody, where all who counted in it died.
     rounds: [Vec<Vec<u32>>; 4],
@@ -129,17 +128,8 @@ impl World {
         let players = vec![player; workers as usize];
         let (spills, reads) = (BTreeMap::new(), Vec::new());
         let (folded, rounds) = (Default::default(), Default::default());
-        let mut world = Self {
-            rig,
-            players,
-            left: BTreeSet::new(),
-            counter: 0,
-            spills,
-            reads,
-            somebody_died: false,
-            folded,
-            rounds,
-        };
+        let mut world =
+            Self { rig, players, left: BTreeSet::new(), counter: 0, spills, reads, folded, rounds };
         world.announce();
         world
     }
@@ -166,13 +156,25 @@ impl World {
         }
     }
 
+    /// Does nobody who is there count in a round, and somebody in a later one? All who counted have died, or left when they had
+    /// contributed to all rounds before it.
+    fn is_vacant(&self, tensor: usize, round: u64) -> bool {
+        let all = (0u32..).zip(&self.players);
+        let is_awaited = |rank: u32| self.loss() == WorkerLoss::Wait && !self.left.contains(&rank);
+        let counts = |(rank, player): (u32, &Player)| match player.state {
+            State::Counts => player.from[tensor] <= round,
+            State::Gone => is_awaited(rank) && player.from[tensor] <= round,
+            State::Comes | State::Asked(_) => false,
+        };
+        !all.into_iter().any(counts)
+    }
+
     fn fold(&mut self, chunk: u32, from: Source, sent: Option<Gift>) {
         let gift = self.gift(from, sent);
         let at = chunk as usize;
-        while self.somebody_died
-            && self.folded[at].is_empty()
-            && (self.rounds[at].len() as u64) + 1 < gift.round
-        {
+        while self.folded[at].is_empty() && (self.rounds[at].len() as u64) + 1 < gift.round {
+            let round = self.rounds[at].len() as u64 + 1;
+            assert!(self.is_vacant(at / 2, round), "{gift:?} without round {round}: {:?}", self.players);
             self.rounds[at].push(Vec::new());
         }
         assert_eq!((gift.chunk, gift.round), (at, self.rounds[at].len() as u64 + 1), "{gift:?}");
@@ -362,10 +364,7 @@ impl World {
                     self.rig.connect(rank);
                 }
             }
-            Action::Die { rank } => {
-                self.somebody_died = true;
-                self.die(rank % workers);
-            }
+            Action::Die { rank } => self.die(rank % workers),
             Action::Return { rank } => self.come(rank % workers),
             Action::Leave { rank } => self.leave(rank % workers),
             Action::Ask { rank } => self.ask(rank % workers),

@@ -16,6 +16,7 @@ mod member;
 mod memberships;
 mod model;
 mod modes;
+mod moves;
 mod norms;
 mod placed;
 mod properties;

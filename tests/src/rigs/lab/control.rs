@@ -196,7 +196,7 @@ impl Lab {
         let Some(process) = &mut self.seats[at].process else { return };
         process.heard_us = now_us;
         match message {
-            FromScheduler::HeartbeatAck => {}
+            FromScheduler::HeartbeatAck | FromScheduler::GoodbyeAck => {}
             FromScheduler::Welcome(welcome) => self.welcomed(at, wire, &welcome),
             FromScheduler::Refused(reason) => self.end_process(at, &format!("refused: {reason}")),
             message => match &process.body {

@@ -87,11 +87,11 @@ class Store(KVStore):  # type: ignore[misc]
 
     @property
     def num_dead_node(self) -> int:
-        """How many members of the cluster are known to be dead."""
+        """1 once a death has ended the cluster, for this worker at least. Deaths that it survives are not counted."""
         return 0 if self._client.dead is None else 1
 
     def get_num_dead_node(self, node_id: int = 7, timeout: int = 60) -> int:
-        """As `num_dead_node`: groups and time are not told apart, because every death ends the cluster."""
+        """As `num_dead_node`: groups and time are not told apart."""
         return self.num_dead_node
 
     @staticmethod

@@ -1,0 +1,264 @@
+//! The thread's side of messages: it runs handlers and callbacks one after the other, keeps what waits for an answer or for a
+//! handler, and says when a wait has lasted too long. Callers' threads are not its business: it never waits for one.
+
+use super::way::Way;
+use super::{
+    Answering, GRACE, Handler, Known, OURS, OnAnswer, Post, PostAnswer, Waiting, Work, bounded, whose,
+};
+use crate::passed::Passed;
+use proto_common::message::{
+    FromScheduler, NodeGroup, PostError, PostMessage, PostTo, ToScheduler, WaitError,
+};
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::time::{Duration, Instant};
+
+/// How long the thread sleeps where nothing has a deadline.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Somebody of this process that waits at a barrier.
+struct AtBarrier {
+    name: String,
+    group: NodeGroup,
+    passed: u64,
+    deadline: Instant,
+    done: SyncSender<Result<(), WaitError>>,
+}
+
+struct Asked {
+    on_answer: OnAnswer,
+    to: PostTo,
+    /// How many answers there are in all, and how many of them are still to come: once one has said so.
+    answers: Option<(u32, u32)>,
+    within: Duration,
+    deadline: Instant,
+}
+
+/// All that only the thread touches.
+pub(super) struct Hub {
+    known: Arc<Known>,
+    queue: Receiver<Work>,
+    work: Sender<Work>,
+    way: Arc<Way>,
+    handlers: HashMap<u32, Handler>,
+    /// Messages without a handler.
+    waiting: VecDeque<Waiting>,
+    asked: HashMap<u64, Asked>,
+    barriers: HashMap<u64, AtBarrier>,
+    passed: Passed,
+    next: u64,
+    lost: Option<String>,
+}
+
+impl Hub {
+    /// Nobody has asked for anything yet; `work` is the other end of `queue`.
+    pub(super) fn new(
+        (work, queue): (Sender<Work>, Receiver<Work>),
+        known: Arc<Known>,
+        way: Arc<Way>,
+        passed: Passed,
+    ) -> Self {
+        Self {
+            known,
+            queue,
+            work,
+            way,
+            handlers: HashMap::new(),
+            waiting: VecDeque::new(),
+            asked: HashMap::new(),
+            barriers: HashMap::new(),
+            passed,
+            next: 0,
+            lost: None,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        loop {
+            let waiting = self.waiting.iter().map(|waiting| waiting.deadline);
+            let due = self.asked.values().map(|asked| asked.deadline).chain(waiting).min();
+            let left = due.map_or(IDLE, |due| due.saturating_duration_since(Instant::now()));
+            match self.queue.recv_timeout(left) {
+                Ok(Work::End) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(work) => self.take(work),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.expire(Instant::now());
+        }
+    }
+
+    fn take(&mut self, work: Work) {
+        match work {
+            Work::Register(app, handler) => {
+                self.handlers.insert(app, handler);
+                let (mine, others) = self.waiting.drain(..).partition(|waiting| waiting.message.app == app);
+                self.waiting = others;
+                let mine: VecDeque<Waiting> = mine;
+                mine.into_iter().for_each(|waiting| self.deliver(waiting));
+            }
+            Work::Unregister(app, done) => {
+                drop(self.handlers.remove(&app));
+                // Nobody listens any more where it took too long.
+                let _ = done.try_send(());
+            }
+            Work::Ask { to, message, within, on_answer } => self.ask(to, message, within, on_answer),
+            Work::Deliver(waiting) => self.deliver(waiting),
+            Work::Barrier { name, group, within, done } => self.come(name, group, within, done),
+            Work::Heard(FromScheduler::Released { request, result }) => {
+                if let Some(waiting) = self.barriers.remove(&request) {
+                    if result.is_ok() {
+                        self.passed.count(&waiting.name, waiting.group);
+                    }
+                    let _ = waiting.done.try_send(result);
+                }
+            }
+            Work::Heard(FromScheduler::PostAnswered { request, from, of, result }) => {
+                self.answered(request, PostAnswer { from, of, result });
+            }
+            Work::Heard(_) | Work::End => {}
+            Work::Say(message) => self.say(message),
+            Work::Back => self.go_on(),
+            Work::Lost(why) => {
+                self.lost = Some(why);
+                // Whoever waits sees that nobody answers.
+                self.barriers.clear();
+                let requests: Vec<u64> = self.asked.keys().copied().collect();
+                requests.into_iter().for_each(|request| self.refuse(request));
+            }
+        }
+    }
+
+    fn say(&mut self, message: ToScheduler) {
+        self.way.say(message);
+    }
+
+    fn ask(&mut self, to: PostTo, message: PostMessage, within: Duration, on_answer: OnAnswer) {
+        self.next += 1;
+        let (request, timeout_ms) = (self.next, within.as_millis() as u64);
+        let deadline = Instant::now() + within + GRACE;
+        self.asked.insert(request, Asked { on_answer, to, answers: None, within, deadline });
+        if let Err(error) = bounded(&message.body) {
+            return self.answered(request, PostAnswer { from: whose(to), of: 1, result: Err(error) });
+        }
+        if self.lost.is_some() {
+            return self.refuse(request);
+        }
+        self.say(ToScheduler::Post { request, to, message, timeout_ms });
+    }
+
+    fn come(
+        &mut self,
+        name: String,
+        group: NodeGroup,
+        within: Duration,
+        done: SyncSender<Result<(), WaitError>>,
+    ) {
+        if let Some(why) = &self.lost {
+            let _ = done.try_send(Err(WaitError::Refused { name, reason: why.clone() }));
+            return;
+        }
+        self.next += 1;
+        let request = self.next | OURS;
+        let (passed, deadline) = (self.passed.times(&name, group), Instant::now() + within);
+        self.barriers.insert(request, AtBarrier { name, group, passed, deadline, done });
+        self.wait_at(request);
+    }
+
+    fn wait_at(&mut self, request: u64) {
+        let Some(AtBarrier { name, group, passed, deadline, .. }) = self.barriers.get(&request) else {
+            return;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (name, group, passed, timeout_ms) = (name.clone(), *group, *passed, left.as_millis() as u64);
+        self.say(ToScheduler::Barrier { request, name, group, passed, timeout_ms });
+    }
+
+    /// There is another scheduler, which has not heard of anything that was under way.
+    fn go_on(&mut self) {
+        let waiting: Vec<u64> = self.barriers.keys().copied().collect();
+        waiting.into_iter().for_each(|request| self.wait_at(request));
+        let why = "the scheduler was lost while this was under way, and nobody knows whether it arrived; send it again \
+                   where it may come twice";
+        let asked: Vec<u64> = self.asked.keys().copied().collect();
+        for request in asked {
+            self.refuse_with(request, || PostError::NotNow(why.into()));
+        }
+    }
+
+    /// A request is answered here, because nobody else will.
+    fn refuse(&mut self, request: u64) {
+        let Some(Asked { to, within, .. }) = self.asked.get(&request) else { return };
+        let error = match &self.lost {
+            Some(why) => PostError::NotNow(why.clone()),
+            None => {
+                PostError::Deadline { member: whose(*to), waited_ms: (*within + GRACE).as_millis() as u64 }
+            }
+        };
+        self.refuse_with(request, || error.clone());
+    }
+
+    fn refuse_with(&mut self, request: u64, error: impl Fn() -> PostError) {
+        let Some(Asked { mut on_answer, to, answers, .. }) = self.asked.remove(&request) else { return };
+        let member = whose(to);
+        let (of, left) = answers.unwrap_or((1, 1));
+        for _ in 0..left {
+            let answer = PostAnswer { from: member, of, result: Err(error()) };
+            guarded(|| on_answer(answer));
+        }
+    }
+
+    fn answered(&mut self, request: u64, answer: PostAnswer) {
+        let Some(asked) = self.asked.get_mut(&request) else { return };
+        let (of, left) = asked.answers.unwrap_or((answer.of, answer.of));
+        let left = left.saturating_sub(1);
+        asked.answers = Some((of, left));
+        guarded(|| (asked.on_answer)(answer));
+        if left == 0 {
+            self.asked.remove(&request);
+        }
+    }
+
+    /// To its handler, or to those that wait for one. Nothing is said of one whose time is up: the scheduler has told its
+    /// sender, and that there was no handler is no handler's silence.
+    fn deliver(&mut self, waiting: Waiting) {
+        if waiting.deadline <= Instant::now() {
+            return;
+        }
+        let app = waiting.message.app;
+        let Some(handler) = self.handlers.get_mut(&app) else {
+            return self.waiting.push_back(waiting);
+        };
+        let Waiting { ticket, from, message: PostMessage { app, head, body }, place, .. } = waiting;
+        // What it does with it takes none of the room.
+        drop(place);
+        let reply = Answering { ticket, work: Some(self.work.clone()) };
+        let post = Post { from, app, head, body, reply };
+        self.known.running.store(u64::from(app), Ordering::Relaxed);
+        let is_whole = guarded(|| handler(post));
+        self.known.running.store(Known::NOBODY, Ordering::Relaxed);
+        if !is_whole {
+            tracing::error!(app, "a handler of messages panicked and is gone");
+            self.known.apps().remove(&app);
+            self.handlers.remove(&app);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.waiting.retain(|waiting| waiting.deadline > now);
+        let late: Vec<u64> = self
+            .asked
+            .iter()
+            .filter(|(_, asked)| asked.deadline <= now)
+            .map(|(request, _)| *request)
+            .collect();
+        late.into_iter().for_each(|request| self.refuse(request));
+    }
+}
+
+/// False where it panicked: one program's mistake does not end the others' messages.
+fn guarded(work: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_ok()
+}

@@ -1,0 +1,96 @@
+//! Copies of one chunk that others have, or are to have: where each stands, and what waits for it. It must not know how records
+//! travel: that is `streams`.
+
+use super::chunk::{Chunk, Stage};
+use proto_common::ids::Rank;
+
+/// Where a copy of a chunk stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// Nothing of the chunk is in the stream: it is down, or has not begun with it.
+    Out,
+    /// The other side was asked which version it has.
+    Checking,
+    /// It is to be asked again when it says so.
+    Later,
+    /// It needs a `State`.
+    Wanted,
+    /// The `State` is on its way, and updates behind it.
+    Sent,
+    /// Every update follows.
+    In,
+}
+
+/// A copy of a chunk that another server has, or is to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keep {
+    pub(super) to: Rank,
+    /// Counted, so that what was sent for an earlier one of the same server is told apart.
+    pub(super) id: u64,
+    pub(super) is_backup: bool,
+    pub(super) at: At,
+    /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
+    pub(super) asked: (u64, bool),
+    /// Changes of the rule that a `State` under way has, and those that were confirmed.
+    pub(super) rules: (u64, u64),
+    /// The last version that it has confirmed.
+    pub(super) confirmed: u64,
+    /// It has the initial value, or had none when there was none here.
+    pub(super) has_initial: bool,
+    /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
+    pub(super) kept: bool,
+}
+
+impl Keep {
+    pub(super) fn new(to: Rank, id: u64, is_backup: bool) -> Self {
+        let (at, asked, rules) = (At::Out, (0, false), (0, 0));
+        Self { to, id, is_backup, at, asked, rules, confirmed: 0, has_initial: false, kept: false }
+    }
+
+    /// Does a round wait for it?
+    pub(super) fn blocks(&self) -> bool {
+        self.is_backup || self.kept || self.at == At::Sent
+    }
+
+    pub(super) fn is_in_stream(&self) -> bool {
+        matches!(self.at, At::Sent | At::In)
+    }
+
+    pub(super) fn is_kept_up(&self) -> bool {
+        self.kept && self.at == At::In
+    }
+}
+
+impl Chunk {
+    /// Does a round of this chunk wait for copies?
+    pub(super) fn has_copies(&self) -> bool {
+        self.copies.iter().flatten().any(Keep::blocks)
+    }
+
+    pub(super) fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {
+        self.copies.iter_mut().flatten().find(|keep| keep.id == id)
+    }
+
+    pub(super) fn is_confirmed(&self) -> bool {
+        let round = self.round();
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.confirmed >= round)
+    }
+
+    pub(super) fn has_initial_everywhere(&self) -> bool {
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
+    }
+
+    pub(super) fn has_rules_everywhere(&self) -> bool {
+        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.rules.1 >= self.rules)
+    }
+
+    /// Servers whose confirmation the complete round, or the initial value, waits for.
+    pub(super) fn unconfirmed(&self) -> impl Iterator<Item = Rank> + '_ {
+        let (round, is_sent) = (self.round(), self.stage == Stage::Copies);
+        let lacks = move |keep: &&Keep| {
+            let lacks_all = self.init_pending && !(keep.has_initial && keep.at == At::In);
+            keep.blocks() && ((is_sent && keep.confirmed < round) || lacks_all)
+        };
+        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
+    }
+}

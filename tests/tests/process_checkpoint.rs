@@ -17,7 +17,7 @@ use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 2;
@@ -287,6 +287,13 @@ fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
     for (servers, until) in [(2, 9), (1, 17), (3, 25)] {
         let (mut cluster, clients) = processes(servers, &place, "latest");
         assert_eq!(train(&clients, until), reached);
+        // A slow disk may have none yet.
+        let deadline = Instant::now() + PATIENCE;
+        while complete(&*store).is_empty() {
+            assert!(Instant::now() < deadline, "no checkpoint is complete");
+            // Sleep: nothing tells of files of another process.
+            std::thread::sleep(Duration::from_millis(2));
+        }
         // One of the last rounds is being written, and may be complete at any moment.
         cluster.servers.iter_mut().for_each(|server| server.kill());
         cluster.scheduler.kill();

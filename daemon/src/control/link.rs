@@ -137,6 +137,47 @@ impl SchedulerLink {
     }
 }
 
+impl SchedulerLink {
+    /// Says goodbye until a scheduler has confirmed it: one that nobody has heard is a death. Where there is none it waits for
+    /// the next one, for as long as the link looks for it; the error says that nobody has heard it. Then as
+    /// [`SchedulerLink::finish`].
+    pub async fn goodbye(mut self, limit: Duration) -> Result<(), LinkError> {
+        let frame = Outgoing::Last(LastWord { frame: frame_of(&ToScheduler::Goodbye)?, again: true });
+        let (sender, events) = (self.sender.clone(), &mut self.events);
+        let said = async move {
+            // A lost link reports itself as an event.
+            let _ = sender.frames.send(frame).await;
+            std::future::pending().await
+        };
+        let heard = async {
+            // The job may be over meanwhile: then nobody needs to hear it.
+            let mut is_over = false;
+            loop {
+                match events.recv().await {
+                    Some(LinkEvent::Message(FromScheduler::GoodbyeAck)) => return Ok(()),
+                    Some(LinkEvent::Message(
+                        FromScheduler::Shutdown { .. } | FromScheduler::MemberDied(_),
+                    )) => {
+                        is_over = true;
+                    }
+                    Some(LinkEvent::Lost(_)) | None if is_over => return Ok(()),
+                    Some(LinkEvent::Lost(error)) => return Err(error),
+                    None => return Err(LinkError::Closed),
+                    Some(_) => {}
+                }
+            }
+        };
+        tokio::select! {
+            heard = heard => heard?,
+            () = said => {}
+        }
+        let closed = async { while !matches!(self.events.recv().await, None | Some(LinkEvent::Lost(_))) {} };
+        // It was heard; whoever does not close is no reason to stay.
+        let _ = timeout(limit, closed).await;
+        Ok(())
+    }
+}
+
 impl Drop for SchedulerLink {
     fn drop(&mut self) {
         // Without a last word the scheduler sees a lost connection, at once.

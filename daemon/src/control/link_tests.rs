@@ -262,3 +262,26 @@ async fn a_goodbye_is_said_again_to_the_next_scheduler_until_one_confirms_it() {
     let (finished, ()) = tokio::join!(link.finish(&failing, LONG), serve);
     finished.unwrap();
 }
+
+#[tokio::test]
+async fn a_goodbye_waits_for_the_next_scheduler_and_an_unheard_one_is_an_error() {
+    let short = Duration::from_millis(20);
+    let (mut link, scheduler, listener, settings) = linked_for(5_000, Some(known())).await;
+    drop(scheduler);
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let serve = async {
+        // Longer than a member waits for a scheduler that is there to close.
+        assert!(timeout(5 * short, std::future::pending::<()>()).await.is_err());
+        let (mut scheduler, ..) = comes_again(&listener).await;
+        scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
+        while scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap() != ToScheduler::Goodbye {}
+        scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
+    };
+    let (finished, ()) = tokio::join!(link.goodbye(short), serve);
+    finished.unwrap();
+    let (mut link, scheduler, listener, _settings) = linked_for(200, Some(known())).await;
+    drop((scheduler, listener));
+    assert!(matches!(link.events.recv().await, Some(LinkEvent::Away { .. })));
+    let finished = link.goodbye(short).await;
+    assert!(matches!(finished, Err(LinkError::NotBack { .. })), "{finished:?}");
+}

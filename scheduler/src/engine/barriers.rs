@@ -15,6 +15,9 @@ const BARRIERS_MAX: usize = 1024;
 /// Barriers that are remembered after they were opened; those opened longest ago make way.
 const OPENED_MAX: usize = daemon::passed::BARRIERS_KEPT_MAX;
 
+/// Nobody comes through a barrier more often.
+const PASSED_MAX: u64 = 1 << 48;
+
 /// The answer to one barrier request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answer {
@@ -122,7 +125,7 @@ impl Barriers {
         }
         let passed = arrived.values().map(|arrival| arrival.passed).max().unwrap_or(0);
         let released = self.waiting.remove(&key).unwrap_or_default();
-        self.count(key, passed + 1);
+        self.count(key, passed.saturating_add(1));
         released.values().map(|arrival| arrival.answer(Ok(()))).collect()
     }
 
@@ -139,7 +142,7 @@ impl Barriers {
 
     /// A member says that it came through so often, under a scheduler before this one.
     pub(super) fn was_opened(&mut self, name: String, group: NodeGroup, times: u64) {
-        if name.len() <= NAME_BYTES_MAX {
+        if name.len() <= NAME_BYTES_MAX && times <= PASSED_MAX {
             self.count(BarrierKey::new(name, group), times);
         }
     }
@@ -153,6 +156,9 @@ impl Barriers {
     fn obstacle(&self, key: &BarrierKey, who: &Arrival) -> Option<String> {
         if key.name.len() > NAME_BYTES_MAX {
             return Some(format!("a barrier's name may have {NAME_BYTES_MAX} bytes"));
+        }
+        if who.passed > PASSED_MAX {
+            return Some(format!("nobody has come through a barrier {} times", who.passed));
         }
         let member = who.member;
         if !key.holds(member) {

@@ -87,6 +87,19 @@ impl Checkpoints {
         Self { has_place, ..Self::default() }
     }
 
+    /// After a sleep: what there was counts, what was under way does not.
+    pub(super) fn woken(&mut self) -> Self {
+        let Self { has_place, completed, failed, .. } = *self;
+        Self {
+            has_place,
+            completed,
+            failed,
+            failure: self.failure.take(),
+            ended: std::mem::take(&mut self.ended),
+            ..Self::default()
+        }
+    }
+
     /// For people; `parts_expected` is what each is to have.
     pub(super) fn status(&self, newest: Option<String>, parts_expected: u64) -> CheckpointStatus {
         let last = self.pending.last_key_value();
@@ -341,7 +354,8 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
             covers.entry(cover.first.key).or_default().push(*cover);
         }
         for (spec, count) in &part.tables {
-            rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1 += count;
+            let sum = &mut rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1;
+            *sum = sum.saturating_add(*count);
         }
     }
     let mut tensors = Vec::new();

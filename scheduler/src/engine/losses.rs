@@ -35,11 +35,12 @@ impl Engine {
         lost.retain(|key| self.declarations.is_kept(*key));
         // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
-        if alone && !has_any || self.servers().there.is_empty() {
+        let keeps_rows = member.keeps_rows;
+        if !keeps_rows && (alone && !has_any || self.servers().there.is_empty()) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
-        if alone || !lost.is_empty() {
-            let what = self.loss(&lost);
+        if alone || keeps_rows || !lost.is_empty() {
+            let what = self.loss(&lost, keeps_rows);
             let cause = DeathCause::Beyond { cause: Box::new(death.cause), what };
             return self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
         }
@@ -59,7 +60,7 @@ impl Engine {
     }
 
     /// What went with a server, and what to do.
-    pub(super) fn loss(&self, lost: &[Key]) -> String {
+    pub(super) fn loss(&self, lost: &[Key], keeps_rows: bool) -> String {
         let map = &self.declarations.shards.map;
         let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
             None | Some("") => key.to_string(),
@@ -74,10 +75,15 @@ impl Engine {
             None => "there is no checkpoint".to_owned(),
         };
         let fix = match self.config.shape.replicas {
-            0 => "; with cluster.replicas = 1 another server has a copy",
+            0 if !keeps_rows => "; with cluster.replicas = 1 another server has a copy",
             _ => "",
         };
-        format!("nobody else has its part of tensors {}; {from}{fix}", named.join(", "))
+        let what = match (named.is_empty(), keeps_rows) {
+            (true, _) => "rows of sparse tables".to_owned(),
+            (false, false) => format!("part of tensors {}", named.join(", ")),
+            (false, true) => format!("rows of sparse tables, nor its part of tensors {}", named.join(", ")),
+        };
+        format!("nobody else has its {what}; {from}{fix}")
     }
 
     fn lose_worker(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
@@ -126,7 +132,8 @@ impl Engine {
     /// A server that others have taken over from, or that had nothing, leaves. False where it may not.
     pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
         let others = self.servers().there.iter().any(|rank| *rank != id.rank);
-        if !others || !self.declarations.shards.is_empty_at(id.rank) {
+        let keeps_rows = self.members.get(&id).is_some_and(|member| member.keeps_rows);
+        if !others || keeps_rows || !self.declarations.shards.is_empty_at(id.rank) {
             return false;
         }
         self.disconnect(id, out);

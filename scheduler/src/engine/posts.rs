@@ -45,6 +45,11 @@ pub(super) struct Posts {
 }
 
 impl Posts {
+    /// Messages of this term have numbers of their own: a late reply to one of before is nobody's answer.
+    pub(super) fn begin(&mut self, term: u32) {
+        self.next = self.next.max(u64::from(term) << 32);
+    }
+
     fn load(&self, connection: ConnectionId) -> Load {
         self.loads.get(&connection).copied().unwrap_or_default()
     }

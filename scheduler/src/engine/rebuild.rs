@@ -3,10 +3,11 @@
 
 use super::member::Member;
 use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
+use daemon::passed::BARRIERS_KEPT_MAX;
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
-use proto_common::limits::TENSORS_MAX;
+use proto_common::limits::{NAME_BYTES_MAX, TENSORS_MAX, WORKERS_MAX};
 use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
@@ -45,6 +46,32 @@ type Lives = BTreeMap<Rank, Incarnation>;
 fn lives_of(members: &[message::Member]) -> Lives {
     let servers = members.iter().filter(|member| member.id.role == Role::Server);
     servers.map(|member| (member.id.rank, member.incarnation)).collect()
+}
+
+/// A member's lists are no longer than a cluster is large, however many parts they come in.
+fn check_lists(
+    arrival: &Arrival,
+    members: &[message::Member],
+    left: &[Rank],
+    barriers: &[(String, NodeGroup, u64)],
+    server_places: u32,
+) -> Result<(), String> {
+    let places = WORKERS_MAX.saturating_add(server_places) as usize;
+    let is_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > NAME_BYTES_MAX);
+    let too_many = if arrival.members.len() + members.len() > places {
+        "members"
+    } else if arrival.left.len() + left.len() > WORKERS_MAX as usize {
+        "workers that left"
+    } else if arrival.barriers.len() + barriers.len() > BARRIERS_KEPT_MAX {
+        "barriers"
+    } else if members.iter().any(|one| is_long(&one.data_address) || is_long(&one.http_address)) {
+        "bytes of an address"
+    } else if barriers.iter().any(|(name, ..)| name.len() > NAME_BYTES_MAX) {
+        "bytes of a barrier's name"
+    } else {
+        return Ok(());
+    };
+    Err(format!("it knows of more {too_many} than there can be"))
 }
 
 /// What members have said.
@@ -92,6 +119,7 @@ impl Rebuild {
         if arrival.tensors.len() + update.tensors.len() > TENSORS_MAX {
             return Err("its shard map has too many tensors".into());
         }
+        check_lists(arrival, &part.members, &part.left, &part.barriers, server_places)?;
         arrival.members.extend(part.members);
         arrival.left.extend(part.left);
         let told = check.tensors().map(|(spec, ranges)| Told {
@@ -171,7 +199,8 @@ impl Rebuild {
                 && arrival.register.incarnation == member.incarnation
                 && arrival.register.role == member.id.role
         };
-        self.arrivals.iter().find(is_it).map(|(connection, _)| *connection)
+        // The newest connection of that life: one of before may be half open.
+        self.arrivals.iter().rev().find(is_it).map(|(connection, _)| *connection)
     }
 
     /// Without any worker nothing is decided: a server that has not come may have published alone, and only workers know.
@@ -324,6 +353,7 @@ impl Engine {
         let shown = rebuild.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0);
         let term = self.config.term.max(shown.max(self.epoch.term).saturating_add(1));
         self.epoch = Epoch { term, counter: 0 };
+        self.posts.begin(term);
         self.phase = Phase::Running;
         let gone = self.seat(now_ms, &mut rebuild, out);
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
@@ -341,7 +371,7 @@ impl Engine {
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
             let cause = Box::new(DeathCause::ConnectionLost);
-            let cause = DeathCause::Beyond { cause, what: self.loss(&keys) };
+            let cause = DeathCause::Beyond { cause, what: self.loss(&keys, false) };
             return self.end(now_ms, super::Outcome::Died(Death { member, cause }), out);
         }
         if gone.is_empty() {
@@ -369,7 +399,9 @@ impl Engine {
                 came.and_then(|connection| Some((connection, rebuild.arrivals.remove(&connection)?)));
             match arrival {
                 Some((connection, arrival)) => {
-                    self.members.insert(entry.id, Member::new(connection, arrival.register, now_ms));
+                    let mut member = Member::new(connection, arrival.register, now_ms);
+                    member.keeps_rows = entry.keeps_rows;
+                    self.members.insert(entry.id, member);
                     self.connections.insert(connection, entry.id);
                     self.welcome(entry.id, connection, Coming::Start, out);
                 }
@@ -384,7 +416,13 @@ impl Engine {
             self.members.entry(id).or_insert_with(|| Member::departed(now_ms));
         }
         for (connection, arrival) in std::mem::take(&mut rebuild.arrivals) {
-            self.dead.add(arrival.register.incarnation);
+            let life = arrival.register.incarnation;
+            if self.members.values().any(|member| !member.gone && member.incarnation == life) {
+                let reason = "this life of it has come on another connection since";
+                refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+                continue;
+            }
+            self.dead.add(life);
             let reason = "this life of it was declared dead; start it as a new process";
             refuse(connection, RefusalReason::Misplaced(reason.into()), out);
         }
@@ -454,7 +492,10 @@ impl Engine {
         let slept_ms = now_ms.saturating_sub(self.awake_ms);
         self.awake_ms = now_ms;
         let shape = &self.config.shape;
-        let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3);
+        // The last sign of life that they had may be a heartbeat older than the sleep.
+        let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);
+        let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3)
+            || unheard_ms.saturating_mul(10) >= shape.silence_ms.saturating_mul(9);
         if !given_up || shape.scheduler_ms == 0 || self.phase != Phase::Running {
             return;
         }
@@ -491,6 +532,8 @@ impl Engine {
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;
         let (changes, dead) = (self.changes, std::mem::take(&mut self.dead));
-        *self = Self { phase: Phase::Rebuilding, epoch, rebuild, changes, dead, awake_ms: now_ms, ..fresh };
+        let (checkpoints, last_checkpoint) = (self.checkpoints.woken(), self.last_checkpoint.take());
+        let known = Self { changes, dead, checkpoints, last_checkpoint, ..fresh };
+        *self = Self { phase: Phase::Rebuilding, epoch, rebuild, awake_ms: now_ms, ..known };
     }
 }

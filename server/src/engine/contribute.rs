@@ -271,6 +271,9 @@ impl LaneEngine {
             out.push(Command::Reduce { chunk: index, addend });
         }
         self.send_update(index);
+        if self.is_confirmed(index) {
+            self.end_round(index, None, out);
+        }
     }
 
     /// All that a round needs is here, and wherever there are copies.

@@ -122,6 +122,8 @@ impl LaneEngine {
         }
         chunk.role = Some(role);
         chunk.lineage = Lineage::Own;
+        // What copies were told of a round does not go for the one that is collected instead of it.
+        let throws = loses_backup && chunk.stage == Stage::Copies;
         if loses_backup || (is_promoted && backup.is_none()) {
             // What is answered from now on may be known to this server alone: only to who knows that.
             chunk.alone_since = epoch;
@@ -150,6 +152,9 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
+        if throws {
+            self.begin_copies_anew(index);
+        }
         new.into_iter().for_each(|to| self.check(index, to));
         self.go_on(index, out);
     }

@@ -13,7 +13,7 @@ pub(super) struct Board(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     /// By lane, server and kind. As many as there are of these.
-    news: Mutex<BTreeMap<(u16, u32, bool), LaneNews>>,
+    news: Mutex<BTreeMap<(u16, u32, u8), LaneNews>>,
     written: Notify,
 }
 
@@ -21,8 +21,9 @@ impl Board {
     /// Writes it down, in place of earlier news of its kind.
     pub(super) fn write(&self, news: LaneNews) {
         let key = match news {
-            LaneNews::Seeded { lane, to, .. } => (lane, to.0, true),
-            LaneNews::StreamDown { lane, to, .. } => (lane, to.0, false),
+            LaneNews::Seeded { lane, to, .. } => (lane, to.0, 0),
+            LaneNews::StreamDown { lane, to, .. } => (lane, to.0, 1),
+            LaneNews::Tables { lane } => (lane, 0, 2),
         };
         self.0.news.lock().unwrap_or_else(PoisonError::into_inner).insert(key, news);
         self.0.written.notify_one();

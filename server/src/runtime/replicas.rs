@@ -233,6 +233,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
     }
 
+    pub(super) fn tell_tables(&mut self) {
+        let lane = self.config.engine.lane.0;
+        self.replicas.news.push_back(LaneNews::Tables { lane });
+    }
+
     /// What has happened on a channel between servers. False where it is none.
     pub(super) fn handle_server(&mut self, completion: &Completion) -> Result<bool, LaneError> {
         let Some((peer, ours)) = self.replicas.channels.get(&completion.channel).copied() else {

@@ -20,7 +20,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
             return Ok(());
         };
         let Some(request) = self.calls.take_request(call) else { return Ok(()) };
-        match self.ask_table(call, key, &request) {
+        let told = self.ask_table(call, key, &request);
+        if self.tables.has_first() {
+            self.tell_tables();
+        }
+        match told {
             Ok(Told::Placed(bytes)) => self.note_placed(call, &[RowStatus::Done as u8], bytes),
             Ok(Told::Status(status, why)) => {
                 let answer = AnswerBody::new(&[status as u8], ReplyBody::Bytes(why.into_bytes()));

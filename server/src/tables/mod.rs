@@ -46,6 +46,8 @@ pub(crate) struct Room<'a> {
 #[derive(Debug)]
 pub(crate) struct Tables {
     tables: HashMap<u32, Rows>,
+    /// It was told that there are some.
+    is_told: bool,
     /// Bytes of all of them, and how many there may be.
     bytes: u64,
     most_bytes: u64,
@@ -57,7 +59,7 @@ pub(crate) struct Tables {
 impl Default for Tables {
     fn default() -> Self {
         let (tables, ids, scratch) = Default::default();
-        Self { tables, bytes: 0, most_bytes: u64::MAX, ids, scratch }
+        Self { tables, is_told: false, bytes: 0, most_bytes: u64::MAX, ids, scratch }
     }
 }
 
@@ -69,6 +71,11 @@ impl Tables {
     /// Counts of all tables.
     pub(crate) fn stats(&self) -> TableStats {
         self.tables.values().map(Rows::stats).fold(TableStats::default(), |sum, table| sum.plus(&table))
+    }
+
+    /// True once, when the first table is there.
+    pub(crate) fn has_first(&mut self) -> bool {
+        !self.tables.is_empty() && !std::mem::replace(&mut self.is_told, true)
     }
 
     /// Bytes that tables take at most, all told.

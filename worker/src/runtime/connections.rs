@@ -67,9 +67,10 @@ impl Connections {
     }
 
     fn tell_broken<Q: CompletionQueue>(&mut self, driver: &mut LaneDriver<Q>) {
-        while let Some((server, reason)) = driver.take_broken() {
-            if let Some(number) = self.wanted.get(&server) {
-                (self.on_broken)(server, *number, reason);
+        while let Some((server, number, reason)) = driver.take_broken() {
+            // The end of a channel of before says nothing of the connection that is wanted by now.
+            if self.wanted.get(&server) == Some(&number) {
+                (self.on_broken)(server, number, reason);
             }
         }
     }

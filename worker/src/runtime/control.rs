@@ -133,7 +133,7 @@ impl Control {
         let _ = self.requests.outgoing.send(Outgoing::Message(ToScheduler::LinksReady));
     }
 
-    /// Says the last word and ends the thread, within `limit`.
+    /// Says the last word and ends the thread, within `limit`; a goodbye is waited for until a scheduler has heard it.
     pub(crate) fn finish(&mut self, last: ToScheduler, limit: Duration) {
         let _ = self.requests.outgoing.send(Outgoing::Finish(last, limit));
         if let Some(thread) = self.thread.take()
@@ -304,8 +304,14 @@ async fn session(
                     }
                 }
                 Some(Outgoing::Finish(last, limit)) => {
-                    if let Err(error) = link.finish(&last, limit).await {
-                        tracing::debug!(%error, "saying goodbye to the scheduler");
+                    let is_goodbye = last == ToScheduler::Goodbye;
+                    let said = if is_goodbye { link.goodbye(limit).await } else { link.finish(&last, limit).await };
+                    match said {
+                        Err(error) if is_goodbye => {
+                            tracing::error!(%error, "no scheduler has heard this worker's goodbye; the next one will take it for dead");
+                        }
+                        Err(error) => tracing::debug!(%error, "telling the scheduler of our end"),
+                        Ok(()) => {}
                     }
                     return;
                 }

@@ -78,7 +78,8 @@ pub struct LaneDriver<Q> {
     links: Vec<Option<Link>>,
     servers: HashMap<ChannelId, Rank>,
     /// Servers whose channel broke, and why: whoever connects them is told.
-    broken: Vec<(Rank, String)>,
+    /// To whom, of which connection, and why.
+    broken: Vec<(Rank, u64, String)>,
     /// Servers whose channel broke before its probe was answered, and why: whoever connects them is told, nobody else.
     unready: Vec<(Rank, String)>,
     live: HashMap<u64, Live>,
@@ -171,13 +172,13 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     }
 
     /// Takes over a connected channel. Returns what the server needs of our inbox.
-    pub fn attach(&mut self, server: Rank, channel: ChannelId) -> Result<InboxGrant, LaneError> {
+    pub fn attach(&mut self, server: Rank, number: u64, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
         let lent = self.lend_buffers(channel);
         let (region, landing_key) = lent.map_err(|error| LaneError::Lend(self.queue.explain(error)))?;
         let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
-        *place = Some(Link::new(channel, landing_key));
+        *place = Some(Link::new(channel, number, landing_key));
         self.servers.insert(channel, server);
         let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants })
@@ -207,7 +208,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let link = place.ok_or(LaneError::NoServer(server))?;
         self.engine.server_up(server, incarnation, inbox.slot_bytes, &inbox.grants, &grants);
         link.inbox = Some(inbox);
-        self.broken.retain(|(rank, _)| *rank != server);
+        self.broken.retain(|(rank, ..)| *rank != server);
         self.notice(server, Notice::Probe)?;
         self.queue.flush();
         Ok(())
@@ -320,9 +321,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         }
     }
 
-    /// A channel that ended since this was asked last, and was not replaced yet: to whom, and why. What was sent over it
+    /// A channel that ended since this was asked last, and was not replaced yet: to whom, of which connection, and why. What was sent over it
     /// waits for the next one, or for the map.
-    pub fn take_broken(&mut self) -> Option<(Rank, String)> {
+    pub fn take_broken(&mut self) -> Option<(Rank, u64, String)> {
         self.broken.pop()
     }
 
@@ -335,7 +336,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// A server's life is over: its channel is closed, which fences it, and nobody answers calls to it.
     pub fn end_server(&mut self, server: Rank) -> Result<(), LaneError> {
         self.detach(server);
-        self.broken.retain(|(rank, _)| *rank != server);
+        self.broken.retain(|(rank, ..)| *rank != server);
         self.unready.retain(|(rank, _)| *rank != server);
         self.engine.server_gone(server, &mut self.commands);
         self.execute()
@@ -377,9 +378,10 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             tracing::warn!(server = server.0, reason, "data channel to a server ended");
         }
         let was_ready = self.probed(server);
+        let number = self.links.get(server.0 as usize).and_then(Option::as_ref).map_or(0, |link| link.number);
         self.detach(server);
         if was_ready {
-            self.broken.push((server, reason.to_owned()));
+            self.broken.push((server, number, reason.to_owned()));
         } else {
             self.unready.retain(|(rank, _)| *rank != server);
             self.unready.push((server, reason.to_owned()));

@@ -35,6 +35,8 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) channel: ChannelId,
+    /// Of the connection that it is a part of.
+    pub(super) number: u64,
     /// Remote key under which the server addresses our key buffers.
     pub(super) landing_key: u64,
     pub(super) inbox: Option<ServerInbox>,
@@ -50,9 +52,10 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(channel: ChannelId, landing_key: u64) -> Self {
+    pub(super) fn new(channel: ChannelId, number: u64, landing_key: u64) -> Self {
         Self {
             channel,
+            number,
             landing_key,
             inbox: None,
             mapped: MappedRegions::default(),

@@ -281,8 +281,9 @@ impl Core {
                 let wanted = self.connections.check(server, number);
                 let attached =
                     wanted.and_then(|()| self.driver.queue_mut().attach(setup).map_err(|e| e.to_string()));
-                let grant = attached
-                    .and_then(|channel| self.driver.attach(server, channel).map_err(|e| e.to_string()));
+                let grant = attached.and_then(|channel| {
+                    self.driver.attach(server, number, channel).map_err(|e| e.to_string())
+                });
                 let _ = reply.try_send(grant);
             }
             LaneMessage::Activate { server, number, incarnation, inbox, sum_payloads, reply } => {

@@ -130,3 +130,14 @@ fn who_is_behind_the_others_comes_through_and_a_wait_told_twice_is_one() {
     assert!(other.to_string().contains("waits there already"), "{other}");
     assert_eq!(rig.say(worker(0), again(5, "a", group, 50, 1)).len(), 2);
 }
+
+#[test]
+fn a_count_that_cannot_be_is_refused() {
+    let mut rig = Rig::running(1, 1);
+    let group = NodeGroup::WORKERS;
+    let enter = |passed| ToScheduler::Barrier { request: 1, name: "b".into(), group, passed, timeout_ms: 50 };
+    let commands = rig.say(worker(0), enter(u64::MAX));
+    assert!(matches!(only(&commands), FromScheduler::Released { result: Err(_), .. }), "{commands:?}");
+    let commands = rig.say(worker(0), enter(0));
+    assert!(matches!(only(&commands), FromScheduler::Released { result: Ok(()), .. }), "{commands:?}");
+}

@@ -4,7 +4,7 @@ use super::*;
 use proto_common::message::{self, Coming, Resume, WaitError};
 use proto_common::shard_map::MapChange;
 
-fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
+pub(super) fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
     let mut rig = Rig::new(2, 2);
     let mut config = rig.engine.config.clone();
     (config.shape.replicas, config.shape.worker_loss, config.shape.server_places) = (replicas, loss, 3);
@@ -19,7 +19,7 @@ fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
 }
 
 /// A tensor of four chunks that servers have allocated.
-fn declared(rig: &mut Rig) {
+pub(super) fn declared(rig: &mut Rig) {
     let tensors = vec![TensorSpec { name: "w".into(), ..TensorSpec::f32(7, 4 * 1024, Optimizer::sum()) }];
     rig.say(worker(0), ToScheduler::Declare { request: 1, tensors, timeout_ms: 50 });
     let epoch = rig.engine.epoch();
@@ -28,7 +28,7 @@ fn declared(rig: &mut Rig) {
     }
 }
 
-fn messages(commands: &[Command]) -> Vec<&FromScheduler> {
+pub(super) fn messages(commands: &[Command]) -> Vec<&FromScheduler> {
     let sent = commands.iter().filter_map(|command| match command {
         Command::Send { message, .. } => Some(message.as_ref()),
         _ => None,
@@ -150,7 +150,7 @@ fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
 }
 
 /// What a member of that cluster says to the next scheduler.
-fn come_again(rig: &mut Rig, id: MemberId, resume: &Resume) -> Vec<Command> {
+pub(super) fn come_again(rig: &mut Rig, id: MemberId, resume: &Resume) -> Vec<Command> {
     let resume = Resume { rank: id.rank, ..resume.clone() };
     let again = Register { resume: Some(resume.head()), ..register(id.role, connection(id).0 + 1) };
     let mut commands = rig.say(id, ToScheduler::Register(again));
@@ -273,6 +273,7 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
         incarnation: Incarnation(connection(server(0)).0 + 1),
         data_address: None,
         http_address: None,
+        keeps_rows: false,
     };
     let stale = Resume {
         epoch: Epoch { term: 1, counter: 9 },

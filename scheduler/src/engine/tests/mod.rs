@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands.
 
 mod barriers;
+mod bounds;
 mod checkpoints;
 mod declaring;
 mod ending;

@@ -125,6 +125,26 @@ fn a_tensor_with_norms_is_copied_before_its_step_is_made() {
 }
 
 #[test]
+fn rounds_that_nobody_is_left_for_are_told_and_wait_for_copies_as_others_do() {
+    let mut rig = Rig::new(EngineConfig { worker_loss: WorkerLoss::Continue, ..config(2) });
+    rig.engine.save_every(2);
+    rig.roster(2, &[0], &[1]);
+    assert_eq!(finished(&rig.send(0, &[push(1, 1)])), [(0, 1)]);
+    rig.flush();
+    rig.roster(3, &[0, 1], &[]);
+    rig.ask_rounds(1);
+    rig.count_from(1, &[(1, 5)]);
+    // Nobody is left for rounds 2 to 4.
+    rig.roster(4, &[1], &[0]);
+    assert_eq!(rig.version(), 2);
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
+    assert_eq!(due(&mut rig), Some((0, 2)), "it stays as it is until it is copied");
+    let (is_last, commands) = saved(&mut rig, 0);
+    assert_eq!((is_last, commands, rig.version()), (true, vec![], 4));
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(4)));
+}
+
+#[test]
 fn one_that_cannot_be_copied_holds_no_other_up() {
     let mut rig = rig();
     let mut out = Commands::default();
@@ -158,24 +178,4 @@ fn one_of_the_same_round_is_another_one_and_none_far_ahead_stops_those_before() 
     rig.engine.drop_save(100, &mut out);
     rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
     assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(1)));
-}
-
-#[test]
-fn rounds_that_nobody_is_left_for_are_told_and_wait_for_copies_as_others_do() {
-    let mut rig = Rig::new(EngineConfig { worker_loss: WorkerLoss::Continue, ..config(2) });
-    rig.engine.save_every(2);
-    rig.roster(2, &[0], &[1]);
-    assert_eq!(finished(&rig.send(0, &[push(1, 1)])), [(0, 1)]);
-    rig.flush();
-    rig.roster(3, &[0, 1], &[]);
-    rig.ask_rounds(1);
-    rig.count_from(1, &[(1, 5)]);
-    // Nobody is left for rounds 2 to 4.
-    rig.roster(4, &[1], &[0]);
-    assert_eq!(rig.version(), 2);
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(2)));
-    assert_eq!(due(&mut rig), Some((0, 2)), "it stays as it is until it is copied");
-    let (is_last, commands) = saved(&mut rig, 0);
-    assert_eq!((is_last, commands, rig.version()), (true, vec![], 4));
-    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(4)));
 }

@@ -176,7 +176,7 @@ impl Lab {
         let worker = workers[dial.at - servers.len()].worker().ok_or("gone")?;
         let server = servers[dial.target].server().ok_or("gone")?;
         let (theirs, ours) = self.net.connect(server.lane.queue_mut(), worker.lane.queue_mut());
-        let grant = worker.lane.attach(dial.to, ours).map_err(|error| error.to_string())?;
+        let grant = worker.lane.attach(dial.to, dial.number, ours).map_err(|error| error.to_string())?;
         let grants = slots(&grant);
         let InboxGrant { region, offset, slot_bytes, .. } = grant;
         Ok(Stage::Attached(theirs, WorkerInbox { region, offset, slot_bytes, grants }))

@@ -188,6 +188,7 @@ impl Lab {
             match news {
                 LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
                 LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
+                LaneNews::Tables { .. } => server.member.has_tables(&mut out),
             }
         }
         self.run_server(at, out);
@@ -196,9 +197,9 @@ impl Lab {
     fn report_broken(&mut self, at: usize, now_ms: u64) {
         let mut out = Vec::new();
         let Some(worker) = self.seats[at].worker() else { return };
-        while let Some((server, reason)) = worker.lane.take_broken() {
-            if let Some(number) = worker.expected.get(&server) {
-                worker.member.broken(server, *number, reason, now_ms, &mut out);
+        while let Some((server, number, reason)) = worker.lane.take_broken() {
+            if worker.expected.get(&server) == Some(&number) {
+                worker.member.broken(server, number, reason, now_ms, &mut out);
             }
         }
         self.run_worker(at, out);

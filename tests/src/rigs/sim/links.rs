@@ -94,7 +94,7 @@ impl Cluster {
         }
         let (s, w) = (&mut self.servers[server], &mut self.workers[worker]);
         let (theirs, ours) = self.net.connect(s.lane.queue_mut(), w.lane.queue_mut());
-        let grant = w.lane.attach(Rank(server as u32), ours).ok()?;
+        let grant = w.lane.attach(Rank(server as u32), 0, ours).ok()?;
         let grants = slots(&grant);
         let InboxGrant { region, offset, slot_bytes, .. } = grant;
         Some(Stage::Attached(theirs, WorkerInbox { region, offset, slot_bytes, grants }))

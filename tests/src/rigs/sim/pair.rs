@@ -80,7 +80,7 @@ pub fn join<S: CompletionQueue, W: CompletionQueue>(
     (theirs, ours): (ChannelId, ChannelId),
     sums: bool,
 ) -> Result<(), String> {
-    let grant = worker.attach(Rank(0), ours).map_err(|error| error.to_string())?;
+    let grant = worker.attach(Rank(0), 0, ours).map_err(|error| error.to_string())?;
     let grants = slots(&grant);
     let InboxGrant { region, offset, slot_bytes, .. } = grant;
     let inbox = WorkerInbox { region, offset, slot_bytes, grants };

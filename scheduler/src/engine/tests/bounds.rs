@@ -1,0 +1,118 @@
+//! Rows that nobody has copies of, what members may say of the past, and what a sleep leaves.
+
+use super::losing::{come_again, declared, messages, rig_of};
+use super::*;
+use proto_common::message::{self, PostMessage, PostTo, Resume};
+
+#[test]
+fn a_server_with_rows_cannot_go_and_its_death_is_the_end() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    let commands = rig.say(server(1), ToScheduler::KeepsRows);
+    let FromScheduler::Roster { members, .. } = only(&commands) else { panic!("{commands:?}") };
+    let keep: Vec<MemberId> = members.iter().filter(|one| one.keeps_rows).map(|one| one.id).collect();
+    assert_eq!(keep, [server(1)]);
+    assert!(rig.say(server(1), ToScheduler::KeepsRows).is_empty(), "everyone knows");
+    assert!(rig.say(server(1), ToScheduler::Drain).is_empty());
+    assert!(rig.engine.servers().draining.is_empty());
+    let commands = rig.lose(server(1));
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    assert!(death.to_string().contains("rows of sparse tables"), "{death}");
+}
+
+#[test]
+fn the_next_scheduler_knows_who_had_rows() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    before.say(server(0), ToScheduler::KeepsRows);
+    before.say(server(1), ToScheduler::KeepsRows);
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = knowledge(&before);
+    come_again(&mut rig, server(1), &resume);
+    come_again(&mut rig, worker(0), &resume);
+    let commands = rig.tick_at(SILENCE_MS);
+    let died = |m: &&FromScheduler| matches!(m, FromScheduler::MemberDied(death) if death.to_string().contains("rows of sparse"));
+    assert!(messages(&commands).iter().any(died), "{commands:?}");
+    assert!(rig.engine.members[&server(1)].keeps_rows, "also of those that came");
+}
+
+/// What members of a cluster tell the next scheduler.
+fn knowledge(rig: &Rig) -> Resume {
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = rig.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (rig.engine.declarations.shards.map.whole(), rig.engine.epoch());
+    Resume { epoch, members, map, ..Resume::default() }
+}
+
+#[test]
+fn the_newest_connection_of_a_life_is_the_members() {
+    let mut before = rig_of(1, WorkerLoss::Stop);
+    declared(&mut before);
+    let resume = knowledge(&before);
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    for id in [server(0), server(1), worker(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    let of_before = Resume { rank: Rank(0), ..resume.clone() };
+    let again =
+        Register { resume: Some(of_before.head()), ..register(Role::Worker, connection(worker(0)).0 + 1) };
+    rig.say_on(900, ToScheduler::Register(again));
+    rig.say_on(900, ToScheduler::Resuming { part: of_before, last: true });
+    come_again(&mut rig, worker(1), &resume);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert_eq!(rig.engine.members[&worker(0)].connection, ConnectionId(900));
+    assert!(!rig.engine.dead.holds(Incarnation(connection(worker(0)).0 + 1)), "it is alive");
+}
+
+#[test]
+fn what_a_member_knows_is_bounded_however_many_parts_it_comes_in() {
+    let mut before = rig_of(1, WorkerLoss::Stop);
+    declared(&mut before);
+    let resume = knowledge(&before);
+    let one = resume.members[0].clone();
+    let long = message::Member { data_address: Some("x".repeat(NAME_BYTES_MAX + 1)), ..one.clone() };
+    let barrier = |name: String| (name, NodeGroup::WORKERS, 1);
+    let parts = [
+        Resume { members: vec![one; 3000], ..Resume::default() },
+        Resume { members: vec![long], ..Resume::default() },
+        Resume { left: vec![Rank(0); 3000], ..Resume::default() },
+        Resume { barriers: vec![barrier("b".into()); 3000], ..Resume::default() },
+        Resume { barriers: vec![barrier("x".repeat(NAME_BYTES_MAX + 1))], ..Resume::default() },
+    ];
+    for part in parts {
+        let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+        let again = Register { resume: Some(resume.head()), ..register(Role::Worker, 101) };
+        rig.say(worker(0), ToScheduler::Register(again));
+        let mut say = || rig.say(worker(0), ToScheduler::Resuming { part: part.clone(), last: false });
+        let (first, second) = (say(), say());
+        let refused = |commands: &[Command]| {
+            messages(commands).iter().any(|m| matches!(m, FromScheduler::Refused(reason) if reason.to_string().contains("than there can be")))
+        };
+        assert!(refused(&first) || refused(&second), "{first:?} {second:?}");
+    }
+}
+
+#[test]
+fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobodys() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    rig.engine.last_checkpoint = Some("round-000000120".into());
+    let post = |rig: &mut Rig| {
+        let message = PostMessage { app: 1, head: 0, body: Vec::new() };
+        let to = PostTo::One(worker(1));
+        let commands = rig.say(worker(0), ToScheduler::Post { request: 1, to, message, timeout_ms: 50 });
+        let FromScheduler::Posted { ticket, .. } = only(&commands) else { panic!("{commands:?}") };
+        *ticket
+    };
+    let early = post(&mut rig);
+    let resume = knowledge(&rig);
+    rig.tick_at(SILENCE_MS - 10);
+    assert_eq!(rig.engine.phase, Phase::Rebuilding, "their last sign of it may be a heartbeat older");
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-000000120"));
+    let late = post(&mut rig);
+    assert!(late > early && late >> 32 == u64::from(rig.engine.epoch().term));
+}

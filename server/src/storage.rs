@@ -167,8 +167,12 @@ impl Storage {
         self.add_at(self.chunks.len() as u32, spec)
     }
 
-    /// Adds a chunk of zeros under an index: the next one, or one that was given up.
+    /// Adds a chunk of zeros under an index: the next one, or one that was given up. The index has its place also where the
+    /// chunk itself cannot be made: those after it count on.
     pub fn add_at(&mut self, chunk: u32, spec: &ChunkSpec) -> Result<(), StorageError> {
+        if chunk as usize == self.chunks.len() {
+            self.chunks.push(None);
+        }
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
             return Err(StorageError::Elements(spec.dtype));
@@ -184,10 +188,8 @@ impl Storage {
         self.decoder.reserve(&self.pool, codec, elements)?;
         let stored =
             Stored { bytes, now: bytes, dtype: spec.dtype, codec, rule, squares, trust, numbers, weights };
-        let count = self.chunks.len();
         match self.chunks.get_mut(chunk as usize) {
             Some(place @ None) => *place = Some(stored),
-            None if chunk as usize == count => self.chunks.push(Some(stored)),
             _ => return Err(StorageError::NoChunk(chunk)),
         }
         Ok(())

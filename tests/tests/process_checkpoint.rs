@@ -17,7 +17,7 @@ use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 2;
@@ -188,6 +188,26 @@ fn a_round_is_written_again_as_often_as_somebody_asks_and_nothing_is_written_ove
     assert!(complete(&*store).contains(&round_name(6)) || complete(&*store).contains(&round_name(8)));
 }
 
+#[test]
+fn a_tensor_that_cannot_go_on_from_a_checkpoint_is_no_obstacle_to_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = bed(1, 1, directory.path(), |_| {});
+    train(&first.clients, 2);
+    save(&first.clients[0]);
+    let expected = weights(&first.clients[0]).swap_remove(1);
+    first.end();
+    let bed = bed(1, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
+    let other = TensorSpec::f32(1, 5003, Optimizer::sum());
+    let error = bed.clients[0].declare(&[other]).unwrap_err().to_string();
+    assert!(error.contains("declare it as it was"), "{error}");
+    // Behind it, in the same lane.
+    let tensor = bed.clients[0].declare(&specs()[1..2]).unwrap().remove(0);
+    let mut values = vec![0f64; tensor.spec().elements as usize];
+    bed.clients[0].pull_slice(&tensor, &mut values).unwrap();
+    assert!(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>() == expected);
+    bed.end();
+}
+
 fn complete(store: &dyn Store) -> Vec<String> {
     list(store).unwrap().iter().filter_map(Listed::complete).map(|manifest| manifest.name.clone()).collect()
 }
@@ -267,6 +287,13 @@ fn whatever_is_killed_while_it_writes_earlier_checkpoints_are_whole() {
     for (servers, until) in [(2, 9), (1, 17), (3, 25)] {
         let (mut cluster, clients) = processes(servers, &place, "latest");
         assert_eq!(train(&clients, until), reached);
+        // A slow disk may have none yet.
+        let deadline = Instant::now() + PATIENCE;
+        while complete(&*store).is_empty() {
+            assert!(Instant::now() < deadline, "no checkpoint is complete");
+            // Sleep: nothing tells of files of another process.
+            std::thread::sleep(Duration::from_millis(2));
+        }
         // One of the last rounds is being written, and may be complete at any moment.
         cluster.servers.iter_mut().for_each(|server| server.kill());
         cluster.scheduler.kill();

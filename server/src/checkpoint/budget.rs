@@ -38,6 +38,11 @@ impl Budget {
         take()
     }
 
+    /// Gives back what was taken too much. Who waits for room hears of it with the rest.
+    pub(crate) fn give_rest(&self, bytes: u64) {
+        self.0.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
     /// Gives them back. True where somebody waits for room.
     pub(crate) fn give(&self, bytes: u64) -> bool {
         self.0.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
@@ -48,6 +53,14 @@ impl Budget {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_is_told_also_where_somebody_took_too_much() {
+        let budget = Budget::new(100);
+        assert!(budget.take(100) && !budget.take(50));
+        budget.give_rest(90);
+        assert!(budget.give(10), "somebody was refused");
+    }
 
     #[test]
     fn both_sides_of_the_bound_and_one_that_is_larger_than_all() {

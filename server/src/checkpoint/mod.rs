@@ -8,5 +8,5 @@ mod restore;
 mod saver;
 
 pub(crate) use part::{Begin, Copied, CopiedRows};
-pub(crate) use restore::Restorer;
+pub(crate) use restore::{Progress, Restorer};
 pub(crate) use saver::{LaneSaver, Saver};

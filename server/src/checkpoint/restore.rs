@@ -6,16 +6,36 @@ use checkpoint::{Checkpoint, CheckpointError};
 use proto_common::ids::{Lane, Rank};
 use proto_common::table::{Spread, TableSpec};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the module. Lanes share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Restorer(Arc<Checkpoint>, u16);
+pub(crate) struct Restorer(Arc<Checkpoint>, u16, Progress);
+
+/// Chunks, and stretches of rows, that were read so far: who waits for lanes sees that they go on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    pub(crate) fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 impl Restorer {
     /// Opens a complete checkpoint of a place, for servers of so many lanes.
     pub(crate) fn open(place: &str, name: &str, lanes: u16) -> Result<Self, CheckpointError> {
         let store = checkpoint::open(place)?;
-        Ok(Self(Arc::new(Checkpoint::open(&store, name)?), lanes))
+        Ok(Self(Arc::new(Checkpoint::open(&store, name)?), lanes, Progress::default()))
+    }
+
+    /// How far lanes are with it.
+    pub(crate) fn progress(&self) -> Progress {
+        self.2.clone()
     }
 
     /// The image that a new chunk begins from; none where the checkpoint does not have its tensor.
@@ -53,6 +73,7 @@ impl Restorer {
         };
         self.0.has(&tensor.spec, chunk_bytes)?;
         let state = self.0.chunk(&tensor.spec, &span)?;
+        self.2.count();
         let mut image = state.marks;
         image.extend_from_slice(&state.weights);
         state.state.iter().chain(&state.master).for_each(|array| image.extend_from_slice(array));
@@ -85,6 +106,7 @@ impl Restorer {
         let is_own = |id: u64| spread.place(spread.part_of(id)) == (server, lane);
         let (width, mut is_full, mut is_odd) = (rows.row_numbers(), false, false);
         let read = self.0.rows(ours.key, is_own, |piece| {
+            self.2.count();
             is_odd |= piece.numbers.len() != piece.ids.len() * width;
             let each = piece.ids.iter().zip(&piece.pushes).zip(piece.numbers.chunks_exact(width));
             for ((id, pushes), numbers) in each.filter(|((id, _), _)| is_own(**id)) {

@@ -9,9 +9,12 @@ use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::CheckpointNews;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// What the thread is told.
@@ -22,7 +25,8 @@ enum Letter {
     Chunk(u16, Copied),
     Rows(u16, CopiedRows),
     Drop(u64),
-    Stop,
+    /// It need only look whether it is to end.
+    Wake,
 }
 
 /// How a lane reaches it.
@@ -38,7 +42,7 @@ pub(crate) struct LaneSaver {
 impl LaneSaver {
     /// A checkpoint begins on the lane.
     pub(crate) fn begin(&self, begin: Begin) {
-        // A thread that is gone has said why.
+        // Nobody writes any more where the server ends.
         let _ = self.letters.send(Letter::Begin(self.lane, begin));
     }
 
@@ -49,17 +53,26 @@ impl LaneSaver {
 
     /// Gives back room that was not needed.
     pub(crate) fn give(&self, bytes: u64) {
-        self.budget.give(bytes);
+        self.budget.give_rest(bytes);
     }
 
     /// A chunk is copied, for which room was taken: as many bytes as the image has.
     pub(crate) fn write(&self, copied: Copied) {
-        let _ = self.letters.send(Letter::Chunk(self.lane, copied));
+        let bytes = copied.image.len() as u64;
+        self.send(Letter::Chunk(self.lane, copied), bytes);
     }
 
     /// Rows are copied, for which room was taken.
     pub(crate) fn write_rows(&self, copied: CopiedRows) {
-        let _ = self.letters.send(Letter::Rows(self.lane, copied));
+        let bytes = copied.bytes;
+        self.send(Letter::Rows(self.lane, copied), bytes);
+    }
+
+    fn send(&self, letter: Letter, bytes: u64) {
+        // The server ends: nothing is written any more, and nobody is to wait for room.
+        if self.letters.send(letter).is_err() {
+            self.budget.give_rest(bytes);
+        }
     }
 
     /// Bytes of what is copied and not written, of all lanes.
@@ -81,6 +94,12 @@ pub(crate) struct Saver {
     news: UnboundedReceiver<CheckpointNews>,
     budget: Budget,
     every_rounds: u64,
+    /// The thread is to end before it takes another letter.
+    is_over: Arc<AtomicBool>,
+    /// Ends with the thread.
+    ended: Receiver<()>,
+    /// How long its end is waited for.
+    drain: Duration,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -97,6 +116,7 @@ struct Writer {
     news: UnboundedSender<CheckpointNews>,
     /// Wakes lanes that wait for room.
     has_room: Box<dyn Fn() + Send>,
+    is_over: Arc<AtomicBool>,
 }
 
 impl Saver {
@@ -104,12 +124,24 @@ impl Saver {
     pub(crate) fn start(
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
+        drain: Duration,
         has_room: impl Fn() + Send + 'static,
+    ) -> Result<Self, std::io::Error> {
+        let directory = &settings.directory;
+        let store = if directory.is_empty() { None } else { checkpoint::open(directory).ok() };
+        Self::over(store, settings, (rank, life, chunk_bytes), drain, Box::new(has_room))
+    }
+
+    fn over(
+        store: Option<Arc<dyn Store>>,
+        settings: &CheckpointSettings,
+        (rank, life, chunk_bytes): (Rank, Incarnation, u64),
+        drain: Duration,
+        has_room: Box<dyn Fn() + Send>,
     ) -> Result<Self, std::io::Error> {
         let ((letters, received), (told, news)) = (channel(), unbounded_channel());
         let budget = Budget::new(settings.memory_bytes);
-        let directory = &settings.directory;
-        let store = if directory.is_empty() { None } else { checkpoint::open(directory).ok() };
+        let is_over = Arc::new(AtomicBool::new(false));
         let mut writer = Writer {
             store,
             rank,
@@ -120,13 +152,18 @@ impl Saver {
             begun: 0,
             budget: budget.clone(),
             news: told.clone(),
-            has_room: Box::new(has_room),
+            has_room,
+            is_over: is_over.clone(),
         };
+        let (running, ended) = sync_channel(0);
         let thread = std::thread::Builder::new().name("gradwire-save".into()).spawn(move || {
+            // It ends with the thread.
+            let _running: SyncSender<()> = running;
             daemon::process::stand_back();
             writer.run(&received);
         })?;
-        Ok(Self { letters, told, news, budget, every_rounds: settings.every_rounds, thread: Some(thread) })
+        let (every_rounds, thread) = (settings.every_rounds, Some(thread));
+        Ok(Self { letters, told, news, budget, every_rounds, is_over, ended, drain, thread })
     }
 
     /// For a lane.
@@ -153,11 +190,20 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        let _ = self.letters.send(Letter::Stop);
         // What it is writing is no part of a complete checkpoint, or whole already.
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.letters.send(Letter::Wake);
+        let Some(thread) = self.thread.take() else { return };
+        if self.ended.recv_timeout(self.drain) == Err(RecvTimeoutError::Timeout) {
+            // A file system that does not answer: the process ends without it.
+            let waited_ms = self.drain.as_millis() as u64;
+            tracing::error!(
+                waited_ms,
+                "the thread that writes checkpoints still waits for the disk, and is left"
+            );
+            return;
+        }
+        if thread.join().is_err() {
             tracing::error!("the thread that writes checkpoints panicked");
         }
     }
@@ -166,39 +212,52 @@ impl Drop for Saver {
 impl Writer {
     fn run(&mut self, letters: &Receiver<Letter>) {
         while let Ok(letter) = letters.recv() {
+            if self.is_over.load(Ordering::Acquire) {
+                return;
+            }
             match letter {
-                Letter::Stop => return,
+                Letter::Wake => {}
                 Letter::Tensors(tensors) => {
                     self.tensors.extend(tensors.into_iter().map(|spec| (spec.key, spec)));
                 }
                 Letter::Begin(lane, begin) => {
-                    let round = begin.round;
-                    if let Err(error) = self.begin(lane, begin) {
-                        self.fail(lane, round, &error);
-                    }
+                    self.attempt((lane, begin.round), |writer| writer.begin(lane, begin));
                 }
                 Letter::Chunk(lane, copied) => {
-                    let (round, bytes) = (copied.round, copied.image.len() as u64);
-                    if let Err(error) = self.chunk(lane, &copied) {
-                        self.fail(lane, round, &error);
-                    }
-                    drop(copied);
-                    if self.budget.give(bytes) {
-                        (self.has_room)();
-                    }
+                    let bytes = copied.image.len() as u64;
+                    self.attempt((lane, copied.round), |writer| writer.chunk(lane, &copied));
+                    self.give(bytes);
                 }
                 Letter::Rows(lane, copied) => {
-                    let (round, bytes) = (copied.round, copied.bytes);
-                    if let Err(error) = self.rows(lane, &copied) {
-                        self.fail(lane, round, &error);
-                    }
-                    drop(copied);
-                    if self.budget.give(bytes) {
-                        (self.has_room)();
-                    }
+                    let bytes = copied.bytes;
+                    self.attempt((lane, copied.round), |writer| writer.rows(lane, &copied));
+                    self.give(bytes);
                 }
                 Letter::Drop(round) => self.parts.retain(|_, part| part.round != round),
             }
+        }
+    }
+
+    /// Part of a checkpoint's writing. Where it fails, or panics, that checkpoint is not written, and the next one is tried:
+    /// lanes wait for what this thread gives back, so it goes on.
+    fn attempt(
+        &mut self,
+        (lane, round): (u16, u64),
+        work: impl FnOnce(&mut Self) -> Result<(), CheckpointError>,
+    ) {
+        // What a panic leaves half done is the lane's part, which is dropped then.
+        let panicked = |_| {
+            let what = "its writing panicked; please report it with what the log says before";
+            Err(CheckpointError::Plan(what.into()))
+        };
+        if let Err(error) = catch_unwind(AssertUnwindSafe(|| work(self))).unwrap_or_else(panicked) {
+            self.fail(lane, round, &error);
+        }
+    }
+
+    fn give(&self, bytes: u64) {
+        if self.budget.give(bytes) {
+            (self.has_room)();
         }
     }
 
@@ -261,3 +320,7 @@ impl Writer {
         let _ = self.news.send(CheckpointNews::Failed { round, reason: error.to_string() });
     }
 }
+
+#[cfg(test)]
+#[path = "saver_tests.rs"]
+mod tests;

@@ -14,7 +14,7 @@ use proto_common::message::{
 };
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -269,12 +269,33 @@ fn worker_inbox(inbox: InboxGrant) -> Result<WorkerInbox, String> {
 
 /// What all lanes answer, within this time.
 pub(super) fn answers_of<T>(answers: Vec<Receiver<T>>, within: Duration) -> Result<Vec<T>, String> {
-    let deadline = Instant::now() + within;
-    let take = |(index, answer): (usize, Receiver<T>)| {
-        let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        answer.map_err(|_| format!("lane {index} of this server does not answer"))
+    answers_while(answers, within, || 0)
+}
+
+/// As [`answers_of`], where lanes may read a checkpoint first: the time begins anew as long as they read on.
+pub(super) fn answers_while<T>(
+    answers: Vec<Receiver<T>>,
+    within: Duration,
+    read: impl Fn() -> u64,
+) -> Result<Vec<T>, String> {
+    let (mut deadline, mut seen) = (Instant::now() + within, read());
+    let mut take = |(index, answer): (usize, Receiver<T>)| loop {
+        match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) if read() != seen => {
+                (deadline, seen) = (Instant::now() + within, read());
+            }
+            Err(_) if seen > 0 => {
+                let what = "of the checkpoint, and then nothing more";
+                let within_ms = within.as_millis();
+                return Err(format!(
+                    "lane {index} of this server does not answer: {seen} chunks were read {what} for {within_ms} ms; look at the disk that checkpoint.directory is on"
+                ));
+            }
+            Err(_) => return Err(format!("lane {index} of this server does not answer")),
+        }
     };
-    answers.into_iter().enumerate().map(take).collect()
+    answers.into_iter().enumerate().map(&mut take).collect()
 }
 
 /// As [`answers_of`], where lanes may refuse.
@@ -288,6 +309,25 @@ pub(super) fn granted<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lanes_that_read_on_are_waited_for_and_those_that_stop_are_not() {
+        let within = Duration::from_millis(50);
+        let (reply, answer) = sync_channel(1);
+        let read = std::cell::Cell::new(0);
+        // Looked at once at first, and again whenever the time is over.
+        let looked = || {
+            read.set(read.get() + 1);
+            if read.get() == 5 {
+                reply.send(7).unwrap();
+            }
+            read.get()
+        };
+        assert_eq!(answers_while(vec![answer], within, looked), Ok(vec![7]));
+        let (_reply, answer) = sync_channel::<u32>(1);
+        let error = answers_while(vec![answer], within, || 12).unwrap_err();
+        assert!(error.contains("lane 0") && error.contains("12 chunks") && error.contains("disk"), "{error}");
+    }
 
     fn worker(rank: u32) -> MemberId {
         MemberId { role: Role::Worker, rank: Rank(rank) }

@@ -199,12 +199,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
-        // Engine and storage count alike, whatever stands against registering; a repeated assignment tries that again.
+        // Engine and storage count alike, whatever stands against filling or registering one; a repeated assignment tries
+        // that again.
+        let mut made = Ok(());
         for spec in self.engine.assign(epoch, specs) {
-            self.storage.add(&spec)?;
-            self.begin_from_checkpoint(&spec)?;
+            let Some(index) = self.engine.index_of(spec.id) else { continue };
+            made = made.and(self.storage.add_at(index, &spec));
+            self.saves.is_new(index);
         }
+        made?;
         self.note_stored();
+        self.begin_from_checkpoint(specs.iter())?;
         for spec in specs {
             let Some(chunk) = self.engine.index_of(spec.id) else { continue };
             for buffer in 0..2 {

@@ -100,13 +100,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
         let changes = self.engine.roles(epoch, chunks, &mut self.commands);
+        let mut made = Ok(());
         for (index, spec) in &changes.added {
-            self.storage.add_at(*index, spec)?;
-            // A copy is filled by its stream.
-            if self.engine.is_served(*index) {
-                self.begin_from_checkpoint(spec)?;
-            }
+            made = made.and(self.storage.add_at(*index, spec));
+            self.saves.is_new(*index);
         }
+        made?;
+        let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
         self.give_up_save();
         self.note_stored();
         for (index, _) in &changes.added {
@@ -120,7 +120,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.queue.prepare(&sum)?;
             }
         }
-        self.execute()
+        self.execute()?;
+        // What the engine decided is done, whatever could not be read.
+        begun
     }
 
     /// Our stream to a server is connected; it granted these slots.

@@ -167,7 +167,8 @@ pub(super) async fn run_with(
     let reception = Arc::new(reception(&deadlines, &welcome, incarnation, (offer, devices), &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
-    let (posts_used, work) = (&posts, Work::none(saves.0));
+    let read = saves.1.as_ref().map(Restorer::progress).unwrap_or_default();
+    let (posts_used, work) = (&posts, Work::none(saves.0, read));
     let serving =
         Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
@@ -245,7 +246,8 @@ fn checkpoints(
         checkpoint::open(place).map_err(|error| Failure::new(ExitCode::Config, error))?;
     }
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
-    let saver = Saver::start(&settings.checkpoint, own, has_room)?;
+    let drain = Duration::from_millis(settings.deadlines.drain_ms);
+    let saver = Saver::start(&settings.checkpoint, own, drain, has_room)?;
     let open = |name: &String| {
         Restorer::open(place, name, welcome.shape.lanes)
             .map_err(|error| Failure::new(ExitCode::BadData, error))

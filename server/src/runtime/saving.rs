@@ -9,6 +9,7 @@ use crate::tables::RowsToSave;
 use checkpoint::CheckpointError;
 use fabric::CompletionQueue;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Waits};
+use std::collections::BTreeSet;
 
 /// Chunks that are copied in one turn of a lane: training goes on in between.
 const PER_TURN: usize = 2;
@@ -18,6 +19,8 @@ const PER_TURN: usize = 2;
 pub(super) struct Saves {
     saver: Option<LaneSaver>,
     restorer: Option<Restorer>,
+    /// Chunks that are still to begin from it.
+    unread: BTreeSet<u32>,
     /// The checkpoint that the saver was told of: its round, and which of the engine's it is.
     begun: Option<(u64, u64)>,
     /// What it is still to have of tables.
@@ -28,6 +31,13 @@ impl Saves {
     /// What the job goes on from.
     pub(super) fn restorer(&self) -> Option<&Restorer> {
         self.restorer.as_ref()
+    }
+
+    /// A chunk that has just been made, of zeros.
+    pub(super) fn is_new(&mut self, index: u32) {
+        if self.restorer.is_some() {
+            self.unread.insert(index);
+        }
     }
 }
 
@@ -159,8 +169,26 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
     }
 
-    /// A new chunk begins from the checkpoint that the job goes on from, if that has it.
-    pub(super) fn begin_from_checkpoint(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {
+    /// New ones of these chunks begin from the checkpoint that the job goes on from, as far as that has them. After an error
+    /// those that are left are tried when they are named again.
+    pub(super) fn begin_from_checkpoint<'a>(
+        &mut self,
+        chunks: impl Iterator<Item = &'a ChunkSpec>,
+    ) -> Result<(), LaneError> {
+        // A copy is filled by its stream.
+        let Self { saves, engine, .. } = self;
+        saves.unread.retain(|index| engine.is_served(*index));
+        for chunk in chunks {
+            let index = self.engine.index_of(chunk.id);
+            if let Some(index) = index.filter(|index| self.saves.unread.contains(index)) {
+                self.begin_one(chunk)?;
+                self.saves.unread.remove(&index);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_one(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {
         let Some(restorer) = &self.saves.restorer else { return Ok(()) };
         let Some(image) = restorer.image(chunk, self.config.chunk_bytes)? else { return Ok(()) };
         let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };

@@ -1,14 +1,14 @@
 //! The server's control side while it serves: hands what happens to the member engine, and executes what that decides, on
 //! lanes, streams and the link to the scheduler. It decides nothing itself.
 
-use super::bootstrap::{Reception, answers_of, blocking, granted};
+use super::bootstrap::{Reception, answers_of, answers_while, blocking};
 use super::lane::LaneError;
 use super::news::Board;
 use super::run::RunError;
 use super::standing::Standing;
 use super::streams::{Target, dial};
 use super::thread::{LaneMessage, LaneNews};
-use crate::checkpoint::Saver;
+use crate::checkpoint::{Progress, Saver};
 use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
 use daemon::control::{LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
@@ -26,7 +26,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// How long allocating and touching new chunks may take.
+/// How long allocating and touching new chunks may take; and how long no chunk of a checkpoint is read before a lane counts as
+/// one that does not answer.
 const ASSIGN_WITHIN: Duration = Duration::from_secs(60);
 
 /// A member that its runtime, and those who ask for its state, share. Nothing waits while it is held.
@@ -64,14 +65,16 @@ pub(super) struct Work {
     ended: mpsc::UnboundedReceiver<Done>,
     dials: HashMap<Rank, JoinHandle<()>>,
     saver: Saver,
+    /// Of what lanes read before they answer.
+    read: Progress,
     /// What the scheduler is to hear, and could not be told yet. As many as it asked for, and a few.
     unsaid: VecDeque<ToScheduler>,
 }
 
 impl Work {
-    pub(super) fn none(saver: Saver) -> Self {
+    pub(super) fn none(saver: Saver, read: Progress) -> Self {
         let (done, ended) = mpsc::unbounded_channel();
-        Self { done, ended, dials: HashMap::new(), saver, unsaid: VecDeque::new() }
+        Self { done, ended, dials: HashMap::new(), saver, read, unsaid: VecDeque::new() }
     }
 }
 
@@ -361,9 +364,10 @@ impl Serving<'_> {
     }
 
     fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), String>>>) {
-        let done = self.work.done.clone();
+        let (done, progress) = (self.work.done.clone(), self.work.read.clone());
         tokio::spawn(async move {
-            let result = blocking(move || granted(answers, ASSIGN_WITHIN).map(drop)).await;
+            let answered = move || answers_while(answers, ASSIGN_WITHIN, || progress.read());
+            let result = blocking(move || answered()?.into_iter().collect::<Result<(), String>>()).await;
             let _ = done.send(Done::Lanes { number, result });
         });
     }

@@ -1,0 +1,104 @@
+//! What the writing thread does where a place panics, or does not answer.
+
+use super::*;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A place that panics, or waits for a word that may never come.
+#[derive(Debug)]
+struct Bad(Option<Mutex<Receiver<()>>>);
+
+impl Store for Bad {
+    fn place(&self) -> String {
+        "nowhere".into()
+    }
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        Ok(Vec::new())
+    }
+    fn files(&self, _: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
+        Ok(Vec::new())
+    }
+    fn bytes(&self, _: &str, _: &str) -> Result<Option<u64>, CheckpointError> {
+        Ok(None)
+    }
+    fn read(&self, _: &str, _: &str, _: u64, _: &mut [u8]) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+    fn stage(&self, _: &str, _: &str) -> Result<PathBuf, CheckpointError> {
+        match &self.0 {
+            None => panic!("a bug"),
+            Some(word) => drop(word.lock().unwrap().recv()),
+        }
+        Ok(PathBuf::from("/nowhere/at/all"))
+    }
+    fn put(&self, _: &str, _: &str, _: &Path) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+    fn put_bytes(&self, _: &str, _: &str, _: &[u8]) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+    fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+    fn forget(&self, _: &str) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+}
+
+fn saver(store: Bad, drain: Duration, has_room: impl Fn() + Send + 'static) -> Saver {
+    let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
+    let own = (Rank(0), Incarnation(1), 4096);
+    Saver::over(Some(Arc::new(store)), &settings, own, drain, Box::new(has_room)).unwrap()
+}
+
+fn begin(lane: &LaneSaver, round: u64) {
+    lane.begin(Begin { round, chunks: Vec::new(), tables: Vec::new() });
+}
+
+#[test]
+fn a_panic_fails_the_checkpoint_and_gives_its_room_back() {
+    let (told, room) = channel();
+    let mut saver = saver(Bad(None), PATIENCE, move || {
+        let _ = told.send(());
+    });
+    let lane = saver.lane(0);
+    for round in [1, 2] {
+        begin(&lane, round);
+        let news = saver.news.blocking_recv();
+        let Some(CheckpointNews::Failed { round: failed, reason }) = news else { panic!("{news:?}") };
+        assert!(failed == round && reason.contains("panicked"), "{reason}");
+        assert!(lane.take(100) && !lane.take(1));
+        lane.write(Copied { round, id: Default::default(), image: vec![0; 100] });
+        room.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(lane.used_bytes(), 0);
+    }
+    drop(saver);
+    assert!(lane.take(100));
+    lane.write(Copied { round: 3, id: Default::default(), image: vec![0; 100] });
+    assert_eq!(lane.used_bytes(), 0, "nobody writes it");
+}
+
+#[test]
+fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
+    // A place that answers: what waits behind is not written any more.
+    let (word, waits) = channel();
+    let first = saver(Bad(Some(Mutex::new(waits))), PATIENCE, || ());
+    let lane = first.lane(0);
+    (0..1000).for_each(|round| begin(&lane, round));
+    let before = Instant::now();
+    first.is_over.store(true, Ordering::Release);
+    word.send(()).unwrap();
+    drop(first);
+    assert!(before.elapsed() < PATIENCE);
+    // One that does not: its thread is left.
+    let (word, waits) = channel();
+    let second = saver(Bad(Some(Mutex::new(waits))), Duration::from_millis(50), || ());
+    begin(&second.lane(0), 1);
+    let before = Instant::now();
+    drop(second);
+    assert!(before.elapsed() < PATIENCE);
+    drop(word);
+}

@@ -249,12 +249,12 @@ fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() 
     stray(&round_name(5));
     assert_eq!(newest(&*store).unwrap().unwrap().name, fourth.name);
     assert!(Checkpoint::open(&store, &round_name(5)).is_err(), "incomplete");
-    assert_eq!(retain(&*store, &fourth, 2).unwrap(), [first.name, round_name(2)]);
+    assert_eq!(retain(&*store, &fourth, 2, None).unwrap(), [first.name, round_name(2)]);
     assert_eq!(store.names().unwrap(), [3, 4, 5].map(round_name));
     assert_eq!(store.files(&fourth.name).unwrap().len(), 2, "the stray of round 4 is gone");
     check(&Checkpoint::open(&store, &fourth.name).unwrap());
     remove(&*store, &round_name(3)).unwrap();
     assert!(remove(&*store, "../x").is_err() && remove(&*store, "other").is_err());
     assert_eq!(list(&*store).unwrap().len(), 2);
-    assert!(retain(&*store, &fourth, 0).unwrap().is_empty());
+    assert!(retain(&*store, &fourth, 0, None).unwrap().is_empty());
 }

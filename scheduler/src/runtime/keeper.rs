@@ -14,6 +14,8 @@ pub(super) struct Keeper {
     job: u64,
     shape: Shape,
     keep: u32,
+    /// What the job began from: servers that come read it, too.
+    restore: Option<String>,
 }
 
 /// Looks at the place of checkpoints, if there is one, and at what the job is to begin from.
@@ -45,7 +47,7 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         chunk_bytes: cluster.chunk_bytes,
         deterministic: cluster.deterministic,
     };
-    let keeper = Keeper { store, job: settings.job.0, shape, keep: wanted.keep };
+    let keeper = Keeper { store, job: settings.job.0, shape, keep: wanted.keep, restore: restore.clone() };
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
 }
 
@@ -79,7 +81,7 @@ impl Keeper {
             parts = manifest.parts.len(),
             "a checkpoint is complete"
         );
-        match checkpoint::retain(&*self.store, &manifest, self.keep) {
+        match checkpoint::retain(&*self.store, &manifest, self.keep, self.restore.as_deref()) {
             Ok(gone) if gone.is_empty() => {}
             Ok(gone) => tracing::info!(checkpoints = ?gone, "old checkpoints are removed"),
             // The new one is complete all the same.

@@ -261,7 +261,12 @@ impl Serving<'_> {
         let end = self.news();
         let mut out = Vec::new();
         match done {
-            Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
+            Done::Lanes { number, result } => {
+                if let Err(reason) = &result {
+                    tracing::error!(reason, "this server cannot have what it was to have");
+                }
+                lock(&self.member).lanes_answered(number, result, &mut out);
+            }
             Done::Rounds { rank, incarnation, lanes: Ok(lanes) } => {
                 lock(&self.member).rounds_answered(rank, incarnation, lanes, &mut out);
             }

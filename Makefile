@@ -117,7 +117,7 @@ fuzz:
 
 ## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000]
 lab:
-	@GRADWIRE_SEEDS=$(SEEDS) cargo test --release --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
+	@GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)
 clean:

@@ -35,7 +35,7 @@ impl Listed {
     }
 }
 
-/// All checkpoints, the oldest first.
+/// All checkpoints, in the order in which they were complete: those of an earlier training may be of later rounds.
 pub fn list(store: &dyn Store) -> Result<Vec<Listed>, CheckpointError> {
     let mut all = Vec::new();
     for name in store.names()?.into_iter().filter(|name| is_plain(name) && name.starts_with(ROUND)) {
@@ -43,13 +43,20 @@ pub fn list(store: &dyn Store) -> Result<Vec<Listed>, CheckpointError> {
         let manifest = restore::manifest(store, &name);
         all.push(Listed { name, bytes, manifest });
     }
-    all.sort_by_key(|listed| listed.complete().map_or((0, 0), |manifest| (manifest.round, manifest.unix_ms)));
+    all.sort_by_key(|listed| listed.complete().map_or((0, 0), |manifest| (manifest.unix_ms, manifest.round)));
     Ok(all)
 }
 
-/// The newest complete one.
+/// The complete one that was written last.
 pub fn newest(store: &dyn Store) -> Result<Option<Manifest>, CheckpointError> {
     Ok(list(store)?.into_iter().rev().find_map(|listed| listed.manifest.ok().flatten()))
+}
+
+/// Complete ones of later rounds than this one's: where training goes on from it, they are of a branch that is left.
+pub fn left_behind(store: &dyn Store, from: &Manifest) -> Result<Vec<String>, CheckpointError> {
+    let all = list(store)?;
+    let later = all.iter().filter_map(Listed::complete).filter(|manifest| manifest.round > from.round);
+    Ok(later.map(|manifest| manifest.name.clone()).collect())
 }
 
 /// All parts are there: with the manifest the checkpoint is complete.
@@ -112,9 +119,9 @@ pub fn clean(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointErr
     Ok(())
 }
 
-/// After `newest` is complete: keeps so many complete ones (0: all), and removes what older rounds left incomplete. Those whose
-/// manifest cannot be read stay: somebody is to look at them. So does `needed`: a job that began from it still reads it. Says which
-/// went.
+/// After `newest` is complete: keeps so many complete ones (0: all), those written last, and removes what older rounds left
+/// incomplete. Those whose manifest cannot be read stay: somebody is to look at them. So
+/// does `needed`: a job that began from it still reads it. Says which went.
 pub fn retain(
     store: &dyn Store,
     newest: &Manifest,

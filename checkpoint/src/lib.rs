@@ -15,7 +15,9 @@ mod restore;
 mod store;
 mod writer;
 
-pub use catalog::{Listed, Verified, clean, commit, list, newest, remove, retain, round_name, verify};
+pub use catalog::{
+    Listed, Verified, clean, commit, left_behind, list, newest, remove, retain, round_name, verify,
+};
 pub use directory::Directory;
 pub use entry::What;
 pub use error::CheckpointError;

@@ -234,6 +234,35 @@ fn another_grid_or_another_declaration_is_refused_by_name() {
 }
 
 #[test]
+fn a_training_that_went_back_has_the_newest_as_soon_as_it_has_written_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let (first, left) = (write(&store, 100, 1), write(&store, 200, 1));
+    assert_eq!(left_behind(&*store, &first).unwrap(), [left.name.clone()]);
+    assert!(left_behind(&*store, &left).unwrap().is_empty());
+    let mut written = Vec::new();
+    for (round, unix_ms) in [(150, 5000), (160, 6000)] {
+        let mut manifest = write(&store, round, 1);
+        manifest.unix_ms = unix_ms;
+        commit(&*store, &manifest).unwrap();
+        assert_eq!(newest(&*store).unwrap().unwrap().name, manifest.name);
+        written.push((retain(&*store, &manifest, 2, None).unwrap(), manifest.name));
+    }
+    assert_eq!([&written[0].0, &written[1].0], [&[first.name], &[left.name]]);
+    assert_eq!(store.names().unwrap(), [150, 160].map(round_name));
+}
+
+#[test]
+fn what_is_given_up_takes_no_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let writer = PartWriter::begin(store.clone(), &round_name(1), "part", &PartPlan::default()).unwrap();
+    assert_eq!(store.files(&round_name(1)).unwrap().len(), 1);
+    drop(writer);
+    assert_eq!(store.files(&round_name(1)).unwrap(), []);
+}
+
+#[test]
 fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() {
     let directory = tempfile::tempdir().unwrap();
     let store = store_in(directory.path());

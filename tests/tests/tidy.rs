@@ -70,6 +70,11 @@ fn roles_do_not_know_each_other() {
 }
 
 #[test]
+fn nothing_that_is_shipped_breaks_rules() {
+    holds(architecture::broken_rules);
+}
+
+#[test]
 fn all_packages_share_one_lint_table() {
     holds(architecture::lint_table);
 }

@@ -8,7 +8,9 @@ use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, TENSORS_MAX, WORKERS_MAX};
-use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
+use proto_common::message::{
+    self, CheckpointOrder, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume,
+};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -366,6 +368,8 @@ impl Engine {
         }
         let shape = self.shape_of_maps();
         let (map, lost) = rebuild.map(shape);
+        // Of what was under way this one knows nothing, and its lanes would wait for ever.
+        super::checkpoints::order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Reset, out);
         self.tell_map(map, out);
         self.unsettled = true;
         if let Some((rank, keys)) = lost {

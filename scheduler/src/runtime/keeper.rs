@@ -5,6 +5,7 @@ use crate::engine::{CheckpointConfig, Completed};
 use checkpoint::{CheckpointError, Manifest, PartRecord, Shape, Store, TableRecord, TensorRecord};
 use proto_common::config::Settings;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// See the module.
@@ -16,6 +17,8 @@ pub(super) struct Keeper {
     keep: u32,
     /// What the job began from: servers that come read it, too.
     restore: Option<String>,
+    /// When the newest one was complete.
+    last_unix_ms: Arc<AtomicU64>,
 }
 
 /// Looks at the place of checkpoints, if there is one, and at what the job is to begin from.
@@ -25,7 +28,9 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         return Ok((None, CheckpointConfig::default()));
     }
     let store = checkpoint::open(&wanted.directory)?;
-    let last = checkpoint::newest(&*store)?.map(|manifest| manifest.name);
+    let last = checkpoint::newest(&*store)?;
+    let last_unix_ms = Arc::new(AtomicU64::new(last.as_ref().map_or(0, |manifest| manifest.unix_ms)));
+    let last = last.map(|manifest| manifest.name);
     let restore = match wanted.restore.as_str() {
         "none" => None,
         "latest" => last.clone(),
@@ -38,6 +43,11 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
             return Err(CheckpointError::ChunkBytes { name: name.clone(), theirs, ours });
         }
         tracing::info!(checkpoint = name, round = found.manifest().round, "tensors begin from a checkpoint");
+        let left = checkpoint::left_behind(&*store, found.manifest())?;
+        if last.as_ref() != Some(name) && !left.is_empty() {
+            let what = "there are checkpoints of later rounds, of a training that this one leaves: they count as older as soon as this one has written its own";
+            tracing::warn!(checkpoint = name, others = ?left, what);
+        }
     }
     let cluster = &settings.cluster;
     let shape = Shape {
@@ -47,7 +57,8 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         chunk_bytes: cluster.chunk_bytes,
         deterministic: cluster.deterministic,
     };
-    let keeper = Keeper { store, job: settings.job.0, shape, keep: wanted.keep, restore: restore.clone() };
+    let (job, keep, restore) = (settings.job.0, wanted.keep, restore);
+    let keeper = Keeper { store, job, shape, keep, restore: restore.clone(), last_unix_ms };
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
 }
 
@@ -55,7 +66,11 @@ impl Keeper {
     /// Writes the manifest: from then on the checkpoint is complete. Then what is too old goes. Blocks.
     pub(super) fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let unix_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        // Whosever clock goes back: what is written later is newer.
+        let later = |last: u64| Some(now_ms.max(last.saturating_add(1)));
+        let last = self.last_unix_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+        let unix_ms = last.ok().and_then(later).unwrap_or(now_ms);
         let name = checkpoint::round_name(completed.round);
         let mut manifest = Manifest::new(&name, self.job, completed.round, unix_ms, self.shape.clone());
         manifest.tensors = completed.tensors.iter().cloned().map(tensor).collect();

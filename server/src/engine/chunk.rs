@@ -303,6 +303,7 @@ impl Chunk {
     pub(super) fn forget_life(&mut self, rank: Rank) {
         self.operations[rank.0 as usize] = 0;
         self.reopened.retain(|open| open.rank != rank);
+        self.forget_operations(rank);
     }
 
     /// The buffer to publish into: one that nobody reads; none while both are being read, or a checkpoint's copy is to be made.

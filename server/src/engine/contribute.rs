@@ -6,6 +6,7 @@ use super::chunk::{Stage, Turn, Waiter};
 use super::command::{Addend, Command, Commands, Onto, Source, Verdict};
 use super::held::Held;
 use super::lane::{BatchContext, LaneEngine};
+use super::sabotage::BrokenRule;
 use proto_common::batch::{Block, BlockData, OpKind, Status};
 use proto_common::ids::Rank;
 use std::cmp::Ordering;
@@ -128,7 +129,11 @@ impl LaneEngine {
         from: Payload,
         out: &mut Commands,
     ) -> Result<(), Status> {
-        let turn = self.turn(index, peer, block.round)?;
+        let mut turn = self.turn(index, peer, block.round)?;
+        if turn == Turn::Repeated && self.breaks(BrokenRule::Dedupe) {
+            let collects = self.chunks[index as usize].stage == Stage::Contributions;
+            turn = if collects { Turn::Now } else { Turn::Repeated };
+        }
         let chunk = &mut self.chunks[index as usize];
         let bytes = chunk.spec.plain_bytes(block.bytes);
         if matches!(turn, Turn::Now | Turn::Later) {
@@ -266,6 +271,9 @@ impl LaneEngine {
             out.push(Command::Reduce { chunk: index, addend });
         }
         self.send_update(index);
+        if self.is_confirmed(index) {
+            self.end_round(index, None, out);
+        }
     }
 
     /// All that a round needs is here, and wherever there are copies.

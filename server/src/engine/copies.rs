@@ -12,7 +12,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
     RECORD_LEFT, SlotGrant,
 };
-use proto_common::ids::{Incarnation, Rank};
+use proto_common::ids::{Incarnation, Operation, Rank};
 
 /// A record with where it lies and what its header says.
 #[derive(Clone, Copy, Debug)]
@@ -213,7 +213,8 @@ impl LaneEngine {
         }
         if chunk.is_loose() {
             let rank = chunk.contributed.first().unwrap_or_default();
-            let (round, operation) = (block.operation.0, block.operation);
+            // Its operation is before all that come here, should this server take over.
+            let (round, operation) = (block.operation.0, Operation(0));
             chunk.begin_applying(Held { rank, round, operation, bytes, from: place, arrived: true });
         }
         chunk.collect(bytes);
@@ -270,8 +271,25 @@ impl LaneEngine {
             return end(from, "its image is none of this chunk", out);
         }
         self.chunks[index as usize].lineage = Lineage::Of(from, self.copy_incarnation(from));
+        self.drop_halves(index);
         self.judge(from, slot, Judgement::Confirmed, out);
         self.give_back_slot(from, slot, out);
+    }
+
+    /// Halves of rounds that chunks of the same tensor have from another primary, or from before a round that this one was
+    /// loaded with, are never ended: those chunks come whole, too.
+    fn drop_halves(&mut self, index: u32) {
+        let Some(group) = self.chunks[index as usize].group else { return };
+        let (lineage, round) = (self.chunks[index as usize].lineage, self.chunks[index as usize].round());
+        for other in self.groups[group as usize].chunks.clone() {
+            let chunk = &self.chunks[other as usize];
+            if chunk.stage == Stage::Norms && (chunk.lineage, chunk.round()) != (lineage, round) {
+                self.leave_group(other);
+                let chunk = &mut self.chunks[other as usize];
+                chunk.lineage = Lineage::Own;
+                chunk.contributed.clear();
+            }
+        }
     }
 
     fn rules(&mut self, record: &RecordContext<'_>, block: &Block, out: &mut Commands) -> Judged {

@@ -2,6 +2,7 @@
 //! al., section 3.3), shared by all workers: the slot used last is granted next, because it is still in
 //! cache.
 
+use super::lane::LaneEngine;
 use proto_common::batch::SlotGrant;
 use proto_common::ids::Rank;
 
@@ -23,6 +24,20 @@ pub(super) fn misuse(newest: u8, generation: u8) -> Misuse {
 struct Slot {
     holder: Option<Rank>,
     generation: u8,
+}
+
+impl LaneEngine {
+    /// Credits not granted to anyone, and all there are.
+    #[must_use]
+    pub fn credits(&self) -> (usize, usize) {
+        (self.ledger.free(), self.ledger.total())
+    }
+
+    /// Credits that workers hold. With the free ones they are all there are.
+    #[must_use]
+    pub fn credits_lent(&self) -> usize {
+        self.ledger.held()
+    }
 }
 
 /// Who holds which slot.
@@ -85,7 +100,7 @@ impl Ledger {
         }
     }
 
-    #[cfg(test)]
+    /// Slots that somebody may write.
     pub(super) fn held(&self) -> usize {
         self.slots.iter().filter(|slot| slot.holder.is_some()).count()
     }

@@ -75,6 +75,12 @@ impl HeldSet {
         self.sorted.iter().filter(move |held| held.rank == rank)
     }
 
+    /// A rank's contributions are of operations before all that come from now on.
+    pub(super) fn forget_operations(&mut self, rank: Rank) {
+        let of_it = self.sorted.iter_mut().filter(|held| held.rank == rank);
+        of_it.for_each(|held| held.operation = Operation(0));
+    }
+
     /// Takes the first that has arrived and, of its rank, is the first of all and `is_next`.
     pub(super) fn take_in_turn(&mut self, is_next: impl Fn(&Held) -> bool) -> Option<Held> {
         let is_first =

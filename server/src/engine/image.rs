@@ -60,7 +60,7 @@ impl ChunkState {
         let (first, last) = self.versions;
         let before = self.previous.is_none_or(|(from, to)| from <= to && to < first);
         let bounded = self.made.len().max(self.marks.len()) <= WORKERS_MAX as usize;
-        let counted = self.version < u64::MAX / 2;
+        let counted = self.made.iter().all(|made| *made < u64::MAX / 2) && self.version < u64::MAX / 2;
         if first <= last && last == self.version && before && bounded && counted {
             Ok(())
         } else {

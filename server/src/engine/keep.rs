@@ -39,12 +39,15 @@ pub(super) struct Keep {
     pub(super) has_initial: bool,
     /// It had a whole copy once: from then on the scheduler may make it the server, so nothing ends without it.
     pub(super) kept: bool,
+    /// What it has may be of a round that was thrown away here: only a `State` makes it a copy again.
+    pub(super) whole_only: bool,
 }
 
 impl Keep {
     pub(super) fn new(to: Rank, id: u64, is_backup: bool) -> Self {
         let (at, asked, rules) = (At::Out, (0, false), (0, 0));
-        Self { to, id, is_backup, at, asked, rules, confirmed: 0, has_initial: false, kept: false }
+        let (has_initial, kept, whole_only) = (false, false, false);
+        Self { to, id, is_backup, at, asked, rules, confirmed: 0, has_initial, kept, whole_only }
     }
 
     /// Does a round wait for it?
@@ -71,9 +74,10 @@ impl Chunk {
         self.copies.iter_mut().flatten().find(|keep| keep.id == id)
     }
 
-    pub(super) fn is_confirmed(&self) -> bool {
+    /// Copies that a complete round waits for.
+    pub(super) fn unconfirmed_copies(&self) -> impl Iterator<Item = &Keep> {
         let round = self.round();
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.confirmed >= round)
+        self.copies.iter().flatten().filter(move |keep| keep.blocks() && keep.confirmed < round)
     }
 
     pub(super) fn has_initial_everywhere(&self) -> bool {

@@ -10,6 +10,7 @@ use super::norms::Group;
 use super::peer::{Peer, ResultSlots};
 use super::role::Role;
 use super::roster::Roster;
+use super::sabotage::BrokenRule;
 use super::saving::Savings;
 use super::streams::Copying;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Landing, OpKind, SlotGrant, Status};
@@ -134,6 +135,8 @@ pub struct LaneEngine {
     pub(super) copying: Copying,
     pub(super) roster: Roster,
     pub(super) stats: LaneStats,
+    #[cfg(feature = "sabotage")]
+    pub(super) broken: Option<BrokenRule>,
 }
 
 impl LaneEngine {
@@ -157,6 +160,8 @@ impl LaneEngine {
             copying: Copying::default(),
             roster: Roster::new(config.workers, config.worker_loss),
             stats: LaneStats::default(),
+            #[cfg(feature = "sabotage")]
+            broken: None,
             config,
         }
     }
@@ -165,12 +170,6 @@ impl LaneEngine {
     #[must_use]
     pub fn stats(&self) -> LaneStats {
         self.stats
-    }
-
-    /// Credits not granted to anyone, and all there are.
-    #[must_use]
-    pub fn credits(&self) -> (usize, usize) {
-        (self.ledger.free(), self.ledger.total())
     }
 
     /// Spill blocks in use, and all there are. Key buffers are counted apart.
@@ -325,6 +324,7 @@ impl LaneEngine {
     /// Is the batch the sender's to send? `Err(None)`: an old one, ignored.
     fn admit(&mut self, batch: &BatchContext<'_>) -> Result<(), Option<String>> {
         let (peer, header) = (batch.peer, batch.header);
+        let keeps = self.breaks(BrokenRule::CreditReturn);
         let Some(Some(state)) = self.peers.get_mut(peer.0 as usize) else { return Err(None) };
         let wrong = |what: &str| Err(Some(format!("its batch carries the wrong {what}")));
         if header.kind != BatchKind::Request {
@@ -342,7 +342,7 @@ impl LaneEngine {
             return wrong("lane");
         }
         // Its epoch is not judged: a worker may hear of a new scheduler later than we do, and its life is in the roster.
-        match self.ledger.redeem(peer, batch.slot) {
+        match if keeps { self.ledger.check(peer, batch.slot) } else { self.ledger.redeem(peer, batch.slot) } {
             Ok(()) => {}
             Err(Misuse::Stale) => return Err(None),
             Err(Misuse::NotGranted) => return wrong("slot: it was never granted"),
@@ -371,7 +371,8 @@ impl LaneEngine {
             self.misrouted(peer, block, out);
             return true;
         };
-        if block.op.contributes() && batch.header.epoch < self.chunks[index as usize].alone_since {
+        let is_behind = batch.header.epoch < self.chunks[index as usize].alone_since;
+        if block.op.contributes() && is_behind && !self.breaks(BrokenRule::EpochCheck) {
             self.misrouted(peer, block, out);
             return true;
         }

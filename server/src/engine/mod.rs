@@ -26,6 +26,7 @@ mod ranks;
 mod role;
 mod roles;
 mod roster;
+mod sabotage;
 mod saving;
 mod streams;
 mod waiting;
@@ -39,6 +40,7 @@ pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};
 pub use lines::CallAnswer;
 pub use role::Role;
 pub use roles::RoleChanges;
+pub use sabotage::BrokenRule;
 pub use saving::SavingNews;
 pub use waiting::{CallWaits, Waiting};
 

@@ -9,7 +9,7 @@ use super::lane::LaneEngine;
 use super::role::Role;
 use proto_common::batch::{Block, Status};
 use proto_common::ids::{Operation, Rank};
-use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::limits::{OPERATIONS_PER_WORKER_MAX, RANKS_LISTED_MAX};
 use proto_common::mode::Mode;
 
 /// See the module. A worker's contributions are told apart by its count of them, which is what their blocks name as round.
@@ -187,8 +187,12 @@ impl Chunk {
         if round == 0 {
             return Err(Status::Refused);
         }
-        if self.holds(rank, round) || self.made_by(rank).is_some_and(|made| round <= made) {
+        let is_applied = self.applying().is_some_and(|held| held.rank == rank && round <= held.round);
+        if is_applied || self.holds(rank, round) || self.made_by(rank).is_some_and(|made| round <= made) {
             return Ok(Turn::Repeated);
+        }
+        if self.is_beyond(rank, round) {
+            return Err(Status::Refused);
         }
         let mut before = 0;
         let mut ahead = 0;
@@ -252,12 +256,29 @@ impl Chunk {
         }
     }
 
+    /// Is this count of a worker's contributions one that it cannot have come to?
+    fn is_beyond(&self, rank: Rank, round: u64) -> bool {
+        let under_way = OPERATIONS_PER_WORKER_MAX as u64;
+        self.made_by(rank).is_some_and(|made| round > made.saturating_add(under_way))
+    }
+
+    /// A worker's life is over: what it contributed, and is not in force yet, is before all that another one does.
+    pub(super) fn forget_operations(&mut self, rank: Rank) {
+        if let Some(held) = self.tally.as_mut().and_then(|tally| tally.applying.as_mut())
+            && held.rank == rank
+        {
+            held.operation = Operation(0);
+        }
+        self.held.forget_operations(rank);
+    }
+
     /// A contribution was refused for good: nobody waits for it any more. Not where earlier ones are to come still: then its
     /// worker's next one counts.
     pub(super) fn count_refused(&mut self, rank: Rank, block: &Block) {
         if block.op.contributes()
             && self.is_loose()
             && !self.has_under_way(rank, block.operation)
+            && !self.is_beyond(rank, block.round)
             && let Some(tally) = &mut self.tally
         {
             tally.made.advance(rank, block.round);

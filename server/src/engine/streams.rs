@@ -8,12 +8,16 @@ use super::copies::CopyOf;
 use super::credits::{Misuse, misuse};
 use super::keep::{At, Keep};
 use super::lane::LaneEngine;
+use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
 use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
+use whole::can_begin;
+
+mod whole;
 
 /// A record to be written, or written.
 #[derive(Clone, Copy, Debug)]
@@ -177,6 +181,12 @@ impl LaneEngine {
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
     }
 
+    /// Slots for records that were written and not given back.
+    #[must_use]
+    pub fn records_unreturned(&self) -> usize {
+        self.copying.streams.iter().map(|stream| stream.used.len()).sum()
+    }
+
     /// Asks a server which version of a chunk it has, if it is to have a copy.
     pub(super) fn check(&mut self, index: u32, to: Rank) {
         let Self { chunks, copying, .. } = self;
@@ -277,12 +287,13 @@ impl LaneEngine {
         judgement: Judgement,
         out: &mut Commands,
     ) -> Result<(), &'static str> {
-        let Self { chunks, copying, .. } = self;
+        let Self { chunks, groups, copying, .. } = self;
         let Some(stream) = copying.stream(to) else { return Ok(()) };
         let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
         let Some(item) = written.and_then(|(_, item)| item.take()) else {
             return Err("it judged a record that we did not send");
         };
+        let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
         let (version, is_complete, initialised) = (chunk.version, chunk.is_complete(), chunk.initialised);
         let pending = (chunk.stage == Stage::Copies)
@@ -299,6 +310,7 @@ impl LaneEngine {
             (OpKind::CopyState, Judgement::Confirmed) if keep.at == At::Sent => {
                 (keep.at, keep.kept, keep.has_initial) = (At::In, true, keep.asked.1 == initialised);
                 keep.confirmed = keep.confirmed.max(item.round);
+                keep.whole_only = false;
                 keep.rules.1 = keep.rules.1.max(keep.rules.0);
                 None
             }
@@ -307,17 +319,27 @@ impl LaneEngine {
                 None
             }
             (OpKind::CopyState, Judgement::Confirmed) => None,
-            (OpKind::CopyCheck, Judgement::Confirmed) if version == item.round => Some(version),
-            // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
-            (OpKind::CopyCheck, Judgement::Ahead) if version == item.round && is_complete => {
-                Some(version + 1)
-            }
-            (OpKind::CopyCheck, Judgement::Ahead) if version == item.round + 1 => Some(version),
             (_, Judgement::Later) => {
                 keep.at = At::Later;
                 let keep = *keep;
                 copying.forget(&keep);
                 None
+            }
+            (OpKind::CopyCheck, Judgement::Confirmed)
+                if version == item.round && can_begin && !keep.whole_only =>
+            {
+                Some(version)
+            }
+            // The update that was not confirmed has come: it is the one that is complete here, or was meanwhile.
+            (OpKind::CopyCheck, Judgement::Ahead)
+                if version == item.round && is_complete && !keep.whole_only =>
+            {
+                Some(version + 1)
+            }
+            (OpKind::CopyCheck, Judgement::Ahead)
+                if version == item.round + 1 && can_begin && !keep.whole_only =>
+            {
+                Some(version)
             }
             _ => {
                 let lost = *keep;
@@ -353,7 +375,10 @@ impl LaneEngine {
     pub(super) fn go_on(&mut self, index: u32, out: &mut Commands) {
         let chunk = &mut self.chunks[index as usize];
         chunk.init_pending &= !chunk.has_initial_everywhere();
-        if chunk.stage == Stage::Copies && chunk.is_confirmed() {
+        let is_complete = chunk.stage == Stage::Copies;
+        let is_sent = || self.copying.streams.iter().all(|stream| stream.queue.is_empty());
+        let skips = is_complete && self.breaks(BrokenRule::AckAfterReplicate) && is_sent();
+        if self.is_confirmed(index) || skips {
             self.end_round(index, None, out);
         }
         self.settle(index, out);
@@ -363,57 +388,14 @@ impl LaneEngine {
     pub(super) fn pump(&mut self, out: &mut Commands) {
         for at in 0..self.copying.streams.len() {
             while self.write_next(at, out) {}
+            if self.breaks(BrokenRule::AckAfterReplicate) {
+                (0..self.chunks.len() as u32).for_each(|index| self.go_on(index, out));
+            }
             if self.copying.streams[at].queue.is_empty() {
                 self.begin_state(at, out);
                 self.tell_seeded(at, out);
             }
         }
-    }
-
-    /// The next chunk that a copy needs whole: its image is taken now, and goes out behind what is queued.
-    fn begin_state(&mut self, at: usize, out: &mut Commands) {
-        let Self { chunks, copying, stats, .. } = self;
-        let stream = &mut copying.streams[at];
-        if stream.image.is_some() {
-            return;
-        }
-        let to = stream.to;
-        for _ in 0..stream.wanted.len() {
-            let Some(index) = stream.wanted.pop_front() else { return };
-            let Some(chunk) = chunks.get_mut(index as usize) else { continue };
-            let is_whole = chunk.is_whole();
-            let (version, initialised, live) = (chunk.version, chunk.initialised, chunk.buffer);
-            let rules = chunk.rules;
-            let state = chunk.state(true);
-            let pending = (chunk.stage == Stage::Copies)
-                .then(|| (chunk.round(), chunk.spec.sum_bytes(chunk.round_bytes())));
-            let mut keeps = chunk.copies.iter_mut().flatten();
-            let Some(keep) = keeps.find(|keep| keep.to == to && keep.at == At::Wanted) else { continue };
-            if !is_whole {
-                stream.wanted.push_back(index);
-                continue;
-            }
-            (keep.at, keep.asked, keep.rules.0) = (At::Sent, (version, initialised), rules);
-            let (op, keep) = (OpKind::CopyState, *keep);
-            stream.image = Some((keep.id, None));
-            stream.queue.push_back(Item { chunk: index, keep: keep.id, op, round: version, at: 0, total: 0 });
-            stats.states += 1;
-            out.push(Command::Capture { to, chunk: index, state: Box::new(state), live });
-            if let Some(update) = pending {
-                push_update(copying, index, &keep, update);
-            }
-            return self.keep_together(index, to);
-        }
-    }
-
-    /// Chunks of a tensor with norms end their rounds together, also where they are copied: once one of them is in a stream,
-    /// rounds of all wait for it.
-    fn keep_together(&mut self, index: u32, to: Rank) {
-        let Some(group) = self.chunks[index as usize].group else { return };
-        let range = self.groups[group as usize].chunks.clone();
-        let chunks = &mut self.chunks[range.start as usize..range.end as usize];
-        let keeps = chunks.iter_mut().flat_map(|chunk| chunk.copies.iter_mut().flatten());
-        keeps.filter(|keep| keep.to == to).for_each(|keep| keep.kept = true);
     }
 
     /// The image that was asked for has so many bytes.

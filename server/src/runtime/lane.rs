@@ -7,7 +7,7 @@ use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
 use super::saving::Saves;
-use crate::engine::{BatchContext, ChunkSpec, Commands, EngineConfig, LaneEngine};
+use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
 use fabric::{
@@ -167,6 +167,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         &self.engine
     }
 
+    /// Breaks a rule from now on.
+    #[cfg(feature = "sabotage")]
+    pub fn sabotage(&mut self, rule: BrokenRule) {
+        self.engine.sabotage(rule);
+    }
+
     /// Bytes of parameters held.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
@@ -279,7 +285,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// Closes a worker's channel, fences it, and forgets what was to be said to it.
     pub fn detach(&mut self, rank: Rank) {
         let Some(link) = self.links.get_mut(rank.0 as usize).and_then(Option::take) else { return };
-        self.queue.close(link.channel);
+        if !self.engine.breaks(BrokenRule::Fencing) {
+            self.queue.close(link.channel);
+        }
         self.ranks.remove(&link.channel);
         // Contributions that were taken are still to be read.
         self.gone.push((rank, link.mapped));

@@ -8,6 +8,8 @@ const STRANGERS: [(&str, &str); 4] =
     [("scheduler", "server"), ("scheduler", "worker"), ("server", "worker"), ("proto-common", "fabric")];
 /// What every pure module says at its top.
 const PURE: &str = "#![deny(clippy::disallowed_methods, clippy::disallowed_types)]";
+/// The only manifests that name the feature that breaks the server's rules.
+const KNOWS_SABOTAGE: [&str; 2] = ["server/Cargo.toml", "tests/Cargo.toml"];
 /// Crates that may be depended on by no shipped crate: they see everything.
 const SEE_ALL: [&str; 2] = ["tests", "benches"];
 
@@ -21,6 +23,30 @@ pub fn strangers(repo: &Repo) -> Vec<Finding> {
     }
     for member in repo.members() {
         findings.extend(SEE_ALL.iter().filter_map(|tool| knows(repo, member, tool)));
+    }
+    findings
+}
+
+/// Rules of the server can be broken in tests that ask for it (the feature `sabotage`), and in nothing that is shipped: no other
+/// manifest, script or image names the feature, and it is nobody's default.
+#[must_use]
+pub fn broken_rules(repo: &Repo) -> Vec<Finding> {
+    let builds = |path: &str| {
+        let is_manifest = path.ends_with("Cargo.toml") && !KNOWS_SABOTAGE.contains(&path);
+        is_manifest || path.starts_with("deploy/") || path.starts_with(".ci/")
+    };
+    let fix = "leave the feature `sabotage` to gradwire-tests, which asks for it where it is wanted";
+    let finding = |path: &str, what: &str| Finding { path: path.into(), line: 1, what: what.into(), fix };
+    let named = repo.texts.iter().filter(|(path, text)| builds(path) && text.contains("sabotage"));
+    let mut findings: Vec<Finding> =
+        named.map(|(path, _)| finding(path, "names a feature that breaks rules")).collect();
+    for path in KNOWS_SABOTAGE {
+        let Some(manifest) = repo.manifests.get(path) else { continue };
+        let default = manifest.get("features").and_then(|features| features.get("default"));
+        let asks = ["dependencies", "dev-dependencies"].iter().filter_map(|kind| manifest.get(*kind));
+        if default.into_iter().chain(asks).any(|table| table.to_string().contains("sabotage")) {
+            findings.push(finding(path, "breaks rules without being asked to"));
+        }
     }
     findings
 }
@@ -168,6 +194,19 @@ mod tests {
     fn packages_without_the_lint_table_are_found() {
         let found = paths(lint_table(&house("[lints]\nworkspace = true\n", "")));
         assert_eq!(found, ["proto-common/Cargo.toml", "tests/Cargo.toml"]);
+    }
+
+    #[test]
+    fn rules_are_broken_by_who_asks_only() {
+        let found = |path: &str, text: &str| broken_rules(&fake(&[("Cargo.toml", ROOT), (path, text)])).len();
+        let asks = "[features]\ndefault = [\"rigs\"]\nsabotage = [\"gradwire-server/sabotage\"]\n";
+        assert_eq!(found("tests/Cargo.toml", asks), 0);
+        assert_eq!(found("tests/Cargo.toml", "[features]\ndefault = [\"sabotage\"]\n"), 1);
+        let dependency =
+            "[dependencies]\ngradwire-server = { path = \"../server\", features = [\"sabotage\"] }\n";
+        assert_eq!(found("tests/Cargo.toml", dependency), 1);
+        assert_eq!(found("worker/Cargo.toml", dependency), 1);
+        assert_eq!(found("deploy/build.sh", "cargo build --features sabotage\n"), 1);
     }
 
     #[test]

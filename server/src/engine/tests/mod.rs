@@ -1,6 +1,7 @@
 //! The engine's decisions, as lists of commands. The rig plays the workers: it knows their credits and the
 //! slots of their inboxes, and nothing of the engine's inside.
 
+mod beside;
 mod calls;
 mod coded;
 mod comings;

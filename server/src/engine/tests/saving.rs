@@ -143,3 +143,39 @@ fn rounds_that_nobody_is_left_for_are_told_and_wait_for_copies_as_others_do() {
     assert_eq!((is_last, commands, rig.version()), (true, vec![], 4));
     assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(4)));
 }
+
+#[test]
+fn one_that_cannot_be_copied_holds_no_other_up() {
+    let mut rig = rig();
+    let mut out = Commands::default();
+    assert!(rig.engine.begin_save(0, true, &mut out));
+    assert_eq!(due(&mut rig), Some((0, 0)));
+    // Its initial value is being read.
+    let data = BlockData::ByReference { region: REGION, offset: 8 };
+    rig.send_wanting(0, 4, &[of(1, Block { data, ..init(1, BYTES) })]);
+    let commands = rig.send_wanting(0, 4, &[of(2, push(1, 1))]);
+    assert_eq!(finished(&commands), []);
+    assert_eq!(due(&mut rig), Some((1, 0)));
+    let (is_last, commands) = saved(&mut rig, 1);
+    assert_eq!((is_last, finished(&commands)), (false, vec![(1, 1)]));
+    assert_eq!(due(&mut rig), None);
+    rig.fetched(0, 0);
+    assert_eq!(due(&mut rig), Some((0, 0)));
+}
+
+#[test]
+fn one_of_the_same_round_is_another_one_and_none_far_ahead_stops_those_before() {
+    let mut rig = rig();
+    rig.engine.save_every(1);
+    let mut out = Commands::default();
+    assert!(rig.engine.begin_save(0, true, &mut out));
+    let first = rig.engine.save_number();
+    assert!(!saved(&mut rig, 0).0 && saved(&mut rig, 1).0);
+    assert!(rig.engine.begin_save(0, true, &mut out));
+    assert_ne!(rig.engine.save_number(), first);
+    rig.engine.drop_save(0, &mut out);
+    assert!(rig.engine.begin_save(100, false, &mut out));
+    rig.engine.drop_save(100, &mut out);
+    rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(1)));
+}

@@ -17,6 +17,10 @@ pub(super) struct Brain {
     /// Which life it is, from 1.
     pub(super) life: u64,
     pub(super) tick_us: u64,
+    /// When it last told members of a decision.
+    pub(super) decided_us: u64,
+    /// Which life that was.
+    pub(super) decided_life: u64,
     /// When the next life begins.
     pub(super) start_us: Option<u64>,
     pub(super) outcome: Option<Outcome>,
@@ -87,8 +91,10 @@ impl Lab {
         let now_us = self.now_us();
         let now_ms = now_us / 1_000;
         let Some(engine) = &mut self.brain.engine else { return };
+        // What comes meanwhile does not put off a tick that was asked for.
+        let asked_us = if matches!(input, Input::Tick) { u64::MAX } else { self.brain.tick_us };
         let commands = engine.handle(now_ms, input);
-        self.brain.tick_us = engine.next_tick_ms(now_ms).max(now_ms + 1) * 1_000;
+        self.brain.tick_us = asked_us.min(engine.next_tick_ms(now_ms).max(now_ms + 1) * 1_000);
         for command in commands {
             match command {
                 Command::Send { to, message } => {
@@ -96,6 +102,9 @@ impl Lab {
                         let text = format!("{message:?}");
                         let end = text.char_indices().nth(400).map_or(text.len(), |(at, _)| at);
                         self.note(&format!("to {to:?}: {}", &text[..end]));
+                    }
+                    if matches!(*message, FromScheduler::Remap { .. } | FromScheduler::Roster { .. }) {
+                        (self.brain.decided_us, self.brain.decided_life) = (now_us, self.brain.life);
                     }
                     for connection in to {
                         let at_us = now_us + self.rng.within(0, self.shape.control_us);

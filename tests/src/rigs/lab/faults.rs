@@ -1,11 +1,15 @@
 //! What goes wrong: drawn from the seed before, carried out when its time has come and the cluster can bear it.
 
 use super::Lab;
+use super::seat::Seat;
 use fabric::sim::{NodeId, Rng};
 use proto_common::ids::Role;
 
 /// After a death no other server is in trouble for so long.
 const QUIET_US: u64 = 100_000;
+
+/// A fault that the cluster cannot bear is put off for so long.
+const PUT_OFF_US: u64 = 10_000_000;
 
 /// One thing that goes wrong, or happens. Members are drawn when it happens, of those that are there then.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +18,7 @@ pub(super) enum Fault {
     Partition { us: u64 },
     Silence { us: u64, both: bool },
     Pause { us: u64 },
+    Slow { us: u64 },
     CrashServer { back_us: u64 },
     Depose,
     CrashScheduler { down_us: u64 },
@@ -43,6 +48,7 @@ impl Lab {
         add(plan.partitions, &mut rng, &mut |rng| Fault::Partition { us: rng.within(1_000, 2_000_000) });
         add(plan.silences, &mut rng, &mut |rng| Fault::Silence { us: short(rng), both: rng.below(2) == 0 });
         add(plan.pauses, &mut rng, &mut |rng| Fault::Pause { us: short(rng) });
+        add(plan.slow, &mut rng, &mut |rng| Fault::Slow { us: rng.within(10_000, 500_000) });
         add(plan.server_crashes, &mut rng, &mut |rng| Fault::CrashServer {
             back_us: rng.within(10_000, 2_000_000),
         });
@@ -57,6 +63,7 @@ impl Lab {
         });
         all.sort_by_key(|(at_us, _)| *at_us);
         self.faults = all.into();
+        self.fault_end_us = now_us + plan.horizon_us + PUT_OFF_US;
     }
 
     pub(super) fn act(&mut self) {
@@ -128,14 +135,15 @@ impl Lab {
                     self.seats[at].paused_until_us = now_us + us;
                 }
             }
-            Fault::CrashScheduler { down_us } => self.crash_brain(down_us),
-            Fault::CrashServer { back_us } => self.crash_server(back_us),
-            Fault::CrashWorker { back_us } => {
-                if let Some(at) = self.pick(Some(Role::Worker)).filter(|at| !self.seats[*at].is_done) {
-                    self.end_process(at, "killed");
-                    self.seats[at].start_us = Some(now_us + back_us);
+            Fault::Slow { us } => {
+                if let Some(at) = self.pick(None) {
+                    self.note(&format!("seat {at} is slow"));
+                    self.seats[at].slow_until_us = now_us + us;
                 }
             }
+            Fault::CrashScheduler { down_us } => self.crash_scheduler(down_us),
+            Fault::CrashServer { back_us } => self.crash_server(back_us),
+            Fault::CrashWorker { back_us } => self.crash_worker(back_us),
             Fault::Depose => self.depose(),
             Fault::Join => {
                 let free = |at: &usize| {
@@ -169,13 +177,11 @@ impl Lab {
         let may =
             self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
         if may.is_empty() {
-            if !self.is_trained() {
-                self.faults.push_front((now_us + 5_000, Fault::CrashServer { back_us }));
-            }
-            return;
+            return self.put_off(Fault::CrashServer { back_us });
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.end_process(at, "killed");
+        self.trouble_us = Some(now_us);
         // Members hear of it later than the scheduler decides it: until then their maps show copies that are gone.
         self.cut_off_us = self.cut_off_us.max(now_us + QUIET_US + 2 * self.shape.control_us);
         self.seats[at].start_us = Some(now_us + back_us);
@@ -188,22 +194,59 @@ impl Lab {
         let may =
             self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
         if may.is_empty() {
-            if !self.is_trained() {
-                self.faults.push_front((now_us + 5_000, Fault::Depose));
-            }
-            return;
+            return self.put_off(Fault::Depose);
         }
         let at = may[self.rng.below(may.len() as u64) as usize];
         self.note(&format!("seat {at} is cut off from the scheduler"));
         let until_us = now_us + 3 * silence_us;
+        self.trouble_us = Some(now_us);
         self.wires.silence(at, until_us, until_us);
-        self.cut_off_us = self.cut_off_us.max(until_us);
+        self.cut_off_us = self.cut_off_us.max(until_us + QUIET_US);
+    }
+
+    /// Tries a fault again a little later, but not for ever.
+    fn put_off(&mut self, fault: Fault) {
+        if self.now_us() < self.fault_end_us {
+            self.faults.push_back((self.now_us() + 5_000, fault));
+            self.faults.make_contiguous().sort_by_key(|(at_us, _)| *at_us);
+        }
+    }
+
+    /// Kills a worker, but for the last one while a scheduler that takes over has only it to learn from.
+    fn crash_worker(&mut self, back_us: u64) {
+        let knows = |seat: &Seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some());
+        let others = self.seats.iter().filter(|seat| knows(seat)).count();
+        let is_led = self.brain.engine.is_some() && self.brain.decided_life == self.brain.life;
+        let living = self.living(Some(Role::Worker));
+        let may: Vec<usize> = living.into_iter().filter(|at| !self.seats[*at].is_done).collect();
+        if may.is_empty() || !(others > 1 || is_led) {
+            return self.put_off(Fault::CrashWorker { back_us });
+        }
+        let at = may[self.rng.below(may.len() as u64) as usize];
+        self.end_process(at, "killed");
+        self.seats[at].start_us = Some(self.now_us() + back_us);
+    }
+
+    /// Kills the scheduler, where there is a worker that the next one can learn from.
+    fn crash_scheduler(&mut self, down_us: u64) {
+        if self
+            .seats
+            .iter()
+            .any(|seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some()))
+        {
+            self.crash_brain(down_us);
+        } else {
+            self.put_off(Fault::CrashScheduler { down_us });
+        }
     }
 
     /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
     fn can_go(&self, at: usize) -> bool {
         let Some(server) = self.seats[at].server_ref() else { return false };
-        if self.brain.engine.is_none() || self.cut_off_us > self.now_us() {
+        let told_us = self.brain.decided_us + 2 * self.shape.control_us;
+        // One death is decided about before the next.
+        let is_settled = self.trouble_us.is_none_or(|trouble_us| self.brain.decided_us > trouble_us);
+        if self.brain.engine.is_none() || !is_settled || self.cut_off_us.max(told_us) > self.now_us() {
             return false;
         }
         let newest =

@@ -12,6 +12,7 @@ mod brain;
 mod control;
 mod data;
 mod faults;
+mod landings;
 mod seat;
 mod server;
 mod shape;
@@ -30,9 +31,11 @@ use fabric::sim::{NodeId, QueueId, Rng, SimNet};
 use faults::Fault;
 use gradwire_scheduler::engine::Outcome;
 use proto_common::ids::Role;
+use proto_common::mode::Mode;
 use proto_common::tensor::TensorSpec;
 use seat::Seat;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use trainer::Trainer;
 use watch::Watch;
 use wire::Wires;
 
@@ -57,9 +60,13 @@ pub struct Lab {
     worker_dials: Vec<WorkerDial>,
     stream_dials: Vec<StreamDial>,
     faults: VecDeque<(u64, Fault)>,
+    /// None is put off beyond.
+    fault_end_us: u64,
     heals: BTreeMap<(u64, u64), (NodeId, NodeId)>,
     heal_count: u64,
     partitions: BTreeSet<(NodeId, NodeId)>,
+    /// When a server died last, or was cut off.
+    trouble_us: Option<u64>,
     /// A server is cut off from the scheduler until then.
     cut_off_us: u64,
     watch: Watch,
@@ -70,6 +77,10 @@ pub struct Lab {
     /// The last step took no time.
     stalled: bool,
     may_fail: bool,
+    /// All workers have made all rounds: what is pulled now has all of them.
+    gate: bool,
+    /// All was looked at: workers may go.
+    may_go: bool,
 }
 
 impl Lab {
@@ -78,7 +89,10 @@ impl Lab {
     pub fn new(seed: u64, shape: LabShape) -> Self {
         let net = SimNet::new(seed, shape.faults.clone());
         let mut rng = Rng::new(seed ^ 0x1AB_0FF1CE);
-        let tensors = tensors();
+        let mut tensors = tensors();
+        if shape.mode != Mode::Sync {
+            tensors = tensors.into_iter().map(|spec| landings::counting(spec, shape.mode)).collect();
+        }
         let mut oracle = Oracle::new(seed, shape.workers, &tensors);
         (0..tensors.len()).for_each(|tensor| oracle.initialise(tensor));
         let mut seat = |role| Seat {
@@ -89,6 +103,7 @@ impl Lab {
             lives: 0,
             start_us: None,
             paused_until_us: 0,
+            slow_until_us: 0,
             is_done: false,
         };
         let mut seats: Vec<Seat> = (0..shape.places).map(|_| seat(Role::Server)).collect();
@@ -109,9 +124,11 @@ impl Lab {
             worker_dials: Vec::new(),
             stream_dials: Vec::new(),
             faults: VecDeque::new(),
+            fault_end_us: 0,
             heals: BTreeMap::new(),
             heal_count: 0,
             partitions: BTreeSet::new(),
+            trouble_us: None,
             cut_off_us: 0,
             watch: Watch::default(),
             tick_us: 0,
@@ -120,6 +137,8 @@ impl Lab {
             steps: 0,
             stalled: false,
             may_fail: false,
+            gate: false,
+            may_go: false,
             shape,
         }
     }
@@ -158,7 +177,13 @@ impl Lab {
     }
 
     fn is_trained(&self) -> bool {
-        self.seats.iter().all(|seat| seat.role != Role::Worker || seat.is_done)
+        self.all_workers(Trainer::is_over)
+    }
+
+    /// Are all workers there, and is it so of their programs?
+    fn all_workers(&self, is_so: impl Fn(&Trainer) -> bool) -> bool {
+        let mut workers = self.seats.iter().filter(|seat| seat.role == Role::Worker);
+        workers.all(|seat| seat.is_done || seat.worker_ref().is_some_and(|worker| is_so(&worker.trainer)))
     }
 
     /// What an ended process had: its late writes would show in it.

@@ -23,6 +23,8 @@ pub(super) struct Seat {
     pub(super) start_us: Option<u64>,
     /// It does nothing before.
     pub(super) paused_until_us: u64,
+    /// It takes its time with everything before.
+    pub(super) slow_until_us: u64,
     /// Its program is through.
     pub(super) is_done: bool,
 }

@@ -60,10 +60,16 @@ impl Lab {
         };
         let lane = LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES };
         let member = MemberConfig { rank: welcome.rank, incarnation: process.life, shape: welcome.shape };
+        #[cfg_attr(not(feature = "sabotage"), allow(unused_mut, reason = "no rule can be broken"))]
+        let mut lane = DataLane::new(queue, lane).expect("a lane");
+        #[cfg(feature = "sabotage")]
+        if let Some(rule) = self.shape.broken {
+            lane.sabotage(rule);
+        }
         process.body = Body::Server(Box::new(Server {
             rank: welcome.rank,
             queue: queue_id,
-            lane: DataLane::new(queue, lane).expect("a lane"),
+            lane,
             member: Member::new(member),
             versions: BTreeMap::new(),
         }));

@@ -27,6 +27,10 @@ pub struct LabShape {
     pub result_slots: u32,
     /// Spill blocks of each server.
     pub spill_blocks: u32,
+    /// How contributions become versions, of all tensors.
+    pub mode: Mode,
+    /// How contributions travel: each operation draws one of these places in `sim::PLACEMENTS`.
+    pub placements: Vec<usize>,
     /// The network of the data paths.
     pub faults: SimFaults,
     /// The longest way of a control message, in microseconds.
@@ -37,6 +41,9 @@ pub struct LabShape {
     pub skew_ppm: u64,
     /// What happens how often.
     pub plan: Plan,
+    /// A rule that servers break.
+    #[cfg(feature = "sabotage")]
+    pub broken: Option<gradwire_server::engine::BrokenRule>,
 }
 
 /// How many faults of each kind happen while training goes on.
@@ -52,6 +59,8 @@ pub struct Plan {
     pub silences: u32,
     /// Members that do nothing for a while.
     pub pauses: u32,
+    /// Members that take their time for a while.
+    pub slow: u32,
     /// Servers that die.
     pub server_crashes: u32,
     /// Members that are cut off from the scheduler until it declares them dead, and live.
@@ -66,7 +75,62 @@ pub struct Plan {
     pub worker_crashes: u32,
 }
 
+impl Plan {
+    /// Nothing goes wrong.
+    pub const NOTHING: Self = Self {
+        // While training goes on, mostly.
+        horizon_us: 300_000,
+        breaks: 0,
+        partitions: 0,
+        silences: 0,
+        pauses: 0,
+        slow: 0,
+        server_crashes: 0,
+        deposed: 0,
+        scheduler_crashes: 0,
+        joins: 0,
+        drains: 0,
+        worker_crashes: 0,
+    };
+
+    /// All of it, of each seed something else.
+    #[must_use]
+    pub fn everything(seed: u64) -> Self {
+        let some =
+            |shift: u32, most: u64| ((seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) % (most + 1)) as u32;
+        Self {
+            breaks: some(5, 3),
+            partitions: some(9, 2),
+            silences: some(13, 2),
+            pauses: some(17, 2),
+            server_crashes: some(21, 2),
+            deposed: some(25, 1),
+            scheduler_crashes: some(29, 1),
+            joins: some(33, 1),
+            drains: some(37, 1),
+            worker_crashes: some(41, 2),
+            slow: some(45, 2),
+            ..Self::NOTHING
+        }
+    }
+}
+
 impl LabShape {
+    /// Of a seed, with copies, or a spare place, as a plan needs them.
+    #[must_use]
+    pub fn with(seed: u64, plan: Plan) -> Self {
+        let drawn = Self::drawn(seed).varied(seed);
+        let copies = plan.server_crashes + plan.deposed + plan.joins + plan.drains > 0;
+        let places = drawn.servers + u32::from(plan.joins > 0);
+        Self { replicas: u32::from(copies), places, plan, ..drawn }
+    }
+
+    /// Of a seed, with all that can go wrong.
+    #[must_use]
+    pub fn everything(seed: u64) -> Self {
+        Self::with(seed, Plan::everything(seed))
+    }
+
     /// A cluster drawn from a seed, whose plan is empty.
     #[must_use]
     pub fn drawn(seed: u64) -> Self {
@@ -81,12 +145,35 @@ impl LabShape {
             inbox_slots: rng.within(2, 10) as u32,
             result_slots: rng.within(1, 4) as u32,
             spill_blocks: rng.within(1, 12) as u32,
+            mode: Mode::Sync,
+            placements: vec![0],
             faults: SimFaults::rough(),
             control_us: [200, 2_000, 20_000][rng.below(3) as usize],
             bootstrap_us: 300,
             skew_ppm: 50_000,
             plan: Plan::default(),
+            #[cfg(feature = "sabotage")]
+            broken: None,
         }
+    }
+
+    /// The same with its mode, its placements and how often the network repeats itself drawn too.
+    #[must_use]
+    pub fn varied(self, seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x1AB0_3A2D);
+        let mode = match rng.below(4) {
+            0 | 1 => Mode::Sync,
+            2 => Mode::Bounded(rng.below(4) as u32),
+            _ => Mode::Async,
+        };
+        let placements = match rng.below(8) {
+            one @ 1..4 => vec![one as usize],
+            4 | 5 => vec![0, 1, 2, 3],
+            _ => vec![0],
+        };
+        let repeats = [0, 0, 500, 2_000][rng.below(4) as usize];
+        let faults = SimFaults { duplicate_notice_per_10k: repeats, ..self.faults };
+        Self { mode, placements, faults, ..self }
     }
 
     pub(super) fn cluster(&self) -> ClusterShape {
@@ -96,7 +183,7 @@ impl LabShape {
             chunk_bytes: CHUNK_BYTES,
             lanes: 1,
             deterministic: true,
-            mode: Mode::Sync,
+            mode: self.mode,
             backup_workers: 0,
             heartbeat_ms: 50,
             silence_ms: 500,

@@ -2,13 +2,17 @@
 
 use super::Lab;
 use super::seat::{Body, Link};
+use super::trainer::Trainer;
 use fabric::sim::QueueId;
+use gradwire_scheduler::engine::Outcome;
 use gradwire_server::runtime::LaneNews;
 
 /// Everybody is stepped this often, whether or not something came.
 const TICK_US: u64 = 10_000;
 /// A lane that was left out is stepped within this time.
 const LATE_US: u64 = 300;
+/// The same of a member that is slow.
+const SLOW_US: u64 = 4_000;
 /// Virtual time that training may take once nothing goes wrong any more.
 const CALM_US: u64 = 60_000_000;
 /// Steps of a run at most.
@@ -25,9 +29,17 @@ impl Lab {
         });
         self.draw_faults();
         self.run_until("the end of training", |lab| lab.is_trained() || lab.brain.outcome.is_some());
+        // Those who wait for nobody hold nothing: every slot is free again.
+        self.run_until("the last credit", |lab| lab.is_quiet() || lab.brain.outcome.is_some());
+        self.may_go = true;
         self.run_until("the end of the job", |lab| {
             lab.brain.outcome.is_some() && lab.seats.iter().all(|seat| seat.process.is_none())
         });
+        let outcome = self.brain.outcome.as_ref();
+        assert!(
+            self.may_fail || matches!(outcome, Some(Outcome::Done { .. })),
+            "the job ended so: {outcome:?}"
+        );
     }
 
     fn run_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -101,6 +113,7 @@ impl Lab {
         assert!(self.steps < STEPS_MAX, "time does not go on");
         self.net.advance_to(next_us);
         self.again_us = None;
+        self.gate = self.gate || self.all_workers(Trainer::is_through);
         self.act();
         self.step_brain();
         self.step_links();
@@ -127,8 +140,11 @@ impl Lab {
                 continue;
             }
             let ready = self.is_ready(at, now_us);
-            if !everybody && ready && self.rng.chance(1_000) {
-                self.again_us = Some(now_us + self.rng.within(1, LATE_US));
+            let is_slow = self.seats[at].slow_until_us > now_us;
+            let (late_us, left_out) = if is_slow { (SLOW_US, 8_000) } else { (LATE_US, 1_000) };
+            if !everybody && ready && self.rng.chance(left_out) {
+                let again_us = now_us + self.rng.within(1, late_us);
+                self.again_us = Some(self.again_us.map_or(again_us, |us| us.min(again_us)));
             } else if everybody || ready {
                 self.step_lane(at);
             }
@@ -172,6 +188,7 @@ impl Lab {
             match news {
                 LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
                 LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
+                LaneNews::Tables { .. } => server.member.has_tables(&mut out),
             }
         }
         self.run_server(at, out);

@@ -1,9 +1,10 @@
-//! A worker's program: declare, initialise, rounds over all tensors in a random order, the final weights, goodbye. Every
-//! landing is compared with the oracle, bit by bit; sources are spoilt as soon as they are free, targets are looked at
-//! again in the end: reads and writes after an operation's end show.
+//! A worker's program: declare, initialise, rounds over all tensors in a random order, the final weights, goodbye. One that
+//! came again asks where training is, takes exactly those weights, and goes on, as the client's `resume` does. Every landing is
+//! judged (`landings`); sources are spoilt as soon as they are free, targets are looked at again in the end: reads and writes
+//! after an operation's end show.
 
-use super::Lab;
-use crate::rigs::sim::bits_hash;
+use super::{Lab, landings};
+use crate::rigs::sim::{PLACEMENTS, bits_hash};
 use fabric::Buffer;
 use fabric::sim::Rng;
 use gradwire_worker::engine::PartSpec;
@@ -11,8 +12,8 @@ use gradwire_worker::runtime::{OpState, Submission};
 use proto_common::batch::{OpKind, Reading};
 use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank};
-use proto_common::message::ToScheduler;
-use proto_common::plan::Placement;
+use proto_common::message::{Coming, ToScheduler};
+use proto_common::mode::Mode;
 use std::sync::Arc;
 
 /// Time that an operation has; all faults together are to be shorter.
@@ -33,6 +34,10 @@ pub(super) struct Trainer {
     open: Vec<Live>,
     ended: Vec<Ended>,
     next_op: u64,
+    /// How it came.
+    pub(super) coming: Coming,
+    /// The least version that it was told when it asked.
+    told: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,16 +45,24 @@ enum Stage {
     Declare,
     Declaring,
     Init,
+    /// It came again: which round have all finished?
+    Asking,
+    /// Exactly the weights of that round.
+    Resuming,
     Rounds,
+    /// All rounds are over; not yet those of others, perhaps.
+    Gate,
     Last,
     Over,
 }
 
 #[derive(Debug)]
-struct Live {
-    tensor: usize,
-    kind: OpKind,
-    round: u64,
+pub(super) struct Live {
+    pub(super) tensor: usize,
+    pub(super) kind: OpKind,
+    pub(super) round: u64,
+    /// What of its own was acknowledged before it began.
+    pub(super) acknowledged: u64,
     state: Arc<OpState>,
     source: Option<Buffer>,
     target: Option<Buffer>,
@@ -64,7 +77,7 @@ struct Ended {
 }
 
 impl Trainer {
-    pub(super) fn new(tensors: usize, rng: Rng) -> Self {
+    pub(super) fn new(tensors: usize, coming: Coming, rng: Rng) -> Self {
         Self {
             is_declared: false,
             stage: Stage::Declare,
@@ -75,6 +88,8 @@ impl Trainer {
             open: Vec::new(),
             ended: Vec::new(),
             next_op: 0,
+            coming,
+            told: None,
         }
     }
 
@@ -87,23 +102,47 @@ impl Trainer {
     }
 
     /// Goes to the next stage or round when nothing is left of the one before.
-    fn next(&mut self, rounds: u64) {
+    fn next(&mut self, rounds: u64, gate: bool) {
         let tensors = self.numbers.len();
         self.stage = match self.stage {
+            Stage::Declaring if self.is_declared && self.coming == Coming::Again => Stage::Asking,
             Stage::Declaring if self.is_declared => Stage::Init,
-            Stage::Init => Stage::Rounds,
-            Stage::Rounds if self.round == rounds => Stage::Last,
+            // Nothing was finished: it begins as its earlier life did.
+            Stage::Asking if self.told == Some(0) => Stage::Init,
+            Stage::Asking if self.told.is_some() => {
+                self.go_on_after(self.told.unwrap_or(0));
+                Stage::Resuming
+            }
+            Stage::Init | Stage::Resuming => Stage::Rounds,
+            Stage::Rounds if self.round == rounds => Stage::Gate,
+            Stage::Gate if gate => Stage::Last,
             Stage::Last => Stage::Over,
             other => other,
         };
         let kind = match self.stage {
             Stage::Init => OpKind::Init,
+            Stage::Asking if self.told.is_none() => OpKind::Release,
             Stage::Rounds if self.round < rounds => OpKind::PushPull,
-            Stage::Last => OpKind::Pull,
+            Stage::Resuming | Stage::Last => OpKind::Pull,
             _ => return,
         };
         self.round += u64::from(kind == OpKind::PushPull);
         self.todo = self.shuffled(tensors).into_iter().map(|tensor| (tensor, kind)).collect();
+    }
+
+    fn go_on_after(&mut self, round: u64) {
+        self.round = round;
+        self.numbers.iter_mut().for_each(|(_, rounds)| *rounds = round);
+    }
+
+    /// Has it contributed to all rounds, and been answered?
+    pub(super) fn is_through(&self) -> bool {
+        matches!(self.stage, Stage::Gate | Stage::Last | Stage::Over)
+    }
+
+    /// Is nothing left but to go?
+    pub(super) fn is_over(&self) -> bool {
+        self.stage == Stage::Over
     }
 
     /// For failures.
@@ -120,7 +159,7 @@ impl Trainer {
     }
 }
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
+pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
@@ -129,7 +168,7 @@ impl Lab {
     pub(super) fn advance_trainer(&mut self, at: usize) {
         self.collect(at);
         loop {
-            let rounds = self.shape.rounds;
+            let (rounds, gate) = (self.shape.rounds, self.gate);
             let Some(worker) = self.seats[at].worker() else { return };
             let trainer = &mut worker.trainer;
             match trainer.stage {
@@ -151,7 +190,7 @@ impl Lab {
             if !trainer.open.is_empty() {
                 return;
             }
-            trainer.next(rounds);
+            trainer.next(rounds, gate);
             if before == (trainer.stage, trainer.round) && trainer.todo.is_empty() {
                 return;
             }
@@ -159,7 +198,7 @@ impl Lab {
     }
 
     fn graduate(&mut self, at: usize) {
-        if !self.seats[at].is_done {
+        if self.may_go && !self.seats[at].is_done {
             self.seats[at].is_done = true;
             self.say(at, ToScheduler::Goodbye);
         }
@@ -168,18 +207,24 @@ impl Lab {
     fn submit(&mut self, at: usize, tensor: usize, kind: OpKind) {
         let spec = self.tensors[tensor].clone();
         let clock_ms = self.clock_ms(at);
+        let placement =
+            PLACEMENTS[self.shape.placements[self.rng.below(self.shape.placements.len() as u64) as usize]];
         let Some(worker) = self.seats[at].worker() else { return };
         let (rank, trainer) = (worker.rank, &mut worker.trainer);
         let (operations, rounds) = &mut trainer.numbers[tensor];
         *operations += 1;
         *rounds += u64::from(kind.contributes());
-        let (operation, round) = (Operation(*operations), if kind == OpKind::Init { 0 } else { *rounds });
+        let asks = matches!(kind, OpKind::Init | OpKind::Release);
+        let (operation, round) = (Operation(*operations), if asks { 0 } else { *rounds });
         let values = match kind {
             OpKind::Init => (rank == Rank(0)).then(|| self.oracle.initial(tensor)),
-            OpKind::PushPull => Some(self.oracle.gradient(tensor, rank.0, round)),
+            OpKind::PushPull if self.shape.mode == Mode::Sync => {
+                Some(self.oracle.gradient(tensor, rank.0, round))
+            }
+            OpKind::PushPull => Some(landings::marks(rank, spec.elements)),
             _ => None,
         };
-        let allocate = || worker.pool.allocate(spec.bytes()).expect("a pool for all operations of a run");
+        let allocate = || worker.pool.allocate(spec.bytes()).expect("room for all operations");
         let source = values.map(|values| {
             let mut buffer = allocate();
             for (bytes, value) in buffer.chunks_exact_mut(4).zip(values) {
@@ -208,13 +253,13 @@ impl Lab {
         trainer.next_op += 1;
         let submission = Submission {
             view: false,
-            exact: false,
+            exact: trainer.stage == Stage::Resuming && self.shape.mode == Mode::Sync,
             reading: Reading::default(),
             state: state.clone(),
             op: trainer.next_op,
             kind,
             dtype: Dtype::F32,
-            placement: Placement::Slot,
+            placement,
             operation,
             round,
             priority: trainer.rng.below(4) as i32,
@@ -223,7 +268,9 @@ impl Lab {
             source: source.as_ref().map(Buffer::span),
             target: target.as_ref().map(Buffer::span),
         };
-        trainer.open.push(Live { tensor, kind, round, state, source, target });
+        self.watch.begin(tensor, rank, round * u64::from(kind.contributes()));
+        let acknowledged = self.watch.acknowledged_of(tensor, rank);
+        trainer.open.push(Live { tensor, kind, round, acknowledged, state, source, target });
         worker.lane.submit(submission, clock_ms).expect("a lane takes operations");
     }
 
@@ -253,12 +300,17 @@ impl Lab {
                 source.fill(0xFF);
             }
             if live.kind.contributes() {
-                self.watch.acknowledge(live.tensor, live.round);
+                self.watch.acknowledge(live.tensor, rank, live.round);
             }
-            if let Some(target) = live.target {
+            if live.kind == OpKind::Release
+                && let Some(worker) = self.seats[at].worker()
+            {
+                let told = &mut worker.trainer.told;
+                *told = Some(told.unwrap_or(u64::MAX).min(version.0));
+            }
+            if let Some(target) = live.target.take() {
                 let weights = floats(&target);
-                let known = self.oracle.weights(live.tensor, live.round);
-                assert_eq!(bits_hash(known), bits_hash(&weights), "{name}: these are not its weights");
+                self.check_landing(rank, &live, &weights, &name);
                 let ended = Ended { hash: bits_hash(&weights), target, name };
                 if let Some(worker) = self.seats[at].worker() {
                     worker.trainer.ended.push(ended);

@@ -50,7 +50,7 @@ impl Seat {
 impl Lab {
     pub(super) fn become_worker(&mut self, at: usize, welcome: &Welcome) {
         let tensors = self.tensors.len();
-        let trainer = Trainer::new(tensors, self.rng.fork());
+        let trainer = Trainer::new(tensors, welcome.coming, self.rng.fork());
         let Some(process) = &mut self.seats[at].process else { return };
         let queue = self.net.create_cq(process.node);
         let queue_id = queue.id();

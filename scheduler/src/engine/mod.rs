@@ -16,6 +16,7 @@ mod note;
 mod ordered;
 mod posts;
 mod rebuild;
+mod refusals;
 mod registration;
 mod roster;
 mod shards;

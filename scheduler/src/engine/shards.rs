@@ -18,9 +18,6 @@ const CHANGE_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX / 4;
 pub(super) const RANGES_MAX: usize = 1 << 16;
 const _: () = assert!(RANGES_MAX * RANGE_BYTES < CHANGE_BYTES_MAX);
 
-/// How often a server is asked for copies that it cannot make.
-const REFUSALS_MAX: u32 = 3;
-
 /// The servers that are there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Servers {
@@ -129,7 +126,7 @@ pub(super) struct Shards {
     pub(super) seeds: BTreeMap<ChunkId, Seed>,
     pub(super) counts: Counts,
     /// How often servers could not do what a decision about copies asked of them.
-    refusals: BTreeMap<Rank, u32>,
+    pub(super) refusals: BTreeMap<Rank, u32>,
 }
 
 impl Shards {
@@ -216,34 +213,6 @@ impl Shards {
         // The epoch is ours and newer.
         let _ = self.map.change(epoch, change);
         self.weigh();
-    }
-
-    /// A server could not do what decisions up to this one ask of it: copies that were being made there, or of what it
-    /// serves, are given up. Others are tried first, and it only so often.
-    pub(super) fn refused(&mut self, by: Rank, said: Epoch, epoch: &mut Epoch) -> Vec<(Epoch, MapChange)> {
-        let mut edited: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
-        for (first, seed) in self.seeds.iter().filter(|(_, seed)| seed.epoch <= said) {
-            let ranges = edited.entry(first.key).or_insert_with(|| self.map.ranges_of(first.key).to_vec());
-            let range = ranges.iter_mut().find(|range| range.first == *first);
-            if let Some(range) = range.filter(|range| seed.to == by || range.server == by) {
-                range.seeding = None;
-            }
-        }
-        edited.retain(|key, ranges| self.map.ranges_of(*key) != &ranges[..]);
-        if !edited.is_empty() {
-            *self.refusals.entry(by).or_default() += 1;
-        }
-        self.change(edited, Vec::new(), epoch)
-    }
-
-    /// How often a server has refused; none where it may not be tried again.
-    pub(super) fn refusals(&self, rank: Rank) -> Option<u32> {
-        Some(self.refusals.get(&rank).copied().unwrap_or(0)).filter(|times| *times < REFUSALS_MAX)
-    }
-
-    /// Another life has that place.
-    pub(super) fn forgive(&mut self, rank: Rank) {
-        self.refusals.remove(&rank);
     }
 
     /// Chunks without the copies that they are to have, and those that are being copied.

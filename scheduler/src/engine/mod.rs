@@ -9,6 +9,7 @@ mod coming;
 mod copies;
 mod declarations;
 mod ending;
+mod lists;
 mod losses;
 mod member;
 mod moves;

@@ -98,7 +98,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         };
         checkpoint.rows(5, |_| true, right).unwrap();
         assert_eq!(rows, 5000);
-        assert_eq!(catalog::retain(&*store, &written[2], 2).unwrap(), [written[0].name.clone()]);
+        assert_eq!(catalog::retain(&*store, &written[2], 2, None).unwrap(), [written[0].name.clone()]);
         assert_eq!(store.names().unwrap(), [written[1].name.clone(), written[2].name.clone()]);
         assert!(matches!(Checkpoint::open(&store, &written[0].name), Err(CheckpointError::Missing { .. })));
         // Shorter than the manifest says.

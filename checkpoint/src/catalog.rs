@@ -120,10 +120,18 @@ pub fn clean(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointErr
 }
 
 /// After `newest` is complete: keeps so many complete ones (0: all), those written last, and removes what older rounds left
-/// incomplete. Those whose manifest cannot be read stay: somebody is to look at them. Says which went.
-pub fn retain(store: &dyn Store, newest: &Manifest, keep: u32) -> Result<Vec<String>, CheckpointError> {
+/// incomplete. Those whose manifest cannot be read stay: somebody is to look at them. So
+/// does `needed`: a job that began from it still reads it. Says which went.
+pub fn retain(
+    store: &dyn Store,
+    newest: &Manifest,
+    keep: u32,
+    needed: Option<&str>,
+) -> Result<Vec<String>, CheckpointError> {
     let all = list(store)?;
-    let complete: Vec<&Manifest> = all.iter().filter_map(Listed::complete).collect();
+    let complete = all.iter().filter_map(Listed::complete);
+    let complete: Vec<&Manifest> =
+        complete.filter(|manifest| Some(manifest.name.as_str()) != needed).collect();
     let too_many = if keep == 0 { 0 } else { complete.len().saturating_sub(keep as usize) };
     let old = complete.iter().filter(|manifest| manifest.name != newest.name).take(too_many);
     let mut gone: Vec<String> = old.map(|manifest| manifest.name.clone()).collect();

@@ -59,10 +59,14 @@ struct Several {
 }
 
 pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
+    let mut damaged = 0;
     let text = match &args.what {
         What::List(place) => list_all(place),
         What::Show(one) => show(one),
-        What::Verify(several) => verify_several(several),
+        What::Verify(several) => verify_several(several).map(|(text, found)| {
+            damaged = found;
+            text
+        }),
         What::Delete(one) => delete(one),
         What::Save(args) => return crate::save::run(args),
     };
@@ -75,8 +79,15 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
         Failure::new(code, error)
     })?;
     match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
+    match damaged {
+        0 => Ok(()),
+        _ => {
+            Err(Failure::message(ExitCode::BadData, format!("checkpoints that are damaged: {damaged}"))
+                .into())
+        }
     }
 }
 
@@ -167,17 +178,30 @@ fn show(one: &One) -> Text {
     Ok(text)
 }
 
-fn verify_several(several: &Several) -> Text {
+/// A line for each, and how many are damaged.
+fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError> {
     let store: Arc<dyn Store> = open(&several.place.dir)?;
-    let names = match &several.name {
+    let names: Vec<String> = match &several.name {
         Some(name) => vec![name.clone()],
+        // One whose manifest cannot be read is to be told, too.
         None => {
-            list(&*store)?.iter().filter_map(Listed::complete).map(|manifest| manifest.name.clone()).collect()
+            let all = list(&*store)?.into_iter();
+            all.filter(|listed| !matches!(listed.manifest, Ok(None))).map(|listed| listed.name).collect()
         }
     };
-    let (mut text, mut all) = (String::new(), Vec::new());
+    let (mut text, mut all, mut damaged) = (String::new(), Vec::new(), 0);
     for name in names {
-        let done = verify(&store, &name, |done, total| progress(&name, done, total))?;
+        let done = match verify(&store, &name, |done, total| progress(&name, done, total)) {
+            Ok(done) => done,
+            // Which of the others are sound is what is asked for.
+            Err(error) if several.name.is_none() => {
+                let _ = writeln!(text, "{name}: {error}");
+                all.push(json!({ "name": name, "sound": false, "why": error.to_string() }));
+                damaged += 1;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let _ = writeln!(
             text,
             "{name}: {} in {} parts, every checksum right, every chunk there",
@@ -187,9 +211,12 @@ fn verify_several(several: &Several) -> Text {
         all.push(json!({ "name": name, "bytes": done.bytes, "parts": done.parts, "sound": true }));
     }
     if several.place.json {
-        return Ok(Value::from(all).to_string());
+        return Ok((Value::from(all).to_string(), damaged));
     }
-    Ok(if text.is_empty() { format!("no complete checkpoint in {}", several.place.dir) } else { text })
+    if text.is_empty() {
+        text = format!("no complete checkpoint in {}", several.place.dir);
+    }
+    Ok((text, damaged))
 }
 
 fn progress(name: &str, done: u64, total: u64) {

@@ -45,6 +45,8 @@ pub enum MapChange {
     ServerGone(Rank),
     /// All ranges of some tensors, in place of those that these have.
     Ranges(Vec<KeyRange>),
+    /// These tensors could not be allocated everywhere: they are nowhere.
+    Dropped(Vec<Key>),
 }
 
 /// Tensors added under one epoch, with their ranges: what the scheduler sends when tensors are declared.
@@ -206,6 +208,7 @@ impl ShardMap {
                     lost.push(*key);
                 }
             }
+            MapChange::Dropped(keys) => keys.iter().for_each(|key| drop(self.tensors.remove(key))),
             MapChange::Ranges(ranges) => {
                 let mut by_key: BTreeMap<Key, Vec<KeyRange>> = BTreeMap::new();
                 for range in ranges {

@@ -37,7 +37,7 @@ fn trained_with_kills(transport: &str, epochs: &[&str]) -> String {
         // It finds out by itself what it follows, and can be told.
         let told: &[&str] = if life % 2 == 0 { &[] } else { &["--resume"] };
         cluster.scheduler = another(&cluster, "scheduler", told);
-        let line = cluster.scheduler.expect_line("the cluster is complete", PATIENCE);
+        let line = cluster.scheduler.expect_line("who is there", PATIENCE);
         let term = format!("epoch={}.", life + 2);
         assert!(line.contains(&term) && line.contains("members=6"), "{line}");
     }

@@ -147,7 +147,7 @@ impl SchedulerLink {
         let said = async move {
             // A lost link reports itself as an event.
             let _ = sender.frames.send(frame).await;
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let heard = async {
             // The job may be over meanwhile: then nobody needs to hear it.

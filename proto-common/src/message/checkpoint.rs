@@ -30,6 +30,8 @@ pub enum CheckpointOrder {
         /// The checkpoint.
         round: u64,
     },
+    /// A scheduler that knows of none: whatever is under way, nothing comes of it.
+    Reset,
     /// How far is each lane, and what does a checkpoint wait for there? Answered by `At`.
     Where,
 }

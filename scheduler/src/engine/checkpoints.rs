@@ -78,6 +78,8 @@ pub(super) struct Checkpoints {
     pub(super) ended: VecDeque<u64>,
     /// Why the one that failed last did.
     failure: Option<String>,
+    /// People have not heard of it.
+    is_failure_new: bool,
     completed: u64,
     failed: u64,
 }
@@ -85,6 +87,11 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     pub(super) fn new(has_place: bool) -> Self {
         Self { has_place, ..Self::default() }
+    }
+
+    /// Why the last one failed, once.
+    pub(super) fn new_failure(&mut self) -> Option<String> {
+        self.failure.clone().filter(|_| std::mem::take(&mut self.is_failure_new))
     }
 
     /// After a sleep: what there was counts, what was under way does not.
@@ -274,6 +281,7 @@ impl Checkpoints {
         let error = SaveError::Failed { round, reason: reason.to_owned() };
         self.failed += 1;
         self.failure = Some(error.to_string());
+        self.is_failure_new = true;
         answer(&pending.askers, &Err(error), out);
         order(servers, CheckpointOrder::Drop { round }, out);
     }

@@ -113,6 +113,13 @@ impl Draft<'_> {
         self.servers.there.difference(&self.servers.draining).copied()
     }
 
+    /// Those of them that copies can be made at: who has refused least.
+    fn takers(&self) -> Vec<Rank> {
+        let refusals = |rank: &Rank| self.shards.refusals(*rank);
+        let least = self.stay().filter_map(|rank| refusals(&rank)).min();
+        self.stay().filter(|rank| least.is_some() && refusals(rank) == least).collect()
+    }
+
     /// What servers serve that wish to go, goes to its backup, or is copied to where it is to go.
     fn empty(&mut self, held: &[(KeyRange, u64)]) {
         for (range, bytes) in held.iter().filter(|(range, _)| self.servers.draining.contains(&range.server)) {
@@ -120,7 +127,7 @@ impl Draft<'_> {
                 self.edit(range.first, range.chunks, |range, replicas| hand_over(range, backup, replicas));
                 continue;
             }
-            let to = self.stay().min_by_key(|rank| self.loads.of(*rank).total());
+            let to = self.takers().into_iter().min_by_key(|rank| self.loads.of(*rank).total());
             if let Some(to) = to {
                 self.seed(range, *bytes, to, Why::Move);
             }
@@ -139,7 +146,12 @@ impl Draft<'_> {
             if (range.backup.is_some() && !leaves) || self.is_edited(range) {
                 continue;
             }
-            let others: Vec<Rank> = self.stay().filter(|rank| Some(*rank) != range.backup).collect();
+            // Another one first, where somebody has refused; who serves it is no choice.
+            let may = |rank: &Rank| Some(*rank) != range.backup && *rank != range.server;
+            let refusals = |rank: &Rank| self.shards.refusals(*rank);
+            let least = self.stay().filter(may).filter_map(|rank| refusals(&rank)).min();
+            let others: Vec<Rank> =
+                self.stay().filter(|rank| may(rank) && least.is_some() && refusals(rank) == least).collect();
             match self.loads.pick(range.server, others.into_iter()) {
                 Some(to) => {
                     complete = false;
@@ -180,7 +192,9 @@ impl Draft<'_> {
         lies: impl Fn(&KeyRange) -> (Rank, Option<Rank>, Option<Rank>),
         load: impl Fn(super::shards::Load) -> u64,
     ) -> Vec<Move> {
-        let loads: BTreeMap<Rank, u64> = self.stay().map(|rank| (rank, load(self.loads.of(rank)))).collect();
+        let can_take = |rank: &Rank| self.shards.refusals(*rank) == Some(0);
+        let loads: BTreeMap<Rank, u64> =
+            self.stay().filter(can_take).map(|rank| (rank, load(self.loads.of(rank)))).collect();
         let piece = |(range, bytes): &(KeyRange, u64)| {
             let (at, not, prefers) = lies(range);
             let spec = self.shards.map.tensor(range.first.key);

@@ -48,6 +48,8 @@ struct Entry {
     /// The decision that placed it, which servers answer.
     epoch: Epoch,
     state: State,
+    /// What was declared, where it is in no map any more.
+    failed: Option<Box<TensorSpec>>,
 }
 
 #[derive(Debug)]
@@ -94,6 +96,8 @@ pub(super) struct Declarations {
     tensors: BTreeMap<Key, Entry>,
     pending: BTreeMap<Epoch, Pending>,
     waiters: Vec<Waiter>,
+    /// What could not be allocated everywhere, and is to leave the map.
+    dropped: Vec<Key>,
     pub(super) shards: Shards,
 }
 
@@ -104,6 +108,7 @@ impl Declarations {
             tensors: BTreeMap::new(),
             pending: BTreeMap::new(),
             waiters: Vec::new(),
+            dropped: Vec::new(),
             shards: Shards::new(shape),
         }
     }
@@ -229,6 +234,10 @@ impl Declarations {
         for key in &done.keys {
             if let Some(entry) = self.tensors.get_mut(key) {
                 entry.state = done.error.clone().map_or(State::Ready, State::Failed);
+                if done.error.is_some() {
+                    entry.failed = self.shards.map.tensor(*key).cloned().map(Box::new);
+                    self.dropped.push(*key);
+                }
             }
         }
         let mut due = self.due();
@@ -237,6 +246,22 @@ impl Declarations {
             due.push((who.connection, who.request, result));
         }
         due
+    }
+
+    /// What nobody counts on leaves the map: servers need not keep it, nor copy it, nor wait for others to take it over.
+    pub(super) fn drop_failed(&mut self, epoch: &mut Epoch) -> Option<(Epoch, MapChange)> {
+        if self.dropped.is_empty() {
+            return None;
+        }
+        *epoch = epoch.next();
+        let change = MapChange::Dropped(std::mem::take(&mut self.dropped));
+        self.shards.drop_tensors(*epoch, &change);
+        Some((*epoch, change))
+    }
+
+    /// Is an answer of servers to this decision waited for?
+    pub(super) fn awaits(&self, epoch: Epoch) -> bool {
+        self.pending.contains_key(&epoch)
     }
 
     /// Everything as a scheduler before this one left it: `servers` are asked again for all of it, in these messages.
@@ -256,7 +281,7 @@ impl Declarations {
             *epoch = epoch.next();
             let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
             for key in &keys {
-                self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending });
+                self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending, failed: None });
             }
             let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
             self.pending.insert(*epoch, pending);
@@ -373,8 +398,8 @@ impl Declarations {
                     spec.validate_in(&self.shape)?;
                     fresh.push(spec);
                 }
-                Some(_) => {
-                    let before = self.shards.map.tensor(spec.key);
+                Some(entry) => {
+                    let before = entry.failed.as_deref().or_else(|| self.shards.map.tensor(spec.key));
                     if before != Some(&spec) {
                         let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));
                         return Err(DeclareError::Conflict { key: spec.key, before, now });
@@ -408,7 +433,7 @@ impl Declarations {
         self.shards.add(&update).map_err(|error| DeclareError::NotNow(error.to_string()))?;
         let keys: Vec<Key> = update.tensors.iter().map(|spec| spec.key).collect();
         for key in &keys {
-            self.tensors.insert(*key, Entry { epoch, state: State::Pending });
+            self.tensors.insert(*key, Entry { epoch, state: State::Pending, failed: None });
         }
         let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
         self.pending.insert(epoch, pending);

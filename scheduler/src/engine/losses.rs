@@ -1,7 +1,7 @@
 //! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
 //! a job is assembling any death ends it.
 
-use super::{Awaited, Command, Engine, Outcome, Phase, declared, release};
+use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Key, MemberId, Role};
@@ -13,6 +13,9 @@ const TENSORS_NAMED_MAX: usize = 5;
 impl Engine {
     /// Decides about a death; while the job is ending already, members just go.
     pub(super) fn death(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+        if matches!(self.phase, Phase::Assembling | Phase::Running) {
+            self.note(Note::Lost(death.clone()));
+        }
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
             // Nobody needs it any more; a checkpoint that needed it has failed.
@@ -31,6 +34,7 @@ impl Engine {
         self.changes.promotion_ms = now_ms.saturating_sub(member.heard_ms);
         let epoch = self.epoch.next();
         let has_any = !self.declarations.shards.is_empty_at(id.rank);
+        let by = self.declarations.shards.successors(id.rank);
         let mut lost = self.declarations.shards.gone(epoch, id.rank);
         lost.retain(|key| self.declarations.is_kept(*key));
         // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
@@ -45,6 +49,7 @@ impl Engine {
             return self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
         }
         self.epoch = epoch;
+        self.note(Note::TakenOver { from: id.rank, by });
         self.tell_changes(vec![(epoch, MapChange::ServerGone(id.rank))], out);
         self.tell_roster(out);
         self.go_on_without(id, out);

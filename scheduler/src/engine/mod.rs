@@ -9,12 +9,15 @@ mod coming;
 mod copies;
 mod declarations;
 mod ending;
+mod lists;
 mod losses;
 mod member;
 mod moves;
+mod note;
 mod ordered;
 mod posts;
 mod rebuild;
+mod refusals;
 mod registration;
 mod roster;
 mod shards;
@@ -26,6 +29,7 @@ pub use checkpoints::Completed;
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
+pub use note::Note;
 pub use posts::LOCAL;
 use posts::{Posts, SCHEDULER};
 use proto_common::config::Settings;
@@ -250,6 +254,8 @@ pub struct Engine {
     last_checkpoint: Option<String>,
     /// All workers are done, and a checkpoint under way is waited for, so long.
     saving_until_ms: Option<u64>,
+    /// What people are to hear of the last step.
+    notes: Vec<Note>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
     awake_ms: u64,
 }
@@ -276,6 +282,7 @@ impl Engine {
             changes: Changes::default(),
             last_checkpoint: config.checkpoints.last.clone(),
             saving_until_ms: None,
+            notes: Vec::new(),
             awake_ms: now_ms,
             config,
         }
@@ -284,6 +291,7 @@ impl Engine {
     /// Takes what happened at `now_ms`, which never goes back.
     pub fn handle(&mut self, now_ms: u64, input: Input) -> Vec<Command> {
         let mut out = Vec::new();
+        self.notes.clear();
         if matches!(self.phase, Phase::Ended { .. }) {
             return out;
         }
@@ -300,6 +308,7 @@ impl Engine {
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
+        self.notes.extend(self.checkpoints.new_failure().map(Note::CheckpointFailed));
         self.end_if_saved(now_ms, &mut out);
         self.end_if_empty(now_ms, &mut out);
         out
@@ -403,10 +412,15 @@ impl Engine {
                 };
                 self.follow(from, request, step, out);
             }
-            ToScheduler::Assigned { epoch, error } => {
-                declared(self.declarations.assigned(id, epoch, error), out);
-                self.settle(out);
-            }
+            ToScheduler::Assigned { epoch, error } => match error {
+                Some(reason) if id.role == Role::Server && !self.declarations.awaits(epoch) => {
+                    self.roles_refused(id, epoch, reason, out);
+                }
+                error => {
+                    declared(self.declarations.assigned(id, epoch, error), out);
+                    self.settle(out);
+                }
+            },
             ToScheduler::Barrier { request, name, group, passed, timeout_ms } => {
                 let who = barriers::Arrival::new(id, from, (request, passed), now_ms, timeout_ms);
                 self.arrive(who, name, group, out);

@@ -1,14 +1,16 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
+use super::lists::check_lists;
 use super::member::Member;
 use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
-use daemon::passed::BARRIERS_KEPT_MAX;
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
-use proto_common::limits::{NAME_BYTES_MAX, TENSORS_MAX, WORKERS_MAX};
-use proto_common::message::{self, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume};
+use proto_common::limits::TENSORS_MAX;
+use proto_common::message::{
+    self, CheckpointOrder, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume,
+};
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,32 +48,6 @@ type Lives = BTreeMap<Rank, Incarnation>;
 fn lives_of(members: &[message::Member]) -> Lives {
     let servers = members.iter().filter(|member| member.id.role == Role::Server);
     servers.map(|member| (member.id.rank, member.incarnation)).collect()
-}
-
-/// A member's lists are no longer than a cluster is large, however many parts they come in.
-fn check_lists(
-    arrival: &Arrival,
-    members: &[message::Member],
-    left: &[Rank],
-    barriers: &[(String, NodeGroup, u64)],
-    server_places: u32,
-) -> Result<(), String> {
-    let places = WORKERS_MAX.saturating_add(server_places) as usize;
-    let is_long = |text: &Option<String>| text.as_ref().is_some_and(|text| text.len() > NAME_BYTES_MAX);
-    let too_many = if arrival.members.len() + members.len() > places {
-        "members"
-    } else if arrival.left.len() + left.len() > WORKERS_MAX as usize {
-        "workers that left"
-    } else if arrival.barriers.len() + barriers.len() > BARRIERS_KEPT_MAX {
-        "barriers"
-    } else if members.iter().any(|one| is_long(&one.data_address) || is_long(&one.http_address)) {
-        "bytes of an address"
-    } else if barriers.iter().any(|(name, ..)| name.len() > NAME_BYTES_MAX) {
-        "bytes of a barrier's name"
-    } else {
-        return Ok(());
-    };
-    Err(format!("it knows of more {too_many} than there can be"))
 }
 
 /// What members have said.
@@ -119,7 +95,8 @@ impl Rebuild {
         if arrival.tensors.len() + update.tensors.len() > TENSORS_MAX {
             return Err("its shard map has too many tensors".into());
         }
-        check_lists(arrival, &part.members, &part.left, &part.barriers, server_places)?;
+        let had = (arrival.members.len(), arrival.left.len(), arrival.barriers.len());
+        check_lists(had, &part.members, &part.left, &part.barriers, server_places)?;
         arrival.members.extend(part.members);
         arrival.left.extend(part.left);
         let told = check.tensors().map(|(spec, ranges)| Told {
@@ -366,6 +343,8 @@ impl Engine {
         }
         let shape = self.shape_of_maps();
         let (map, lost) = rebuild.map(shape);
+        // Of what was under way this one knows nothing, and its lanes would wait for ever.
+        super::checkpoints::order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Reset, out);
         self.tell_map(map, out);
         self.unsettled = true;
         if let Some((rank, keys)) = lost {

@@ -84,6 +84,9 @@ impl Engine {
             self.ask_rounds(id, incarnation, out);
         }
         if id.role == Role::Server {
+            self.declarations.shards.forgive(id.rank);
+            // What is being written would lack its parts.
+            self.fail_checkpoints(&format!("{id} came while it was written"), out);
             // What it has no part in, too: it must know where everything is, for the next scheduler.
             for update in self.declarations.whole(&mut self.epoch) {
                 out.push(send(connection, FromScheduler::Assign(update)));

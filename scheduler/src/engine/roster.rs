@@ -2,7 +2,7 @@
 
 use super::member::Member;
 use super::shards::Servers;
-use super::{Command, Engine, Phase, send};
+use super::{Command, Engine, Note, Phase, send};
 use proto_common::ids::{Epoch, Incarnation, MemberId, Rank, Role};
 use proto_common::message::{self, FromScheduler};
 use proto_common::shard_map::MapChange;
@@ -81,7 +81,13 @@ impl Engine {
 
     /// Decides about copies and moves, as far as they can be decided now.
     pub(super) fn settle(&mut self, out: &mut Vec<Command>) {
-        if self.phase != Phase::Running || !self.unsettled {
+        if self.phase != Phase::Running {
+            return;
+        }
+        if let Some(dropped) = self.declarations.drop_failed(&mut self.epoch) {
+            self.tell_changes(vec![dropped], out);
+        }
+        if !self.unsettled {
             return;
         }
         let servers = self.servers();
@@ -116,6 +122,24 @@ impl Engine {
         if self.phase == Phase::Running {
             self.tell_roster(out);
         }
+    }
+
+    /// A server could not do what a decision about copies asked of it: it is given up, and another one is asked.
+    pub(super) fn roles_refused(
+        &mut self,
+        id: MemberId,
+        epoch: Epoch,
+        reason: String,
+        out: &mut Vec<Command>,
+    ) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let changes = self.declarations.shards.refused(id.rank, epoch, &mut self.epoch);
+        self.note(Note::Refused { server: id.rank, reason });
+        self.unsettled |= !changes.is_empty();
+        self.tell_changes(changes, out);
+        self.settle(out);
     }
 
     /// A server wishes to go.

@@ -125,6 +125,8 @@ pub(super) struct Shards {
     /// By the first chunk of their range.
     pub(super) seeds: BTreeMap<ChunkId, Seed>,
     pub(super) counts: Counts,
+    /// How often servers could not do what a decision about copies asked of them.
+    pub(super) refusals: BTreeMap<Rank, u32>,
 }
 
 impl Shards {
@@ -135,6 +137,7 @@ impl Shards {
             loads: Loads::default(),
             seeds: BTreeMap::new(),
             counts: Counts::default(),
+            refusals: BTreeMap::new(),
         }
     }
 
@@ -190,6 +193,12 @@ impl Shards {
         Ok(())
     }
 
+    /// Who takes over what a server serves.
+    pub(super) fn successors(&self, rank: Rank) -> Vec<Rank> {
+        let of = self.map.ranges().filter(|range| range.server == rank).filter_map(|range| range.backup);
+        of.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// A server is gone. Says which tensors nobody has any more.
     pub(super) fn gone(&mut self, epoch: Epoch, rank: Rank) -> Vec<Key> {
         self.counts.promotions += self.map.ranges().filter(|range| range.server == rank).count() as u64;
@@ -197,6 +206,13 @@ impl Shards {
         let lost = self.map.change(epoch, &MapChange::ServerGone(rank)).unwrap_or_default();
         self.weigh();
         lost
+    }
+
+    /// These are in no map any more.
+    pub(super) fn drop_tensors(&mut self, epoch: Epoch, change: &MapChange) {
+        // The epoch is ours and newer.
+        let _ = self.map.change(epoch, change);
+        self.weigh();
     }
 
     /// Chunks without the copies that they are to have, and those that are being copied.

@@ -15,6 +15,8 @@ pub(super) struct Keeper {
     job: u64,
     shape: Shape,
     keep: u32,
+    /// What the job began from: servers that come read it, too.
+    restore: Option<String>,
     /// When the newest one was complete.
     last_unix_ms: Arc<AtomicU64>,
 }
@@ -55,7 +57,8 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         chunk_bytes: cluster.chunk_bytes,
         deterministic: cluster.deterministic,
     };
-    let keeper = Keeper { store, job: settings.job.0, shape, keep: wanted.keep, last_unix_ms };
+    let (job, keep, restore) = (settings.job.0, wanted.keep, restore);
+    let keeper = Keeper { store, job, shape, keep, restore: restore.clone(), last_unix_ms };
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
 }
 
@@ -93,7 +96,7 @@ impl Keeper {
             parts = manifest.parts.len(),
             "a checkpoint is complete"
         );
-        match checkpoint::retain(&*self.store, &manifest, self.keep) {
+        match checkpoint::retain(&*self.store, &manifest, self.keep, self.restore.as_deref()) {
             Ok(gone) if gone.is_empty() => {}
             Ok(gone) => tracing::info!(checkpoints = ?gone, "old checkpoints are removed"),
             // The new one is complete all the same.

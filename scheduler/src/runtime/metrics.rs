@@ -8,7 +8,7 @@ use daemon::status::{ClusterStatus, JobPhase, RecoveryStatus};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
-use proto_common::error::DeathCause;
+use proto_common::error::{Death, DeathCause};
 use proto_common::ids::Role;
 use proto_common::message::{FromScheduler, ToScheduler};
 
@@ -79,6 +79,20 @@ impl Metrics {
         }
     }
 
+    /// One death, whether the job goes on or not.
+    pub(super) fn count_death(&self, death: &Death) {
+        let mut cause = &death.cause;
+        while let DeathCause::Beyond { cause: how, .. } = cause {
+            cause = how;
+        }
+        let cause = match cause {
+            DeathCause::ConnectionLost => "connection_lost",
+            DeathCause::Silent { .. } => "silent",
+            DeathCause::Failed { .. } | DeathCause::Beyond { .. } => "failed",
+        };
+        self.deaths.with_label_values(&[cause]).inc();
+    }
+
     pub(super) fn count_message(&self, message: &FromScheduler, receivers: u64) {
         let (counter, label) = match message {
             FromScheduler::Welcome(_) => (&self.registrations, "accepted"),
@@ -87,19 +101,6 @@ impl Metrics {
             FromScheduler::Declared { result: Err(_), .. } => (&self.declarations, "refused"),
             FromScheduler::Released { result: Ok(()), .. } => (&self.barriers, "released"),
             FromScheduler::Released { result: Err(_), .. } => (&self.barriers, "failed"),
-            FromScheduler::MemberDied(death) => {
-                // One death, however many are told.
-                let mut cause = &death.cause;
-                while let DeathCause::Beyond { cause: how, .. } = cause {
-                    cause = how;
-                }
-                let cause = match cause {
-                    DeathCause::ConnectionLost => "connection_lost",
-                    DeathCause::Silent { .. } => "silent",
-                    DeathCause::Failed { .. } | DeathCause::Beyond { .. } => "failed",
-                };
-                return self.deaths.with_label_values(&[cause]).inc();
-            }
             _ => return,
         };
         counter.with_label_values(&[label]).inc_by(receivers);

@@ -7,7 +7,7 @@ mod embed;
 mod keeper;
 mod metrics;
 
-use crate::engine::{Command, Completed, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
+use crate::engine::{Command, Completed, ConnectionId, Engine, EngineConfig, Input, LOCAL, Note, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
 use daemon::control::{Connection, frame_of};
@@ -366,7 +366,11 @@ impl Core {
         let mut outcome = None;
         while let Some(input) = inputs.pop() {
             let now_ms = self.view.now_ms();
-            let commands = self.view.engine().handle(now_ms, input);
+            let (commands, notes) = {
+                let mut engine = self.view.engine();
+                (engine.handle(now_ms, input), engine.take_notes())
+            };
+            notes.iter().for_each(|note| self.tell(note));
             for command in commands {
                 match command {
                     Command::Send { to, message } => self.send(&to, &message, &mut inputs),
@@ -462,6 +466,27 @@ impl Core {
         inputs.into_iter().for_each(|input| drop(self.step(input)));
     }
 
+    /// What the log should say of what has happened.
+    fn tell(&self, note: &Note) {
+        match note {
+            Note::Lost(death) => {
+                tracing::warn!("{death}");
+                self.metrics.count_death(death);
+            }
+            Note::TakenOver { from, by } => {
+                tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
+            }
+            Note::Refused { server, reason } => {
+                tracing::error!(
+                    server = server.0,
+                    reason,
+                    "a server cannot have what it was to have; others are asked"
+                );
+            }
+            Note::CheckpointFailed(why) => tracing::warn!(why, "a checkpoint was given up"),
+        }
+    }
+
     /// What the log should say about a message.
     fn note(&self, to: &[ConnectionId], message: &FromScheduler) {
         let peer = to.first().and_then(|id| self.connections.get(id)).map(|outbox| outbox.peer().to_string());
@@ -474,7 +499,7 @@ impl Core {
             }
             FromScheduler::Refused(reason) => tracing::warn!(peer, %reason, "a process is refused"),
             FromScheduler::Roster { epoch, members, .. } => {
-                tracing::info!(%epoch, members = members.len(), "the cluster is complete");
+                tracing::info!(%epoch, members = members.len(), "who is there");
             }
             FromScheduler::Assign(update) => {
                 tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");

@@ -54,7 +54,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         match order {
             CheckpointOrder::Save { round, now } => match self.engine.is_past(*round) {
                 Some(newest) if !now => self.tell_save(CheckpointNews::Past { round: *round, newest }),
-                _ => drop(self.engine.begin_save(*round, *now, &mut self.commands)),
+                _ => self.begin_save(*round, *now),
             },
             CheckpointOrder::Where => {
                 let waits = self.engine.save_waits();
@@ -63,15 +63,35 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 self.tell_save(CheckpointNews::At { lane, newest, waits });
             }
             CheckpointOrder::Passed { round } => self.engine.pass_save(*round),
-            CheckpointOrder::Drop { round } => {
-                if self.saves.begun.is_some_and(|(begun, _)| begun == *round) {
-                    self.forget_save();
+            CheckpointOrder::Drop { round } => self.drop_save(*round),
+            CheckpointOrder::Reset => {
+                let copying = self.engine.saving().map(|(round, _)| round);
+                let with_rows =
+                    self.saves.begun.filter(|_| !self.saves.rows.is_empty()).map(|(round, _)| round);
+                if let Some(round) = copying.or(with_rows) {
+                    self.drop_save(round);
                 }
-                self.engine.drop_save(*round, &mut self.commands);
             }
         }
         self.save()?;
         self.execute()
+    }
+
+    /// The scheduler would wait for what this lane has no part in.
+    fn begin_save(&mut self, round: u64, now: bool) {
+        let begins = self.engine.begin_save(round, now, &mut self.commands);
+        let copies = self.engine.saving().is_some_and(|(current, _)| current == round);
+        if !begins && !copies && self.saves.begun.is_none_or(|(begun, _)| begun != round) {
+            let reason = format!("lane {} had given it up when it heard of it", self.config.engine.lane.0);
+            self.tell_save(CheckpointNews::Failed { round, reason });
+        }
+    }
+
+    fn drop_save(&mut self, round: u64) {
+        if self.saves.begun.is_some_and(|(begun, _)| begun == round) {
+            self.forget_save();
+        }
+        self.engine.drop_save(round, &mut self.commands);
     }
 
     /// Copies what is due and has room. True where something was copied.

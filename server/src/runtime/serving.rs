@@ -10,14 +10,14 @@ use super::streams::{Target, dial};
 use super::thread::{LaneMessage, LaneNews};
 use crate::checkpoint::{Progress, Saver};
 use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
-use daemon::control::{LinkEvent, SchedulerLink};
+use daemon::control::{LinkError, LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::Mailbox;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{CheckpointOrder, FromScheduler, ToScheduler};
+use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -165,16 +165,28 @@ impl Serving<'_> {
                 Some(error) = self.lane_failures.recv() => Some(End::Failed(error.into())),
                 said = say(&sender, self.work.unsaid.front()), if !self.work.unsaid.is_empty() => {
                     // A lost link reports itself as an event.
+                    let unsaid = self.work.unsaid.pop_front();
                     if let Err(error) = said {
-                        tracing::debug!(%error, "a word to the scheduler was not sent");
+                        self.unsaid(unsaid, &error);
                     }
-                    self.work.unsaid.pop_front();
                     None
                 }
             };
             if let Some(end) = end {
                 return end;
             }
+        }
+    }
+
+    /// A word was not sent. One that is too large for a frame is never: the scheduler must not wait for it.
+    fn unsaid(&mut self, word: Option<ToScheduler>, error: &LinkError) {
+        tracing::warn!(%error, "a word to the scheduler was not sent");
+        if let (Some(ToScheduler::Checkpoint(CheckpointNews::Part(part))), LinkError::Message(_)) =
+            (word, error)
+        {
+            let reason = format!("lane {} covers more than one message can say: {error}", part.lane);
+            let failed = CheckpointNews::Failed { round: part.round, reason };
+            self.work.unsaid.push_front(ToScheduler::Checkpoint(failed));
         }
     }
 
@@ -264,7 +276,12 @@ impl Serving<'_> {
         let end = self.news();
         let mut out = Vec::new();
         match done {
-            Done::Lanes { number, result } => lock(&self.member).lanes_answered(number, result, &mut out),
+            Done::Lanes { number, result } => {
+                if let Err(reason) = &result {
+                    tracing::error!(reason, "this server cannot have what it was to have");
+                }
+                lock(&self.member).lanes_answered(number, result, &mut out);
+            }
             Done::Rounds { rank, incarnation, lanes: Ok(lanes) } => {
                 lock(&self.member).rounds_answered(rank, incarnation, lanes, &mut out);
             }

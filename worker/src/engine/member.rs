@@ -220,6 +220,8 @@ impl Member {
         let keys: Vec<Key> = match change {
             MapChange::ServerGone(_) => self.map.whole().tensors.iter().map(|spec| spec.key).collect(),
             MapChange::Ranges(ranges) => ranges.iter().map(|range| range.first.key).collect(),
+            // No worker was told of them.
+            MapChange::Dropped(_) => Vec::new(),
         };
         let before = self.servers_of(&keys);
         if self.map.change(epoch, change).is_err() {

@@ -3,6 +3,7 @@
 use super::losing::{come_again, declared, messages, rig_of};
 use super::*;
 use proto_common::message::{self, PostMessage, PostTo, Resume};
+use proto_common::shard_map::MapChange;
 
 #[test]
 fn a_server_with_rows_cannot_go_and_its_death_is_the_end() {
@@ -115,4 +116,79 @@ fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobody
     assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-000000120"));
     let late = post(&mut rig);
     assert!(late > early && late >> 32 == u64::from(rig.engine.epoch().term));
+}
+
+#[test]
+fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    rig.lose(server(0));
+    let message = Register { wanted_rank: Some(Rank(0)), ..register(Role::Server, 9) };
+    rig.say_on(50, ToScheduler::Register(message));
+    let mut refusals = 0;
+    while let Some(seed) = rig.engine.declarations.shards.seeds.values().next().copied() {
+        assert_eq!(seed.to, Rank(0));
+        assert!(refusals < 10, "it is asked again and again");
+        let error = Some("memlock".to_owned());
+        rig.say_on(50, ToScheduler::Assigned { epoch: rig.engine.epoch(), error });
+        let refused = Note::Refused { server: Rank(0), reason: "memlock".into() };
+        assert_eq!(rig.engine.take_notes(), [refused]);
+        refusals += 1;
+    }
+    assert_eq!(refusals, 3);
+    assert!(!rig.engine.unsettled, "nothing is left to be tried");
+    // Another one is.
+    rig.say_on(51, ToScheduler::Register(register(Role::Server, 10)));
+    let to: Vec<Rank> = rig.engine.declarations.shards.seeds.values().map(|seed| seed.to).collect();
+    assert_eq!(to, [Rank(2)]);
+}
+
+#[test]
+fn what_could_not_be_allocated_leaves_the_map() {
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    let tensors = vec![TensorSpec::f32(7, 4 * 1024, Optimizer::sum())];
+    let declare = ToScheduler::Declare { request: 1, tensors, timeout_ms: 50 };
+    rig.say(worker(0), declare.clone());
+    let epoch = rig.engine.epoch();
+    rig.say(server(0), ToScheduler::Assigned { epoch, error: Some("no memory".into()) });
+    let commands = rig.say(server(1), ToScheduler::Assigned { epoch, error: None });
+    let dropped = MapChange::Dropped(vec![Key(7)]);
+    assert!(
+        messages(&commands)
+            .iter()
+            .any(|m| matches!(m, FromScheduler::Remap { change, .. } if *change == dropped))
+    );
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
+    assert_eq!(rig.engine.declarations.shards.uncopied(), 0);
+    let commands = rig.say(worker(1), declare);
+    let FromScheduler::Declared { result: Err(error), .. } = only(&commands) else { panic!("{commands:?}") };
+    assert!(error.to_string().contains("no memory"), "{error}");
+}
+
+#[test]
+fn deaths_that_the_job_survives_are_told_with_who_takes_over() {
+    let mut rig = rig_of(1, WorkerLoss::Wait);
+    declared(&mut rig);
+    rig.lose(server(0));
+    let death = |member| Death { member, cause: proto_common::error::DeathCause::ConnectionLost };
+    let taken = Note::TakenOver { from: Rank(0), by: vec![Rank(1)] };
+    assert_eq!(rig.engine.take_notes(), [Note::Lost(death(server(0))), taken]);
+    rig.lose(worker(1));
+    assert_eq!(rig.engine.take_notes(), [Note::Lost(death(worker(1)))]);
+}
+
+#[test]
+fn a_server_that_comes_ends_the_checkpoint_that_would_lack_its_parts() {
+    use proto_common::message::CheckpointNews;
+    let mut rig = rig_of(1, WorkerLoss::Stop);
+    declared(&mut rig);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    assert!(rig.engine.checkpoints.is_writing());
+    rig.say_on(50, ToScheduler::Register(register(Role::Server, 9)));
+    assert!(!rig.engine.checkpoints.is_writing());
+    let notes = rig.engine.take_notes();
+    assert!(
+        matches!(&notes[..], [Note::CheckpointFailed(why)] if why.contains("server 2 came")),
+        "{notes:?}"
+    );
 }

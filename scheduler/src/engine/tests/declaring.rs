@@ -139,7 +139,8 @@ fn a_servers_error_reaches_everyone_who_declares_that_tensor() {
     let mut rig = Rig::running(2, 2);
     let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
     rig.say(server(0), ToScheduler::Assigned { epoch: update.epoch, error: Some("no memory".into()) });
-    let (_, result) = answer(&rig.say(server(1), assigned(update.epoch)));
+    let commands = rig.say(server(1), assigned(update.epoch));
+    let (_, result) = answer(&commands[..1]);
     let error = DeclareError::Server { server: Rank(0), reason: "no memory".into() };
     assert_eq!(result, Err(error.clone()));
     assert_eq!(answer(&rig.say(worker(1), declare(2, vec![tensor(5)]))), (2, Err(error)));

@@ -1,0 +1,40 @@
+//! What people are to hear of the engine's last step, beside the messages that it sends: for the log and for counters. Nothing is
+//! decided by it.
+
+use super::Engine;
+use proto_common::error::Death;
+use proto_common::ids::Rank;
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// A member died, whether the job goes on or not.
+    Lost(Death),
+    /// These servers serve now what a dead one did.
+    TakenOver {
+        /// The dead one.
+        from: Rank,
+        /// Those that had copies.
+        by: Vec<Rank>,
+    },
+    /// A server could not do what a decision about copies asked of it.
+    Refused {
+        /// Its rank.
+        server: Rank,
+        /// In its words.
+        reason: String,
+    },
+    /// A checkpoint was given up, and why.
+    CheckpointFailed(String),
+}
+
+impl Engine {
+    /// What has happened in the last step.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        self.notes.push(note);
+    }
+}

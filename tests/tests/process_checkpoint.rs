@@ -453,7 +453,7 @@ fn an_operator_has_a_checkpoint_of_a_training_that_goes_on() {
         String::from_utf8(saved.stdout).unwrap().trim().to_owned()
     });
     let store: Arc<dyn Store> = Arc::new(Directory::new(directory.path()));
-    assert_eq!(complete(&*store), [name.clone()]);
+    assert_eq!(complete(&*store), std::slice::from_ref(&name));
     verify(&store, &name, |_, _| ()).unwrap();
     let manifest = checkpoint::newest(&*store).unwrap().unwrap();
     assert!(manifest.tensors.iter().take(4).all(|tensor| tensor.version == manifest.round), "{manifest:?}");

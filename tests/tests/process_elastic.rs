@@ -33,7 +33,7 @@ fn training(carrier: Carrier, servers: u32, epochs: &str, scheduler: &[&str]) ->
     cluster
 }
 
-fn trainer<'a>(carrier: Carrier, epochs: &'a str) -> Vec<&'a str> {
+fn trainer(carrier: Carrier, epochs: &str) -> Vec<&str> {
     [&NETWORK[..], &["--epochs", epochs], &JITTER, carrier.0].concat()
 }
 

@@ -1,11 +1,13 @@
 //! Channels between servers, of one lane: records of our streams written, records of others' read. What they say, and what
 //! becomes of it, the engine decides.
 
+mod taking;
+
 use super::lane::{DataLane, LaneError};
 use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
-use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, Source};
-use crate::storage::{Cells, Image};
+use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role};
+use crate::storage::Cells;
 use fabric::{
     Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
     RemoteKey, RemoteSpan, Span, Write,
@@ -16,8 +18,7 @@ use proto_common::batch::{
 };
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::{HEADER_BYTES, TABLE_BYTES_MAX, slot_bytes_for};
-use proto_common::message::{InboxGrant, decode, encode};
-use proto_common::optimizer::Optimizer;
+use proto_common::message::{InboxGrant, encode};
 use std::collections::{HashMap, VecDeque};
 
 /// Slots for each stream unless it is said otherwise.
@@ -520,82 +521,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
             if let Some(from) = self.replicas.copies.get(at).filter(|link| !link.backlog.is_empty()) {
                 self.post_notices(from.from)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Part of an image of a copy has come.
-    pub(super) fn take_part(
-        &mut self,
-        from: Rank,
-        (part, at, bytes): (Source, u64, u64),
-        total: u64,
-        chunk: u32,
-    ) -> Result<(), LaneError> {
-        let most = self.storage.image_bytes_max(chunk)? as u64;
-        let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
-        let Some(link) = link else { return Ok(()) };
-        if at + bytes > total || total > most {
-            tracing::warn!(server = from.0, "a server's image is longer than its chunk");
-            self.end_stream(from, false);
-            return Ok(());
-        }
-        // Parts come in order: what it grows by is what has come.
-        link.image.resize((at + bytes) as usize, 0);
-        Ok(self.storage.read_record(part, &mut link.image[at as usize..])?)
-    }
-
-    /// An image is whole: the chunk becomes what it says.
-    pub(super) fn load(
-        &mut self,
-        (from, slot): (Rank, SlotGrant),
-        chunk: u32,
-        into: u8,
-        keeps_other: bool,
-    ) -> Result<(), LaneError> {
-        let Self { replicas, storage, engine, commands, .. } = self;
-        let link = replicas.copies.iter_mut().find(|link| link.from == from);
-        let Some(link) = link else { return Ok(()) };
-        let state = match Image::read(&link.image) {
-            Ok(image) => {
-                let sound = engine.check_state(chunk, &image.state).is_ok();
-                let loaded =
-                    sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
-                loaded.map(|()| {
-                    let mut state = image.state;
-                    if keeps_other {
-                        (state.previous, state.previous_bytes) = (None, 0);
-                    }
-                    state
-                })
-            }
-            Err(error) => {
-                tracing::warn!(server = from.0, %error, "a server's image of a chunk is malformed");
-                None
-            }
-        };
-        engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
-        Ok(())
-    }
-
-    /// Changes of a copy's rule have come.
-    pub(super) fn take_rules(
-        &mut self,
-        from: Rank,
-        chunk: u32,
-        (rules, bytes): (Source, u64),
-        after: u64,
-    ) -> Result<(), LaneError> {
-        let mut encoded = vec![0; bytes.min(PREFIX_BYTES) as usize];
-        self.storage.read_record(rules, &mut encoded)?;
-        let changes: Option<Vec<(u64, Optimizer)>> = decode(&encoded).ok();
-        let sound = |changes: &Vec<(u64, Optimizer)>| changes.iter().all(|(_, rule)| rule.validate().is_ok());
-        let taken = match changes.filter(sound) {
-            Some(changes) => self.storage.take_rule_changes(chunk, &changes, after).is_ok(),
-            None => false,
-        };
-        if !taken {
-            self.end_stream(from, false);
         }
         Ok(())
     }

@@ -107,6 +107,10 @@ fn ended(at_server: Unmapping, at_worker: Option<PostError>) -> (Result<Version,
         server.step(now_us / 1_000).unwrap();
         worker.step(now_us / 1_000).unwrap();
         net.advance_to(now_us + 100);
+        // The operation itself would wait for another channel.
+        if let Some((rank, _, reason)) = worker.take_broken() {
+            return (Err(OpError::Broken { server: rank, reason }), server.expelled());
+        }
         match &state {
             Some(state) => {
                 if let Some(ended) = state.poll() {

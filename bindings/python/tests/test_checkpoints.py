@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,13 @@ def test_safetensors_reads_the_parts(tmp_path: Path) -> None:
         with cluster.connect() as client:
             tensor = client.declare("layer.0/weight", (30, 100), np.float32, gradwire.Sum())
             client.init(tensor, np.zeros((30, 100), np.float32))
-            for _ in range(4):
+            # It is written behind training, which goes on until the first one is complete.
+            deadline = time.monotonic() + 30
+            while not list(tmp_path.glob("round-*/manifest.json")) and time.monotonic() < deadline:
                 client.push_pull(tensor, gradient.reshape(30, 100)).wait()
     newest = sorted(tmp_path.glob("round-*/manifest.json"))[-1]
     manifest = json.loads(newest.read_text())
-    assert manifest["round"] in (2, 4)
+    assert manifest["round"] % 2 == 0
     seen = np.zeros(3000, bool)
     for record in manifest["parts"]:
         with safe_open(newest.parent / record["file"], "numpy") as part:

@@ -17,7 +17,14 @@ const OPEN: [&str; 2] = ["--set", "security.mode=off"];
 const LAYERS: [&str; 4] = ["--layers", "64,32,10", "--seed", "3"];
 /// Deadlines short enough to wait for, long enough for a busy machine.
 const SILENCE: Duration = Duration::from_millis(2_000);
-const DEADLINES: [&str; 4] = ["--set", "deadlines.heartbeat_ms=200", "--set", "deadlines.silence_ms=2000"];
+const DEADLINES: [&str; 6] = [
+    "--set",
+    "deadlines.heartbeat_ms=200",
+    "--set",
+    "deadlines.silence_ms=2000",
+    "--set",
+    "deadlines.scheduler_ms=0",
+];
 
 /// The hub holds scheduler and server, each further host one worker.
 fn cluster(net: &Net, scheduler: &[&str], train: &[&str]) -> Cluster {

@@ -33,8 +33,9 @@ const SOON: Duration = Duration::from_secs(5);
 const GROWTH_BYTES: u64 = 12 << 20;
 
 struct Scene {
-    cluster: Cluster,
+    /// Leaves first: a goodbye waits for a scheduler.
     honest: Client,
+    cluster: Cluster,
     rogue: Rogue,
     driver: Driver,
     /// Rounds of the honest tensor so far.

@@ -27,8 +27,6 @@ pub const GRANT_COUNT: Field = Field(16, 2);
 pub const SENDER: Field = Field(20, 4);
 /// Header: the job.
 pub const JOB: Field = Field(24, 8);
-/// Header: the scheduler's life.
-pub const TERM: Field = Field(32, 4);
 /// Header: the sender's life.
 pub const SENDER_INCARNATION: Field = Field(40, 8);
 /// Header: the receiver's life.

@@ -103,14 +103,14 @@ pub fn time_for(driver: Driver, within: Duration) -> Duration {
 }
 
 /// The offer without a device whose way to this peer is closed: addresses of two kinds, a firewall. Both sides then choose
-/// again. `None` where it was another driver: there is no other way then.
+/// again; the reason says whom it is `between`. `None` where it was another driver: there is no other way then.
 #[must_use]
-pub fn without(offer: &Offer, driver: Driver, reason: &str) -> Option<Offer> {
+pub fn without(offer: &Offer, driver: Driver, between: &str, reason: &str) -> Option<Offer> {
     if driver != Driver::Verbs {
         return None;
     }
     let mut left = offer.clone();
-    left.missing.push((driver, format!("between these two: {reason}")));
+    left.missing.push((driver, format!("between {between}: {reason}")));
     Some(left)
 }
 
@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn only_a_device_can_be_ruled_out() {
         let offer = crate::host::offer(Default::default(), Vec::new()).unwrap();
-        assert!(without(&offer, Driver::Tcp, "no way").is_none());
-        let left = without(&offer, Driver::Verbs, "no way").unwrap();
+        assert!(without(&offer, Driver::Tcp, "these two", "no way").is_none());
+        let left = without(&offer, Driver::Verbs, "these two", "no way").unwrap();
         assert_eq!(left.missing.len(), offer.missing.len() + 1);
         assert_eq!(time_for(Driver::Verbs, 3 * LIMIT), LIMIT);
         assert_eq!(time_for(Driver::Shm, LIMIT), LIMIT);

@@ -39,7 +39,7 @@ pub(super) async fn dial(reception: Arc<Reception>, target: Target) -> Result<Ch
         Ok(choice) => return Ok(choice),
         Err((failed, None)) => return Err(failed.reason),
         Err((failed, Some(choice))) => {
-            let left = reach::without(&offer, choice.driver, &failed.reason);
+            let left = reach::without(&offer, choice.driver, "these two", &failed.reason);
             (failed.reason, left)
         }
     };

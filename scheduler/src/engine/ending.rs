@@ -166,6 +166,8 @@ impl Engine {
                 }
             }
         }
+        // Nobody is waited for any more: a deadline that is over would end the job anew at each tick, and put off its drain.
+        self.awaited.clear();
         self.refuse_orders("the job is ending", out);
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
         self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };

@@ -115,6 +115,7 @@ impl Engine {
         self.tick_checkpoints(now_ms, out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         self.give_up(now_ms, out);
+        self.expire_comings(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();

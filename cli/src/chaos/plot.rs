@@ -3,7 +3,7 @@
 
 use super::report::Times;
 use super::soak::Soak;
-use daemon::axis::{MARKS, escape, from_zero, nice_step, short};
+use daemon::axis::{MARKS, escape, from_zero, nice_step, short, start};
 use proto_common::ids::Role;
 use std::fmt::Write as _;
 
@@ -19,20 +19,9 @@ const PANEL: f64 = 170.0;
 /// Points of all lines of a panel, about: more show nothing.
 const LINE_POINTS_MAX: usize = 4_000;
 
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
-.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
-.scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}.worker{stroke:#0b62c4;fill:#0b62c4}\
-.dot{fill-opacity:.35;stroke:none}.line{fill:none;stroke-width:1.5;stroke-linejoin:round}\
-@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}}";
-
-fn start(height: f64, title: &str, subtitle: &str) -> String {
-    let (title, subtitle) = (escape(title), escape(subtitle));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n\
-         <style>{STYLE}</style>\n<text class=\"title\" x=\"16\" y=\"26\">{title}</text>\n\
-         <text class=\"small\" x=\"16\" y=\"46\">{subtitle}</text>\n"
-    )
-}
+const STYLE: &str = ".scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}\
+.worker{stroke:#0b62c4;fill:#0b62c4}.dot{fill-opacity:.35;stroke:none}\
+.line{fill:none;stroke-width:1.5;stroke-linejoin:round}";
 
 /// A row a fault and role: a dot for each recovery, a stroke at the median.
 pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
@@ -41,7 +30,7 @@ pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
     let (marks, high) = from_zero(times.iter().map(|times| times.worst_ms));
     let x = |ms: f64| NAMES + ms / high * (WIDTH - RIGHT - NAMES);
     let words = "each dot one fault; the stroke is the median";
-    let mut svg = start(floor + 56.0, title, words);
+    let mut svg = start((WIDTH, floor + 56.0), title, words, STYLE);
     // Writing to a String cannot fail.
     for mark in &marks {
         let (at, label) = (x(*mark), short(*mark));
@@ -74,7 +63,7 @@ pub(super) fn soak(title: &str, soak: &Soak) -> String {
     const PANELS: [(&str, f64); 3] =
         [("resident memory, MiB", 1_048_576.0), ("open files", 1.0), ("registered, MiB", 1_048_576.0)];
     let words = "a line a life; orange: servers; blue: workers; green: scheduler; strokes above: faults";
-    let mut svg = start(64.0 + PANEL * 3.0 + 40.0, title, words);
+    let mut svg = start((WIDTH, 64.0 + PANEL * 3.0 + 40.0), title, words, STYLE);
     let end = soak.samples.last().map_or(1.0, |sample| sample.seconds).max(1.0);
     for (column, (name, unit)) in PANELS.into_iter().enumerate() {
         let top = 84.0 + PANEL * column as f64;

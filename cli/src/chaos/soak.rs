@@ -22,6 +22,7 @@ const GROWTH: f64 = 1.10;
 const SLACK: [f64; 3] = [(1 << 20) as f64, 8.0, (1 << 20) as f64];
 /// As the columns are called.
 const NAMES: [&str; 3] = ["rss_bytes", "open_files", "registered_bytes"];
+const MIB: f64 = 1_048_576.0;
 /// A life is judged that had so many seconds: pools find their size in the first quarter.
 const JUDGED_S: f64 = 60.0;
 
@@ -174,16 +175,25 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{seat}: {what} grew {who} from {second:.0} to {last:.0} in {seconds:.0} s");
     }
+    let is_flat = text.is_empty();
+    for seat in verdicts.iter().filter(|flat| flat.pid.is_none() && flat.what == NAMES[0]) {
+        let last = |what| {
+            let mut of = verdicts.iter().filter(|flat| flat.pid.is_none() && flat.seat == seat.seat);
+            of.find(|flat| flat.what == what).map_or(0.0, |flat| flat.last)
+        };
+        let [rss, files, registered] = NAMES.map(last);
+        let (rss, registered) = (rss / MIB, registered / MIB);
+        let _ = writeln!(
+            text,
+            "{:<12} {rss:>7.1} MiB resident, {files:>3.0} open files, {registered:>7.1} MiB registered",
+            seat.seat
+        );
+    }
     let lives: BTreeSet<_> = verdicts.iter().filter_map(|flat| Some((&flat.seat, flat.pid?))).collect();
     let longest = verdicts.iter().filter(|flat| flat.pid.is_some()).map(|flat| flat.seconds);
     let (count, longest) = (lives.len(), longest.fold(0.0, f64::max));
-    let seats: BTreeSet<_> = lives.iter().map(|(seat, _)| seat).collect();
-    let how = if text.is_empty() { "memory, open files and registered bytes stayed flat" } else { "judged" };
-    let _ = writeln!(
-        text,
-        "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s, in {} seats, and the seats",
-        seats.len()
-    );
+    let how = if is_flat { "memory, open files and registered bytes stayed flat" } else { "something grew" };
+    let _ = writeln!(text, "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s were judged, and each seat");
     text
 }
 
@@ -227,8 +237,6 @@ mod tests {
         soak
     }
 
-    const MIB: f64 = (1 << 20) as f64;
-
     fn grown(soak: &Soak) -> Vec<Option<u32>> {
         let verdicts = soak.verdicts().into_iter();
         verdicts.filter(|flat| !flat.is_flat).map(|flat| flat.pid).collect()
@@ -239,6 +247,9 @@ mod tests {
         assert_eq!(grown(&soak(400, |second, _| (100.0 + second) * MIB)), [Some(7), None]);
         let warm = soak(400, |second, _| second.min(80.0) * MIB);
         assert_eq!(grown(&warm), []);
+        let text = told(&warm.verdicts());
+        assert!(text.contains("80.0 MiB resident,  12 open files,     0.0 MiB registered"), "{text}");
+        assert!(text.contains("stayed flat: 1 lives"), "{text}");
         assert_eq!(warm.verdicts().len(), 6);
         assert!(Soak::new().verdicts().is_empty());
     }
@@ -247,6 +258,9 @@ mod tests {
     fn growth_with_age_shows_where_seats_look_flat() {
         let leak = soak(100, |_, age| (10.0 + age / 10.0) * MIB);
         assert_eq!(grown(&leak), [7, 8, 9, 10].map(Some));
+        let text = told(&leak.verdicts());
+        assert!(text.contains("server 1: rss_bytes grew in one life (process 8)"), "{text}");
+        assert!(text.contains("something grew: 4 lives of 60 to 99 s"), "{text}");
         assert_eq!(grown(&soak(30, |_, age| (10.0 + age / 10.0) * MIB)), [], "too short to tell");
         let handed_on = soak(30, |second, _| (10.0 + second / 50.0) * MIB);
         assert_eq!(grown(&handed_on), [None], "what one life hands to the next");

@@ -193,7 +193,8 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
     let longest = verdicts.iter().filter(|flat| flat.pid.is_some()).map(|flat| flat.seconds);
     let (count, longest) = (lives.len(), longest.fold(0.0, f64::max));
     let how = if is_flat { "memory, open files and registered bytes stayed flat" } else { "something grew" };
-    let _ = writeln!(text, "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s were judged, and each seat");
+    let _ =
+        writeln!(text, "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s were judged, and each seat");
     text
 }
 

@@ -84,6 +84,18 @@ impl Stored {
     }
 }
 
+/// A chunk without an index.
+#[derive(Debug)]
+pub struct Made(Stored);
+
+impl Made {
+    /// Its buffers of weights.
+    #[must_use]
+    pub fn weights(&self) -> [Span; 2] {
+        [self.0.weights[0].span(), self.0.weights[1].span()]
+    }
+}
+
 /// What completes a round: see `engine::Command::Finish`.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
@@ -173,6 +185,12 @@ impl Storage {
         if chunk as usize == self.chunks.len() {
             self.chunks.push(None);
         }
+        let made = self.make(spec)?;
+        self.put_at(chunk, made)
+    }
+
+    /// Makes a chunk of zeros, which has no index yet.
+    pub fn make(&mut self, spec: &ChunkSpec) -> Result<Made, StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
             return Err(StorageError::Elements(spec.dtype));
@@ -186,10 +204,17 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        let stored =
-            Stored { bytes, now: bytes, dtype: spec.dtype, codec, rule, squares, trust, numbers, weights };
+        let (dtype, now) = (spec.dtype, bytes);
+        Ok(Made(Stored { bytes, now, dtype, codec, rule, squares, trust, numbers, weights }))
+    }
+
+    /// Gives a chunk that was made its index: the next one, or one that was given up.
+    pub fn put_at(&mut self, chunk: u32, made: Made) -> Result<(), StorageError> {
+        if chunk as usize == self.chunks.len() {
+            self.chunks.push(None);
+        }
         match self.chunks.get_mut(chunk as usize) {
-            Some(place @ None) => *place = Some(stored),
+            Some(place @ None) => *place = Some(made.0),
             _ => return Err(StorageError::NoChunk(chunk)),
         }
         Ok(())

@@ -285,6 +285,7 @@ impl LaneEngine {
                 self.leave_group(other);
                 let chunk = &mut self.chunks[other as usize];
                 chunk.lineage = Lineage::Own;
+                chunk.is_spoilt = true;
                 chunk.contributed.clear();
             }
         }

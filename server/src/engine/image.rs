@@ -153,6 +153,7 @@ impl LaneEngine {
         chunk.set_before(state.previous.map(|_| state.previous_bytes));
         chunk.contributed.clear();
         chunk.stage = Stage::Contributions;
+        (chunk.is_spoilt, chunk.is_torn) = (false, false);
         if let Some(tally) = &mut chunk.tally {
             tally.restore(&state.made, &state.marks);
         }

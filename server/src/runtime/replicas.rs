@@ -6,7 +6,7 @@ mod taking;
 use super::lane::{DataLane, LaneError};
 use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
-use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role};
+use crate::engine::{ChunkState, Payload, RecordContext};
 use crate::storage::Cells;
 use fabric::{
     Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
@@ -95,35 +95,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// What the control side is to know.
     pub fn next_news(&mut self) -> Option<LaneNews> {
         self.replicas.news.pop_front()
-    }
-
-    /// All chunks that this lane has a part in from an epoch on.
-    pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
-        self.epoch = self.epoch.max(epoch);
-        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
-        let mut made = Ok(());
-        for (index, spec) in &changes.added {
-            made = made.and(self.storage.add_at(*index, spec));
-            self.saves.is_new(*index);
-        }
-        made?;
-        let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
-        self.give_up_save();
-        self.note_stored();
-        for (index, _) in &changes.added {
-            for buffer in 0..2 {
-                let weights = self.storage.weights(*index, buffer)?;
-                self.queue.prepare(&weights)?;
-            }
-        }
-        for index in changes.lent {
-            if let Some(sum) = self.storage.lend_sum(index)? {
-                self.queue.prepare(&sum)?;
-            }
-        }
-        self.execute()?;
-        // What the engine decided is done, whatever could not be read.
-        begun
     }
 
     /// Our stream to a server is connected; it granted these slots.

@@ -1,7 +1,7 @@
 //! Chunks that move, and copies that take over: rules of docs/recovery.md one by one.
 
 use super::*;
-use crate::engine::{RecordContext, Role};
+use crate::engine::{ChunkState, RecordContext, Role};
 use proto_common::batch::Judgement;
 use proto_common::optimizer::{Moments, Rule};
 
@@ -264,4 +264,39 @@ fn a_change_of_a_rule_is_made_when_copies_have_it() {
     rig.engine.rule_changed(0);
     roles(&mut rig.engine, 3, ALONE);
     assert!(rig.engine.has_rules_everywhere(Key(1)), "nobody else is to have it");
+}
+
+#[test]
+fn a_tensor_with_norms_whose_copy_was_half_made_is_refused_at_once() {
+    // Which states had come when the server that sent them died; and had an update of the first chunk come before?
+    for (states, updated, is_torn) in [
+        (&[][..], false, false),
+        (&[1], false, true),
+        (&[0, 1], false, false),
+        (&[1], true, true),
+        (&[1, 0], true, false),
+    ] {
+        let mut rig = Rig::new(config(1));
+        rig.engine = LaneEngine::new(rig.config);
+        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let both =
+            |role| [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer: lamb, ..spec(1) }, role));
+        let mut out = Commands::default();
+        rig.engine.roles(epoch(2), &both(COPY), &mut out);
+        rig.connect(0);
+        if updated {
+            assert_eq!(word(&says(&mut rig.engine, (OTHER, 5), OpKind::CopyCheck, 0)), Judgement::Confirmed);
+            assert_eq!(word(&says(&mut rig.engine, (OTHER, 5), OpKind::CopyUpdate, 1)), Judgement::Confirmed);
+        }
+        let slot = rig.engine.copy_up(OTHER, Incarnation(5), 1)[0];
+        let state = ChunkState { version: 1, versions: (1, 1), live_bytes: BYTES, ..ChunkState::default() };
+        for chunk in states {
+            rig.engine.loaded((OTHER, slot), *chunk, Some((&state, 0)), &mut out);
+        }
+        rig.engine.roles(epoch(3), &both(ALONE), &mut out);
+        rig.send_knowing(3, 0, &[pull(1, 0)]);
+        let version = rig.version();
+        let status = if is_torn { Status::Torn } else { Status::Done };
+        assert_eq!(rig.flush(), [answer(0, 1, status, version)], "{states:?} {updated}");
+    }
 }

@@ -5,7 +5,7 @@
 use super::chunk::{Chunk, Lineage, Stage};
 use super::command::{Command, Commands, Source};
 use super::held::Held;
-use super::image::ChunkState;
+use super::image::{COUNT_END, ChunkState};
 use super::lane::LaneEngine;
 use super::role::Role;
 use proto_common::batch::{
@@ -206,6 +206,10 @@ impl LaneEngine {
             return Ok(None);
         }
         chunk.filled = 0;
+        // What follows it is counted on from there.
+        if chunk.is_loose() && block.operation.0 >= COUNT_END {
+            return Err("its update counts more contributions than anybody can make");
+        }
         if !chunk.contributed.set_words(record.contributors, workers) {
             return Err("its update has no contributors, or some that there are not");
         }

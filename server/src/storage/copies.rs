@@ -1,6 +1,7 @@
 //! What goes to copies of chunks, and what copies take: sums, images, and changes of rules. When, and whether, is the engine's.
 
 use super::array::{Array, Plain};
+use super::image::ImageError;
 use super::integers::Integers;
 use super::numbers::{Master, Place, Sums, Typed};
 use super::{Cells, Made, Storage, StorageError, Stored, find};
@@ -117,7 +118,8 @@ impl Storage {
         Ok(self.stored(chunk)?.rule.changes())
     }
 
-    /// Changes that a copy's rule is to have, too, of rounds after one that it has. Those that it has are the same.
+    /// Changes that a copy's rule is to have, too, of rounds after one that it has. Those that it has are the same. Nothing changes
+    /// where no chunk like this can have them.
     pub fn take_rule_changes(
         &mut self,
         chunk: u32,
@@ -125,9 +127,14 @@ impl Storage {
         after: u64,
     ) -> Result<(), StorageError> {
         let stored = self.stored_mut(chunk)?;
+        let mut rule = stored.rule.clone();
         for (from_round, optimizer) in changes.iter().filter(|(from_round, _)| *from_round > after) {
-            stored.rule.change(*from_round, *optimizer)?;
+            rule.change(*from_round, *optimizer)?;
         }
+        if !rule.is_sound(stored.dtype.is_integer()) {
+            return Err(ImageError::Rule.into());
+        }
+        stored.rule = rule;
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Changing {
     /// Those before it were looked at.
     next: usize,
     made: AllMade,
-    /// Chunks that could not be made, and why the first of them.
+    /// Copies that could not be made, and why the first of them.
     lacking: Vec<ChunkId>,
     failed: Option<LaneError>,
     reply: Option<Reply>,
@@ -92,7 +92,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.epoch = self.epoch.max(epoch);
         let mut next = 0;
         if self.engine.changes_duties(&chunks) {
-            let here = |(spec, role): &&(ChunkSpec, Role)| !self.engine.needs_room(spec, *role);
+            // What this server is to serve is never left out: it would say too early that all of it has copies.
+            let here =
+                |(spec, role): &&(ChunkSpec, Role)| role.serves() || !self.engine.needs_room(spec, *role);
             let here: Vec<_> = chunks.iter().filter(here).copied().collect();
             if here.len() < chunks.len() {
                 self.give_roles(epoch, &here, &mut AllMade::new())?;
@@ -113,7 +115,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             match self.prepare_one(&spec, role, &mut changing.made) {
                 Ok(has_work) => prepared += usize::from(has_work),
                 Err(error) => {
-                    changing.lacking.push(spec.id);
+                    changing.lacking.extend((!role.serves()).then_some(spec.id));
                     changing.failed.get_or_insert(error);
                     prepared += 1;
                 }

@@ -111,6 +111,11 @@ fn a_worker_is_waited_for_so_long() {
     let commands = rig.tick_at(505);
     let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
     assert!(death.to_string().contains("did not come again within 500 ms"), "{death}");
+    // Said once; those who do not leave hold the end up for so long, and no longer.
+    assert!(rig.tick_at(506).is_empty());
+    assert_eq!(rig.engine.next_tick_ms(506), 516);
+    assert!(rig.tick_at(505 + DRAIN_MS - 1).is_empty());
+    assert!(matches!(rig.tick_at(505 + DRAIN_MS).as_slice(), [Command::End(Outcome::Died(_))]));
 }
 
 #[test]
@@ -319,6 +324,28 @@ fn who_does_not_come_to_the_next_scheduler_is_dead() {
     );
 }
 
+/// The only worker is gone, and the scheduler too: servers know all, where every one of them has come.
+#[test]
+fn without_workers_all_servers_are_enough_for_one_that_follows() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut config = EngineConfig { resume: true, ..before.engine.config.clone() };
+    config.shape.scheduler_ms = 10 * SILENCE_MS;
+    let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
+    come_again(&mut rig, server(1), &resume);
+    let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
+    assert!(rig.say_on(80, ToScheduler::Register(again)).is_empty());
+    assert!(rig.tick_at(2 * SILENCE_MS).is_empty(), "server 0 may know more");
+    come_again(&mut rig, server(0), &resume);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
+    assert!(rig.engine.awaited.contains_key(&Rank(0)));
+}
+
 #[test]
 fn a_scheduler_that_slept_too_long_asks_its_members_what_they_know() {
     let mut rig = rig_of(1, WorkerLoss::Stop);
@@ -381,4 +408,24 @@ fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler
         rig.say_on(81, ToScheduler::Heartbeat(MemberReport::default())).len() == 2,
         "a stranger is refused"
     );
+}
+
+/// Its rank could be that of a member which comes later.
+#[test]
+fn who_wants_no_rank_waits_until_it_is_known_whose_are_free() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty());
+    for id in [worker(1), worker(0), server(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), None, "server 1 may come");
+    rig.tick_at(SILENCE_MS);
+    assert_eq!(rig.engine.member_of(connection(server(0))), Some(server(0)));
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(server(1)), "which has not come");
 }

@@ -1,7 +1,7 @@
 //! The fault laboratory: seeded faults of every kind in whole simulated clusters, the oracle's bits in the end.
 #![allow(clippy::print_stdout, reason = "how many seeds a second")]
 
-use gradwire_tests::rigs::lab::{Lab, LabShape, Plan};
+use gradwire_tests::rigs::lab::{Lab, LabShape, Plan, Tally};
 use gradwire_tests::rigs::sim::seeds;
 
 const FILE: &str = "lab";
@@ -13,7 +13,8 @@ fn runs(name: &str, seeds: u64, plan: Plan) {
 
 const NOTHING: Plan = Plan::NOTHING;
 /// What hurts, and kills nobody.
-const ROUGH: Plan = Plan { breaks: 3, partitions: 2, silences: 3, pauses: 3, slow: 2, ..NOTHING };
+const ROUGH: Plan =
+    Plan { breaks: 3, partitions: 2, flaps: 2, silences: 3, lags: 2, pauses: 3, slow: 2, ..NOTHING };
 
 #[test]
 fn nothing_goes_wrong() {
@@ -50,8 +51,43 @@ fn workers_die_and_come_again() {
 }
 
 #[test]
+fn workers_are_deposed_and_live() {
+    runs("workers_are_deposed_and_live", 40, Plan { deposed_workers: 2, ..NOTHING });
+}
+
+#[test]
 fn schedulers_die() {
     runs("schedulers_die", 40, Plan { scheduler_crashes: 2, ..NOTHING });
+}
+
+#[test]
+fn workers_die_while_the_scheduler_is_away() {
+    let plan = Plan { scheduler_crashes: 2, worker_crashes: 3, ..NOTHING };
+    runs("workers_die_while_the_scheduler_is_away", 40, plan);
+}
+
+#[test]
+fn processes_stop_and_go_on() {
+    runs("processes_stop_and_go_on", 40, Plan { sleeps: 2, ..NOTHING });
+}
+
+#[test]
+fn a_second_server_dies_before_the_first_death_is_decided() {
+    let plan = Plan { server_crashes: 2, second: true, ..NOTHING };
+    runs("a_second_server_dies_before_the_first_death_is_decided", 20, plan);
+}
+
+#[test]
+fn a_job_that_has_lost_both_copies_of_something_ends_and_says_so() {
+    let name = "a_job_that_has_lost_both_copies_of_something_ends_and_says_so";
+    let plan = Plan { server_crashes: 1, second: true, fatal: true, ..NOTHING };
+    let mut ended = 0;
+    seeds::for_each(FILE, name, 20, |seed| {
+        let mut lab = Lab::new(seed, LabShape::with(seed, plan));
+        lab.train();
+        ended += lab.tally().get("crash: chunk and copy").copied().unwrap_or(0);
+    });
+    assert!(ended > 0 || std::env::var_os("GRADWIRE_SEED").is_some(), "no seed has lost anything");
 }
 
 #[test]
@@ -71,11 +107,22 @@ fn everything_goes_wrong() {
 #[ignore = "as long as it is told: make lab SEEDS=5000"]
 fn thousands_of_seeds() {
     let (started, mut count) = (std::time::Instant::now(), 0_u32);
+    // By kind: how often it struck, and in how many seeds.
+    let mut all: std::collections::BTreeMap<_, (u64, u32)> = std::collections::BTreeMap::new();
     seeds::for_each(FILE, "thousands_of_seeds", 5_000, |seed| {
-        Lab::new(seed, LabShape::everything(seed)).train();
+        let mut lab = Lab::new(seed, LabShape::everything(seed));
+        lab.train();
         count += 1;
+        let tally: Tally = lab.tally();
+        for (kind, times) in tally {
+            let (struck, seeds) = all.entry(kind).or_default();
+            (*struck, *seeds) = (*struck + times, *seeds + 1);
+        }
     });
     let took_s = started.elapsed().as_secs_f64();
+    for (kind, (struck, seeds)) in all {
+        println!("{kind:<28} in {seeds:>6} seeds, {struck:>9} times");
+    }
     println!("{count} seeds in {took_s:.0} s: {:.1} a second, no violation", f64::from(count) / took_s);
 }
 

@@ -209,8 +209,9 @@ impl Lab {
 
     /// When the next stage of any connection is due.
     pub(super) fn next_dial_us(&self) -> Option<u64> {
-        let workers = self.worker_dials.iter().map(|dial| dial.due_us);
-        workers.chain(self.stream_dials.iter().map(|dial| dial.due_us)).min()
+        let workers = self.worker_dials.iter().map(|dial| (dial.at, dial.due_us));
+        let streams = self.stream_dials.iter().map(|dial| (dial.at, dial.due_us));
+        workers.chain(streams).map(|(at, due_us)| due_us.max(self.seats[at].paused_until_us)).min()
     }
 }
 

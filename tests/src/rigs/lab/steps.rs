@@ -101,7 +101,7 @@ impl Lab {
             Some(seat.clock.true_us(retry_ms).max(seat.paused_until_us))
         });
         let seeking = self.seats.iter().filter_map(|seat| match seat.process.as_ref()?.link {
-            Link::Seeking { next_us, .. } => Some(next_us),
+            Link::Seeking { next_us, .. } => Some(next_us.max(seat.paused_until_us)),
             _ => None,
         });
         let starts = self.seats.iter().filter_map(|seat| seat.start_us);

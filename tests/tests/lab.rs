@@ -56,6 +56,13 @@ fn workers_are_deposed_and_live() {
 }
 
 #[test]
+fn late_writes_are_fenced() {
+    seeds::for_each(FILE, "late_writes_are_fenced", 20, |seed| {
+        Lab::new(seed, LabShape::crowded(seed)).train();
+    });
+}
+
+#[test]
 fn schedulers_die() {
     runs("schedulers_die", 40, Plan { scheduler_crashes: 2, ..NOTHING });
 }
@@ -133,8 +140,9 @@ mod broken {
     use gradwire_tests::rigs::lab::{Lab, LabShape};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// A rule, and a seed of `everything_goes_wrong` that catches who breaks it.
-    const CAUGHT: [(BrokenRule, u64); 4] = [
+    /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
+    const CAUGHT: [(BrokenRule, u64); 5] = [
+        (BrokenRule::Fencing, 0),
         (BrokenRule::CreditReturn, 0),
         (BrokenRule::Dedupe, 4),
         (BrokenRule::EpochCheck, 41),
@@ -142,8 +150,12 @@ mod broken {
     ];
 
     /// Why a seed's run failed, if it did.
-    fn trouble(seed: u64, broken: Option<BrokenRule>) -> Option<String> {
-        let shape = LabShape { broken, ..LabShape::everything(seed) };
+    fn trouble(seed: u64, rule: BrokenRule, is_broken: bool) -> Option<String> {
+        let shape = match rule {
+            BrokenRule::Fencing => LabShape::crowded(seed),
+            _ => LabShape::everything(seed),
+        };
+        let shape = LabShape { broken: is_broken.then_some(rule), ..shape };
         let run = AssertUnwindSafe(|| Lab::new(seed, shape).train());
         let panic = catch_unwind(run).err()?;
         let text = panic.downcast_ref::<String>().cloned();
@@ -153,8 +165,8 @@ mod broken {
     #[test]
     fn each_broken_rule_is_caught_by_its_seed() {
         for (rule, seed) in CAUGHT {
-            assert_eq!(trouble(seed, None), None, "seed {seed} with all rules kept");
-            let caught = trouble(seed, Some(rule));
+            assert_eq!(trouble(seed, rule, false), None, "seed {seed} with all rules kept");
+            let caught = trouble(seed, rule, true);
             println!("{rule:?}: seed {seed}: {}", caught.as_deref().unwrap_or("not caught"));
             assert!(caught.is_some(), "seed {seed} does not notice that {rule:?} is broken");
         }
@@ -164,8 +176,8 @@ mod broken {
     #[test]
     #[ignore = "a search"]
     fn first_seeds() {
-        for rule in CAUGHT.map(|(rule, _)| rule).into_iter().chain([BrokenRule::Fencing]) {
-            let found = (0..300).find_map(|seed| Some((seed, trouble(seed, Some(rule))?)));
+        for (rule, _) in CAUGHT {
+            let found = (0..300).find_map(|seed| Some((seed, trouble(seed, rule, true)?)));
             println!("{rule:?}: {found:?}");
         }
     }

@@ -19,7 +19,11 @@ impl Lab {
 
     /// Workers that a scheduler can learn from.
     fn workers_that_know(&self) -> usize {
-        let knows = |seat: &&Seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some());
+        let is_doubtful = |seat: &Seat| seat.process.as_ref().is_none_or(|process| process.is_doubtful);
+        let knows = |seat: &&Seat| {
+            let worker = seat.worker_ref().filter(|_| !is_doubtful(seat));
+            worker.is_some_and(|worker| worker.member.resume().is_some())
+        };
         self.seats.iter().filter(knows).count()
     }
 

@@ -47,6 +47,7 @@ impl Lab {
             link: Link::Seeking { since_us: now_us, next_us: now_us },
             heard_us: now_us,
             beat_us: now_us,
+            is_doubtful: false,
             is_dismissed: false,
             unsaid: Vec::new(),
             body: Body::Nobody,

@@ -67,6 +67,8 @@ pub(super) struct Process {
     pub(super) heard_us: u64,
     /// When the next heartbeat is due.
     pub(super) beat_us: u64,
+    /// It was cut off, or stopped, for longer than makes it dead: the scheduler may know it no more.
+    pub(super) is_doubtful: bool,
     /// The scheduler has taken its goodbye.
     pub(super) is_dismissed: bool,
     /// Handed over while there was no scheduler.

@@ -165,7 +165,21 @@ impl LabShape {
     /// Of a seed, with all that can go wrong.
     #[must_use]
     pub fn everything(seed: u64) -> Self {
-        Self::with(seed, Plan::everything(seed))
+        let shape = Self::with(seed, Plan::everything(seed));
+        let is_crowded = shape.plan.deposed_workers > 0 && seed.is_multiple_of(8);
+        if is_crowded { shape.in_crowd(seed / 8) } else { shape }
+    }
+
+    /// Workers that are given up while they live, and whose writes are late; others use the few slots that there are at once.
+    #[must_use]
+    pub fn crowded(seed: u64) -> Self {
+        let plan = Plan { deposed_workers: 3, flaps: 2, slow: 3, ..Plan::NOTHING };
+        Self::with(seed, plan).in_crowd(seed)
+    }
+
+    fn in_crowd(self, seed: u64) -> Self {
+        let mode = if seed.is_multiple_of(2) { Mode::Async } else { Mode::Bounded(8) };
+        Self { mode, workers: 3, inbox_slots: 2, rounds: 30, ..self }
     }
 
     /// A cluster drawn from a seed, whose plan is empty.

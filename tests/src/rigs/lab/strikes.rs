@@ -196,6 +196,7 @@ impl Lab {
         let until_us = now_us + if at_once { self.rng.below(3 * silence_us) } else { 3 * silence_us };
         let kind = if role == Role::Server { "deposed: server" } else { "deposed: worker" };
         self.strikes(kind, at);
+        self.doubt(at);
         if at_once {
             self.wires.tear(at, now_us, until_us);
         }
@@ -207,6 +208,12 @@ impl Lab {
             let (from_us, for_us) = if at_once { (0, 60_000) } else { (silence_us * 9 / 10, silence_us / 4) };
             let of = self.node_of(at).map(|node| (at, node));
             self.later(now_us + from_us, Fault::Flap { of, left_us: for_us });
+        }
+    }
+
+    fn doubt(&mut self, at: usize) {
+        if let Some(process) = &mut self.seats[at].process {
+            process.is_doubtful = true;
         }
     }
 
@@ -222,6 +229,7 @@ impl Lab {
         let Some(at) = self.one_of(&may) else { return self.put_off(Fault::Sleep { role, us }) };
         let kind = if role == Role::Server { "long pause: server" } else { "long pause: worker" };
         self.strikes(kind, at);
+        self.doubt(at);
         let until_us = self.now_us() + us;
         self.seats[at].paused_until_us = until_us;
         if role == Role::Server {

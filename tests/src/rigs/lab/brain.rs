@@ -140,7 +140,7 @@ impl Lab {
                 Command::Send { to, message } => {
                     if !matches!(*message, FromScheduler::HeartbeatAck | FromScheduler::Welcome(_)) {
                         let text = format!("{message:?}");
-                        let end = text.char_indices().nth(400).map_or(text.len(), |(at, _)| at);
+                        let end = text.char_indices().nth(3_000).map_or(text.len(), |(at, _)| at);
                         self.note(&format!("to {to:?}: {}", &text[..end]));
                     }
                     if matches!(*message, FromScheduler::Remap { .. } | FromScheduler::Roster { .. }) {

@@ -18,7 +18,8 @@ pub enum Source {
     },
     /// In a spill block.
     Spill(u32),
-    /// In a slot of the stream from a server whose chunks we have copies of.
+    /// A whole sum, in a slot of the stream from a server whose chunks we have copies of: plain numbers, whatever the
+    /// tensor's codec.
     Record {
         /// The server.
         from: Rank,

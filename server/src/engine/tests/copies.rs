@@ -341,7 +341,9 @@ fn parts_are_as_long_as_the_slots_of_their_stream() {
     for part_bytes in [LONG_BYTES / 2, LONG_BYTES] {
         let mut rig = Rig::new(config(1));
         let long = ChunkSpec { bytes: LONG_BYTES, ..spec(1) };
-        rig.engine.roles(epoch(2), &[(long, BACKED)], &mut Commands::default());
+        rig.engine = LaneEngine::new(config(1));
+        rig.engine.roles(epoch(1), &[(long, BACKED)], &mut Commands::default());
+        rig.connect(0);
         // The stream before had short slots.
         for part_bytes in [64, part_bytes] {
             rig.engine.stream_up(OTHER, Incarnation(5), &grants(4), part_bytes, &mut Commands::default());

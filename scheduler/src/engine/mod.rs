@@ -327,6 +327,7 @@ impl Engine {
         let waits = [
             self.awaited.values().map(|awaited| awaited.deadline_ms).min(),
             self.rebuild_deadline_ms(),
+            self.comings.next_deadline_ms(),
             self.barriers.next_deadline_ms(),
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),

@@ -180,9 +180,15 @@ impl Rebuild {
         self.arrivals.iter().rev().find(is_it).map(|(connection, _)| *connection)
     }
 
-    /// Without any worker nothing is decided: a server that has not come may have published alone, and only workers know.
     fn has_worker(&self) -> bool {
         self.members.iter().any(|member| member.id.role == Role::Worker && self.came(member).is_some())
+    }
+
+    /// Have all servers come that the newest roster has? Whoever publishes alone knows since when, and a later roster with
+    /// somebody else in it would have been told to those who had the data before: they would show it.
+    fn has_all_servers(&self) -> bool {
+        let mut servers = self.members.iter().filter(|member| member.id.role == Role::Server).peekable();
+        servers.peek().is_some() && servers.all(|member| self.came(member).is_some())
     }
 
     fn is_whole(&self) -> bool {
@@ -261,13 +267,24 @@ impl Engine {
         }
         let shape = &self.config.shape;
         match self.rebuild.since_ms {
-            Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
-            Some(since_ms) if self.config.resume || self.changes.rosters > 0 => {
+            Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
+            Some(since_ms) if self.follows() => {
                 Some(since_ms + shape.scheduler_ms.max(shape.silence_ms))
             }
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.started_ms + self.config.assemble_ms),
         }
+    }
+
+    /// Is it sure that there is a job to take over?
+    fn follows(&self) -> bool {
+        self.config.resume || self.changes.rosters > 0
+    }
+
+    /// With neither a worker nor all servers nothing is decided: a server that has not come may have published alone, and
+    /// only workers would know.
+    fn knows_enough(&self) -> bool {
+        self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
     }
 
     /// Goes on when everyone has come, or had the time to.
@@ -277,7 +294,7 @@ impl Engine {
         if !is_due && !self.rebuild.is_whole() {
             return;
         }
-        if !self.rebuild.has_worker() {
+        if !self.knows_enough() {
             return self.give_up_rebuilding(now_ms, out);
         }
         let rebuild = std::mem::take(&mut self.rebuild);
@@ -286,13 +303,13 @@ impl Engine {
 
     /// Nobody has said what the cluster was: there is nothing to go on with.
     fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        if !self.config.resume && self.changes.rosters == 0 {
+        if !self.follows() {
             return self.assemble(now_ms, out);
         }
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
         self.turn_away(
-            "no worker has come of the job that this scheduler was to take over; start it again",
+            "neither a worker nor all servers have come of the job that this scheduler was to take over; start it again",
             out,
         );
         let missing = self.missing();

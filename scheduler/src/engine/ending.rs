@@ -169,6 +169,15 @@ impl Engine {
         }
         // Nobody is waited for any more: a deadline that is over would end the job anew at each tick, and put off its drain.
         self.awaited.clear();
+        for (connection, _) in self.rebuild.take_waiting() {
+            let reason = match &outcome {
+                Outcome::Incomplete { waited_ms, missing } => {
+                    RefusalReason::Incomplete { waited_ms: *waited_ms, missing: missing.clone() }
+                }
+                other => RefusalReason::Misplaced(format!("the job is over: {other}")),
+            };
+            refuse(connection, reason, out);
+        }
         self.refuse_orders("the job is ending", out);
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
         self.phase = Phase::Ending { outcome, deadline_ms: now_ms + self.config.drain_ms };

@@ -509,10 +509,6 @@ impl Engine {
     fn known_places(&self) -> std::collections::BTreeSet<MemberId> {
         self.places().chain(self.members.keys().copied()).collect()
     }
-
-    fn missing(&self) -> Vec<MemberId> {
-        self.places().filter(|id| !self.members.contains_key(id)).collect()
-    }
 }
 
 fn send(to: ConnectionId, message: FromScheduler) -> Command {

@@ -56,6 +56,7 @@ pub(super) struct Rebuild {
     /// When the first came.
     since_ms: Option<u64>,
     arrivals: BTreeMap<ConnectionId, Arrival>,
+    /// Strangers; while a job assembles, those who have no rank yet.
     waiting: Vec<(ConnectionId, Register)>,
     /// Those who were let in before it was known that this is no fresh job.
     early: Vec<(MemberId, Member)>,
@@ -71,6 +72,20 @@ pub(super) struct Rebuild {
 }
 
 impl Rebuild {
+    /// Somebody waits for a rank.
+    pub(super) fn hold(&mut self, connection: ConnectionId, register: Register) {
+        self.waiting.push((connection, register));
+    }
+
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Register> {
+        self.waiting.iter().map(|(_, register)| register)
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn take_waiting(&mut self) -> Vec<(ConnectionId, Register)> {
+        std::mem::take(&mut self.waiting)
+    }
+
     pub(super) fn knows(&self, connection: ConnectionId) -> bool {
         self.arrivals.contains_key(&connection)
             || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
@@ -204,7 +219,8 @@ impl Engine {
         self.phase = Phase::Rebuilding;
         self.connections.clear();
         let early = std::mem::take(&mut self.members).into_iter().filter(|(_, member)| !member.gone);
-        self.rebuild = Rebuild { since_ms: Some(now_ms), early: early.collect(), ..Rebuild::default() };
+        let (early, waiting) = (early.collect(), self.rebuild.take_waiting());
+        self.rebuild = Rebuild { since_ms: Some(now_ms), early, waiting, ..Rebuild::default() };
     }
 
     /// Somebody registers while the cluster is being rebuilt.
@@ -319,7 +335,7 @@ impl Engine {
     /// Who came was of a job that is over: this one is fresh after all.
     fn assemble(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let early = std::mem::take(&mut self.rebuild.early);
-        let waiting = std::mem::take(&mut self.rebuild.waiting);
+        let waiting = self.rebuild.take_waiting();
         self.turn_away("no worker of its job has come; start it as a new process", out);
         self.phase = Phase::Assembling;
         for (id, mut member) in early {

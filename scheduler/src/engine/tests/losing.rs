@@ -395,3 +395,23 @@ fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler
         "a stranger is refused"
     );
 }
+
+/// Its rank could be that of a member which comes later.
+#[test]
+fn who_wants_no_rank_waits_until_it_is_known_whose_are_free() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty());
+    for id in [worker(1), worker(0), server(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), None, "server 1 may come");
+    rig.tick_at(SILENCE_MS);
+    assert_eq!(rig.engine.member_of(connection(server(0))), Some(server(0)));
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(server(1)), "which has not come");
+}

@@ -18,8 +18,8 @@ pub enum Source {
     },
     /// In a spill block.
     Spill(u32),
-    /// A whole sum, in a slot of the stream from a server whose chunks we have copies of: plain numbers, whatever the
-    /// tensor's codec.
+    /// In a slot of the stream from a server whose chunks we have copies of. As a contribution it is a whole sum: plain
+    /// numbers, whatever the tensor's codec.
     Record {
         /// The server.
         from: Rank,

@@ -158,6 +158,7 @@ impl LaneEngine {
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
+            self.end_streams_of_sum(index, out);
             self.begin_copies_anew(index);
         }
         new.into_iter().for_each(|to| self.check(index, to));

@@ -77,7 +77,10 @@ impl Engine {
         }
         let from = match &self.last_checkpoint {
             Some(checkpoint) => format!("start the job again with checkpoint.restore = {checkpoint:?}"),
-            None => "there is no checkpoint".to_owned(),
+            None => {
+                let fix = "start the job anew, with checkpoint.directory and checkpoint.every_rounds";
+                format!("there is no checkpoint: {fix}")
+            }
         };
         let fix = match self.config.shape.replicas {
             0 if !keeps_rows => "; with cluster.replicas = 1 another server has a copy",

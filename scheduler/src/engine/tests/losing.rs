@@ -82,6 +82,9 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
     for words in ["server 1 died", "tensors 7 (w)", "round-000000120", "cluster.replicas = 1"] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    rig.engine.last_checkpoint = None;
+    let text = rig.engine.loss(&[Key(7)], false);
+    assert!(text.contains("there is no checkpoint: start the job anew"), "{text}");
 }
 
 #[test]

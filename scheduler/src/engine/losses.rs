@@ -40,7 +40,7 @@ impl Engine {
         // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
         let keeps_rows = member.keeps_rows;
-        if !keeps_rows && (alone && !has_any || self.servers().there.is_empty()) {
+        if !keeps_rows && lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
         if alone || keeps_rows || !lost.is_empty() {

@@ -4,6 +4,7 @@
 
 use super::chunk::{Chunk, Lineage, Stage};
 use super::command::{Command, Commands, Source};
+use super::credits::{Misuse, misuse};
 use super::held::Held;
 use super::image::{COUNT_END, ChunkState};
 use super::lane::LaneEngine;
@@ -12,7 +13,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
     RECORD_LEFT, SlotGrant,
 };
-use proto_common::ids::{Incarnation, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 
 /// A record with where it lies and what its header says.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +35,8 @@ pub struct RecordContext<'a> {
 pub(super) struct CopyOf {
     from: Rank,
     incarnation: Incarnation,
-    /// The generation of each slot's grant.
-    slots: Vec<u8>,
+    /// The generation of each slot's grant, and whether a record lies in it that was read and whose slot is not given back.
+    slots: Vec<(u8, bool)>,
     /// It was told to ask later, and is to hear when.
     owes_ready: bool,
     /// The chunk whose image is coming, its version, and how much of it is there.
@@ -49,8 +50,9 @@ impl LaneEngine {
     pub fn copy_up(&mut self, from: Rank, incarnation: Incarnation, slots: u32) -> Vec<SlotGrant> {
         self.copy_down(from);
         let (owes_ready, image) = (false, None);
-        let slots = vec![1; slots as usize];
-        let grants = (0..).zip(&slots).map(|(slot, generation)| SlotGrant { slot, generation: *generation });
+        let slots = vec![(1, false); slots as usize];
+        let grant = |(slot, (generation, _)): (u32, &(u8, bool))| SlotGrant { slot, generation: *generation };
+        let grants = (0..).zip(&slots).map(grant);
         let grants = grants.collect();
         self.copying.copies.push(CopyOf { from, incarnation, slots, owes_ready, image });
         grants
@@ -70,14 +72,24 @@ impl LaneEngine {
         copy.map_or(Incarnation::default(), |copy| copy.incarnation)
     }
 
-    /// A server says that a record lies in a slot: may it be read?
+    /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing.
     pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
-        let Some(copy) = self.copying.copies.iter().find(|copy| copy.from == from) else { return false };
-        let granted = copy.slots.get(slot.slot as usize) == Some(&slot.generation);
-        if !granted {
-            end(from, "it wrote to a slot that it was not granted", out);
+        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return false };
+        match copy.slots.get_mut(slot.slot as usize) {
+            Some((generation, is_read)) if *generation == slot.generation => {
+                let is_first = !std::mem::replace(is_read, true);
+                self.stats.duplicates += u64::from(!is_first);
+                is_first
+            }
+            Some((generation, _)) if misuse(*generation, slot.generation) == Misuse::Stale => {
+                self.stats.duplicates += 1;
+                false
+            }
+            _ => {
+                end(from, "it wrote to a slot that it was not granted", out);
+                false
+            }
         }
-        granted
     }
 
     /// A record lies in a slot.
@@ -135,8 +147,8 @@ impl LaneEngine {
 
     fn give_back_slot(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) {
         let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return };
-        let generation = &mut copy.slots[slot.slot as usize];
-        *generation = generation.wrapping_add(1);
+        let (generation, is_read) = &mut copy.slots[slot.slot as usize];
+        (*generation, *is_read) = (generation.wrapping_add(1), false);
         let notice = Notice::Returned(SlotGrant { slot: slot.slot, generation: *generation });
         out.push(Command::TellPrimary { from, notice });
     }
@@ -151,6 +163,10 @@ impl LaneEngine {
 
     fn checked(&mut self, from: Rank, block: &Block) -> Judgement {
         let life = self.copy_incarnation(from);
+        // A copy from before that decision is given up when we hear of what came in between.
+        if Epoch::from_number(block.operation.0) > self.epoch {
+            return Judgement::Later;
+        }
         let Some((_, chunk)) = self.copy_of(from, block) else { return Judgement::Later };
         let (has, asked) = (chunk.promised(), block.round);
         let initialised = block.token & RECORD_INITIALISED != 0;

@@ -147,7 +147,7 @@ impl LaneEngine {
                 }
                 None => {
                     new.push(to);
-                    self.copying.keep(to, is_backup)
+                    self.copying.keep(to, is_backup, epoch)
                 }
             };
             chunk.copies[place] = Some(keep);

@@ -49,6 +49,17 @@ pub(super) struct Stream {
     sequence: u64,
 }
 
+impl Stream {
+    /// Has the other side said this already? Its word on a record is of the slot's generation then, or of one before; what it
+    /// gives back is one further (`ahead`).
+    fn heard_before(&self, slot: SlotGrant, ahead: u8) -> bool {
+        let judged = self.used.iter().any(|(used, item)| *used == slot && item.is_none());
+        let known = self.used.iter().map(|(used, _)| used).chain(&self.free).find(|known| known.slot == slot.slot);
+        let newest = known.map(|known| known.generation.wrapping_add(ahead).wrapping_sub(1));
+        judged || newest.is_some_and(|newest| misuse(newest, slot.generation) == Misuse::Stale)
+    }
+}
+
 /// A worker's key buffer that ends when the worker says that it knows this epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lapsing {
@@ -97,9 +108,9 @@ impl Copying {
         self.streams.iter_mut().find(|stream| stream.to == to)
     }
 
-    pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
+    pub(super) fn keep(&mut self, to: Rank, is_backup: bool, since: Epoch) -> Keep {
         self.ids += 1;
-        Keep::new(to, self.ids, is_backup)
+        Keep::new(to, self.ids, is_backup, since)
     }
 
     /// What was to be sent of a copy is not.
@@ -260,7 +271,7 @@ impl LaneEngine {
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
         let Some(stream) = self.copying.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
-            return Err("it returned a slot that we did not use");
+            return stream.heard_before(slot, 1).then_some(()).ok_or("it returned a slot that we did not use");
         };
         let (used, item) = stream.used[at];
         if slot.generation != used.generation.wrapping_add(1) {
@@ -291,7 +302,8 @@ impl LaneEngine {
         let Some(stream) = copying.stream(to) else { return Ok(()) };
         let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
         let Some(item) = written.and_then(|(_, item)| item.take()) else {
-            return Err("it judged a record that we did not send");
+            let is_repeated = stream.heard_before(slot, 0);
+            return is_repeated.then_some(()).ok_or("it judged a record that we did not send");
         };
         let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
@@ -509,7 +521,10 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         dtype: chunk.spec.dtype,
         codec: 0,
         status: Status::None,
-        operation: Operation(chunk.applying().map_or(0, |held| held.round)),
+        operation: Operation(match item.op {
+            OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
+            _ => chunk.applying().map_or(0, |held| held.round),
+        }),
         round: item.round,
         bytes,
         data: BlockData::Inline { offset: 0 },

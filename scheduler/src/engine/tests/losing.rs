@@ -88,6 +88,16 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
 }
 
 #[test]
+fn where_the_last_server_follows_the_one_that_it_had_copies_of_the_error_names_what_went() {
+    let mut rig = rig_of(1, WorkerLoss::Wait);
+    declared(&mut rig);
+    rig.lose(server(0));
+    let commands = rig.lose(server(1));
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    assert!(death.to_string().contains("nobody else has its part of tensors 7 (w)"), "{death}");
+}
+
+#[test]
 fn a_worker_is_waited_for_so_long() {
     let mut rig = rig_of(1, WorkerLoss::Wait);
     rig.now_ms = 5;

@@ -297,9 +297,25 @@ fn a_copy_confirms_before_it_applies_and_once() {
     // Again, or out of turn: it is not applied.
     let list = deliver(&mut engine, next(slots[1]), &header, record(OpKind::CopyUpdate, 1));
     assert_eq!(list, told(next(slots[1]), Judgement::Wanting));
-    // A slot that was not granted ends the stream.
-    let list = deliver(&mut engine, slots[1], &header, record(OpKind::CopyUpdate, 2));
+    // A notice that comes again is no record, and a slot that was not granted ends the stream.
+    assert_eq!(deliver(&mut engine, slots[1], &header, record(OpKind::CopyUpdate, 2)), []);
+    assert_eq!(deliver(&mut engine, slots[0], &header, record(OpKind::CopyCheck, 2)), []);
+    let list = deliver(&mut engine, next(next(next(slots[1]))), &header, record(OpKind::CopyUpdate, 2));
     assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{list:?}");
+}
+
+#[test]
+fn what_a_copy_says_twice_counts_once() {
+    let mut rig = backed();
+    let (_, _, slot) = records(&mut rig)[0];
+    told(&mut rig, Notice::Judged(slot, Judgement::Confirmed));
+    assert_eq!(told(&mut rig, Notice::Judged(slot, Judgement::Confirmed)), []);
+    let returned = Notice::Returned(SlotGrant { generation: slot.generation + 1, ..slot });
+    assert_eq!(told(&mut rig, returned), []);
+    assert_eq!(told(&mut rig, returned), []);
+    assert_eq!(told(&mut rig, Notice::Judged(slot, Judgement::Confirmed)), []);
+    let never = Notice::Returned(SlotGrant { generation: slot.generation + 2, ..slot });
+    assert!(matches!(told(&mut rig, never)[..], [Command::EndStream { ours: true, .. }]));
 }
 
 #[test]
@@ -321,6 +337,7 @@ fn a_copy_takes_nothing_of_whom_it_is_not_a_copy() {
         BatchHeader { receiver_incarnation: Incarnation(6), ..header },
         BatchHeader { kind: BatchKind::Request, ..header },
     ] {
+        engine.copy_up(OTHER, Incarnation(5), 2);
         let list = deliver(&mut engine, slots[1], &wrong, record(OpKind::CopyUpdate, 1));
         assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{wrong:?}: {list:?}");
     }
@@ -332,6 +349,34 @@ fn a_copy_that_has_heard_of_a_new_scheduler_first_goes_on_taking() {
     let before = BatchHeader { epoch: Epoch { term: 0, counter: 9 }, ..record_header() };
     let list = deliver(&mut engine, slots[0], &before, record(OpKind::CopyCheck, 0));
     assert!(matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Confirmed), .. }));
+}
+
+/// Whoever has a copy may be to give it up, and to make it anew: it must not say yes for the one that it gives up.
+#[test]
+fn a_copy_answers_for_the_decision_that_it_is_asked_about() {
+    let (mut engine, slots) = copy();
+    let later = Block { operation: Operation(epoch(5).to_number()), ..record(OpKind::CopyCheck, 0) };
+    let list = deliver(&mut engine, slots[0], &record_header(), later);
+    assert!(
+        matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Later), .. }),
+        "{list:?}"
+    );
+    let list = roles(&mut engine, 5, Role::Copy { of: OTHER });
+    assert!(list.contains(&Command::TellPrimary { from: OTHER, notice: Notice::Ready }), "{list:?}");
+    let list = deliver(&mut engine, slots[1], &record_header(), later);
+    assert!(matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Confirmed), .. }));
+}
+
+#[test]
+fn a_check_says_since_when_there_is_to_be_a_copy() {
+    let mut rig = backed();
+    let mut out = Commands::default();
+    rig.engine.flush(8, &mut out);
+    let since = out.list.iter().find_map(|command| match command {
+        Command::Record { block, .. } if block.op == OpKind::CopyCheck => Some(block.operation.0),
+        _ => None,
+    });
+    assert_eq!(since.map(Epoch::from_number), Some(epoch(2)));
 }
 
 #[test]

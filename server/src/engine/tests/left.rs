@@ -56,8 +56,10 @@ fn a_copy_of_what_is_read_here_goes_on_when_its_reader_says_so() {
     assert_eq!(rig.version(), 2, "it is what there is, should the new server die at once");
     assert_eq!(rig.engine.room_for_image(0), None);
     assert_eq!(rig.send(0, &[farewell(1)]), []);
+    rig.flush();
     assert_eq!(rig.engine.room_for_image(0), None, "the first one is read still");
     assert_eq!(rig.send(0, &[farewell(2)]), []);
+    rig.flush();
     assert!(rig.engine.room_for_image(0).is_some());
     // Served again, its operations say what is read.
     roles(&mut rig, 3, &[(spec(1), ALONE)]);

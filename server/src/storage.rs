@@ -299,8 +299,7 @@ impl Storage {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
         let stored =
             chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
-        let addend = locate((inbox, spill, records), addend, views)?;
-        let addend = decoder.plain_addend(stored, addend)?;
+        let addend = plain((inbox, spill, records), decoder, stored, addend, views)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
     }
 
@@ -313,8 +312,10 @@ impl Storage {
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
-        let last = round.last.map(|last| locate((inbox, spill, records), last, views)).transpose()?;
-        let last = last.map(|last| decoder.plain_addend(stored, last)).transpose()?;
+        let last = match round.last {
+            Some(last) => Some(plain((inbox, spill, records), decoder, stored, last, views)?),
+            None => None,
+        };
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
@@ -325,8 +326,7 @@ impl Storage {
             chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
-            let last = locate((inbox, spill, records), last, views)?;
-            let last = decoder.plain_addend(stored, last)?;
+            let last = plain((inbox, spill, records), decoder, stored, last, views)?;
             stored.numbers.reduce(last, stored.now)?;
         }
         stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
@@ -433,9 +433,11 @@ fn find<'a>(
     })
 }
 
-/// Where a contribution lies, and one that it is added to.
-fn locate<'a>(
+/// Where a contribution lies as plain numbers, and one that it is added to. Only workers encode theirs.
+fn plain<'a>(
     areas: Areas<'a>,
+    decoder: &'a mut Decoder,
+    stored: &Stored,
     addend: Addend,
     [view, first_view]: &'a Views,
 ) -> Result<Addend<Place<'a>>, StorageError> {
@@ -444,7 +446,8 @@ fn locate<'a>(
         Onto::First(first) => Onto::First(find(areas, first, first_view.as_ref())?),
         Onto::Sum => Onto::Sum,
     };
-    Ok(Addend { from: find(areas, addend.from, view.as_ref())?, onto })
+    let found = Addend { from: find(areas, addend.from, view.as_ref())?, onto };
+    if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain_addend(stored, found) }
 }
 
 #[cfg(test)]

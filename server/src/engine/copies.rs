@@ -3,7 +3,7 @@
 //! here waits: a record that cannot be taken now is answered so.
 
 use super::chunk::{Chunk, Lineage, Stage};
-use super::command::{Command, Commands, Source};
+use super::command::{Addend, Command, Commands, Onto, Source};
 use super::credits::{Misuse, misuse};
 use super::held::Held;
 use super::image::{COUNT_END, ChunkState};
@@ -13,6 +13,7 @@ use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
     RECORD_LEFT, SlotGrant,
 };
+use proto_common::element::Dtype;
 use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 
 /// A record with where it lies and what its header says.
@@ -214,6 +215,8 @@ impl LaneEngine {
         }
         chunk.filled = landing.offset + block.bytes;
         let left = block.token & RECORD_LEFT != 0;
+        // A sum that is whole, of numbers as storage adds them up, is applied from where it lies.
+        let is_whole = landing.offset == 0 && is_last && is_summed_as_is(chunk.spec.dtype);
         let take =
             Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
         if !is_last {
@@ -240,9 +243,13 @@ impl LaneEngine {
         // Before it is applied: it will be.
         self.judge(from, record.slot, Judgement::Confirmed, out);
         self.chunks[index as usize].size(index, bytes, out);
-        out.push(take);
+        let last = is_whole.then_some(Addend { from: place, onto: Onto::Nothing });
+        if !is_whole {
+            out.push(take);
+        }
+        // What is not applied now (somebody reads both buffers) is taken out of the slot.
+        self.end_round(index, last, out);
         self.give_back_slot(from, record.slot, out);
-        self.end_round(index, None, out);
         self.settle(index, out);
         Ok(None)
     }
@@ -327,6 +334,11 @@ impl Chunk {
     pub(super) fn promised(&self) -> u64 {
         self.version + u64::from(self.is_complete())
     }
+}
+
+/// Are numbers of this type summed in their own type? Integers are not, and say more of their sum than its numbers.
+fn is_summed_as_is(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F64)
 }
 
 fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {

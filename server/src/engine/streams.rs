@@ -13,7 +13,6 @@ use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
-use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
 use whole::can_begin;
 
@@ -47,6 +46,8 @@ pub(super) struct Stream {
     image: Option<(u64, Option<SlotGrant>)>,
     seeded: Option<Epoch>,
     sequence: u64,
+    /// Bytes of a record's payload at most.
+    part_bytes: u64,
 }
 
 impl Stream {
@@ -69,12 +70,10 @@ pub(super) struct Lapsing {
 }
 
 /// Streams, and the other side of others' streams.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Copying {
     pub(super) streams: Vec<Stream>,
     pub(super) copies: Vec<CopyOf>,
-    /// Bytes of a record's payload at most.
-    pub(super) part_bytes: u64,
     ids: u64,
     /// Roles were given: whoever asks for a chunk that is not here has another map.
     pub(super) has_roles: bool,
@@ -85,22 +84,6 @@ pub(super) struct Copying {
     pub(super) free: Vec<u32>,
     /// Stretches of indices that tensors with norms had.
     pub(super) free_groups: Vec<std::ops::Range<u32>>,
-}
-
-impl Default for Copying {
-    fn default() -> Self {
-        Self {
-            streams: Vec::new(),
-            copies: Vec::new(),
-            part_bytes: CHUNK_BYTES_DEFAULT,
-            ids: 0,
-            has_roles: false,
-            lapsing: Vec::new(),
-            retired: Vec::new(),
-            free: Vec::new(),
-            free_groups: Vec::new(),
-        }
-    }
 }
 
 impl Copying {
@@ -143,7 +126,6 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         self.stream_down(to, out);
-        self.copying.part_bytes = self.copying.part_bytes.min(part_bytes.max(64));
         self.copying.streams.push(Stream {
             to,
             incarnation,
@@ -154,6 +136,8 @@ impl LaneEngine {
             image: None,
             seeded: None,
             sequence: 0,
+            // A part of nothing would never end a record.
+            part_bytes: part_bytes.max(64),
         });
         for index in 0..self.chunks.len() as u32 {
             self.check(index, to);
@@ -410,14 +394,14 @@ impl LaneEngine {
     /// Writes the next record, or part of one. False where there is none, or no slot.
     fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
         let Self { chunks, copying, stats, .. } = self;
-        let (part_bytes, stream) = (copying.part_bytes, &mut copying.streams[at]);
+        let stream = &mut copying.streams[at];
         let Some(item) = stream.queue.front_mut() else { return false };
         let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
         if item.op == OpKind::CopyState && item.total == 0 {
             return false;
         }
         let Some(slot) = stream.free.pop_front() else { return false };
-        let bytes = part_bytes.min(item.total - item.at);
+        let bytes = stream.part_bytes.min(item.total - item.at);
         let is_last = item.at + bytes == item.total;
         if item.op == OpKind::CopyRules {
             // All that there are now are in it.

@@ -290,7 +290,14 @@ fn a_copy_confirms_before_it_applies_and_once() {
     assert!(
         matches!(
             list[1..],
-            [Command::TakeSum { .. }, Command::TellPrimary { .. }, Command::Finish { contributors: 2, .. }]
+            [
+                Command::Finish {
+                    contributors: 2,
+                    last: Some(Addend { from: Source::Record { .. }, onto: Onto::Nothing }),
+                    ..
+                },
+                Command::TellPrimary { notice: Notice::Returned(_), .. }
+            ]
         ),
         "{list:?}"
     );
@@ -316,6 +323,56 @@ fn what_a_copy_says_twice_counts_once() {
     assert_eq!(told(&mut rig, Notice::Judged(slot, Judgement::Confirmed)), []);
     let never = Notice::Returned(SlotGrant { generation: slot.generation + 2, ..slot });
     assert!(matches!(told(&mut rig, never)[..], [Command::EndStream { ours: true, .. }]));
+}
+
+#[test]
+fn a_sum_in_pieces_is_taken_out_of_its_slots_and_applied_when_it_is_whole() {
+    let (mut engine, slots) = copy();
+    let header = record_header();
+    deliver(&mut engine, slots[0], &header, record(OpKind::CopyCheck, 0));
+    let part = |offset, bytes| Block {
+        bytes,
+        landing: Some(Landing { region: BYTES, offset, bytes: BYTES }),
+        ..record(OpKind::CopyUpdate, 1)
+    };
+    let list = deliver(&mut engine, slots[1], &header, part(0, BYTES - 8));
+    let [Command::TakeSum { at: 0, .. }, Command::TellPrimary { notice: Notice::Returned(again), .. }] = list[..]
+    else {
+        panic!("{list:?}")
+    };
+    let list = deliver(&mut engine, again, &header, part(BYTES - 8, 8));
+    let judged = Command::TellPrimary { from: OTHER, notice: Notice::Judged(again, Judgement::Confirmed) };
+    assert_eq!(list[0], judged);
+    let [Command::TakeSum { at, bytes: 8, .. }, Command::Finish { last: None, .. }, Command::TellPrimary { .. }] =
+        list[1..]
+    else {
+        panic!("{list:?}")
+    };
+    assert_eq!(at, BYTES - 8);
+}
+
+#[test]
+fn parts_are_as_long_as_the_slots_of_their_stream() {
+    const LONG_BYTES: u64 = 256;
+    for part_bytes in [LONG_BYTES / 2, LONG_BYTES] {
+        let mut rig = Rig::new(config(1));
+        let long = ChunkSpec { bytes: LONG_BYTES, ..spec(1) };
+        rig.engine = LaneEngine::new(config(1));
+        rig.engine.roles(epoch(1), &[(long, BACKED)], &mut Commands::default());
+        rig.connect(0);
+        // The stream before had short slots.
+        for part_bytes in [64, part_bytes] {
+            rig.engine.stream_up(OTHER, Incarnation(5), &grants(4), part_bytes, &mut Commands::default());
+        }
+        for _ in ["its version", "its rule"] {
+            let slot = records(&mut rig)[0].2;
+            judged(&mut rig, slot, Judgement::Confirmed);
+        }
+        rig.send(0, &[Block { bytes: LONG_BYTES, ..push(1, 1) }]);
+        let all = records(&mut rig);
+        assert!(all.iter().all(|record| record.0 == OpKind::CopyUpdate), "{all:?}");
+        assert_eq!(all.len() as u64, LONG_BYTES / part_bytes);
+    }
 }
 
 #[test]

@@ -372,7 +372,7 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
-        if self.is_farewell(peer, block) {
+        if self.is_farewell(peer, block, out) {
             return true;
         }
         let Some(index) = self.serves(&block.id) else {

@@ -356,6 +356,12 @@ impl Engine {
                 self.register(now_ms, from, register, out);
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
+            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
+            // It says nothing that counts before it is let in.
+            _ if self.rebuild.knows(from) => {}
             ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
                 self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
             }
@@ -364,12 +370,6 @@ impl Engine {
                 let age_ms = now_ms.saturating_sub(self.started_ms);
                 refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
             }
-            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
-            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
-                out.push(send(from, FromScheduler::HeartbeatAck));
-            }
-            // It says nothing that counts before it is let in.
-            _ if self.rebuild.knows(from) => {}
             other => {
                 let reason = format!("{} came before a registration; register first", name_of(&other));
                 refuse(from, RefusalReason::Misplaced(reason), out);

@@ -322,7 +322,10 @@ impl Core {
         self.next_connection += 1;
         let limits = self.limits_of_new();
         match Outbox::open(id, stream, peer, limits, &self.events, &mut self.tasks) {
-            Ok(outbox) => drop(self.connections.insert(id, outbox)),
+            Ok(outbox) => {
+                self.metrics.watch(outbox.queued_bytes());
+                self.connections.insert(id, outbox);
+            }
             Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
         }
         if !self.has_place() && self.crowded.may_speak() {

@@ -272,6 +272,28 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
 }
 
 #[test]
+fn who_waits_to_be_let_in_says_nothing_else() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    come_again(&mut rig, worker(0), &resume);
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 50 };
+    for strange in [ToScheduler::Identify, order, ToScheduler::Goodbye] {
+        assert_eq!(rig.say(worker(0), strange), [], "its connection stays, and so does what it said");
+    }
+    for id in [server(0), server(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    let commands = come_again(&mut rig, worker(1), &resume);
+    let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
+    assert_eq!(welcomes, 4);
+}
+
+#[test]
 fn the_next_scheduler_asks_again_from_where_workers_count() {
     let mut before = rig_of(1, WorkerLoss::Continue);
     declared(&mut before);

@@ -6,7 +6,7 @@ mod taking;
 use super::lane::{DataLane, LaneError};
 use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
-use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role};
+use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role, RoleChanges};
 use crate::storage::Cells;
 use fabric::{
     Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
@@ -100,30 +100,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// All chunks that this lane has a part in from an epoch on.
     pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
-        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
-        let mut made = Ok(());
-        for (index, spec) in &changes.added {
-            made = made.and(self.storage.add_at(*index, spec));
-            self.saves.is_new(*index);
-        }
-        made?;
+        let RoleChanges { added, mut lent } = self.engine.roles(epoch, chunks, &mut self.commands);
+        let made = self.make(&added);
         let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
         self.give_up_save();
         self.note_stored();
-        for (index, _) in &changes.added {
-            for buffer in 0..2 {
-                let weights = self.storage.weights(*index, buffer)?;
-                self.queue.prepare(&weights)?;
-            }
-        }
-        for index in changes.lent {
-            if let Some(sum) = self.storage.lend_sum(index)? {
-                self.queue.prepare(&sum)?;
-            }
-        }
+        lent.retain(|index| self.engine.is_served(*index));
+        let lent = lent.into_iter().try_for_each(|index| self.lend(index));
+        // What the engine decided is done, whatever could not be made or read.
         self.execute()?;
-        // What the engine decided is done, whatever could not be read.
-        begun
+        made.and(begun).and(lent)
+    }
+
+    fn lend(&mut self, index: u32) -> Result<(), LaneError> {
+        if let Some(sum) = self.storage.lend_sum(index)? {
+            self.queue.prepare(&sum)?;
+        }
+        Ok(())
     }
 
     /// Our stream to a server is connected; it granted these slots.

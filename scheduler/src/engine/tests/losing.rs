@@ -1,6 +1,7 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
 use super::*;
+use proto_common::error::DeathCause;
 use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};
 use proto_common::shard_map::MapChange;
 
@@ -72,6 +73,26 @@ fn a_servers_death_promotes_its_copy_and_the_next_server_gets_one() {
 }
 
 #[test]
+fn a_server_that_dies_while_all_seem_done_is_taken_over_from_when_a_worker_comes() {
+    use proto_common::message::CheckpointNews;
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    declared(&mut rig);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(server(1), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(worker(0), ToScheduler::Goodbye);
+    rig.say(worker(1), ToScheduler::Goodbye);
+    assert!(rig.engine.saving_until_ms.is_some());
+    // The job waits for its last checkpoint only, and a worker comes just then.
+    rig.engine.death(0, Death { member: server(0), cause: DeathCause::ConnectionLost }, &mut Vec::new());
+    rig.engine.members.get_mut(&server(0)).unwrap().gone = true;
+    rig.say_on(50, ToScheduler::Register(register(Role::Worker, 9)));
+    let commands = rig.tick_at(1);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert!(!rig.engine.members.contains_key(&server(0)), "{commands:?}");
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
+}
+
+#[test]
 fn without_copies_the_error_names_what_went_and_what_to_do() {
     let mut rig = rig_of(0, WorkerLoss::Continue);
     declared(&mut rig);
@@ -131,10 +152,15 @@ fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_sa
     assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.coming == Coming::Between));
     assert!(matches!(sent[2], FromScheduler::AskRounds { rank: Rank(1), .. }), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
+    let answer = |round| ToScheduler::Rounds {
+        rank: Rank(1),
+        incarnation,
+        rounds: RoundsPart::whole(vec![(Key(7), round)]),
+    };
     assert!(rig.say(server(1), answer(5)).is_empty());
     let commands = rig.say(server(0), answer(3));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 5)]) };
+    let counts =
+        FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 5)]) };
     assert_eq!(*only(&commands), counts, "the highest, once all have answered");
 }
 
@@ -159,11 +185,15 @@ fn a_worker_whose_first_rounds_are_not_said_in_time_is_taken_out_with_words() {
         assert!(rig.tick_at(now_ms).is_empty());
     }
     let commands = rig.tick_at(500);
-    let [FromScheduler::Refused(reason), FromScheduler::Roster { members, .. }] = messages(&commands)[..] else {
+    let [FromScheduler::Refused(reason), FromScheduler::Roster { members, .. }] = messages(&commands)[..]
+    else {
         panic!("{commands:?}")
     };
     let reason = reason.to_string();
-    assert!(reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"), "{reason}");
+    assert!(
+        reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"),
+        "{reason}"
+    );
     assert!(commands.contains(&Command::Close { connection: ConnectionId(70) }));
     assert_eq!(members.len(), 3);
     let last = RoundsPart { part: 1, last: true, rounds: vec![(Key(8), 2)] };
@@ -279,10 +309,15 @@ fn the_next_scheduler_asks_again_from_where_workers_count() {
         .collect();
     assert_eq!(asked, [0, 1].map(|rank| (Rank(rank), life(worker(rank)).unwrap())), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
+    let answer = |round| ToScheduler::Rounds {
+        rank: Rank(1),
+        incarnation,
+        rounds: RoundsPart::whole(vec![(Key(7), round)]),
+    };
     assert!(rig.say(server(0), answer(6)).is_empty());
     let commands = rig.say(server(1), answer(4));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 6)]) };
+    let counts =
+        FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 6)]) };
     assert_eq!(*only(&commands), counts);
 }
 

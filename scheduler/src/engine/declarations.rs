@@ -419,7 +419,7 @@ impl Declarations {
                     spec.validate_in(&self.shape)?;
                     fresh.push(spec);
                 }
-                Some(entry) => {
+                Some(_) => {
                     let before = self.shards.map.tensor(spec.key);
                     if before != Some(&spec) {
                         let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));

@@ -377,16 +377,17 @@ impl Checkpoints {
         let mut asks = false;
         for (round, pending) in &mut self.pending {
             let stalled_ms = pending.stalled_ms(now_ms);
-            if stalled_ms >= STALLED_MS_MAX {
+            if stalled_ms < STALLED_MS_MAX {
+                let is_slow = stalled_ms >= STALLED_MS_MAX / 2;
+                asks |= !pending.is_complete && (!pending.askers.is_empty() || is_slow);
+            } else {
                 let ((missing, waiting), parts) = (pending.missing(all), all.len());
                 let what = Waiting::list(&waiting, missing);
                 let why = format!(
                     "nothing has come of it for {stalled_ms} ms: {missing} of {parts} parts are missing: {what}"
                 );
                 stalled.push((*round, why));
-                continue;
             }
-            asks |= !pending.is_complete && (!pending.askers.is_empty() || stalled_ms >= STALLED_MS_MAX / 2);
         }
         for (round, why) in stalled {
             self.fail(round, &why, servers, out);

@@ -6,6 +6,7 @@ use super::change::Changed;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
+use super::roles::{AllMade, Changing};
 use super::saving::Saves;
 use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
@@ -119,6 +120,7 @@ pub struct DataLane<Q> {
     expelled: u64,
     pub(super) saves: Saves,
     pub(super) changed: Vec<Changed>,
+    pub(super) changing: Option<Changing>,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -152,6 +154,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             expelled: 0,
             saves: Saves::default(),
             changed: Vec::new(),
+            changing: None,
             config,
         })
     }
@@ -202,7 +205,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let added = self.engine.assign(epoch, specs);
         let placed = added.iter().filter_map(|spec| Some((self.engine.index_of(spec.id)?, *spec)));
         let placed: Vec<_> = placed.collect();
-        let made = self.make(&placed);
+        let made = self.make(&placed, &mut AllMade::new());
         self.note_stored();
         let begun = self.begin_from_checkpoint(specs.iter());
         self.execute()?;
@@ -342,8 +345,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
+        let changed = self.change_roles();
         let copied = self.save()?;
-        Ok(busy || copied)
+        Ok(busy || changed || copied)
     }
 
     /// The part of a turn that says what follows.

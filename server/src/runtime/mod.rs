@@ -15,6 +15,7 @@ mod news;
 mod posting;
 mod replicas;
 mod results;
+mod roles;
 mod run;
 mod saving;
 mod serving;

@@ -90,6 +90,13 @@ impl Engine {
         let Some(until_ms) = self.saving_until_ms else { return };
         if self.phase != Phase::Running || !self.workers_left() {
             self.saving_until_ms = None;
+            // Somebody has come who needs what they had.
+            for death in std::mem::take(&mut self.unheeded) {
+                let is_gone = self.members.get(&death.member).is_some_and(|member| member.gone);
+                if is_gone && self.phase == Phase::Running {
+                    self.lose_server(now_ms, death, out);
+                }
+            }
             return;
         }
         if self.checkpoints.is_writing() && now_ms < until_ms {

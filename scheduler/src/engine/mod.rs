@@ -254,6 +254,8 @@ pub struct Engine {
     last_checkpoint: Option<String>,
     /// All workers are done, and a checkpoint under way is waited for, so long.
     saving_until_ms: Option<u64>,
+    /// Servers that died since then.
+    unheeded: Vec<Death>,
     /// What people are to hear of the last step.
     notes: Vec<Note>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
@@ -282,6 +284,7 @@ impl Engine {
             changes: Changes::default(),
             last_checkpoint: config.checkpoints.last.clone(),
             saving_until_ms: None,
+            unheeded: Vec::new(),
             notes: Vec::new(),
             awake_ms: now_ms,
             config,
@@ -414,7 +417,8 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => match error {
-                Some(reason) if id.role == Role::Server && !self.declarations.awaits(epoch) => {
+                Some(reason) if id.role == Role::Server && !self.declarations.may_fail(epoch) => {
+                    declared(self.declarations.assigned(id, epoch, None), out);
                     self.roles_refused(id, epoch, reason, out);
                 }
                 error => {

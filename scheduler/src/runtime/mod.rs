@@ -479,11 +479,18 @@ impl Core {
             Note::TakenOver { from, by } => {
                 tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
             }
-            Note::Refused { server, reason } => {
+            Note::Refused { server, reason, given_up, tried } => {
+                let what = match given_up - tried {
+                    0 if *given_up == 0 => "no copy was being made there",
+                    0 => "its copies are tried again, elsewhere first",
+                    _ => "for lack of another server copies are given up until one comes",
+                };
                 tracing::error!(
                     server = server.0,
                     reason,
-                    "a server cannot have what it was to have; others are asked"
+                    given_up,
+                    tried,
+                    "a server cannot have what it was to have: {what}"
                 );
             }
             Note::CheckpointFailed(why) => tracing::warn!(why, "a checkpoint was given up"),

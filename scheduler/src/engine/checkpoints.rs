@@ -32,6 +32,8 @@ pub struct Completed {
     pub tables: Vec<(TableSpec, u64)>,
     /// Its parts, without what they cover.
     pub parts: Vec<PartWritten>,
+    /// The checkpoint that the job began from: it is not written over, and stays.
+    pub restore: Option<String>,
 }
 
 /// What a checkpoint is to have.
@@ -42,6 +44,8 @@ pub(super) struct Wanted<'a> {
     pub(super) servers: Vec<ConnectionId>,
     pub(super) lanes: u16,
     pub(super) chunk_bytes: u64,
+    /// The checkpoint that the job began from.
+    pub(super) restore: Option<&'a str>,
 }
 
 /// Somebody who waits for one.
@@ -460,7 +464,8 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
     let without_covers =
         |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
     let parts = pending.parts.values().map(without_covers).collect();
-    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts })
+    let restore = wanted.restore.map(str::to_owned);
+    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts, restore })
 }
 
 impl Engine {
@@ -470,6 +475,7 @@ impl Engine {
             servers: self.present(|id| id.role == Role::Server),
             lanes: self.config.shape.lanes,
             chunk_bytes: self.config.shape.chunk_bytes,
+            restore: self.config.checkpoints.restore.as_deref(),
         }
     }
 

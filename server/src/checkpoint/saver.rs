@@ -108,6 +108,8 @@ struct Writer {
     rank: Rank,
     life: u64,
     chunk_bytes: u64,
+    /// The checkpoint that the job began from.
+    restore: Option<String>,
     tensors: BTreeMap<Key, TensorSpec>,
     parts: BTreeMap<u16, LanePart>,
     /// Parts that were begun.
@@ -124,19 +126,19 @@ impl Saver {
     pub(crate) fn start(
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
-        drain: Duration,
+        (drain, restore): (Duration, Option<String>),
         has_room: impl Fn() + Send + 'static,
     ) -> Result<Self, std::io::Error> {
         let directory = &settings.directory;
         let store = if directory.is_empty() { None } else { checkpoint::open(directory).ok() };
-        Self::over(store, settings, (rank, life, chunk_bytes), drain, Box::new(has_room))
+        Self::over(store, settings, (rank, life, chunk_bytes), (drain, restore), Box::new(has_room))
     }
 
     fn over(
         store: Option<Arc<dyn Store>>,
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
-        drain: Duration,
+        (drain, restore): (Duration, Option<String>),
         has_room: Box<dyn Fn() + Send>,
     ) -> Result<Self, std::io::Error> {
         let ((letters, received), (told, news)) = (channel(), unbounded_channel());
@@ -147,6 +149,7 @@ impl Saver {
             rank,
             life: life.0,
             chunk_bytes,
+            restore,
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
             begun: 0,
@@ -269,7 +272,8 @@ impl Writer {
         };
         self.begun += 1;
         let file = file_of(self.rank.0, lane, self.life, self.begun);
-        let part = LanePart::begin(store, (lane, &file), self.chunk_bytes, &self.tensors, begin)?;
+        let name = checkpoint::name_beside(begin.round, self.restore.as_deref());
+        let part = LanePart::begin(store, (lane, &name, &file), self.chunk_bytes, &self.tensors, begin)?;
         if part.is_empty() {
             return self.finish(part);
         }

@@ -40,7 +40,7 @@ impl Engine {
         // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
         let keeps_rows = member.keeps_rows;
-        if !keeps_rows && (alone && !has_any || self.servers().there.is_empty()) {
+        if !keeps_rows && lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
         if alone || keeps_rows || !lost.is_empty() {
@@ -77,7 +77,10 @@ impl Engine {
         }
         let from = match &self.last_checkpoint {
             Some(checkpoint) => format!("start the job again with checkpoint.restore = {checkpoint:?}"),
-            None => "there is no checkpoint".to_owned(),
+            None => {
+                let fix = "start the job anew, with checkpoint.directory and checkpoint.every_rounds";
+                format!("there is no checkpoint: {fix}")
+            }
         };
         let fix = match self.config.shape.replicas {
             0 if !keeps_rows => "; with cluster.replicas = 1 another server has a copy",

@@ -235,6 +235,10 @@ pub(super) struct Chunk {
     pub(super) reopened: Vec<Reopened>,
     /// What a checkpoint wants of it.
     pub(super) saving: Saving,
+    /// Of a copy: what its rule keeps has half of a round that is not ended here any more.
+    pub(super) is_spoilt: bool,
+    /// Its tensor's chunks are of different rounds, and no round ends them together any more.
+    pub(super) is_torn: bool,
 }
 
 impl Chunk {
@@ -274,6 +278,8 @@ impl Chunk {
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
             saving: Saving::Nothing,
+            is_spoilt: false,
+            is_torn: false,
         }
     }
 

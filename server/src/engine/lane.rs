@@ -367,6 +367,9 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
+        if self.is_farewell(peer, block) {
+            return true;
+        }
         let Some(index) = self.serves(&block.id) else {
             self.misrouted(peer, block, out);
             return true;
@@ -376,7 +379,8 @@ impl LaneEngine {
             self.misrouted(peer, block, out);
             return true;
         }
-        if self.placed_before(index, peer, batch.header.epoch, block, out) {
+        if self.is_torn(index, peer, block) || self.placed_before(index, peer, batch.header.epoch, block, out)
+        {
             return true;
         }
         if let Some(reason) = self.misplaced(index, peer, block) {

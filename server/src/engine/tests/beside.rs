@@ -210,7 +210,8 @@ fn half_a_round() -> Rig {
         says(&mut rig.engine, chunk, OpKind::CopyCheck, 0);
     }
     let list = says(&mut rig.engine, 0, OpKind::CopyUpdate, 1);
-    assert!(matches!(list.last(), Some(Command::Prepare { chunk: 0, .. })), "{list:?}");
+    let prepared = |command: &Command| matches!(command, Command::Prepare { chunk: 0, .. });
+    assert!(list.iter().any(prepared), "{list:?}");
     rig
 }
 
@@ -248,7 +249,9 @@ fn half_a_round_of_a_copy_goes_when_the_rest_of_its_tensor_is_loaded_past_it() {
     assert_eq!(rig.engine.chunks[0].stage, Stage::Norms, "its other half is to come");
     load(&mut rig, 1);
     let list = says(&mut rig.engine, 1, OpKind::CopyUpdate, 2);
-    assert!(matches!(list.last(), Some(Command::Prepare { chunk: 1, .. })), "with whose norms? {list:?}");
+    let prepared = |command: &Command| matches!(command, Command::Prepare { chunk: 1, .. });
+    assert!(list.iter().any(prepared), "{list:?}");
+    assert!(!list.iter().any(|command| matches!(command, Command::Norms { .. })), "with whose norms? {list:?}");
     let list = says(&mut rig.engine, 0, OpKind::CopyUpdate, 2);
     let word = list.first();
     let wanting = |word: &Command| {

@@ -90,7 +90,7 @@ impl Engine {
         let Some(until_ms) = self.saving_until_ms else { return };
         if self.phase != Phase::Running || !self.workers_left() {
             self.saving_until_ms = None;
-            return;
+            return self.decide_late(now_ms, out);
         }
         if self.checkpoints.is_writing() && now_ms < until_ms {
             return;

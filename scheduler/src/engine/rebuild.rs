@@ -1,6 +1,7 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
+use super::checkpoints::Asker;
 use super::lists::check_lists;
 use super::member::Member;
 use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
@@ -367,6 +368,8 @@ impl Engine {
         self.posts.begin(term);
         self.phase = Phase::Running;
         let began_otherwise = self.began_from(rebuild.restore.take());
+        let servers = rebuild.members.iter().filter(|member| member.id.role == Role::Server);
+        self.changes.servers = servers.count() as u32;
         let gone = self.seat(now_ms, &mut rebuild, out);
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
@@ -559,6 +562,10 @@ impl Engine {
             out.push(Command::Close { connection });
             self.posts.forget(connection, &mut Vec::new());
         }
+        // Members ask again when they have come; an operator is no member.
+        let connections = std::mem::take(&mut self.connections);
+        let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
+        self.checkpoints.refuse_all(is_stranger, "the scheduler slept, and waits for its members; ask again", out);
         let fresh = Self::new(self.config.clone(), self.started_ms);
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;

@@ -37,9 +37,15 @@ pub(crate) struct LaneSaver {
     news: UnboundedSender<CheckpointNews>,
     budget: Budget,
     pub(crate) every_rounds: u64,
+    has_rounds: Arc<AtomicBool>,
 }
 
 impl LaneSaver {
+    /// Was any tensor with rounds declared?
+    pub(crate) fn has_rounds(&self) -> bool {
+        self.has_rounds.load(Ordering::Relaxed)
+    }
+
     /// A checkpoint begins on the lane.
     pub(crate) fn begin(&self, begin: Begin) {
         // Nobody writes any more where the server ends.
@@ -94,6 +100,7 @@ pub(crate) struct Saver {
     news: UnboundedReceiver<CheckpointNews>,
     budget: Budget,
     every_rounds: u64,
+    has_rounds: Arc<AtomicBool>,
     /// The thread is to end before it takes another letter.
     is_over: Arc<AtomicBool>,
     /// Ends with the thread.
@@ -166,17 +173,22 @@ impl Saver {
             writer.run(&received);
         })?;
         let (every_rounds, thread) = (settings.every_rounds, Some(thread));
-        Ok(Self { letters, told, news, budget, every_rounds, is_over, ended, drain, thread })
+        let has_rounds = Arc::default();
+        Ok(Self { letters, told, news, budget, every_rounds, has_rounds, is_over, ended, drain, thread })
     }
 
     /// For a lane.
     pub(crate) fn lane(&self, lane: u16) -> LaneSaver {
         let (letters, news, budget) = (self.letters.clone(), self.told.clone(), self.budget.clone());
-        LaneSaver { lane, letters, news, budget, every_rounds: self.every_rounds }
+        let has_rounds = self.has_rounds.clone();
+        LaneSaver { lane, letters, news, budget, every_rounds: self.every_rounds, has_rounds }
     }
 
     /// Tensors that are declared, for their names.
     pub(crate) fn tensors(&self, tensors: Vec<TensorSpec>) {
+        if tensors.iter().any(|spec| spec.settled_mode().has_rounds()) {
+            self.has_rounds.store(true, Ordering::Relaxed);
+        }
         let _ = self.letters.send(Letter::Tensors(tensors));
     }
 

@@ -1,6 +1,7 @@
 //! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
 //! a job is assembling any death ends it.
 
+use super::member::Member;
 use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
@@ -148,6 +149,7 @@ impl Engine {
         if let Some(member) = self.members.remove(&id) {
             self.dead.add(member.incarnation);
         }
+        self.changes.servers = self.changes.servers.saturating_sub(1);
         self.tell_roster(out);
         self.go_on_without(id, out);
         true

@@ -16,6 +16,7 @@ mod moves;
 mod note;
 mod ordered;
 mod posts;
+mod queued;
 mod rebuild;
 mod refusals;
 mod registration;
@@ -281,7 +282,7 @@ impl Engine {
             unsettled: false,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
-            changes: Changes::default(),
+            changes: Changes { servers: config.shape.servers, ..Changes::default() },
             last_checkpoint: config.checkpoints.last.clone(),
             saving_until_ms: None,
             unheeded: Vec::new(),

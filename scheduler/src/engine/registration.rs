@@ -130,6 +130,8 @@ impl Engine {
             self.ask_rounds(id, incarnation, out);
         }
         if id.role == Role::Server {
+            let there = self.present(|id| id.role == Role::Server).len() as u32;
+            self.changes.servers = self.changes.servers.max(there);
             self.declarations.shards.forgive(id.rank);
             // What is being written would lack its parts.
             self.fail_checkpoints(&format!("{id} came while it was written"), out);

@@ -185,7 +185,7 @@ impl EngineGauges {
         );
         Ok(Self {
             members: by_role("gradwire_scheduler_members", "Members registered that have not left.")?,
-            expected: by_role("gradwire_scheduler_members_expected", "Members the job has.")?,
+            expected: by_role("gradwire_scheduler_members_expected", "Members that are to be there.")?,
             silent_seconds: GaugeVec::new(silent, &["role"])?,
             term: IntGauge::new(
                 "gradwire_scheduler_term",
@@ -195,7 +195,7 @@ impl EngineGauges {
             tensors: IntGauge::new("gradwire_scheduler_tensors", "Tensors declared.")?,
             tensor_bytes: IntGauge::new("gradwire_scheduler_tensor_bytes", "Bytes of all tensors declared.")?,
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
-            running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
+            running: IntGauge::new("gradwire_scheduler_job_running", "1 while this scheduler decides for its job.")?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
             checkpoints_completed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_completed",

@@ -265,7 +265,7 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
     let members = before.engine.members.iter().map(entry).collect();
     let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
     let barriers = vec![("b".into(), NodeGroup::WORKERS, 1)];
-    let resume = Resume { rank: Rank(0), term: 4, epoch, members, left: Vec::new(), map, barriers };
+    let resume = Resume { rank: Rank(0), term: 4, epoch, members, map, barriers, ..Resume::default() };
     let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
     for id in [server(1), worker(0), worker(1)] {
         assert!(come_again(&mut rig, id, &resume).is_empty());

@@ -2,6 +2,7 @@
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
 
 use super::ordered::Ordered;
+use super::queued::Finished;
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
 use daemon::status::CheckpointStatus;
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
@@ -32,6 +33,8 @@ pub struct Completed {
     pub tables: Vec<(TableSpec, u64)>,
     /// Its parts, without what they cover.
     pub parts: Vec<PartWritten>,
+    /// The checkpoint that the job began from: it is not written over, and stays.
+    pub restore: Option<String>,
 }
 
 /// What a checkpoint is to have.
@@ -42,6 +45,8 @@ pub(super) struct Wanted<'a> {
     pub(super) servers: Vec<ConnectionId>,
     pub(super) lanes: u16,
     pub(super) chunk_bytes: u64,
+    /// The checkpoint that the job began from.
+    pub(super) restore: Option<&'a str>,
 }
 
 /// Somebody who waits for one.
@@ -62,12 +67,14 @@ pub(super) struct Pending {
     /// An operator asked for it.
     pub(super) is_ordered: bool,
     /// A worker asked for it, as of the moment.
-    is_now: bool,
+    pub(super) is_now: bool,
     is_passed: bool,
     /// What lanes said that it waits for.
     pub(super) waits: BTreeMap<(Rank, u16), Waits>,
     /// Its manifest is being written.
     pub(super) is_complete: bool,
+    /// It has all tensors there are, each at exactly its round.
+    is_exact: bool,
     /// Since when nothing has come of it; none where something has since the last tick.
     stalled_since_ms: Option<u64>,
 }
@@ -109,6 +116,9 @@ pub(super) struct Checkpoints {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Those that operators asked for, and that are not begun.
     pub(super) ordered: Ordered,
+    /// Workers that wait for another one to be over, with the rounds that they have finished.
+    pub(super) queued: Vec<(u64, Asker)>,
+    pub(super) finished: Option<Finished>,
     /// Rounds whose checkpoints have ended, one way or the other, the newest last.
     pub(super) ended: VecDeque<u64>,
     /// Why the one that failed last did.
@@ -180,13 +190,32 @@ impl Checkpoints {
             let result = Err(error);
             return out.push(send(connection, FromScheduler::CheckpointSaved { request, result }));
         }
-        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        let asker =
+            Asker { connection, request, since_ms: now_ms, deadline_ms: deadline_ms(now_ms, timeout_ms) };
+        if let Some(name) = self.has_already(round, epoch) {
+            return answer(&[asker], &Ok(name.to_owned()), out);
+        }
+        if self.is_to_wait(round, wanted) {
+            return self.queued.push((round, asker));
+        }
+        self.take_up(asker, round, epoch, wanted, out);
+    }
+
+    /// A worker's turn has come.
+    pub(super) fn take_up(
+        &mut self,
+        asker: Asker,
+        round: u64,
+        epoch: Epoch,
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
         if !self.pending.contains_key(&round) {
             self.begin(round, true, epoch, wanted, out);
             self.pending.entry(round).or_default().is_now = true;
         }
         let pending = self.pending.entry(round).or_default();
-        pending.askers.push(Asker { connection, request, since_ms: now_ms, deadline_ms });
+        pending.askers.push(asker);
         // It had begun by itself, and training does not go on before this one is answered: what takes no part in it is not
         // waited for.
         if !std::mem::replace(&mut pending.is_now, true) && !pending.is_complete {
@@ -203,12 +232,8 @@ impl Checkpoints {
     }
 
     pub(super) fn askers(&self) -> usize {
-        self.ordered.askers.len() + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
-    }
-
-    /// Is one under way whose parts are not all there?
-    pub(super) fn is_collecting(&self) -> bool {
-        self.pending.values().any(|pending| !pending.is_complete)
+        let waiting = self.ordered.askers.len() + self.queued.len();
+        waiting + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
     }
 
     pub(super) fn begin(
@@ -240,7 +265,11 @@ impl Checkpoints {
     ) {
         match news {
             CheckpointNews::Begun { round } => {
-                let is_other = |(other, pending): (&u64, &Pending)| *other != round && !pending.is_complete;
+                // Beside one that is only to be given its manifest the next one may begin. An earlier one may not: it would be
+                // taken for a leftover.
+                let is_other = |(other, pending): (&u64, &Pending)| {
+                    *other != round && (!pending.is_complete || *other > round)
+                };
                 // Said before its lane had heard of the end: the others do not begin it once more.
                 let is_over = !self.pending.contains_key(&round) && self.ended.contains(&round);
                 if !self.has_place || is_over || self.pending.iter().any(is_other) {
@@ -282,6 +311,13 @@ impl Checkpoints {
         match complete(round, pending, wanted) {
             Ok(completed) => {
                 pending.is_complete = true;
+                let at_round = |(spec, least, newest): &(TensorSpec, u64, u64)| {
+                    spec.settled_mode().has_rounds() && (*least, *newest) == (round, round)
+                };
+                pending.is_exact = completed.tensors.len() == wanted.tensors.len()
+                    && !completed.tensors.is_empty()
+                    && completed.tables.is_empty()
+                    && completed.tensors.iter().all(at_round);
                 // What it covers is known now, and takes room.
                 pending.parts.values_mut().for_each(|part| part.covers = Vec::new());
                 out.push(Command::WriteManifest(Box::new(completed)));
@@ -301,6 +337,8 @@ impl Checkpoints {
             Ok(name) => {
                 if let Some(pending) = self.end(round) {
                     answer(&pending.askers, &Ok(name.clone()), out);
+                    let finished = Finished { round, begun: pending.begun, name: name.clone() };
+                    self.finished = Some(finished).filter(|_| pending.is_exact);
                 }
                 self.completed += 1;
                 return Some(name);
@@ -341,11 +379,13 @@ impl Checkpoints {
             pending.askers.retain(|asker| asker.connection != connection);
         }
         self.ordered.askers.retain(|asker| asker.connection != connection);
+        self.queued.retain(|(_, asker)| asker.connection != connection);
     }
 
     /// Answers those whose deadline has passed; what they asked for goes on. `all` are the parts that each is to have.
     pub(super) fn expire(&mut self, now_ms: u64, all: &[(Rank, u16)], out: &mut Vec<Command>) {
         self.expire_ordered(now_ms, all, out);
+        self.expire_queued(now_ms, out);
         for (round, pending) in &mut self.pending {
             let is_late = |asker: &Asker| asker.deadline_ms <= now_ms;
             if !pending.askers.iter().any(is_late) {
@@ -397,6 +437,7 @@ impl Checkpoints {
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
         let askers = self.pending.values().flat_map(|pending| &pending.askers).chain(&self.ordered.askers);
+        let askers = askers.chain(self.queued.iter().map(|(_, asker)| asker));
         askers.map(|asker| asker.deadline_ms).min()
     }
 }
@@ -462,7 +503,8 @@ fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Comple
     let without_covers =
         |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
     let parts = pending.parts.values().map(without_covers).collect();
-    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts })
+    let restore = wanted.restore.map(str::to_owned);
+    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts, restore })
 }
 
 impl Engine {
@@ -472,6 +514,7 @@ impl Engine {
             servers: self.present(|id| id.role == Role::Server),
             lanes: self.config.shape.lanes,
             chunk_bytes: self.config.shape.chunk_bytes,
+            restore: self.config.checkpoints.restore.as_deref(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
+use super::checkpoints::Asker;
 use super::lists::check_lists;
 use super::member::Member;
 use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
@@ -66,9 +67,13 @@ pub(super) struct Rebuild {
     left: Vec<Rank>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
+    /// Those that workers know: their declarations were answered.
+    answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
     lives: BTreeMap<ConnectionId, Lives>,
     barriers: BTreeMap<(String, [bool; 3]), u64>,
+    /// The checkpoint that the job began from, once somebody has said it.
+    restore: Option<Option<String>>,
 }
 
 impl Rebuild {
@@ -131,6 +136,9 @@ impl Rebuild {
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
         for told in std::mem::take(&mut arrival.tensors) {
+            if arrival.register.role == Role::Worker {
+                self.answered.insert(told.spec.key);
+            }
             let known = self.tensors.get(&told.spec.key).is_some_and(|known| known.epoch >= told.epoch);
             if !known {
                 self.tensors.insert(told.spec.key, told);
@@ -144,6 +152,7 @@ impl Rebuild {
         self.lives.insert(from, lives_of(&members));
         if self.members.is_empty() || arrival.epoch > self.epoch {
             (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
+            self.restore = arrival.register.resume.as_ref().map(|resume| resume.restore.clone());
         }
     }
 
@@ -363,11 +372,18 @@ impl Engine {
         self.epoch = Epoch { term, counter: 0 };
         self.posts.begin(term);
         self.phase = Phase::Running;
+        let began_otherwise = self.began_from(rebuild.restore.take());
+        let servers = rebuild.members.iter().filter(|member| member.id.role == Role::Server);
+        self.changes.servers = servers.count() as u32;
         let gone = self.seat(now_ms, &mut rebuild, out);
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
         self.await_those(now_ms, &rebuild);
+        // Workers that are not there may have been told of what these do not know.
+        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|member| !member.gone);
+        let all_say = self.places().filter(|id| id.role == Role::Worker).all(|id| is_there(&id));
+        let answered = std::mem::take(&mut rebuild.answered);
         // Lives before places: a map names ranks.
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
@@ -376,7 +392,7 @@ impl Engine {
         let (map, lost) = rebuild.map(shape);
         // Of what was under way this one knows nothing, and its lanes would wait for ever.
         super::checkpoints::order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Reset, out);
-        self.tell_map(map, out);
+        self.tell_map(map, |key| !all_say || answered.contains(&key), out);
         self.unsettled = true;
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
@@ -393,11 +409,20 @@ impl Engine {
         }
         self.ask_again(out);
         for (id, member) in rebuild.early {
-            self.seat_early(now_ms, id, member, out);
+            self.seat_early(now_ms, id, (member, began_otherwise), out);
         }
         for (connection, register) in rebuild.waiting {
             self.register(now_ms, connection, register, out);
         }
+    }
+
+    /// What the job began from is what its members were told, whatever `latest` means by now. True where this scheduler had
+    /// thought otherwise.
+    fn began_from(&mut self, told: Option<Option<String>>) -> bool {
+        let Some(told) = told else { return false };
+        let began_otherwise = self.config.checkpoints.restore != told;
+        self.config.checkpoints.restore = told;
+        began_otherwise
     }
 
     /// Gives everyone of the newest roster its place; says who has not come. Others are dead.
@@ -467,10 +492,10 @@ impl Engine {
 
     /// Tells everybody the map that the newest of them knew; servers answer as to new tensors, because some may not have
     /// heard of all of them.
-    fn tell_map(&mut self, map: MapUpdate, out: &mut Vec<Command>) {
+    fn tell_map(&mut self, map: MapUpdate, is_known: impl Fn(Key) -> bool, out: &mut Vec<Command>) {
         let servers = self.servers();
         // Each tensor was checked when it came.
-        let told = self.declarations.restore(map, &servers, &mut self.epoch).unwrap_or_default();
+        let told = self.declarations.restore(map, is_known, &servers, &mut self.epoch).unwrap_or_default();
         for update in told {
             let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
             let (servers, workers) =
@@ -485,9 +510,17 @@ impl Engine {
     }
 
     /// Who was let in before it was known that there is a cluster: it stays, where its place is free there.
-    fn seat_early(&mut self, now_ms: u64, id: MemberId, mut member: Member, out: &mut Vec<Command>) {
+    fn seat_early(
+        &mut self,
+        now_ms: u64,
+        id: MemberId,
+        (mut member, began_otherwise): (Member, bool),
+        out: &mut Vec<Command>,
+    ) {
         let connection = member.connection;
-        if self.phase != Phase::Running || self.members.contains_key(&id) {
+        // A server that was told of another checkpoint would begin tensors from it.
+        let is_otherwise = began_otherwise && id.role == Role::Server;
+        if self.phase != Phase::Running || is_otherwise || self.members.contains_key(&id) {
             let reason = "the scheduler was started again, and a process of before has this place; start this one again";
             return refuse(connection, RefusalReason::Misplaced(reason.into()), out);
         }
@@ -519,7 +552,8 @@ impl Engine {
             let told = Told { epoch: self.epoch, by: LOCAL, spec: spec.clone(), ranges: ranges.to_vec() };
             (spec.key, told)
         });
-        let tensors = tensors.collect();
+        let tensors: BTreeMap<Key, Told> = tensors.collect();
+        let answered = tensors.keys().copied().filter(|key| self.declarations.is_ready(*key)).collect();
         let opened = self.barriers.all_opened().into_iter();
         let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
             ((name, [scheduler, servers, workers]), times)
@@ -531,6 +565,7 @@ impl Engine {
             members,
             left,
             tensors,
+            answered,
             barriers: barriers.collect(),
             ..Rebuild::default()
         };
@@ -538,6 +573,10 @@ impl Engine {
             out.push(Command::Close { connection });
             self.posts.forget(connection, &mut Vec::new());
         }
+        // Members ask again when they have come; an operator is no member.
+        let connections = std::mem::take(&mut self.connections);
+        let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
+        self.checkpoints.refuse_all(is_stranger, "the scheduler slept, and waits for its members; ask again", out);
         let fresh = Self::new(self.config.clone(), self.started_ms);
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;

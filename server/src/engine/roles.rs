@@ -59,6 +59,23 @@ impl LaneEngine {
         changes
     }
 
+    /// These are new, and nothing can be kept of them: they are given up, and count as none. Of a tensor with norms all chunks
+    /// go, because they lie together.
+    pub fn unmade(&mut self, new: &[u32], out: &mut Commands) {
+        for index in new {
+            let group = self.chunks[*index as usize].group;
+            let all = group.map_or(*index..*index + 1, |group| self.groups[group as usize].chunks.clone());
+            for index in all {
+                if self.index.get(&self.chunks[index as usize].spec.id) == Some(&index) {
+                    self.give_up(index);
+                }
+            }
+        }
+        if !new.is_empty() {
+            self.free_retired(out);
+        }
+    }
+
     /// The first of these is new; of a tensor with norms all that follow it are, and lie together.
     fn take_up(&mut self, from: &[(ChunkSpec, Role)], added: &mut Vec<(u32, ChunkSpec)>) {
         let Some((spec, _)) = from.first() else { return };
@@ -157,6 +174,7 @@ impl LaneEngine {
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
+            self.end_streams_of_sum(index, out);
             self.begin_copies_anew(index);
         }
         new.into_iter().for_each(|to| self.check(index, to));

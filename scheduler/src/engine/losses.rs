@@ -1,7 +1,6 @@
 //! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
 //! a job is assembling any death ends it.
 
-use super::member::Member;
 use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};

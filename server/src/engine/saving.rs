@@ -5,6 +5,7 @@ use super::chunk::{Chunk, Stage};
 use super::command::Commands;
 use super::image::ChunkState;
 use super::lane::LaneEngine;
+use super::role::Role;
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
@@ -297,6 +298,11 @@ impl LaneEngine {
             Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
             // Rounds that nobody is left for waited for it.
             _ => self.settle(index, out),
+        }
+        let chunk = &self.chunks[index as usize];
+        // It may have become a copy since: an image that had no place has one now.
+        if !chunk.role.is_some_and(Role::serves) && chunk.writable().is_some() {
+            self.say_ready(out);
         }
     }
 

@@ -88,7 +88,10 @@ impl Bucket {
 }
 
 /// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
-async fn send_pieces(upload: Box<dyn MultipartUpload>, from: &mut (impl io::Read + Send)) -> object_store::Result<()> {
+async fn send_pieces(
+    upload: Box<dyn MultipartUpload>,
+    from: &mut (impl io::Read + Send),
+) -> object_store::Result<()> {
     let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
     let mut piece = vec![0; PIECE_BYTES];
     let wrong = |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::{Checkpoint, Manifest, PartPlan, PartWriter, RowsPiece, Shape, catalog, open};
+use object_store::{PutPayload, PutResult, UploadPart};
 use proto_common::optimizer::Optimizer;
 use proto_common::table::{Initial, TableSpec};
-use object_store::{PutPayload, PutResult, UploadPart};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};

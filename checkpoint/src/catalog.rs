@@ -75,7 +75,9 @@ pub fn commit(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointEr
         let there = store.bytes(&manifest.name, &part.file)?;
         if there != Some(part.bytes) {
             let why = match there {
-                Some(bytes) => format!("it was {} bytes long when it was written, and is {bytes}", part.bytes),
+                Some(bytes) => {
+                    format!("it was {} bytes long when it was written, and is {bytes}", part.bytes)
+                }
                 None => "it was written, and is not there any more".into(),
             };
             let path = format!("{}/{}/{}", store.place(), manifest.name, part.file);

@@ -326,12 +326,7 @@ impl Client {
     }
 
     /// Has servers write a checkpoint of the round that this worker has finished of these tensors; returns its name.
-    fn _checkpoint(
-        &self,
-        py: Python<'_>,
-        tensors: Vec<PyRef<'_, Tensor>>,
-        timeout: f64,
-    ) -> PyResult<String> {
+    fn _checkpoint(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>, timeout: f64) -> PyResult<String> {
         let wrong = |_| Failure::input("timeout", "`timeout` is a number of seconds from 0");
         let within = Duration::try_from_secs_f64(timeout).map_err(wrong)?;
         let client = self.inner.get()?.client.clone();

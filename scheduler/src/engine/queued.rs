@@ -1,8 +1,8 @@
 //! Workers that ask for a checkpoint while another one is being written that will be complete by itself: they wait for it, and
 //! share the next one. Nobody's is given up for somebody else's. It must not know how parts come together.
 
-use super::checkpoints::{Asker, Checkpoints, Pending, Wanted, answer};
 use super::Command;
+use super::checkpoints::{Asker, Checkpoints, Pending, Wanted, answer};
 use proto_common::ids::Epoch;
 use proto_common::message::SaveError;
 
@@ -65,7 +65,8 @@ impl Checkpoints {
         let is_late = |(_, asker): &(u64, Asker)| asker.deadline_ms <= now_ms;
         let late: Vec<_> = self.queued.extract_if(.., |entry| is_late(entry)).collect();
         for (_, asker) in late {
-            let other = self.pending.keys().next().map_or_else(String::new, |round| format!(" of round {round}"));
+            let other =
+                self.pending.keys().next().map_or_else(String::new, |round| format!(" of round {round}"));
             let (waited_ms, why) = (
                 now_ms.saturating_sub(asker.since_ms),
                 format!("the checkpoint{other} before it is still being written"),

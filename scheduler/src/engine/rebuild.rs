@@ -565,7 +565,11 @@ impl Engine {
         // Members ask again when they have come; an operator is no member.
         let connections = std::mem::take(&mut self.connections);
         let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
-        self.checkpoints.refuse_all(is_stranger, "the scheduler slept, and waits for its members; ask again", out);
+        self.checkpoints.refuse_all(
+            is_stranger,
+            "the scheduler slept, and waits for its members; ask again",
+            out,
+        );
         let fresh = Self::new(self.config.clone(), self.started_ms);
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;

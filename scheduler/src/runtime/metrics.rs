@@ -148,7 +148,10 @@ impl EngineGauges {
             tensors: IntGauge::new("gradwire_scheduler_tensors", "Tensors declared.")?,
             tensor_bytes: IntGauge::new("gradwire_scheduler_tensor_bytes", "Bytes of all tensors declared.")?,
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
-            running: IntGauge::new("gradwire_scheduler_job_running", "1 while this scheduler decides for its job.")?,
+            running: IntGauge::new(
+                "gradwire_scheduler_job_running",
+                "1 while this scheduler decides for its job.",
+            )?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
             checkpoints_completed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_completed",

@@ -55,7 +55,8 @@ impl Stream {
     /// gives back is one further (`ahead`).
     fn heard_before(&self, slot: SlotGrant, ahead: u8) -> bool {
         let judged = self.used.iter().any(|(used, item)| *used == slot && item.is_none());
-        let known = self.used.iter().map(|(used, _)| used).chain(&self.free).find(|known| known.slot == slot.slot);
+        let known =
+            self.used.iter().map(|(used, _)| used).chain(&self.free).find(|known| known.slot == slot.slot);
         let newest = known.map(|known| known.generation.wrapping_add(ahead).wrapping_sub(1));
         judged || newest.is_some_and(|newest| misuse(newest, slot.generation) == Misuse::Stale)
     }
@@ -255,7 +256,10 @@ impl LaneEngine {
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
         let Some(stream) = self.copying.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
-            return stream.heard_before(slot, 1).then_some(()).ok_or("it returned a slot that we did not use");
+            return stream
+                .heard_before(slot, 1)
+                .then_some(())
+                .ok_or("it returned a slot that we did not use");
         };
         let (used, item) = stream.used[at];
         if slot.generation != used.generation.wrapping_add(1) {

@@ -127,7 +127,10 @@ fn a_job_whose_scheduler_was_started_again_began_from_what_its_members_were_told
     config.checkpoints.restore = Some("round-000000200".into());
     let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
     // Told of the newer one, before it was known that this is no fresh job.
-    let early = rig.say_on(90, ToScheduler::Register(Register { wanted_rank: Some(Rank(2)), ..register(Role::Server, 90) }));
+    let early = rig.say_on(
+        90,
+        ToScheduler::Register(Register { wanted_rank: Some(Rank(2)), ..register(Role::Server, 90) }),
+    );
     let mut commands = Vec::new();
     for id in [server(0), server(1), worker(0), worker(1)] {
         commands = come_again(&mut rig, id, &resume);

@@ -312,7 +312,10 @@ fn a_manifest_that_is_never_written_is_given_up() {
 /// As many chunks of a tensor in mode async as servers have.
 fn loose(rig: &mut Rig) {
     let elements = 4 * rig.engine.config.shape.chunk_bytes / 4;
-    let spec = TensorSpec { mode: Some(proto_common::mode::Mode::Async), ..TensorSpec::f32(1, elements, Optimizer::sum()) };
+    let spec = TensorSpec {
+        mode: Some(proto_common::mode::Mode::Async),
+        ..TensorSpec::f32(1, elements, Optimizer::sum())
+    };
     rig.say(worker(0), ToScheduler::Declare { request: 1, tensors: vec![spec], timeout_ms: 1000 });
     let epoch = rig.engine.epoch();
     for rank in 0..rig.engine.config.shape.servers {
@@ -381,6 +384,7 @@ fn one_of_a_round_that_is_complete_is_not_written_again_while_nothing_has_change
 #[test]
 fn who_asked_a_scheduler_that_slept_is_answered() {
     let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.scheduler_ms = 60_000;
     declared(&mut rig, 4);
     operator(&mut rig, 1_000_000);
     let commands = rig.engine.handle(rig.now_ms + 100 * SILENCE_MS, Input::Tick);

@@ -251,7 +251,10 @@ fn half_a_round_of_a_copy_goes_when_the_rest_of_its_tensor_is_loaded_past_it() {
     let list = says(&mut rig.engine, 1, OpKind::CopyUpdate, 2);
     let prepared = |command: &Command| matches!(command, Command::Prepare { chunk: 1, .. });
     assert!(list.iter().any(prepared), "{list:?}");
-    assert!(!list.iter().any(|command| matches!(command, Command::Norms { .. })), "with whose norms? {list:?}");
+    assert!(
+        !list.iter().any(|command| matches!(command, Command::Norms { .. })),
+        "with whose norms? {list:?}"
+    );
     let list = says(&mut rig.engine, 0, OpKind::CopyUpdate, 2);
     let word = list.first();
     let wanting = |word: &Command| {

@@ -336,15 +336,19 @@ fn a_sum_in_pieces_is_taken_out_of_its_slots_and_applied_when_it_is_whole() {
         ..record(OpKind::CopyUpdate, 1)
     };
     let list = deliver(&mut engine, slots[1], &header, part(0, BYTES - 8));
-    let [Command::TakeSum { at: 0, .. }, Command::TellPrimary { notice: Notice::Returned(again), .. }] = list[..]
+    let [Command::TakeSum { at: 0, .. }, Command::TellPrimary { notice: Notice::Returned(again), .. }] =
+        list[..]
     else {
         panic!("{list:?}")
     };
     let list = deliver(&mut engine, again, &header, part(BYTES - 8, 8));
     let judged = Command::TellPrimary { from: OTHER, notice: Notice::Judged(again, Judgement::Confirmed) };
     assert_eq!(list[0], judged);
-    let [Command::TakeSum { at, bytes: 8, .. }, Command::Finish { last: None, .. }, Command::TellPrimary { .. }] =
-        list[1..]
+    let [
+        Command::TakeSum { at, bytes: 8, .. },
+        Command::Finish { last: None, .. },
+        Command::TellPrimary { .. },
+    ] = list[1..]
     else {
         panic!("{list:?}")
     };

@@ -45,7 +45,9 @@ impl Lab {
         let living = self.living(Some(Role::Server));
         let lives: BTreeMap<Rank, Incarnation> = living
             .iter()
-            .filter_map(|at| Some((self.seats[*at].server_ref()?.rank, self.seats[*at].process.as_ref()?.life)))
+            .filter_map(|at| {
+                Some((self.seats[*at].server_ref()?.rank, self.seats[*at].process.as_ref()?.life))
+            })
             .collect();
         let knows = |at: &usize| {
             self.seats[*at].server_ref().is_some_and(|server| {
@@ -82,7 +84,8 @@ impl Lab {
         let living = self.living(Some(Role::Worker));
         let may = |at: &usize| {
             let seat = &self.seats[*at];
-            !seat.is_done && matches!(seat.process.as_ref().map(|process| &process.body), Some(Body::Worker(_)))
+            !seat.is_done
+                && matches!(seat.process.as_ref().map(|process| &process.body), Some(Body::Worker(_)))
         };
         living.into_iter().filter(|at| is_borne && may(at)).collect()
     }

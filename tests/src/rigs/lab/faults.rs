@@ -22,27 +22,59 @@ pub(super) enum Fault {
     /// All data channels between two processes break.
     Break,
     /// Two processes cannot reach each other's data paths.
-    Partition { us: u64 },
+    Partition {
+        us: u64,
+    },
     /// A process's data paths come and go, to all others, until so much time is over.
-    Flap { of: Option<(usize, NodeId)>, left_us: u64 },
+    Flap {
+        of: Option<(usize, NodeId)>,
+        left_us: u64,
+    },
     /// A member's control connection is silent, and all comes at once afterwards.
-    Silence { us: u64, both: bool },
+    Silence {
+        us: u64,
+        both: bool,
+    },
     /// All of a member's control messages take longer.
-    Lag { us: u64 },
+    Lag {
+        us: u64,
+    },
     /// A process does nothing for less than makes it dead.
-    Pause { us: u64 },
-    PauseScheduler { us: u64 },
+    Pause {
+        us: u64,
+    },
+    PauseScheduler {
+        us: u64,
+    },
     /// A process takes its time with everything.
-    Slow { us: u64 },
-    CrashServer { back_us: u64 },
+    Slow {
+        us: u64,
+    },
+    CrashServer {
+        back_us: u64,
+    },
     /// Another server dies before the death of the first is decided about.
-    CrashSecond { first: Rank, back_us: u64 },
-    CrashScheduler { down_us: u64 },
-    CrashWorker { back_us: u64 },
+    CrashSecond {
+        first: Rank,
+        back_us: u64,
+    },
+    CrashScheduler {
+        down_us: u64,
+    },
+    CrashWorker {
+        back_us: u64,
+    },
     /// A member's control connection is silent for longer than makes it dead, or breaks (`at_once`). It lives on.
-    Depose { role: Role, at_once: bool, flaps: bool },
+    Depose {
+        role: Role,
+        at_once: bool,
+        flaps: bool,
+    },
     /// A process does nothing for longer than makes it dead, and goes on then.
-    Sleep { role: Role, us: u64 },
+    Sleep {
+        role: Role,
+        us: u64,
+    },
     /// A server comes.
     Join,
     /// A server wishes to go.

@@ -132,8 +132,10 @@ impl Lab {
             self.strikes("data: flapping link", at);
         }
         let us = self.rng.within(1_000, 11_000);
-        let others: Vec<NodeId> =
-            (0..self.seats.len()).filter_map(|other| self.node_of(other)).filter(|other| *other != node).collect();
+        let others: Vec<NodeId> = (0..self.seats.len())
+            .filter_map(|other| self.node_of(other))
+            .filter(|other| *other != node)
+            .collect();
         others.into_iter().for_each(|other| self.cut(node, other, us));
         let again_us = self.now_us() + us + self.rng.within(200, 6_000);
         if left_us > us {

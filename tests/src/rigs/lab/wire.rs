@@ -77,7 +77,14 @@ impl Wires {
     pub(super) fn open(&mut self, seat: usize, scheduler: u64) -> WireId {
         self.next += 1;
         let (up_us, down_us) = self.silent.get(&seat).copied().unwrap_or_default();
-        let wire = Wire { seat, scheduler, is_read: true, is_torn: false, up: Lane::new(up_us), down: Lane::new(down_us) };
+        let wire = Wire {
+            seat,
+            scheduler,
+            is_read: true,
+            is_torn: false,
+            up: Lane::new(up_us),
+            down: Lane::new(down_us),
+        };
         self.all.insert(self.next, wire);
         self.next
     }

@@ -1,7 +1,6 @@
 //! What a member's death means: a server's shards go to their copies, a worker is waited for, done without, or the end. While
 //! a job is assembling any death ends it.
 
-use super::member::Member;
 use super::{Awaited, Command, Engine, Note, Outcome, Phase, declared, release};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
@@ -19,26 +18,15 @@ impl Engine {
         }
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
-            // Nobody needs it any more; a checkpoint that needed it has failed. Where somebody comes all the same: `decide_late`.
-            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => {}
+            // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
+            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => self.unheeded.push(death),
             (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             _ => {}
         }
     }
 
-    /// The job goes on after all: servers that died while only a checkpoint was waited for are missed now.
-    pub(super) fn decide_late(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let is_gone = |(id, member): &(&MemberId, &Member)| id.role == Role::Server && member.gone;
-        let gone: Vec<MemberId> = self.members.iter().filter(is_gone).map(|(id, _)| *id).collect();
-        for member in gone {
-            if self.phase == Phase::Running {
-                self.lose_server(now_ms, Death { member, cause: DeathCause::ConnectionLost }, out);
-            }
-        }
-    }
-
-    fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+    pub(super) fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         let id = death.member;
         let Some(member) = self.members.remove(&id) else { return };
         self.dead.add(member.incarnation);

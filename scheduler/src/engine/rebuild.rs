@@ -67,6 +67,8 @@ pub(super) struct Rebuild {
     left: Vec<Rank>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
+    /// Those that workers know: their declarations were answered.
+    answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
     lives: BTreeMap<ConnectionId, Lives>,
     barriers: BTreeMap<(String, [bool; 3]), u64>,
@@ -134,6 +136,9 @@ impl Rebuild {
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
         for told in std::mem::take(&mut arrival.tensors) {
+            if arrival.register.role == Role::Worker {
+                self.answered.insert(told.spec.key);
+            }
             let known = self.tensors.get(&told.spec.key).is_some_and(|known| known.epoch >= told.epoch);
             if !known {
                 self.tensors.insert(told.spec.key, told);
@@ -375,6 +380,10 @@ impl Engine {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
         self.await_those(now_ms, &rebuild);
+        // Workers that are not there may have been told of what these do not know.
+        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|member| !member.gone);
+        let all_say = self.places().filter(|id| id.role == Role::Worker).all(|id| is_there(&id));
+        let answered = std::mem::take(&mut rebuild.answered);
         // Lives before places: a map names ranks.
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
@@ -383,7 +392,7 @@ impl Engine {
         let (map, lost) = rebuild.map(shape);
         // Of what was under way this one knows nothing, and its lanes would wait for ever.
         super::checkpoints::order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Reset, out);
-        self.tell_map(map, out);
+        self.tell_map(map, |key| !all_say || answered.contains(&key), out);
         self.unsettled = true;
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
@@ -483,10 +492,10 @@ impl Engine {
 
     /// Tells everybody the map that the newest of them knew; servers answer as to new tensors, because some may not have
     /// heard of all of them.
-    fn tell_map(&mut self, map: MapUpdate, out: &mut Vec<Command>) {
+    fn tell_map(&mut self, map: MapUpdate, is_known: impl Fn(Key) -> bool, out: &mut Vec<Command>) {
         let servers = self.servers();
         // Each tensor was checked when it came.
-        let told = self.declarations.restore(map, &servers, &mut self.epoch).unwrap_or_default();
+        let told = self.declarations.restore(map, is_known, &servers, &mut self.epoch).unwrap_or_default();
         for update in told {
             let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
             let (servers, workers) =
@@ -543,7 +552,8 @@ impl Engine {
             let told = Told { epoch: self.epoch, by: LOCAL, spec: spec.clone(), ranges: ranges.to_vec() };
             (spec.key, told)
         });
-        let tensors = tensors.collect();
+        let tensors: BTreeMap<Key, Told> = tensors.collect();
+        let answered = tensors.keys().copied().filter(|key| self.declarations.is_ready(*key)).collect();
         let opened = self.barriers.all_opened().into_iter();
         let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
             ((name, [scheduler, servers, workers]), times)
@@ -555,6 +565,7 @@ impl Engine {
             members,
             left,
             tensors,
+            answered,
             barriers: barriers.collect(),
             ..Rebuild::default()
         };

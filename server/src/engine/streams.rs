@@ -446,8 +446,13 @@ impl LaneEngine {
         let to = stream.to;
         let keeps = self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
         let mut seeding = keeps.filter(|keep| keep.to == to && !keep.is_backup).peekable();
-        if seeding.peek().is_some() && seeding.all(Keep::is_kept_up) {
-            stream.seeded = Some(epoch);
+        let has_some = seeding.peek().is_some();
+        if !seeding.all(Keep::is_kept_up) {
+            return;
+        }
+        // Where nothing is copied there is nothing to say, nor to look for again before roles change.
+        stream.seeded = Some(epoch);
+        if has_some {
             out.push(Command::Seeded { to, epoch });
         }
     }

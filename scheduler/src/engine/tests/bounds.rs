@@ -178,9 +178,12 @@ fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often(
         assert!(refusals < 10, "it is asked again and again");
         let error = Some("memlock".to_owned());
         rig.say_on(50, ToScheduler::Assigned { epoch: rig.engine.epoch(), error });
-        let refused = Note::Refused { server: Rank(0), reason: "memlock".into() };
-        assert_eq!(rig.engine.take_notes(), [refused]);
         refusals += 1;
+        // The third time there is nobody left to be asked.
+        let tried = usize::from(refusals < 3);
+        let notes = rig.engine.take_notes();
+        let [Note::Refused { given_up, tried: again, .. }] = notes[..] else { panic!("{notes:?}") };
+        assert_eq!((given_up.min(1), again.min(1)), (1, tried), "{notes:?}");
     }
     assert_eq!(refusals, 3);
     assert!(!rig.engine.unsettled, "nothing is left to be tried");
@@ -207,9 +210,61 @@ fn what_could_not_be_allocated_leaves_the_map() {
     );
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
     assert_eq!(rig.engine.declarations.shards.uncopied(), 0);
-    let commands = rig.say(worker(1), declare);
-    let FromScheduler::Declared { result: Err(error), .. } = only(&commands) else { panic!("{commands:?}") };
-    assert!(error.to_string().contains("no memory"), "{error}");
+    let error = messages(&commands).into_iter().find_map(|message| match message {
+        FromScheduler::Declared { result: Err(error), .. } => Some(error.to_string()),
+        _ => None,
+    });
+    assert!(error.as_ref().is_some_and(|error| error.contains("no memory")), "{commands:?}");
+    // It can be declared anew, in whatever shape.
+    let tensors = vec![TensorSpec::f32(7, 1024, Optimizer::sum())];
+    rig.say(worker(1), ToScheduler::Declare { request: 1, tensors, timeout_ms: 50 });
+    let epoch = rig.engine.epoch();
+    rig.say(server(0), ToScheduler::Assigned { epoch, error: None });
+    let commands = rig.say(server(1), ToScheduler::Assigned { epoch, error: None });
+    assert!(matches!(only(&commands), FromScheduler::Declared { result: Ok(_), .. }), "{commands:?}");
+}
+
+#[test]
+fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_of_it() {
+    for all_come in [true, false] {
+        let mut before = rig_of(1, WorkerLoss::Wait);
+        declared(&mut before);
+        let of_worker = knowledge(&before);
+        let tensors = vec![TensorSpec::f32(9, 1024, Optimizer::sum())];
+        before.say(worker(0), ToScheduler::Declare { request: 2, tensors, timeout_ms: 50 });
+        let of_server = knowledge(&before);
+        let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+        let mut commands = Vec::new();
+        for id in [server(0), server(1), worker(0), worker(1)] {
+            let resume = if id.role == Role::Server { &of_server } else { &of_worker };
+            if all_come || id != worker(1) {
+                commands.extend(come_again(&mut rig, id, resume));
+            }
+        }
+        if !all_come {
+            commands.extend(rig.tick_at(SILENCE_MS));
+        }
+        assert_eq!(rig.engine.phase, Phase::Running);
+        let (mut told, mut notes) = (Vec::new(), Vec::new());
+        for message in messages(&commands) {
+            let FromScheduler::Assign(update) = message else { continue };
+            let (epoch, error) = (update.epoch, Some("its lane does not answer".to_owned()));
+            told.extend(rig.say(server(0), ToScheduler::Assigned { epoch, error }));
+            notes.extend(rig.engine.take_notes());
+            told.extend(rig.say(server(1), ToScheduler::Assigned { epoch, error: None }));
+        }
+        let dropped = messages(&told).into_iter().find_map(|message| match message {
+            FromScheduler::Remap { change: MapChange::Dropped(keys), .. } => Some(keys.clone()),
+            _ => None,
+        });
+        // Whoever has not come may know of it.
+        assert_eq!(dropped, all_come.then(|| vec![Key(9)]));
+        let map = &rig.engine.declarations.shards.map;
+        assert!(map.tensor(Key(7)).is_some() && rig.engine.declarations.is_ready(Key(7)));
+        assert_eq!(map.tensor(Key(9)).is_some(), !all_come);
+        let said = |note: &Note| matches!(note, Note::Refused { reason, .. } if reason.contains("lane"));
+        assert!(notes.iter().any(said), "{notes:?}");
+    }
 }
 
 #[test]

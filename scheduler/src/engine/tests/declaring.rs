@@ -135,15 +135,17 @@ fn contradictions_and_nonsense_are_refused_by_cause() {
 }
 
 #[test]
-fn a_servers_error_reaches_everyone_who_declares_that_tensor() {
+fn a_servers_error_reaches_everyone_who_waits_for_that_tensor_and_who_comes_later_tries_again() {
     let mut rig = Rig::running(2, 2);
     let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    assert!(rig.say(worker(1), declare(2, vec![tensor(5)])).is_empty());
     rig.say(server(0), ToScheduler::Assigned { epoch: update.epoch, error: Some("no memory".into()) });
     let commands = rig.say(server(1), assigned(update.epoch));
-    let (_, result) = answer(&commands[..1]);
     let error = DeclareError::Server { server: Rank(0), reason: "no memory".into() };
-    assert_eq!(result, Err(error.clone()));
-    assert_eq!(answer(&rig.say(worker(1), declare(2, vec![tensor(5)]))), (2, Err(error)));
+    assert_eq!(answer(&commands[..1]), (1, Err(error.clone())));
+    assert_eq!(answer(&commands[1..2]), (2, Err(error)));
+    let again = assignment(&rig.say(worker(1), declare(3, vec![tensor(5)])));
+    assert!(again.epoch > update.epoch);
 }
 
 #[test]
@@ -301,6 +303,22 @@ fn a_server_that_does_not_take_a_changed_rule_is_named() {
     assert_eq!(rig.say(server(1), assigned(epoch)), [], "it is answered once");
 }
 
+#[test]
+fn a_changed_rule_that_a_dying_server_had_not_answered_is_to_be_changed_again() {
+    let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.replicas = 1;
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    for rank in 0..2 {
+        rig.say(server(rank), assigned(update.epoch));
+    }
+    let Command::Send { message, .. } = &rig.say(worker(0), change(5))[0] else { panic!("not sent") };
+    let FromScheduler::ChangeRule { epoch, .. } = **message else { panic!("{message:?}") };
+    assert_eq!(rig.say(server(0), assigned(epoch)), []);
+    let due = rig.engine.declarations.without(Rank(1));
+    let [(_, 2, Err(error))] = &due[..] else { panic!("{due:?}") };
+    assert!(error.to_string().contains("server 1 died while the rule was changed"), "{error}");
+}
+
 fn change(key: u64) -> ToScheduler {
     let change = RuleChange { key: Key(key), from_round: 4, optimizer: Optimizer::assign() };
     ToScheduler::ChangeRule { request: 2, change, timeout_ms: TIMEOUT_MS }
@@ -334,5 +352,5 @@ fn a_rule_that_cannot_be_changed_yet_or_any_more_says_why() {
     let failed = ToScheduler::Assigned { epoch: update.epoch, error: Some("no memory".into()) };
     rig.say(server(0), failed);
     let (_, late) = answer(&rig.say(worker(0), change(5)));
-    assert!(late.unwrap_err().to_string().contains("no memory"));
+    assert!(late.unwrap_err().to_string().contains("not declared"), "it has left the map");
 }

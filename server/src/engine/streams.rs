@@ -12,7 +12,7 @@ use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use std::collections::VecDeque;
 use whole::can_begin;
 
@@ -244,13 +244,6 @@ impl LaneEngine {
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
-    }
-
-    /// Is every change of a tensor's rule wherever its chunks are copied?
-    #[must_use]
-    pub fn has_rules_everywhere(&self, key: Key) -> bool {
-        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
-        chunks.all(Chunk::has_rules_everywhere)
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {

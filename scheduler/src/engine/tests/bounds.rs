@@ -2,7 +2,7 @@
 
 use super::losing::{come_again, declared, messages, rig_of};
 use super::*;
-use proto_common::message::{self, PostMessage, PostTo, Resume};
+use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, Resume};
 use proto_common::shard_map::MapChange;
 
 #[test]
@@ -116,6 +116,53 @@ fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobody
     assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-000000120"));
     let late = post(&mut rig);
     assert!(late > early && late >> 32 == u64::from(rig.engine.epoch().term));
+}
+
+#[test]
+fn a_job_whose_scheduler_was_started_again_began_from_what_its_members_were_told() {
+    let mut before = rig_of(1, WorkerLoss::Stop);
+    declared(&mut before);
+    let resume = Resume { restore: Some("round-000000100".into()), ..knowledge(&before) };
+    let mut config = before.engine.config.clone();
+    config.checkpoints.restore = Some("round-000000200".into());
+    let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
+    // Told of the newer one, before it was known that this is no fresh job.
+    let early = rig.say_on(
+        90,
+        ToScheduler::Register(Register { wanted_rank: Some(Rank(2)), ..register(Role::Server, 90) }),
+    );
+    let mut commands = Vec::new();
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        commands = come_again(&mut rig, id, &resume);
+    }
+    let restored = messages(&commands).into_iter().filter_map(|message| match message {
+        FromScheduler::Welcome(welcome) => Some(welcome.restore.as_deref()),
+        _ => None,
+    });
+    assert_eq!(restored.collect::<Vec<_>>(), [Some("round-000000100"); 4]);
+    let is_refusal = |message: &&FromScheduler| matches!(message, FromScheduler::Refused(_));
+    let was_let_in = messages(&early).iter().any(|message| matches!(message, FromScheduler::Welcome(_)));
+    assert_eq!(messages(&commands).iter().any(is_refusal), was_let_in);
+    assert_eq!(rig.engine.status(0).servers, 2);
+}
+
+#[test]
+fn a_server_that_died_while_a_checkpoint_was_waited_for_is_missed_when_the_job_goes_on() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    declared(&mut rig);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.engine.checkpoints.pending.values_mut().for_each(|pending| pending.is_complete = true);
+    for id in [worker(0), worker(1)] {
+        rig.say(id, ToScheduler::Goodbye);
+    }
+    assert!(rig.engine.saving_until_ms.is_some());
+    rig.lose(server(1));
+    assert!(!rig.engine.declarations.shards.is_empty_at(Rank(1)), "nobody may need it any more");
+    rig.say_on(90, ToScheduler::Register(register(Role::Worker, 90)));
+    assert_eq!((&rig.engine.phase, rig.engine.saving_until_ms), (&Phase::Running, None));
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "others have taken over");
+    assert!(!rig.engine.members.contains_key(&server(1)));
+    assert_eq!((rig.engine.status(0).servers, rig.engine.status(0).workers), (2, 1));
 }
 
 #[test]
@@ -234,7 +281,6 @@ fn deaths_that_the_job_survives_are_told_with_who_takes_over() {
 
 #[test]
 fn a_server_that_comes_ends_the_checkpoint_that_would_lack_its_parts() {
-    use proto_common::message::CheckpointNews;
     let mut rig = rig_of(1, WorkerLoss::Stop);
     declared(&mut rig);
     rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));

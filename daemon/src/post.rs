@@ -78,7 +78,8 @@ impl Answering {
     fn answer(&mut self, result: Result<PostReply, PostError>) {
         if let Some(work) = self.work.take() {
             // Nobody waits for it where the thread has ended.
-            let _ = work.send(Work::Say(Box::new(ToScheduler::PostReply { ticket: self.ticket, result })));
+            let reply = ToScheduler::PostReply { ticket: self.ticket, result };
+            let _ = work.send(Work::Say(Box::new(reply)));
         }
     }
 }

@@ -417,8 +417,9 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => match error {
-                Some(reason) if id.role == Role::Server && !self.declarations.may_fail(epoch) => {
-                    declared(self.declarations.assigned(id, epoch, None), out);
+                Some(reason) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
+                    let error = Some(reason.clone());
+                    declared(self.declarations.assigned(id, epoch, error), out);
                     self.roles_refused(id, epoch, reason, out);
                 }
                 error => {

@@ -239,7 +239,7 @@ impl Engine {
         let Some(resume) = &register.resume else {
             if self.rebuild.waiting.len() >= WAITING_MAX {
                 let reason = "too many processes wait for the cluster to be rebuilt; start it again later";
-                return refuse(from, RefusalReason::Misplaced(reason.into()), out);
+                return refuse(from, RefusalReason::Later(reason.into()), out);
             }
             return self.rebuild.waiting.push((from, register));
         };
@@ -498,7 +498,7 @@ impl Engine {
         let connection = member.connection;
         if self.phase != Phase::Running || self.members.contains_key(&id) {
             let reason = "the scheduler was started again, and a process of before has this place; start this one again";
-            return refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+            return refuse(connection, RefusalReason::Later(reason.into()), out);
         }
         member.heard_ms = now_ms;
         self.members.insert(id, member);

@@ -124,6 +124,7 @@ impl Engine {
         self.give_up(now_ms, out);
         self.expire_comings(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
+        self.let_in(now_ms, out);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
             return self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);

@@ -148,6 +148,7 @@ impl Engine {
         if let Some(member) = self.members.remove(&id) {
             self.dead.add(member.incarnation);
         }
+        self.changes.servers = self.changes.servers.saturating_sub(1);
         self.tell_roster(out);
         self.go_on_without(id, out);
         true

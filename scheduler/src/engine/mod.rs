@@ -16,6 +16,7 @@ mod moves;
 mod note;
 mod ordered;
 mod posts;
+mod queued;
 mod rebuild;
 mod refusals;
 mod registration;
@@ -281,7 +282,7 @@ impl Engine {
             unsettled: false,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
-            changes: Changes::default(),
+            changes: Changes { servers: config.shape.servers, ..Changes::default() },
             last_checkpoint: config.checkpoints.last.clone(),
             saving_until_ms: None,
             unheeded: Vec::new(),
@@ -359,6 +360,12 @@ impl Engine {
                 self.register(now_ms, from, register, out);
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
+            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
+            // It says nothing that counts before it is let in.
+            _ if self.rebuild.knows(from) => {}
             ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
                 self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
             }
@@ -367,12 +374,6 @@ impl Engine {
                 let age_ms = now_ms.saturating_sub(self.started_ms);
                 refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
             }
-            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
-            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
-                out.push(send(from, FromScheduler::HeartbeatAck));
-            }
-            // It says nothing that counts before it is let in.
-            _ if self.rebuild.knows(from) => {}
             other => {
                 let reason = format!("{} came before a registration; register first", name_of(&other));
                 refuse(from, RefusalReason::Misplaced(reason), out);

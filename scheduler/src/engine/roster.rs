@@ -44,6 +44,9 @@ pub(super) struct Changes {
     pub(super) rebuilt: u64,
     /// From the last sign of life of the server that died last to the decision who takes over.
     pub(super) promotion_ms: u64,
+    /// Servers that the job is to have: those of its start, with those that came and without those that were sent away. One that
+    /// died counts until another one has its place.
+    pub(super) servers: u32,
 }
 
 impl Engine {

@@ -290,7 +290,7 @@ impl Chunk {
         *last = (*last).max(first_open.0.saturating_sub(1));
         self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
         let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
-        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize] + 1));
+        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize].saturating_add(1)));
         match operation.cmp(&next) {
             Ordering::Less => Number::Repeated,
             Ordering::Equal => Number::Fresh,

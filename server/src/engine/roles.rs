@@ -39,7 +39,6 @@ impl LaneEngine {
             self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
         gone.sort_unstable();
         gone.into_iter().for_each(|index| self.give_up(index));
-        self.leave_shown(all);
         let mut promoted = Vec::new();
         for (at, (spec, role)) in all.iter().enumerate() {
             if !self.index.contains_key(&spec.id) {
@@ -175,13 +174,14 @@ impl LaneEngine {
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
+            self.end_streams_of_sum(index, out);
             self.begin_copies_anew(index);
         }
         new.into_iter().for_each(|to| self.check(index, to));
         self.go_on(index, out);
     }
 
-    pub(super) fn give_up(&mut self, index: u32) {
+    fn give_up(&mut self, index: u32) {
         self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
         if chunk.is_complete() {
@@ -301,6 +301,7 @@ impl LaneEngine {
         self.hide_retired(peer, block);
         let known = self.index.get(&block.id).copied();
         if let Some(index) = known.or_else(|| self.retired_as(&block.id)) {
+            self.chunks[index as usize].hide(peer, block.reading);
             if block.data == BlockData::Placed {
                 self.let_go_of_placed(index, peer);
             }

@@ -12,7 +12,7 @@ use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use std::collections::VecDeque;
 use whole::can_begin;
 
@@ -246,13 +246,6 @@ impl LaneEngine {
         }
     }
 
-    /// Is every change of a tensor's rule wherever its chunks are copied?
-    #[must_use]
-    pub fn has_rules_everywhere(&self, key: Key) -> bool {
-        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
-        chunks.all(Chunk::has_rules_everywhere)
-    }
-
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
         let Some(stream) = self.copying.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
@@ -446,8 +439,13 @@ impl LaneEngine {
         let to = stream.to;
         let keeps = self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
         let mut seeding = keeps.filter(|keep| keep.to == to && !keep.is_backup).peekable();
-        if seeding.peek().is_some() && seeding.all(Keep::is_kept_up) {
-            stream.seeded = Some(epoch);
+        let has_some = seeding.peek().is_some();
+        if !seeding.all(Keep::is_kept_up) {
+            return;
+        }
+        // Where nothing is copied there is nothing to say, nor to look for again before roles change.
+        stream.seeded = Some(epoch);
+        if has_some {
             out.push(Command::Seeded { to, epoch });
         }
     }
@@ -503,23 +501,25 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         OpKind::CopyState => Some(0),
         _ => None,
     };
+    let operation = Operation(match item.op {
+        OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
+        _ => chunk.applying().map_or(0, |held| held.round),
+    });
     Block {
         id: chunk.spec.id,
         op: item.op,
         dtype: chunk.spec.dtype,
         codec: 0,
         status: Status::None,
-        operation: Operation(match item.op {
-            OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
-            _ => chunk.applying().map_or(0, |held| held.round),
-        }),
+        operation,
         round: item.round,
         bytes,
         data: BlockData::Inline { offset: 0 },
         landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
         view: false,
         exact: false,
-        first_open: Operation(0),
+        // A record is no operation of a worker: none is open before it.
+        first_open: operation,
         reading: Reading::default(),
         timeout_ms: 0,
         token: if chunk.initialised { RECORD_INITIALISED } else { 0 },

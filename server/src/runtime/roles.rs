@@ -94,7 +94,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if self.engine.changes_duties(&chunks) {
             // What this server is to serve is never left out: it would say too early that all of it has copies.
             let here =
-                |(spec, role): &&(ChunkSpec, Role)| role.serves() || !self.engine.needs_room(spec, *role);
+                |(spec, role): &&(ChunkSpec, Role)| role.serves() || self.engine.index_of(spec.id).is_some();
             let here: Vec<_> = chunks.iter().filter(here).copied().collect();
             if here.len() < chunks.len() {
                 self.give_roles(epoch, &here, &mut AllMade::new())?;
@@ -125,9 +125,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn prepare_one(&mut self, spec: &ChunkSpec, role: Role, all: &mut AllMade) -> Result<bool, LaneError> {
-        if !self.engine.needs_room(spec, role) {
-            let index = self.engine.index_of(spec.id).filter(|_| has_copies(role));
-            return index.map_or(Ok(false), |index| self.lend_sum(index));
+        if let Some(index) = self.engine.index_of(spec.id) {
+            return if has_copies(role) { self.lend_sum(index) } else { Ok(false) };
         }
         if all.get(&spec.id).is_some_and(|(of, _)| of == spec) {
             return Ok(false);

@@ -96,6 +96,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Copies what is due and has room. True where something was copied.
     pub(super) fn save(&mut self) -> Result<bool, LaneError> {
+        if self.saves.saver.as_ref().is_some_and(LaneSaver::has_rounds) {
+            self.engine.count_rounds();
+        }
         self.tell_savings();
         if self.engine.saving().is_none() && self.saves.rows.is_empty() {
             return Ok(false);

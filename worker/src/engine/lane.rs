@@ -84,6 +84,8 @@ pub(super) struct ChunkQueue {
     pub(super) held: bool,
     /// A part is announced: what follows waits for the answer.
     pub(super) asked: bool,
+    /// Nothing that is granted for what was announced may be written: the chunk has moved since, or may have.
+    pub(super) asked_before: bool,
     /// How often in a row.
     pub(super) tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.

@@ -36,6 +36,7 @@ impl LaneEngine {
             chunk.moves = chunk.moves.wrapping_add(1);
             // A server that could not take a part says nothing of the next one.
             (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
+            chunk.asked_before |= chunk.asked;
             for index in &chunk.waiting {
                 if let Some(part) = self.parts.get_mut(*index) {
                     (part.spec.server, part.told_ms) = (*server, None);
@@ -74,6 +75,7 @@ impl LaneEngine {
         for id in &mine {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
             chunk.asked &= chunk.is_leaving(server);
+            chunk.asked_before &= chunk.asked;
             (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
         }
         self.retries.retain(|(_, id)| !mine.contains(id));

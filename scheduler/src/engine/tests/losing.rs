@@ -265,7 +265,7 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
     let members = before.engine.members.iter().map(entry).collect();
     let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
     let barriers = vec![("b".into(), NodeGroup::WORKERS, 1)];
-    let resume = Resume { rank: Rank(0), term: 4, epoch, members, left: Vec::new(), map, barriers };
+    let resume = Resume { rank: Rank(0), term: 4, epoch, members, map, barriers, ..Resume::default() };
     let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
     for id in [server(1), worker(0), worker(1)] {
         assert!(come_again(&mut rig, id, &resume).is_empty());
@@ -290,6 +290,28 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
         FromScheduler::Released { request: 1, result },
         "it was opened for another one"
     );
+}
+
+#[test]
+fn who_waits_to_be_let_in_says_nothing_else() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    come_again(&mut rig, worker(0), &resume);
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 50 };
+    for strange in [ToScheduler::Identify, order, ToScheduler::Goodbye] {
+        assert_eq!(rig.say(worker(0), strange), [], "its connection stays, and so does what it said");
+    }
+    for id in [server(0), server(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    let commands = come_again(&mut rig, worker(1), &resume);
+    let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
+    assert_eq!(welcomes, 4);
 }
 
 #[test]

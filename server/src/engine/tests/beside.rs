@@ -291,6 +291,20 @@ fn what_a_copy_had_of_a_round_that_is_collected_anew_counts_for_nothing() {
 }
 
 #[test]
+fn what_may_not_have_left_of_a_round_that_is_collected_anew_never_does() {
+    let roles = |backup, seeding| [(spec(1), Role::Primary { backup, seeding })];
+    let mut rig = rig_of(config(1), &roles(Some(OTHER), Some(THIRD)));
+    confirmed(&mut rig);
+    confirmed(&mut rig);
+    rig.send(0, &[push(1, 1)]);
+    assert_eq!(records(&mut rig).len(), 2);
+    let mut out = Commands::default();
+    rig.engine.roles(epoch(2), &roles(None, Some(THIRD)), &mut out);
+    let ended = |command: &Command| matches!(command, Command::EndStream { peer: THIRD, ours: true, .. });
+    assert!(matches!(&out.list[..], [one] if ended(one)), "{:?}", out.list);
+}
+
+#[test]
 fn nor_does_it_where_the_stream_breaks_meanwhile() {
     let roles = |backup, seeding| [(spec(1), Role::Primary { backup, seeding })];
     let mut rig = rig_of(config(1), &roles(Some(OTHER), Some(THIRD)));

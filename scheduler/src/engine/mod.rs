@@ -419,8 +419,7 @@ impl Engine {
             }
             ToScheduler::Assigned { epoch, error } => match error {
                 Some(reason) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
-                    let error = Some(reason.clone());
-                    declared(self.declarations.assigned(id, epoch, error), out);
+                    declared(self.declarations.assigned(id, epoch, Some(reason.clone())), out);
                     self.roles_refused(id, epoch, reason, out);
                 }
                 error => {

@@ -88,6 +88,8 @@ impl LinkError {
 pub fn code_of_refusal(reason: &RefusalReason) -> ExitCode {
     match reason {
         RefusalReason::Incomplete { .. } => ExitCode::Deadline,
+        // Whoever starts processes may start it again.
+        RefusalReason::Later(_) => ExitCode::SchedulerUnreachable,
         RefusalReason::Protocol { .. }
         | RefusalReason::Job { .. }
         | RefusalReason::Full { .. }

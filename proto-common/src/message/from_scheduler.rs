@@ -151,6 +151,9 @@ pub enum RefusalReason {
         /// Who did not come.
         missing: Vec<MemberId>,
     },
+    /// Not now: the same process may be let in when it is started again. Why, and when.
+    #[error("{0}")]
+    Later(String),
 }
 
 /// One member of the roster.

@@ -57,7 +57,7 @@ struct Pending {
     keys: Vec<Key>,
     error: Option<DeclareError>,
     /// Tensors of before, that somebody counts on: whatever a server says, they stay.
-    stays: bool,
+    stay: BTreeSet<Key>,
     /// Who is to hear of a change of a rule.
     changer: Option<Asker>,
 }
@@ -179,7 +179,8 @@ impl Declarations {
         }
         *epoch = epoch.next();
         let servers = servers.there.clone();
-        let pending = Pending { servers, keys: Vec::new(), error: None, stays: false, changer: Some(who) };
+        let pending =
+            Pending { servers, keys: Vec::new(), error: None, stay: BTreeSet::new(), changer: Some(who) };
         self.pending.insert(*epoch, pending);
         Step::Change(*epoch, change)
     }
@@ -210,7 +211,7 @@ impl Declarations {
         if who.role != Role::Server || !pending.servers.remove(&who.rank) {
             return Vec::new();
         }
-        if let Some(reason) = error.filter(|_| !pending.stays) {
+        if let Some(reason) = error {
             pending.error.get_or_insert(DeclareError::Server { server: who.rank, reason });
         }
         self.complete(epoch)
@@ -241,8 +242,10 @@ impl Declarations {
         let Some(done) = self.pending.remove(&epoch) else { return Vec::new() };
         for key in &done.keys {
             if let Some(entry) = self.tensors.get_mut(key) {
-                entry.state = done.error.clone().map_or(State::Ready, State::Failed);
-                if done.error.is_some() {
+                let error = done.error.clone().filter(|_| !done.stay.contains(key));
+                let has_failed = error.is_some();
+                entry.state = error.map_or(State::Ready, State::Failed);
+                if has_failed {
                     self.dropped.push(*key);
                 }
             }
@@ -270,14 +273,14 @@ impl Declarations {
         Some((*epoch, change))
     }
 
-    /// Would a server that cannot do this fail a declaration?
-    pub(super) fn may_fail(&self, epoch: Epoch) -> bool {
-        self.pending.get(&epoch).is_some_and(|pending| !pending.stays)
+    /// Are the tensors of this decision new, so that a server that cannot have them fails a declaration, and nothing else?
+    pub(super) fn is_new(&self, epoch: Epoch) -> bool {
+        self.pending.get(&epoch).is_some_and(|pending| pending.stay.is_empty())
     }
 
     /// Everything as a scheduler before this one left it: `servers` are asked again for all of it, in these messages. Tensors
-    /// that somebody may have been told of (`is_known`) stay whatever servers say; one that is none of those is in a message of
-    /// its own, and leaves where a server cannot have it.
+    /// that somebody may have been told of (`is_known`) stay whatever servers say; others leave where one of those that
+    /// came in the same message cannot be had.
     pub(super) fn restore(
         &mut self,
         map: MapUpdate,
@@ -286,18 +289,9 @@ impl Declarations {
         epoch: &mut Epoch,
     ) -> Result<Vec<MapUpdate>, MapError> {
         self.shards.restore(&MapUpdate { epoch: *epoch, ..map })?;
-        let mut map = self.shards.map.whole();
-        let unknown: Vec<TensorSpec> = map.tensors.extract_if(.., |spec| !is_known(spec.key)).collect();
-        map.ranges.retain(|range| is_known(range.first.key));
-        let parts = Resume { map, ..Resume::default() }.parts().into_iter().map(|part| (part.map, true));
-        let ranges_of = |key| self.shards.map.ranges_of(key).to_vec();
-        let alone = unknown.into_iter().map(|spec| {
-            let ranges = ranges_of(spec.key);
-            (MapUpdate { tensors: vec![spec], ranges, ..MapUpdate::default() }, false)
-        });
-        let all: Vec<(MapUpdate, bool)> = parts.chain(alone).collect();
+        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
         let mut told = Vec::new();
-        for (MapUpdate { tensors, ranges, .. }, stays) in all {
+        for MapUpdate { tensors, ranges, .. } in parts.into_iter().map(|part| part.map) {
             if tensors.is_empty() {
                 continue;
             }
@@ -306,7 +300,8 @@ impl Declarations {
             for key in &keys {
                 self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending });
             }
-            let pending = Pending { servers: servers.there.clone(), keys, error: None, stays, changer: None };
+            let stay = keys.iter().copied().filter(|key| is_known(*key)).collect();
+            let pending = Pending { servers: servers.there.clone(), keys, error: None, stay, changer: None };
             self.pending.insert(*epoch, pending);
             told.push(MapUpdate { epoch: *epoch, tensors, ranges });
         }
@@ -463,8 +458,13 @@ impl Declarations {
         for key in &keys {
             self.tensors.insert(*key, Entry { epoch, state: State::Pending });
         }
-        let pending =
-            Pending { servers: servers.there.clone(), keys, error: None, stays: false, changer: None };
+        let pending = Pending {
+            servers: servers.there.clone(),
+            keys,
+            error: None,
+            stay: BTreeSet::new(),
+            changer: None,
+        };
         self.pending.insert(epoch, pending);
         Ok(update)
     }

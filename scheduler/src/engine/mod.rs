@@ -418,8 +418,8 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => match error {
-                Some(reason) if id.role == Role::Server && !self.declarations.may_fail(epoch) => {
-                    declared(self.declarations.assigned(id, epoch, None), out);
+                Some(reason) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
+                    declared(self.declarations.assigned(id, epoch, Some(reason.clone())), out);
                     self.roles_refused(id, epoch, reason, out);
                 }
                 error => {

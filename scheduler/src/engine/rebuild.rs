@@ -244,7 +244,7 @@ impl Engine {
         let Some(resume) = &register.resume else {
             if self.rebuild.waiting.len() >= WAITING_MAX {
                 let reason = "too many processes wait for the cluster to be rebuilt; start it again later";
-                return refuse(from, RefusalReason::Misplaced(reason.into()), out);
+                return refuse(from, RefusalReason::Later(reason.into()), out);
             }
             return self.rebuild.waiting.push((from, register));
         };

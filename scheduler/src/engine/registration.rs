@@ -175,6 +175,9 @@ impl Engine {
 
     fn place_for(&self, register: &Register) -> Result<MemberId, RefusalReason> {
         self.is_unknown(register.incarnation)?;
+        if let Some(reason) = self.held_by_another(register) {
+            return Err(RefusalReason::Later(reason));
+        }
         self.free_rank(register.role, register.wanted_rank, self.places_of(register.role))
     }
 
@@ -190,6 +193,18 @@ impl Engine {
             "incarnation {life} is registered already{whom}; a process registers once, each client with an incarnation \
              of its own"
         )))
+    }
+
+    /// While the job runs, the life before of whoever wants a rank may have died unnoticed.
+    fn held_by_another(&self, register: &Register) -> Option<String> {
+        let rank = register.wanted_rank.filter(|_| self.phase == Phase::Running)?;
+        let id = MemberId { role: register.role, rank };
+        let holder = self.members.get(&id).filter(|member| !member.left && !self.is_free(id))?;
+        let (pid, silence_ms) = (holder.pid, self.config.shape.silence_ms);
+        Some(format!(
+            "process {pid} is {id}; where that is this one's life before, start it again: a death is noticed within \
+             {silence_ms} ms (deadlines.silence_ms); else leave the rank unset, or give each process its own"
+        ))
     }
 
     /// A worker that has left may only be followed where rounds go on without it.

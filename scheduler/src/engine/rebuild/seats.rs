@@ -92,7 +92,7 @@ impl Engine {
         let is_otherwise = began_otherwise && id.role == Role::Server;
         if self.phase != Phase::Running || is_otherwise || self.members.contains_key(&id) {
             let reason = "the scheduler was started again, and a process of before has this place; start this one again";
-            return refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+            return refuse(connection, RefusalReason::Later(reason.into()), out);
         }
         member.heard_ms = now_ms;
         self.members.insert(id, member);

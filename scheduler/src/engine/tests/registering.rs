@@ -174,3 +174,22 @@ fn a_job_that_ends_turns_those_away_who_wait_for_a_rank() {
     let commands = rig.handle(Input::Closed { connection: ConnectionId(2), fault: None });
     assert!(refusal(&commands).contains("the job is over: worker 0 died"), "{commands:?}");
 }
+
+#[test]
+fn who_comes_before_the_death_of_its_life_before_is_noticed_may_come_again() {
+    let mut rig = Rig::running(1, 2);
+    let asks = |wanted| Register { wanted_rank: Some(Rank(wanted)), ..register(Role::Worker, 77) };
+    let taken = rig.say_on(60, ToScheduler::Register(asks(1)));
+    let Command::Send { message, .. } = &taken[0] else { panic!("{taken:?}") };
+    let FromScheduler::Refused(reason @ RefusalReason::Later(words)) = &**message else {
+        panic!("{taken:?}")
+    };
+    assert!(words.contains("deadlines.silence_ms") && words.contains("worker 1"), "{words}");
+    assert_eq!(daemon::control::code_of_refusal(reason), proto_common::error::ExitCode::SchedulerUnreachable);
+    let none = rig.say_on(61, ToScheduler::Register(asks(2)));
+    let Command::Send { message, .. } = &none[0] else { panic!("{none:?}") };
+    assert!(matches!(
+        &**message,
+        FromScheduler::Refused(RefusalReason::Full { .. } | RefusalReason::RankTaken { .. })
+    ));
+}

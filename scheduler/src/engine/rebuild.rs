@@ -350,7 +350,7 @@ impl Engine {
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
             let cause = Box::new(DeathCause::ConnectionLost);
-            let cause = DeathCause::Beyond { cause, what: self.loss(&keys, false) };
+            let cause = DeathCause::Beyond { cause, what: self.loss(&keys) };
             return self.end(now_ms, super::Outcome::Died(Death { member, cause }), out);
         }
         if gone.is_empty() {
@@ -378,8 +378,7 @@ impl Engine {
                 came.and_then(|connection| Some((connection, rebuild.arrivals.remove(&connection)?)));
             match arrival {
                 Some((connection, arrival)) => {
-                    let mut member = Member::new(connection, arrival.register, now_ms);
-                    member.keeps_rows = entry.keeps_rows;
+                    let member = Member::new(connection, arrival.register, now_ms);
                     self.members.insert(entry.id, member);
                     self.connections.insert(connection, entry.id);
                     self.welcome(entry.id, connection, Coming::Start, out);

@@ -166,7 +166,6 @@ pub struct Member {
     told: BTreeMap<u64, (Epoch, bool)>,
     next: u64,
     drain: Drain,
-    keeps_rows: bool,
     /// The next scheduler has been told what this server knows: the last one's decisions count no more.
     is_resuming: bool,
 }
@@ -194,7 +193,6 @@ impl Member {
             told: BTreeMap::new(),
             next: 0,
             drain: Drain::Stays,
-            keeps_rows: false,
             is_resuming: false,
             config,
         }
@@ -245,9 +243,6 @@ impl Member {
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
         self.is_resuming = false;
         self.say_seeded(out);
-        if self.keeps_rows {
-            out.push(MemberCommand::Say(ToScheduler::KeepsRows));
-        }
         if self.drain == Drain::Asked || self.drain == Drain::Going {
             self.drain = Drain::Asked;
             out.push(MemberCommand::Say(ToScheduler::Drain));
@@ -266,19 +261,6 @@ impl Member {
             out.push(MemberCommand::Say(ToScheduler::Drain));
         }
         true
-    }
-
-    /// A lane has its first sparse table.
-    pub fn has_tables(&mut self, out: &mut Vec<MemberCommand>) {
-        if !std::mem::replace(&mut self.keeps_rows, true) {
-            out.push(MemberCommand::Say(ToScheduler::KeepsRows));
-        }
-    }
-
-    /// Are there rows here that nobody can take over?
-    #[must_use]
-    pub fn keeps_rows(&self) -> bool {
-        self.keeps_rows
     }
 
     /// How many chunks the map still gives this server, copies included.
@@ -537,7 +519,7 @@ impl Member {
     }
 
     fn leave_when_empty(&mut self, out: &mut Vec<MemberCommand>) {
-        let has_nothing = self.told.is_empty() && self.chunks_left() == 0 && !self.keeps_rows;
+        let has_nothing = self.told.is_empty() && self.chunks_left() == 0;
         if self.drain == Drain::Going && has_nothing {
             self.drain = Drain::Gone;
             out.push(MemberCommand::Leave(Departure::Drained));

@@ -109,6 +109,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         made?;
         let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
         self.give_up_save();
+        let Self { tables, engine, .. } = self;
+        tables.keep(|home| engine.has_home(home));
         self.note_stored();
         for (index, _) in &changes.added {
             for buffer in 0..2 {
@@ -265,11 +267,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
     }
 
-    pub(super) fn tell_tables(&mut self) {
-        let lane = self.config.engine.lane.0;
-        self.replicas.news.push_back(LaneNews::Tables { lane });
-    }
-
     /// What has happened on a channel between servers. False where it is none.
     pub(super) fn handle_server(&mut self, completion: &Completion) -> Result<bool, LaneError> {
         let Some((peer, ours)) = self.replicas.channels.get(&completion.channel).copied() else {
@@ -344,10 +341,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
         state: &ChunkState,
         live: u8,
     ) -> Result<(), LaneError> {
-        let Self { replicas, storage, queue, engine, commands, .. } = self;
+        let Self { replicas, storage, queue, engine, commands, tables, .. } = self;
         let Replicas { streams, captured, .. } = replicas;
         let Some(link) = streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
         storage.save_image(chunk, state, live, captured)?;
+        if let Some(home) = engine.home(chunk) {
+            let image_bytes = captured.len() as u64;
+            tables.save_home(home, captured).map_err(LaneError::Unregistered)?;
+            captured.extend(image_bytes.to_le_bytes());
+        }
         if link.image.as_ref().is_none_or(|image| image.len() < captured.len()) {
             let image = storage.sent_buffer(captured.len() as u64)?;
             queue.prepare(&image.span())?;

@@ -273,7 +273,6 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
         incarnation: Incarnation(connection(server(0)).0 + 1),
         data_address: None,
         http_address: None,
-        keeps_rows: false,
     };
     let stale = Resume {
         epoch: Epoch { term: 1, counter: 9 },

@@ -13,8 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two questions about rows that nobody serves at the moment. No event says when somebody does: a server may be behind
-/// the map, or ahead of it.
+/// Between two questions about rows that nobody serves at the moment.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// One part's home.
@@ -134,6 +133,7 @@ impl Client {
                 );
                 return Err(ClientError::Table { key, reason });
             }
+            // Sleep: no event says when somebody serves it. A server may be behind the map, or ahead of it.
             std::thread::sleep(PAUSE);
         }
     }

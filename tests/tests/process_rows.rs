@@ -13,6 +13,7 @@ use proto_common::table::{Initial, TableSpec};
 use proto_common::transport::Driver;
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const WIDTH: usize = 4;
 const WORKERS: u32 = 2;
@@ -37,10 +38,8 @@ struct Bed {
 impl Bed {
     fn new(driver: Driver, servers: u32, replicas: bool) -> Self {
         let mut words = vec!["--set", "cluster.lanes=2", "--set", "cluster.chunk_bytes=16384"];
-        if replicas {
-            words.extend(["--set", "cluster.replicas=1"]);
-        }
-        let mut cluster = Cluster::new(servers, WORKERS, &words);
+        let copies: &[&str] = if replicas { &["--set", "cluster.replicas=1"] } else { &[] };
+        let mut cluster = Cluster::new(servers, WORKERS, &[&words[..], copies].concat());
         words.extend(["--transport", if driver == Driver::Shm { "shm" } else { "tcp" }]);
         cluster.add_servers(servers, &words);
         let clients = join(&cluster, WORKERS, |settings| {
@@ -79,9 +78,14 @@ impl Bed {
                 });
             }
             let reach = |goal: u64| {
+                let deadline = Instant::now() + PATIENCE;
                 while pushed.load(Ordering::Acquire) < goal {
+                    if Instant::now() > deadline {
+                        is_over.store(0, Ordering::Release);
+                        panic!("{goal} pushes were not reached");
+                    }
                     // Sleep: workers tell by a count.
-                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             };
             reach(STEPS);

@@ -43,8 +43,7 @@ impl Bars<'_> {
         let values = self.groups.iter().flat_map(|group| group.values.iter().copied().flatten());
         let right = plot::WIDTH - plot::RIGHT - 40.0;
         let x = Axis::linear(values.filter(|value| value.is_finite()), NAMES, right);
-        let mut svg = String::new();
-        plot::start(&mut svg, floor + BOTTOM, self.title, self.subtitle);
+        let mut svg = plot::start(floor + BOTTOM, self.title, self.subtitle);
         let colours = plot::colours(self.subjects.iter().map(|(_, is_baseline)| *is_baseline));
         self.legend(&mut svg, &colours);
         for mark in &x.marks {

@@ -1,7 +1,7 @@
 //! Plots as small SVGs that are readable on light and dark pages: lines over a logarithmic axis, and ranges. Makes text,
 //! writes no file. [`crate::bars`] has bars, drawn alike.
 
-use gradwire_worker::train::axis::{escape, from_zero, short};
+use gradwire_worker::train::axis::{self, escape, from_zero, short};
 use std::fmt::Write as _;
 
 pub(crate) const WIDTH: f64 = 720.0;
@@ -18,12 +18,10 @@ const ROW_HEIGHT: f64 = 34.0;
 /// Room for the names of ranges.
 const NAMES: f64 = 236.0;
 
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
-.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
-.line{fill:none;stroke-width:2;stroke-linejoin:round}.base{stroke-dasharray:6 4}\
+const STYLE: &str = ".line{fill:none;stroke-width:2;stroke-linejoin:round}.base{stroke-dasharray:6 4}\
 .c0{stroke:#0b62c4;fill:#0b62c4}.c1{stroke:#c8501e;fill:#c8501e}.c2{stroke:#2a8f4f;fill:#2a8f4f}\
 .c3{stroke:#8a4fc0;fill:#8a4fc0}.c4{stroke:#777;fill:#777}.c5{stroke:#a8861c;fill:#a8861c}.line{fill:none}.open{fill:none;stroke-width:2}\
-@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}\
+@media(prefers-color-scheme:dark){\
 .c0{stroke:#6cb2ff;fill:#6cb2ff}.c1{stroke:#ff9966;fill:#ff9966}.c2{stroke:#5fcf8a;fill:#5fcf8a}\
 .c3{stroke:#c59bf0;fill:#c59bf0}.c4{stroke:#aaa;fill:#aaa}.c5{stroke:#d9bb5a;fill:#d9bb5a}.line,.open{fill:none}}";
 
@@ -136,16 +134,8 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     if low <= high { (low, high) } else { (1.0, 10.0) }
 }
 
-pub(crate) fn start(svg: &mut String, height: f64, title: &str, subtitle: &str) {
-    // Writing to a String cannot fail.
-    let _ = write!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
-         <title>{0}: {1}</title>\n<style>{STYLE}</style>\n<text class=\"title\" x=\"16\" y=\"26\">{0}</text>\n\
-         <text class=\"small\" x=\"16\" y=\"46\">{1}</text>\n",
-        escape(title),
-        escape(subtitle),
-    );
+pub(crate) fn start(height: f64, title: &str, subtitle: &str) -> String {
+    axis::start((WIDTH, height), title, subtitle, STYLE)
 }
 
 impl Chart<'_> {
@@ -158,8 +148,7 @@ impl Chart<'_> {
         let (floor, right) = (TOP + PLOT_HEIGHT, WIDTH - RIGHT);
         let x = Axis::of_values(&xs, LEFT + 16.0, right - 16.0);
         let y = if self.has_log_y { Axis::log(ys, floor, TOP) } else { Axis::linear(ys, floor, TOP) };
-        let mut svg = String::new();
-        start(&mut svg, floor + BOTTOM, self.title, self.subtitle);
+        let mut svg = start(floor + BOTTOM, self.title, self.subtitle);
         self.axes(&mut svg, &x, &y);
         let (mut legend_x, mut legend_y) = (LEFT, 66.0);
         let colours = colours(lines.iter().map(|(line, _)| line.is_baseline));
@@ -236,8 +225,7 @@ impl Ranges<'_> {
         let ends = self.ranges.iter().flat_map(|range| [range.from, range.to]);
         let ends = ends.filter(|end| end.is_finite() && *end > 0.0);
         let x = Axis::log(ends, NAMES, WIDTH - RIGHT);
-        let mut svg = String::new();
-        start(&mut svg, floor + BOTTOM, self.title, self.subtitle);
+        let mut svg = start(floor + BOTTOM, self.title, self.subtitle);
         for mark in &x.marks {
             let at = x.at(*mark);
             let _ = writeln!(svg, "<path class=\"grid\" d=\"M{at:.1} {top}V{floor}\"/>");

@@ -1,30 +1,67 @@
 //! Checkpoints in a directory that everybody sees. Files come to their names by renaming, after they are on the disk.
 
 use crate::error::CheckpointError;
-use crate::store::Store;
+use crate::store::{MANIFEST, Store};
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What files are called that are being written.
 const STAGED: &str = ".tmp-";
+/// Parts that are kept open: a part is read block by block, and several lanes read at once.
+const KEPT_OPEN_MAX: usize = 16;
+
+/// Parts that were read last, the newest first.
+type Kept = VecDeque<(PathBuf, Arc<File>)>;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
+    kept: Mutex<Kept>,
 }
 
 impl Directory {
     /// The checkpoints under a path.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), kept: Mutex::default() }
     }
 
     fn path(&self, name: &str, file: &str) -> PathBuf {
         self.root.join(name).join(file)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Nothing that can panic runs while the lock is held.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another file comes under this name, or none.
+    fn let_go(&self, path: &Path) {
+        self.kept().retain(|(other, _)| other != path);
+    }
+
+    /// A file to read. Manifests are read once, and others may write them: they are not kept open.
+    fn open(&self, path: PathBuf) -> io::Result<Arc<File>> {
+        let known = {
+            let mut kept = self.kept();
+            let at = kept.iter().position(|(other, _)| *other == path);
+            at.and_then(|at| kept.remove(at))
+        };
+        let file = match known {
+            Some((_, file)) => file,
+            None => Arc::new(File::open(&path)?),
+        };
+        if !path.ends_with(MANIFEST) {
+            let mut kept = self.kept();
+            kept.push_front((path, file.clone()));
+            kept.truncate(KEPT_OPEN_MAX);
+        }
+        Ok(file)
     }
 
     /// The names in a directory say what is in it only once the directory itself is on the disk.
@@ -98,7 +135,7 @@ impl Store for Directory {
 
     fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
         let path = self.path(name, file);
-        let read = File::open(&path).and_then(|file| file.read_exact_at(into, offset));
+        let read = self.open(path.clone()).and_then(|file| file.read_exact_at(into, offset));
         read.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => {
                 CheckpointError::corrupt(&path.display().to_string(), "it is too short")
@@ -116,6 +153,7 @@ impl Store for Directory {
         let failed = || CheckpointError::io("put in place", path.display().to_string());
         File::open(staged).and_then(|staged| staged.sync_all()).map_err(failed())?;
         fs::rename(staged, &path).map_err(failed())?;
+        self.let_go(&path);
         Self::sync(&self.root.join(name))
     }
 
@@ -130,6 +168,7 @@ impl Store for Directory {
         let path = self.path(name, file);
         let removed = absent(fs::remove_file(&path));
         removed.map_err(CheckpointError::io("remove", path.display().to_string()))?;
+        self.let_go(&path);
         if path.parent().is_some_and(Path::is_dir) { Self::sync(&self.root.join(name)) } else { Ok(()) }
     }
 
@@ -138,5 +177,39 @@ impl Store for Directory {
         let removed = absent(fs::remove_dir(&path))
             .map_err(CheckpointError::io("remove", path.display().to_string()))?;
         if removed.is_some() { Self::sync(&self.root) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_kept_open_and_what_takes_their_place_is_read() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::new(place.path());
+        let read = |file: &str| {
+            let mut byte = [0];
+            directory.read("one", file, 1, &mut byte).map(|()| byte[0])
+        };
+        let names: Vec<String> = (0..2 * KEPT_OPEN_MAX).map(|part| format!("part-{part}")).collect();
+        for (at, name) in (0u8..).zip(&names) {
+            directory.put_bytes("one", name, &[0, at]).unwrap();
+            assert_eq!((read(name).unwrap(), read(name).unwrap()), (at, at));
+        }
+        assert_eq!(directory.kept().len(), KEPT_OPEN_MAX);
+        // The newest is kept: it is read where it is not found by its name any more.
+        let last = names.last().unwrap();
+        fs::remove_file(directory.path("one", last)).unwrap();
+        assert_eq!(read(last).unwrap(), names.len() as u8 - 1);
+        directory.put_bytes("one", last, &[0, 99]).unwrap();
+        assert_eq!(read(last).unwrap(), 99);
+        directory.remove("one", last).unwrap();
+        assert!(read(last).is_err());
+        // Somebody else puts a manifest there.
+        directory.put_bytes("one", MANIFEST, &[0, 1]).unwrap();
+        assert_eq!(read(MANIFEST).unwrap(), 1);
+        Directory::new(place.path()).put_bytes("one", MANIFEST, &[0, 2]).unwrap();
+        assert_eq!(read(MANIFEST).unwrap(), 2);
     }
 }

@@ -70,6 +70,9 @@ pub struct CheckpointStatus {
     pub parts: u64,
     /// Parts that it is to have.
     pub parts_expected: u64,
+    /// Servers and lanes whose parts are not there.
+    #[serde(default)]
+    pub missing: Vec<(Rank, u16)>,
     /// Complete since this scheduler started.
     pub completed: u64,
     /// Given up since then.

@@ -46,7 +46,7 @@ pub enum Broken {
     LowerTerm,
     /// A copy's round more counts as a confirmation whoever it had the round from.
     AnyonesRound,
-    /// A restarted scheduler decides although not all workers have come to it.
+    /// A restarted scheduler decides although neither all workers nor all servers have come to it.
     NoWorkerShown,
     /// A worker counts an answer of an epoch that it has not heard of.
     AnswerAhead,

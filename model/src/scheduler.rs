@@ -110,10 +110,13 @@ impl Protocol {
     }
 
     /// Has the restarted scheduler heard enough to decide? Workers must have come: what a server published in an epoch that
-    /// no server has come to tell of, those know that were answered.
+    /// no server has come to tell of, those know that were answered. Or all servers of the newest roster: then there is none.
     pub(crate) fn may_decide(&self, state: &State, rebuild: &Rebuild) -> bool {
-        let all = rebuild.workers.len() == state.workers.len() || self.lacks(Broken::NoWorkerShown);
-        rebuild.shown.is_some() && all
+        let Some(shown) = &rebuild.shown else { return false };
+        let came = |place: &usize| shown.lives[*place] == 0 || rebuild.servers.contains(&(*place as Place));
+        rebuild.workers.len() == state.workers.len()
+            || (0..self.servers).all(|place| came(&place))
+            || self.lacks(Broken::NoWorkerShown)
     }
 
     /// The restarted scheduler goes on: who has not come is dead.

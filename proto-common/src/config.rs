@@ -134,7 +134,8 @@ pub struct DeadlineSettings {
     pub silence_ms: u64,
     /// Draining after SIGTERM or at the end.
     pub drain_ms: u64,
-    /// A worker that died, with `cluster.worker_loss = "wait"`, has this long to come again.
+    /// A worker that died, with `cluster.worker_loss = "wait"`, has this long to come again. With `"continue"` servers have this
+    /// long to say from which rounds on one that comes counts; else it is taken out.
     pub rejoin_ms: u64,
     /// Members go on without a scheduler for this long, and look for another one at its address; 0: they end at once.
     pub scheduler_ms: u64,

@@ -6,6 +6,9 @@
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::hash_in;
+use proto_common::ids::Role;
+use rustix::process::Signal;
+use std::time::Instant;
 
 /// Long enough that a death in the third epoch is one in mid-training.
 const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "8", "--batch", "8", "--seed", "7"];
@@ -52,4 +55,26 @@ fn a_worker_that_is_killed_and_started_again_changes_no_bit() {
 #[test]
 fn nor_does_the_first_one_which_sets_initial_values_and_tells_the_result() {
     assert_eq!(train_and_kill("shm", &[(0, "3")]), reference(4));
+}
+
+/// A server that is there for the scheduler and answers no worker yet, as one that is just started again: workers that join
+/// meanwhile come in when it does.
+#[test]
+fn workers_that_join_while_a_server_does_not_answer_come_in_later() {
+    let mut cluster = Cluster::new(1, 1, &["--set", "deadlines.silence_ms=30000"]);
+    cluster.add_server(&[]);
+    let deadline = Instant::now() + PATIENCE;
+    while !cluster.status().members.iter().any(|one| one.id.role == Role::Server && one.pid.is_some()) {
+        assert!(Instant::now() < deadline, "server 0 has not come");
+    }
+    cluster.servers[0].signal(Signal::STOP);
+    cluster.add_trainer(&[&TRAIN[..], &["--set", "deadlines.connect_ms=500"]].concat());
+    // The first connection fails, and one that follows it: nothing of this is the first one's.
+    for _ in 0..2 {
+        cluster.workers[0].expect_line("a server cannot be connected", PATIENCE);
+    }
+    cluster.servers[0].signal(Signal::CONT);
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
 }

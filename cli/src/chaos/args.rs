@@ -28,8 +28,8 @@ pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 /// and all is started again from the last checkpoint. --expect end asks for that of every death, without checkpoints.
 ///
 /// Results go to a directory: chaos.json, recovery.svg, and what each process used over time (soak.csv, soak.svg); what
-/// processes said is kept where something was wrong. Ends with 0 when all hashes were equal, with 1 otherwise, and then prints
-/// the command that repeats the run that failed.
+/// processes said is kept where something was wrong. Ends with 0 when all hashes were equal (and, with --minutes, nothing grew),
+/// with 1 otherwise, and then prints the command that repeats the run that failed.
 ///
 /// Examples:
 ///   gradwire chaos --kills 200 --transport tcp
@@ -50,7 +50,10 @@ pub(crate) struct ChaosArgs {
     /// So many in one run at most, 100 without --minutes; then it goes on to its end undisturbed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills_per_run: Option<u32>,
-    /// Instead of a number of faults: no fault comes after so many minutes, and no run begins.
+    /// Instead of a number of faults: a soak, one training of about so many minutes, with faults to its end (with --epochs:
+    /// trainings of so many, one after the other, while there is time). Some are spared, so that they live long: the last server
+    /// and the last worker first, then the scheduler, server 0 and worker 0. Ends with 1 where anybody's memory, open files or
+    /// registered bytes grew, in one life or from life to life.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
     /// Whom faults strike.
@@ -81,8 +84,8 @@ pub(crate) struct ChaosArgs {
     /// The hash of the weights; without it an undisturbed run says it.
     #[arg(long, value_name = "SHA256")]
     pub(super) hash: Option<String>,
-    /// Epochs of each run: 40, or with --minutes as many as take about so long without faults. Those are tried out first, and one
-    /// process alone says the hash.
+    /// Epochs of each run: 40, or with --minutes as many as take about so long. A short trial says how many, and one process
+    /// alone the hash.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=EPOCHS_MAX))]
     pub(super) epochs: Option<u32>,
     /// Workers delay each gradient by a seeded time up to this, so that arrivals come in every order and a fault meets a round
@@ -178,6 +181,14 @@ impl ChaosArgs {
         self.kills_per_run.unwrap_or(usual)
     }
 
+    /// Whom a soak spares, in its first half or after that.
+    pub(super) fn spared(&self, is_first: bool) -> Vec<(Role, u32)> {
+        if is_first {
+            return vec![(Role::Server, self.servers - 1), (Role::Worker, self.workers - 1)];
+        }
+        vec![(Role::Scheduler, 0), (Role::Server, 0), (Role::Worker, 0)]
+    }
+
     /// Of each run.
     pub(super) fn epochs(&self) -> u32 {
         self.epochs.unwrap_or(EPOCHS)
@@ -189,8 +200,13 @@ impl ChaosArgs {
         let roles = names(self.roles.iter().map(|role| name_of(*role)).collect());
         let faults = names(self.faults.iter().map(|fault| name_of(*fault)).collect());
         let (transport, expect) = (name_of(self.transport), name_of(self.expect));
+        // Whom a soak spares is a matter of time.
+        let how_long = match self.minutes {
+            Some(minutes) => format!("--minutes {minutes}"),
+            None => format!("--kills {kills} --kills-per-run {kills}"),
+        };
         let mut line = format!(
-            "gradwire chaos --seed {seed} --kills {kills} --kills-per-run {kills} --roles {roles} --faults {faults} \
+            "gradwire chaos --seed {seed} {how_long} --roles {roles} --faults {faults} \
              --transport {transport} --workers {} --servers {} --replicas {} --expect {expect} --epochs {} \
              --jitter-us {} --away-ms {} --silence-ms {} --checkpoint-rounds {}",
             self.workers,
@@ -248,6 +264,13 @@ mod tests {
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
         assert_eq!((again.transport, again.double), (Transport::Tcp, true));
+    }
+
+    #[test]
+    fn a_replayed_soak_is_one() {
+        let args = ChaosArgs { epochs: Some(77), ..parse("x --minutes 5") };
+        let again = parse(args.replay(3, 9).strip_prefix("gradwire ").unwrap());
+        assert_eq!((again.minutes, again.epochs, again.seed), (Some(5), Some(77), 3));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use super::report::Times;
 use super::soak::Soak;
-use daemon::axis::{MARKS, escape, from_zero, nice_step, short};
+use daemon::axis::{MARKS, escape, from_zero, nice_step, short, start};
+use proto_common::ids::Role;
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 720.0;
@@ -15,23 +16,12 @@ const ROW: f64 = 34.0;
 const NAMES: f64 = 290.0;
 /// Of one panel of a soak.
 const PANEL: f64 = 170.0;
-/// Points of one line at most: more than there are pixels show nothing.
-const POINTS_MAX: usize = 400;
+/// Points of all lines of a panel, about: more show nothing.
+const LINE_POINTS_MAX: usize = 4_000;
 
-const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#6b7078}.title{font-size:15px;font-weight:600}\
-.small{font-size:12px}.grid{stroke:#8884;stroke-width:1}.axis{stroke:#777;stroke-width:1;fill:none}\
-.scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}.worker{stroke:#0b62c4;fill:#0b62c4}\
-.dot{fill-opacity:.35;stroke:none}.line{fill:none;stroke-width:1.5;stroke-linejoin:round}\
-@media(prefers-color-scheme:dark){text{fill:#ccc}.axis{stroke:#999}}";
-
-fn start(height: f64, title: &str, subtitle: &str) -> String {
-    let (title, subtitle) = (escape(title), escape(subtitle));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n\
-         <style>{STYLE}</style>\n<text class=\"title\" x=\"16\" y=\"26\">{title}</text>\n\
-         <text class=\"small\" x=\"16\" y=\"46\">{subtitle}</text>\n"
-    )
-}
+const STYLE: &str = ".scheduler{stroke:#2a8f4f;fill:#2a8f4f}.server{stroke:#c8501e;fill:#c8501e}\
+.worker{stroke:#0b62c4;fill:#0b62c4}.dot{fill-opacity:.35;stroke:none}\
+.line{fill:none;stroke-width:1.5;stroke-linejoin:round}";
 
 /// A row a fault and role: a dot for each recovery, a stroke at the median.
 pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
@@ -40,7 +30,7 @@ pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
     let (marks, high) = from_zero(times.iter().map(|times| times.worst_ms));
     let x = |ms: f64| NAMES + ms / high * (WIDTH - RIGHT - NAMES);
     let words = "each dot one fault; the stroke is the median";
-    let mut svg = start(floor + 56.0, title, words);
+    let mut svg = start((WIDTH, floor + 56.0), title, words, STYLE);
     // Writing to a String cannot fail.
     for mark in &marks {
         let (at, label) = (x(*mark), short(*mark));
@@ -72,7 +62,8 @@ pub(super) fn recoveries(title: &str, times: &[Times]) -> String {
 pub(super) fn soak(title: &str, soak: &Soak) -> String {
     const PANELS: [(&str, f64); 3] =
         [("resident memory, MiB", 1_048_576.0), ("open files", 1.0), ("registered, MiB", 1_048_576.0)];
-    let mut svg = start(64.0 + PANEL * 3.0 + 40.0, title, "orange: servers; blue: workers; green: scheduler");
+    let words = "a line a life; orange: servers; blue: workers; green: scheduler; strokes above: faults";
+    let mut svg = start((WIDTH, 64.0 + PANEL * 3.0 + 40.0), title, words, STYLE);
     let end = soak.samples.last().map_or(1.0, |sample| sample.seconds).max(1.0);
     for (column, (name, unit)) in PANELS.into_iter().enumerate() {
         let top = 84.0 + PANEL * column as f64;
@@ -94,7 +85,7 @@ fn panel(
     (top, floor): (f64, f64),
     end: f64,
 ) {
-    let value = |values: &[f64; 3]| values.get(column).copied().unwrap_or(0.0) / unit;
+    let value = |values: &[f64; 3]| values.get(column).copied().unwrap_or(f64::NAN) / unit;
     let (marks, high) = from_zero(soak.samples.iter().map(|sample| value(&sample.values)));
     let y = |value: f64| floor - value / high * (floor - top);
     let x = |seconds: f64| LEFT + seconds / end * (WIDTH - RIGHT - LEFT);
@@ -116,15 +107,25 @@ fn panel(
         let _ =
             writeln!(svg, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 18.0);
     }
-    for seat in soak.seats() {
-        let of: Vec<_> = soak.samples.iter().filter(|sample| sample.seat == seat).collect();
-        let every = of.len().div_ceil(POINTS_MAX).max(1);
-        let points: Vec<String> = of
-            .iter()
+    for role in [Role::Scheduler, Role::Server, Role::Worker] {
+        let faults = soak.faults.iter().filter(|(_, struck)| *struck == role);
+        let marks: String = faults.map(|(seconds, _)| format!("M{:.1} {top}v-6", x(*seconds))).collect();
+        if !marks.is_empty() {
+            let _ = writeln!(svg, "<path class=\"{role} line\" d=\"{marks}\"/>");
+        }
+    }
+    let every = (soak.samples.len() / LINE_POINTS_MAX).max(1);
+    for ((seat, pid), samples) in soak.lives() {
+        let known = samples.iter().filter(|sample| value(&sample.values).is_finite());
+        let points: Vec<String> = known
             .step_by(every)
             .map(|sample| format!("{:.1},{:.1}", x(sample.seconds), y(value(&sample.values))))
             .collect();
-        let _ = writeln!(svg, "<polyline class=\"{} line\" points=\"{}\"/>", seat.role, points.join(" "));
+        let (role, points) = (seat.role, points.join(" "));
+        let _ = writeln!(
+            svg,
+            "<polyline class=\"{role} line\" points=\"{points}\"><title>{seat}, process {pid}</title></polyline>"
+        );
     }
     let _ = writeln!(svg, "<path class=\"axis\" d=\"M{LEFT} {top}V{floor}H{right}\"/>");
 }
@@ -132,7 +133,9 @@ fn panel(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto_common::ids::Role;
+    use crate::chaos::soak::Sample;
+    use proto_common::ids::{MemberId, Rank};
+    use tokio::time::Instant;
 
     #[test]
     fn a_dot_a_recovery_and_a_stroke_a_row() {
@@ -150,6 +153,19 @@ mod tests {
         assert_eq!((svg.matches("<circle").count(), svg.matches("server line").count()), (4, 2));
         assert!(svg.contains("a &lt; b") && svg.contains("server: kill (3)"), "{svg}");
         assert!(!recoveries("t", &[]).contains("NaN"));
+    }
+
+    #[test]
+    fn a_line_a_life_and_a_stroke_a_fault() {
+        let mut drawn = Soak::new();
+        let seat = MemberId { role: Role::Worker, rank: Rank(2) };
+        for (seconds, pid, registered) in [(0.0, 1, 3.0), (1.0, 1, f64::NAN), (2.0, 5, 4.0)] {
+            drawn.samples.push(Sample { seconds, seat, pid, values: [1e6, 9.0, registered] });
+        }
+        drawn.strike(Instant::now(), Role::Worker);
+        let svg = soak("t", &drawn);
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("v-6").count()), (6, 3), "{svg}");
+        assert!(svg.contains("<title>worker 2, process 5</title>") && !svg.contains("NaN"), "{svg}");
     }
 
     #[test]

@@ -49,8 +49,8 @@ fn wrong(text: impl Into<String>) -> Wrong {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     pub(super) strikes: u32,
-    /// No fault comes after this.
-    pub(super) until: Option<Instant>,
+    /// Of a soak: when others are spared than before.
+    pub(super) turn: Option<Instant>,
 }
 
 /// A fault that was made and is not over.
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
                 sampled = Instant::now();
                 soak.sample(&self.cluster, &self.watch).await;
             }
-            self.step()?;
+            self.step(soak)?;
             self.check_progress()?;
             // Sleep: nobody tells another process what round it is in; looking often is how it is known.
             sleep(Duration::from_millis(LOOK_MS)).await;
@@ -186,21 +186,29 @@ impl<'a> Run<'a> {
     }
 
     fn calm(&mut self) -> Phase {
-        let is_over = self.allowance.until.is_some_and(|until| Instant::now() >= until);
+        if let Some(turn) = self.allowance.turn {
+            self.schedule.spare(&self.args.spared(Instant::now() < turn));
+        }
         let is_used = self.recoveries.len() as u32 >= self.allowance.strikes;
         match self.schedule.next() {
-            Some(next) if !is_over && !is_used => Phase::Calm { next, since: None, from: Instant::now() },
+            Some(next) if !is_used => Phase::Calm { next, since: None, from: Instant::now() },
             _ => Phase::Quiet,
         }
     }
 
-    fn step(&mut self) -> Result<(), Wrong> {
+    fn step(&mut self, soak: &mut Soak) -> Result<(), Wrong> {
         let now = Instant::now();
         self.phase = match std::mem::replace(&mut self.phase, Phase::Quiet) {
             Phase::Quiet => Phase::Quiet,
             Phase::Calm { next, since, from } => self.wait(next, since, from)?,
             Phase::About(strike, at) if now < at => Phase::About(strike, at),
-            Phase::About(strike, _) => self.strike(strike)?,
+            Phase::About(strike, _) => {
+                let phase = self.strike(strike)?;
+                if let Phase::Struck(hit) = &phase {
+                    soak.strike(hit.at, hit.victim.role);
+                }
+                phase
+            }
             Phase::Struck(hit) => self.recover(hit)?,
         };
         Ok(())

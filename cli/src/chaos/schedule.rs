@@ -14,6 +14,9 @@ const INTO_ROUND_US_MAX: u64 = 12_000;
 /// Milliseconds between the two of a double fault, at most.
 const SECOND_MS_MAX: u64 = 400;
 
+/// So often another fault is drawn where one would strike somebody spared.
+const DRAWS_MAX: u32 = 1_000;
+
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -99,11 +102,21 @@ pub(super) struct Schedule {
     rng: Rng,
     /// What has not come in this turn.
     bag: Vec<(Kind, Role)>,
+    /// Whom nothing strikes.
+    spared: Vec<(Role, u32)>,
 }
 
 impl Schedule {
     pub(super) fn new(menu: Menu, seed: u64) -> Self {
-        Self { menu, rng: Rng::new(seed), bag: Vec::new() }
+        Self { menu, rng: Rng::new(seed), bag: Vec::new(), spared: Vec::new() }
+    }
+
+    /// From now on nothing strikes these, unless there is nobody else.
+    pub(super) fn spare(&mut self, seats: &[(Role, u32)]) {
+        let is_left = |role: &Role| (0..self.seats(*role)).any(|seat| !seats.contains(&(*role, seat)));
+        if self.menu.dishes().iter().any(|(_, role)| is_left(role)) {
+            self.spared = seats.to_vec();
+        }
     }
 
     fn seats(&self, role: Role) -> u32 {
@@ -146,6 +159,21 @@ impl Iterator for Schedule {
     type Item = Strike;
 
     fn next(&mut self) -> Option<Strike> {
+        for _ in 0..DRAWS_MAX {
+            let strike = self.draw()?;
+            let second = strike.second.map(|second| (second.role, second.seat));
+            let is_spared = |victim| self.spared.contains(&victim);
+            if !is_spared((strike.role, strike.seat)) && !second.is_some_and(is_spared) {
+                return Some(strike);
+            }
+        }
+        // Two at once may need one of those.
+        self.draw()
+    }
+}
+
+impl Schedule {
+    fn draw(&mut self) -> Option<Strike> {
         if self.bag.is_empty() {
             self.bag = self.menu.dishes();
         }
@@ -238,6 +266,26 @@ mod tests {
         let drains: Vec<Strike> = schedule.take(40).filter(|strike| strike.kind == Kind::Drain).collect();
         assert_eq!(drains.len(), 10, "one of four in each turn");
         assert!(drains.iter().all(|strike| strike.role == Role::Server && !strike.is_death));
+    }
+
+    #[test]
+    fn who_is_spared_is_not_struck_and_others_are() {
+        let double = Menu { is_double: true, ..menu(&[Kind::Kill], &ALL) };
+        let spared = [(Role::Scheduler, 0), (Role::Server, 2), (Role::Worker, 3)];
+        let mut schedule = Schedule::new(double, 6);
+        schedule.spare(&spared);
+        let strikes: Vec<Strike> = schedule.take(300).collect();
+        let firsts = strikes.iter().map(|strike| (strike.role, strike.seat));
+        let seconds = strikes.iter().filter_map(|strike| strike.second).map(|one| (one.role, one.seat));
+        let mut struck: Vec<(Role, u32)> = firsts.chain(seconds).collect();
+        struck.sort_unstable();
+        struck.dedup();
+        let others =
+            [(Role::Server, 0), (Role::Server, 1), (Role::Worker, 0), (Role::Worker, 1), (Role::Worker, 2)];
+        assert_eq!(struck, others);
+        let mut alone = Schedule::new(menu(&[Kind::Kill], &[Role::Scheduler]), 6);
+        alone.spare(&spared);
+        assert_eq!(alone.next().map(|strike| strike.role), Some(Role::Scheduler), "there is nobody else");
     }
 
     #[test]

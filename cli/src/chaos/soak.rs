@@ -1,5 +1,6 @@
 //! What each process uses over time: resident memory, open files, bytes registered with a device. It samples, writes CSV, and
-//! says whether that stayed flat; it must not disturb whom it looks at.
+//! says whether that stayed flat: in each life that was long enough to tell, and in each seat, whoever sat there. It must not
+//! disturb whom it looks at.
 
 use super::cluster::{Cluster, Seat};
 use super::report::median;
@@ -7,7 +8,7 @@ use super::watch::Watch;
 use crate::status::get;
 use proto_common::ids::Role;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -16,26 +17,32 @@ use tokio::time::{Instant, timeout};
 const SAMPLES_MAX: usize = 40_000;
 /// Milliseconds that metrics may take.
 const METRICS_MS: u64 = 200;
-/// What may grow from the second quarter to the last: a share, and so much whatever the share.
+/// What may grow from the second quarter of a time to the last: a share, and so much whatever the share.
 const GROWTH: f64 = 1.10;
-const SLACK: [f64; 3] = [(4 << 20) as f64, 8.0, (1 << 20) as f64];
+const SLACK: [f64; 3] = [(1 << 20) as f64, 8.0, (1 << 20) as f64];
 /// As the columns are called.
 const NAMES: [&str; 3] = ["rss_bytes", "open_files", "registered_bytes"];
+const MIB: f64 = 1_048_576.0;
+/// A life is judged that had so many seconds: pools find their size in the first quarter.
+const JUDGED_S: f64 = 60.0;
 
 /// One process at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) seconds: f64,
     pub(super) seat: Seat,
-    pid: u32,
-    /// In the order of the columns.
+    pub(super) pid: u32,
+    /// In the order of the columns; not a number where it could not be asked.
     pub(super) values: [f64; 3],
 }
 
-/// Is one quantity of one seat flat?
+/// Is one quantity flat, in one life or one seat?
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Flat {
     pub(super) seat: String,
+    /// Which life; none: the seat, over all its lives.
+    pub(super) pid: Option<u32>,
+    pub(super) seconds: f64,
     pub(super) what: &'static str,
     /// Medians of the second and of the last quarter of the time.
     pub(super) second: f64,
@@ -48,6 +55,8 @@ pub(super) struct Flat {
 pub(super) struct Soak {
     started: Instant,
     pub(super) samples: Vec<Sample>,
+    /// When faults came, and to whom.
+    pub(super) faults: Vec<(f64, Role)>,
     /// Every so many looks count.
     every: usize,
     looks: usize,
@@ -55,7 +64,12 @@ pub(super) struct Soak {
 
 impl Soak {
     pub(super) fn new() -> Self {
-        Self { started: Instant::now(), samples: Vec::new(), every: 1, looks: 0 }
+        Self { started: Instant::now(), samples: Vec::new(), faults: Vec::new(), every: 1, looks: 0 }
+    }
+
+    /// A fault came.
+    pub(super) fn strike(&mut self, at: Instant, role: Role) {
+        self.faults.push((at.saturating_duration_since(self.started).as_secs_f64(), role));
     }
 
     /// Looks at everybody.
@@ -68,8 +82,9 @@ impl Soak {
         for (seat, life) in &cluster.lives {
             let Some((rss, files)) = used(life.pid) else { continue };
             let registered = match (seat.role, life.is_mute, watch.http_of(life.pid)) {
+                (Role::Scheduler, ..) => 0.0,
                 (Role::Server | Role::Worker, false, Some(http)) => registered(http).await,
-                _ => 0.0,
+                _ => f64::NAN,
             };
             self.samples.push(Sample {
                 seconds,
@@ -94,40 +109,93 @@ impl Soak {
 
     pub(super) fn csv(&self) -> String {
         let mut text = format!("seconds,member,pid,{}\n", NAMES.join(","));
-        for Sample { seconds, seat, pid, values: [rss, files, registered] } in &self.samples {
+        for Sample { seconds, seat, pid, values } in &self.samples {
+            let values =
+                values.map(|value| if value.is_finite() { value.to_string() } else { String::new() });
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "{seconds:.1},{seat},{pid},{rss},{files},{registered}");
+            let _ = writeln!(text, "{seconds:.1},{seat},{pid},{}", values.join(","));
         }
         text
     }
 
-    pub(super) fn seats(&self) -> Vec<Seat> {
-        self.samples.iter().map(|sample| sample.seat).collect::<BTreeSet<_>>().into_iter().collect()
+    /// The samples of each life, in order.
+    pub(super) fn lives(&self) -> BTreeMap<(Seat, u32), Vec<&Sample>> {
+        let mut lives: BTreeMap<(Seat, u32), Vec<&Sample>> = BTreeMap::new();
+        for sample in &self.samples {
+            lives.entry((sample.seat, sample.pid)).or_default().push(sample);
+        }
+        lives
     }
 
-    /// Compares the last quarter of the time with the second: the first is for pools that find their size.
+    /// Of each life that is long enough, and of each seat.
     pub(super) fn verdicts(&self) -> Vec<Flat> {
-        let end = self.samples.last().map_or(0.0, |sample| sample.seconds);
-        let begin = self.samples.first().map_or(0.0, |sample| sample.seconds);
-        let quarter = (end - begin) / 4.0;
         let mut verdicts = Vec::new();
-        for seat in self.seats() {
-            for (column, what) in NAMES.into_iter().enumerate() {
-                let within = |from: f64, to: f64| {
-                    let of =
-                        self.samples.iter().filter(|s| s.seat == seat && (from..=to).contains(&s.seconds));
-                    let mut values: Vec<f64> = of.filter_map(|s| s.values.get(column).copied()).collect();
-                    values.sort_by(f64::total_cmp);
-                    median(&values)
-                };
-                let second = within(begin + quarter, begin + 2.0 * quarter);
-                let last = within(begin + 3.0 * quarter, end);
-                let bound = second * GROWTH + SLACK.get(column).copied().unwrap_or(0.0);
-                verdicts.push(Flat { seat: seat.to_string(), what, second, last, is_flat: last <= bound });
-            }
+        for ((seat, pid), samples) in self.lives() {
+            judge(seat, Some(pid), &samples, &mut verdicts);
+        }
+        let seats: BTreeSet<Seat> = self.samples.iter().map(|sample| sample.seat).collect();
+        for seat in seats {
+            let samples: Vec<&Sample> = self.samples.iter().filter(|sample| sample.seat == seat).collect();
+            judge(seat, None, &samples, &mut verdicts);
         }
         verdicts
     }
+}
+
+/// Compares the last quarter of the time with the second: the first is for pools that find their size.
+fn judge(seat: Seat, pid: Option<u32>, samples: &[&Sample], verdicts: &mut Vec<Flat>) {
+    let (Some(first), Some(end)) = (samples.first(), samples.last()) else { return };
+    let (begin, end) = (first.seconds, end.seconds);
+    let (seconds, quarter) = (end - begin, (end - begin) / 4.0);
+    if seconds < JUDGED_S {
+        return;
+    }
+    for (column, what) in NAMES.into_iter().enumerate() {
+        let within = |from: f64, to: f64| {
+            let of = samples.iter().filter(|sample| (from..=to).contains(&sample.seconds));
+            let known = of.filter_map(|sample| sample.values.get(column).copied());
+            let mut values: Vec<f64> = known.filter(|value| value.is_finite()).collect();
+            values.sort_by(f64::total_cmp);
+            median(&values)
+        };
+        let second = within(begin + quarter, begin + 2.0 * quarter);
+        let last = within(begin + 3.0 * quarter, end);
+        let bound = second * GROWTH + SLACK.get(column).copied().unwrap_or(0.0);
+        let seat = seat.to_string();
+        verdicts.push(Flat { seat, pid, seconds, what, second, last, is_flat: last <= bound });
+    }
+}
+
+/// What a soak has shown, for people.
+pub(super) fn told(verdicts: &[Flat]) -> String {
+    let mut text = String::new();
+    for flat in verdicts.iter().filter(|flat| !flat.is_flat) {
+        let Flat { seat, pid, seconds, what, second, last, .. } = flat;
+        let who = pid.map_or("from life to life".to_owned(), |pid| format!("in one life (process {pid})"));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{seat}: {what} grew {who} from {second:.0} to {last:.0} in {seconds:.0} s");
+    }
+    let is_flat = text.is_empty();
+    for seat in verdicts.iter().filter(|flat| flat.pid.is_none() && flat.what == NAMES[0]) {
+        let last = |what| {
+            let mut of = verdicts.iter().filter(|flat| flat.pid.is_none() && flat.seat == seat.seat);
+            of.find(|flat| flat.what == what).map_or(0.0, |flat| flat.last)
+        };
+        let [rss, files, registered] = NAMES.map(last);
+        let (rss, registered) = (rss / MIB, registered / MIB);
+        let _ = writeln!(
+            text,
+            "{:<12} {rss:>7.1} MiB resident, {files:>3.0} open files, {registered:>7.1} MiB registered",
+            seat.seat
+        );
+    }
+    let lives: BTreeSet<_> = verdicts.iter().filter_map(|flat| Some((&flat.seat, flat.pid?))).collect();
+    let longest = verdicts.iter().filter(|flat| flat.pid.is_some()).map(|flat| flat.seconds);
+    let (count, longest) = (lives.len(), longest.fold(0.0, f64::max));
+    let how = if is_flat { "memory, open files and registered bytes stayed flat" } else { "something grew" };
+    let _ =
+        writeln!(text, "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s were judged, and each seat");
+    text
 }
 
 /// Resident bytes and open files.
@@ -150,7 +218,7 @@ async fn registered(http: &str) -> f64 {
 }
 
 fn metric(text: &str, name: &str) -> f64 {
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0.0)
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
@@ -158,26 +226,45 @@ mod tests {
     use super::*;
     use proto_common::ids::{MemberId, Rank};
 
-    fn soak(rss: impl Fn(f64) -> f64) -> Soak {
+    /// A seat whose process is another one every so many seconds.
+    fn soak(life_s: u32, rss: impl Fn(f64, f64) -> f64) -> Soak {
         let mut soak = Soak::new();
         let seat = MemberId { role: Role::Server, rank: Rank(1) };
-        for second in 0..100 {
-            let seconds = f64::from(second);
-            soak.samples.push(Sample { seconds, seat, pid: 7, values: [rss(seconds), 12.0, 0.0] });
+        for second in 0..400 {
+            let (seconds, age) = (f64::from(second), f64::from(second % life_s));
+            let values = [rss(seconds, age), 12.0, if second % 3 == 0 { f64::NAN } else { 5.0 }];
+            soak.samples.push(Sample { seconds, seat, pid: 7 + second / life_s, values });
         }
         soak
     }
 
+    fn grown(soak: &Soak) -> Vec<Option<u32>> {
+        let verdicts = soak.verdicts().into_iter();
+        verdicts.filter(|flat| !flat.is_flat).map(|flat| flat.pid).collect()
+    }
+
     #[test]
     fn growth_is_told_and_warming_up_is_none() {
-        let mib = f64::from(1 << 20);
-        let rss = |soak: &Soak| soak.verdicts().into_iter().find(|flat| flat.what == "rss_bytes").unwrap();
-        assert!(!rss(&soak(|second| (100.0 + second) * mib)).is_flat);
-        let warm = soak(|second| second.min(20.0) * mib);
-        assert!(rss(&warm).is_flat, "{:?}", rss(&warm));
-        assert_eq!(warm.verdicts().len(), 3);
-        assert!(warm.verdicts().iter().all(|flat| flat.is_flat));
+        assert_eq!(grown(&soak(400, |second, _| (100.0 + second) * MIB)), [Some(7), None]);
+        let warm = soak(400, |second, _| second.min(80.0) * MIB);
+        assert_eq!(grown(&warm), []);
+        let text = told(&warm.verdicts());
+        assert!(text.contains("80.0 MiB resident,  12 open files,     0.0 MiB registered"), "{text}");
+        assert!(text.contains("stayed flat: 1 lives"), "{text}");
+        assert_eq!(warm.verdicts().len(), 6);
         assert!(Soak::new().verdicts().is_empty());
+    }
+
+    #[test]
+    fn growth_with_age_shows_where_seats_look_flat() {
+        let leak = soak(100, |_, age| (10.0 + age / 10.0) * MIB);
+        assert_eq!(grown(&leak), [7, 8, 9, 10].map(Some));
+        let text = told(&leak.verdicts());
+        assert!(text.contains("server 1: rss_bytes grew in one life (process 8)"), "{text}");
+        assert!(text.contains("something grew: 4 lives of 60 to 99 s"), "{text}");
+        assert_eq!(grown(&soak(30, |_, age| (10.0 + age / 10.0) * MIB)), [], "too short to tell");
+        let handed_on = soak(30, |second, _| (10.0 + second / 50.0) * MIB);
+        assert_eq!(grown(&handed_on), [None], "what one life hands to the next");
     }
 
     #[test]
@@ -186,16 +273,15 @@ mod tests {
         assert_eq!(resident("Name:\tx\n"), None);
         let text = "# HELP a b\ngradwire_registered_bytes 4096\ngradwire_registered_bytes_x 1\n";
         assert_eq!(metric(text, "gradwire_registered_bytes "), 4096.0);
-        assert_eq!(metric("", "x "), 0.0);
+        assert!(metric("", "x ").is_nan());
         assert!(used(std::process::id()).is_some_and(|(rss, files)| rss > 0.0 && files > 0.0));
     }
 
     #[test]
     fn a_row_a_sample() {
-        let csv = soak(|_| 5.0).csv();
-        assert_eq!(csv.lines().count(), 101);
-        assert!(csv.starts_with(
-            "seconds,member,pid,rss_bytes,open_files,registered_bytes\n0.0,server 1,7,5,12,0\n"
-        ));
+        let csv = soak(400, |_, _| 5.0).csv();
+        assert_eq!(csv.lines().count(), 401);
+        let begin = "seconds,member,pid,rss_bytes,open_files,registered_bytes\n0.0,server 1,7,5,12,\n1.0,server 1,7,5,12,5\n";
+        assert!(csv.starts_with(begin), "{csv}");
     }
 }

@@ -99,7 +99,13 @@ impl SchedulerLink {
     ) -> Result<(Self, Welcome), LinkError> {
         let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
         let fix = "start gradwire-scheduler there, or set scheduler.host and scheduler.port";
-        let limit = Duration::from_millis(settings.deadlines.connect_ms);
+        let deadlines = &settings.deadlines;
+        // Who wants no rank of its own is answered when all are there.
+        let answer_ms = match register.wanted_rank {
+            Some(_) => deadlines.connect_ms,
+            None => deadlines.connect_ms.max(deadlines.assemble_ms),
+        };
+        let limit = Duration::from_millis(answer_ms);
         let stream = connect_with_retry(host, port, settings.deadlines.connect_ms, fix)
             .await
             .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;

@@ -60,6 +60,19 @@ pub struct Waiting {
     pub waits: Option<Waits>,
 }
 
+impl Waiting {
+    /// The first of so many parts that have not come, for people.
+    #[must_use]
+    pub fn list(waiting: &[Self], missing: u64) -> String {
+        let named: Vec<String> = waiting.iter().map(Self::to_string).collect();
+        match missing.saturating_sub(waiting.len() as u64) {
+            0 if named.is_empty() => "the manifest is being written".into(),
+            0 => named.join(", "),
+            more => format!("{} and {more} more", named.join(", ")),
+        }
+    }
+}
+
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "server {} lane {}", self.server, self.lane)?;
@@ -183,7 +196,7 @@ pub enum SaveError {
     /// It takes longer than its asker waits. It may be complete later.
     #[error(
         "checkpoint of round {round} is not complete after {waited_ms} ms: {missing} of {parts} parts are missing: {}; ask with a longer timeout, or look at the servers' logs",
-        list(waiting, *missing)
+        Waiting::list(waiting, *missing)
     )]
     Deadline {
         /// The round.
@@ -208,15 +221,6 @@ pub enum SaveError {
     /// The cluster is not complete, or ends.
     #[error("{0}")]
     NotNow(String),
-}
-
-fn list(waiting: &[Waiting], missing: u64) -> String {
-    let named: Vec<String> = waiting.iter().map(Waiting::to_string).collect();
-    match missing.saturating_sub(waiting.len() as u64) {
-        0 if named.is_empty() => "the manifest is being written".into(),
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
 }
 
 #[cfg(test)]

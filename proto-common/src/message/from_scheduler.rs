@@ -2,6 +2,7 @@
 
 use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
 use super::post::{PostError, PostMessage, PostReply};
+use super::rounds::RoundsPart;
 use crate::config::WorkerLoss;
 use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
@@ -356,7 +357,7 @@ pub enum FromScheduler {
         /// Its life.
         incarnation: Incarnation,
         /// By tensor the highest that a server named; outside mode sync the worker's first contribution gets this count.
-        rounds: Vec<(Key, u64)>,
+        rounds: RoundsPart,
     },
     /// Server: what to do about a checkpoint. Answered by `Checkpoint`.
     Checkpoint(CheckpointOrder),

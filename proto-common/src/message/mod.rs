@@ -7,6 +7,7 @@ mod codec;
 mod from_scheduler;
 mod post;
 mod resume;
+mod rounds;
 mod to_scheduler;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
@@ -23,6 +24,7 @@ pub use post::{
     PostReply, PostTo,
 };
 pub use resume::Resume;
+pub use rounds::{ROUNDS_PART_MAX, RoundsPart, RoundsSoFar};
 pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use super::checkpoint::CheckpointNews;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
-use crate::ids::{Epoch, Incarnation, JobId, Key, Rank, Role};
+use super::rounds::RoundsPart;
+use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
@@ -188,7 +189,7 @@ pub enum ToScheduler {
         /// Its life.
         incarnation: Incarnation,
         /// The first round of each tensor that the worker can count in; tensors that nothing of is here are not named.
-        rounds: Vec<(Key, u64)>,
+        rounds: RoundsPart,
     },
     /// Server: how a checkpoint goes.
     Checkpoint(CheckpointNews),

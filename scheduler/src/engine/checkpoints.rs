@@ -15,6 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Members that wait for one.
 pub(super) const ASKERS_MAX: usize = 8192;
+/// One of which nothing has come for so long, no part and no chunk copied, is given up: a part may have to be sent to an object
+/// store as a whole before anything is heard of it.
+pub(super) const STALLED_MS_MAX: u64 = 60 * 60 * 1000;
 /// Rounds that are remembered when their checkpoints have ended: as many as can be on their way to us.
 pub(super) const ENDED_KEPT: usize = 16;
 
@@ -65,6 +68,38 @@ pub(super) struct Pending {
     pub(super) waits: BTreeMap<(Rank, u16), Waits>,
     /// Its manifest is being written.
     pub(super) is_complete: bool,
+    /// Since when nothing has come of it; none where something has since the last tick.
+    stalled_since_ms: Option<u64>,
+}
+
+impl Pending {
+    /// A lane says what it waits for: nothing where all its chunks are copied.
+    pub(super) fn hear(&mut self, from: (Rank, u16), waits: Option<Waits>) {
+        if self.parts.contains_key(&from) {
+            return;
+        }
+        let before = match waits {
+            Some(waits) => self.waits.insert(from, waits),
+            None => self.waits.remove(&from),
+        };
+        if before.is_some_and(|before| waits.is_none_or(|now| now.left < before.left)) {
+            self.stalled_since_ms = None;
+        }
+    }
+
+    /// Parts that have not come, and what is known of the first of them.
+    fn missing(&self, all: &[(Rank, u16)]) -> (u64, Vec<Waiting>) {
+        let missing = || all.iter().filter(|part| !self.parts.contains_key(part));
+        let waits = |part: &(Rank, u16)| self.waits.get(part).copied();
+        let waiting = missing().take(WAITING_LISTED_MAX);
+        let waiting = waiting.map(|part| Waiting { server: part.0, lane: part.1, waits: waits(part) });
+        (missing().count() as u64, waiting.collect())
+    }
+
+    /// How long nothing has come of it.
+    fn stalled_ms(&mut self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(*self.stalled_since_ms.get_or_insert(now_ms))
+    }
 }
 
 /// See the module.
@@ -107,14 +142,18 @@ impl Checkpoints {
         }
     }
 
-    /// For people; `parts_expected` is what each is to have.
-    pub(super) fn status(&self, newest: Option<String>, parts_expected: u64) -> CheckpointStatus {
+    /// For people; `all` is what each is to have.
+    pub(super) fn status(&self, newest: Option<String>, all: &[(Rank, u16)]) -> CheckpointStatus {
         let last = self.pending.last_key_value();
+        let missing = |pending: &Pending| {
+            all.iter().copied().filter(|part| !pending.parts.contains_key(part)).collect::<Vec<_>>()
+        };
         CheckpointStatus {
             newest,
             writing: last.map(|(round, _)| *round),
             parts: last.map_or(0, |(_, pending)| pending.parts.len() as u64),
-            parts_expected,
+            parts_expected: all.len() as u64,
+            missing: last.map(|(_, pending)| missing(pending)).unwrap_or_default(),
             completed: self.completed,
             failed: self.failed,
             failure: self.failure.clone(),
@@ -235,6 +274,7 @@ impl Checkpoints {
             return;
         }
         pending.waits.remove(&(from, part.lane));
+        pending.stalled_since_ms = None;
         pending.parts.insert((from, part.lane), part);
         if pending.parts.len() < wanted.servers.len() * usize::from(wanted.lanes) {
             return;
@@ -307,30 +347,50 @@ impl Checkpoints {
     pub(super) fn expire(&mut self, now_ms: u64, all: &[(Rank, u16)], out: &mut Vec<Command>) {
         self.expire_ordered(now_ms, all, out);
         for (round, pending) in &mut self.pending {
-            let Pending { parts, askers, waits, .. } = pending;
-            askers.retain(|asker| {
-                if asker.deadline_ms > now_ms {
-                    return true;
+            let is_late = |asker: &Asker| asker.deadline_ms <= now_ms;
+            if !pending.askers.iter().any(is_late) {
+                continue;
+            }
+            let (missing, waiting) = pending.missing(all);
+            pending.askers.retain(|asker| {
+                let (round, waited_ms) = (*round, now_ms.saturating_sub(asker.since_ms));
+                let (parts, waiting) = (all.len() as u64, waiting.clone());
+                if is_late(asker) {
+                    let error = SaveError::Deadline { round, waited_ms, missing, parts, waiting };
+                    answer(&[*asker], &Err(error), out);
                 }
-                let waited_ms = now_ms.saturating_sub(asker.since_ms);
-                let missing = all.iter().filter(|part| !parts.contains_key(part));
-                let waiting = missing.clone().take(WAITING_LISTED_MAX);
-                let waiting = waiting.map(|(server, lane)| Waiting {
-                    server: *server,
-                    lane: *lane,
-                    waits: waits.get(&(*server, *lane)).copied(),
-                });
-                let error = SaveError::Deadline {
-                    round: *round,
-                    waited_ms,
-                    missing: missing.clone().count() as u64,
-                    parts: all.len() as u64,
-                    waiting: waiting.collect(),
-                };
-                answer(&[*asker], &Err(error), out);
-                false
+                !is_late(asker)
             });
         }
+    }
+
+    /// Gives up what nothing has come of for too long, and says for whom it waited: the next one goes on. True where servers are
+    /// to say what one waits for.
+    pub(super) fn give_up_stalled(
+        &mut self,
+        now_ms: u64,
+        all: &[(Rank, u16)],
+        servers: &[ConnectionId],
+        out: &mut Vec<Command>,
+    ) -> bool {
+        let mut stalled = Vec::new();
+        let mut asks = false;
+        for (round, pending) in &mut self.pending {
+            let stalled_ms = pending.stalled_ms(now_ms);
+            asks |= !pending.is_complete && (!pending.askers.is_empty() || stalled_ms >= STALLED_MS_MAX / 2);
+            if stalled_ms >= STALLED_MS_MAX {
+                let ((missing, waiting), parts) = (pending.missing(all), all.len());
+                let what = Waiting::list(&waiting, missing);
+                let why = format!(
+                    "nothing has come of it for {stalled_ms} ms: {missing} of {parts} parts are missing: {what}"
+                );
+                stalled.push((*round, why));
+            }
+        }
+        for (round, why) in stalled {
+            self.fail(round, &why, servers, out);
+        }
+        asks
     }
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {

@@ -4,8 +4,8 @@
 use super::{Command, Engine, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, Key, MemberId, Rank, Role};
-use proto_common::message::{Coming, FromScheduler};
-use std::collections::{BTreeMap, BTreeSet};
+use proto_common::message::{Coming, FromScheduler, RefusalReason, RoundsPart, RoundsSoFar};
+use std::collections::BTreeMap;
 
 /// Workers that have come in between, by rank.
 #[derive(Debug, Default)]
@@ -14,9 +14,18 @@ pub(super) struct Comings(BTreeMap<Rank, Asked>);
 #[derive(Debug)]
 struct Asked {
     incarnation: Incarnation,
-    /// Servers that have not answered.
-    servers: BTreeSet<Rank>,
+    /// Servers that have not answered, and as far as they have.
+    servers: BTreeMap<Rank, RoundsSoFar>,
+    /// So long they have. None of one that may count already: nobody waits for that.
+    deadline_ms: Option<u64>,
     rounds: BTreeMap<Key, u64>,
+}
+
+impl Comings {
+    pub(super) fn next_deadline_ms(&self) -> Option<u64> {
+        let waiting = self.0.values().filter(|asked| !asked.servers.is_empty());
+        waiting.filter_map(|asked| asked.deadline_ms).min()
+    }
 }
 
 impl Engine {
@@ -31,16 +40,29 @@ impl Engine {
 
     /// A worker has come in between: its first rounds are asked for.
     pub(super) fn ask_rounds(&mut self, id: MemberId, incarnation: Incarnation, out: &mut Vec<Command>) {
+        let deadline_ms = self.awake_ms.saturating_add(self.config.rejoin_ms);
+        self.ask_rounds_until(id, incarnation, Some(deadline_ms), out);
+    }
+
+    fn ask_rounds_until(
+        &mut self,
+        id: MemberId,
+        incarnation: Incarnation,
+        deadline_ms: Option<u64>,
+        out: &mut Vec<Command>,
+    ) {
         if self.comes_into(id) != Coming::Between {
             return;
         }
-        let servers = self.servers().there;
+        let unheard = |server: Rank| (server, RoundsSoFar::default());
+        let servers = self.servers().there.into_iter().map(unheard).collect();
         let to = self.present(|id| id.role == Role::Server);
         out.push(Command::Send {
             to,
             message: Box::new(FromScheduler::AskRounds { rank: id.rank, incarnation }),
         });
-        self.comings.0.insert(id.rank, Asked { incarnation, servers, rounds: BTreeMap::new() });
+        let asked = Asked { incarnation, servers, deadline_ms, rounds: BTreeMap::new() };
+        self.comings.0.insert(id.rank, asked);
     }
 
     /// A scheduler that follows another one does not know who of the workers counts: servers do, and hold rounds for those of
@@ -48,25 +70,25 @@ impl Engine {
     pub(super) fn ask_again(&mut self, out: &mut Vec<Command>) {
         let there = self.members.iter().filter(|(id, member)| id.role == Role::Worker && !member.gone);
         let workers: Vec<_> = there.map(|(id, member)| (*id, member.incarnation)).collect();
-        workers.into_iter().for_each(|(id, incarnation)| self.ask_rounds(id, incarnation, out));
+        workers.into_iter().for_each(|(id, incarnation)| self.ask_rounds_until(id, incarnation, None, out));
     }
 
-    /// A server's answer.
+    /// A server's answer, or part of it.
     pub(super) fn rounds(
         &mut self,
         from: MemberId,
         rank: Rank,
         incarnation: Incarnation,
-        rounds: Vec<(Key, u64)>,
+        part: RoundsPart,
         out: &mut Vec<Command>,
     ) {
         let Some(asked) = self.comings.0.get_mut(&rank).filter(|asked| asked.incarnation == incarnation)
         else {
             return;
         };
-        if from.role != Role::Server || !asked.servers.remove(&from.rank) {
-            return;
-        }
+        let so_far = asked.servers.get_mut(&from.rank).filter(|_| from.role == Role::Server);
+        let Some(rounds) = so_far.and_then(|so_far| so_far.take(part)) else { return };
+        asked.servers.remove(&from.rank);
         for (key, round) in rounds {
             let first = asked.rounds.entry(key).or_default();
             *first = round.max(*first);
@@ -78,7 +100,7 @@ impl Engine {
     pub(super) fn count_without(&mut self, server: Rank, out: &mut Vec<Command>) {
         let waiting = self.comings.0.iter_mut();
         let ranks: Vec<Rank> =
-            waiting.filter_map(|(rank, asked)| asked.servers.remove(&server).then_some(*rank)).collect();
+            waiting.filter_map(|(rank, asked)| asked.servers.remove(&server).map(|_| *rank)).collect();
         ranks.into_iter().for_each(|rank| self.count_from(rank, out));
     }
 
@@ -91,17 +113,50 @@ impl Engine {
     fn count_from(&self, rank: Rank, out: &mut Vec<Command>) {
         let Some(asked) = self.comings.0.get(&rank).filter(|asked| asked.servers.is_empty()) else { return };
         let to = self.present(|id| id.role == Role::Server || id.rank == rank);
-        out.push(Command::Send { to, message: Box::new(told(rank, asked)) });
+        let message = |message| Command::Send { to: to.clone(), message: Box::new(message) };
+        out.extend(told(rank, asked).map(message));
+    }
+
+    /// Servers did not say in time from which round on a worker could count: it is taken out, and nothing is held for it.
+    pub(super) fn expire_comings(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if self.phase != super::Phase::Running {
+            return;
+        }
+        let is_due = |asked: &Asked| !asked.servers.is_empty() && asked.deadline_ms.is_some_and(|at| at <= now_ms);
+        let due = self.comings.0.iter().filter(|(_, asked)| is_due(asked));
+        let due: Vec<(Rank, String)> = due.map(|(rank, asked)| (*rank, self.silence_of(asked))).collect();
+        for (rank, why) in due {
+            let id = MemberId { role: Role::Worker, rank };
+            if let Some(member) = self.members.get(&id).filter(|member| !member.gone) {
+                let refused = FromScheduler::Refused(RefusalReason::Misplaced(why.clone()));
+                out.push(send(member.connection, refused));
+            }
+            self.forget_coming(rank);
+            self.fault(now_ms, id, why, out);
+        }
+    }
+
+    fn silence_of(&self, asked: &Asked) -> String {
+        let servers: Vec<String> = asked.servers.keys().map(Rank::to_string).collect();
+        format!(
+            "servers {} did not say within {} ms (deadlines.rejoin_ms) from which rounds on it counts; see their logs, and start \
+             it again",
+            servers.join(", "),
+            self.config.rejoin_ms
+        )
     }
 
     /// What a server that comes later is told of those that came in between.
     pub(super) fn tell_comings(&self, to: super::ConnectionId, out: &mut Vec<Command>) {
         let whole = self.comings.0.iter().filter(|(_, asked)| asked.servers.is_empty());
-        out.extend(whole.map(|(rank, asked)| send(to, told(*rank, asked))));
+        out.extend(whole.flat_map(|(rank, asked)| told(*rank, asked)).map(|message| send(to, message)));
     }
 }
 
-fn told(rank: Rank, asked: &Asked) -> FromScheduler {
-    let rounds = asked.rounds.iter().map(|(key, round)| (*key, *round)).collect();
-    FromScheduler::CountFrom { rank, incarnation: asked.incarnation, rounds }
+/// In as many parts as it takes, in a row.
+fn told(rank: Rank, asked: &Asked) -> impl Iterator<Item = FromScheduler> + use<> {
+    let rounds: Vec<(Key, u64)> = asked.rounds.iter().map(|(key, round)| (*key, *round)).collect();
+    let incarnation = asked.incarnation;
+    let told = move |rounds| FromScheduler::CountFrom { rank, incarnation, rounds };
+    RoundsPart::cut(&rounds).into_iter().map(told)
 }

@@ -115,6 +115,7 @@ impl Engine {
         self.tick_checkpoints(now_ms, out);
         let waited_ms = now_ms.saturating_sub(self.started_ms);
         self.give_up(now_ms, out);
+        self.expire_comings(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
@@ -165,6 +166,17 @@ impl Engine {
                     self.forget(id, out);
                 }
             }
+        }
+        // Nobody is waited for any more: a deadline that is over would end the job anew at each tick, and put off its drain.
+        self.awaited.clear();
+        for (connection, _) in self.rebuild.take_waiting() {
+            let reason = match &outcome {
+                Outcome::Incomplete { waited_ms, missing } => {
+                    RefusalReason::Incomplete { waited_ms: *waited_ms, missing: missing.clone() }
+                }
+                other => RefusalReason::Misplaced(format!("the job is over: {other}")),
+            };
+            refuse(connection, reason, out);
         }
         self.refuse_orders("the job is ending", out);
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));

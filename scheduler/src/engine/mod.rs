@@ -327,6 +327,7 @@ impl Engine {
         let waits = [
             self.awaited.values().map(|awaited| awaited.deadline_ms).min(),
             self.rebuild_deadline_ms(),
+            self.comings.next_deadline_ms(),
             self.barriers.next_deadline_ms(),
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
@@ -506,10 +507,6 @@ impl Engine {
     /// Places of the job's shape, and those that somebody has taken beside them.
     fn known_places(&self) -> std::collections::BTreeSet<MemberId> {
         self.places().chain(self.members.keys().copied()).collect()
-    }
-
-    fn missing(&self) -> Vec<MemberId> {
-        self.places().filter(|id| !self.members.contains_key(id)).collect()
     }
 }
 

@@ -61,11 +61,8 @@ impl Checkpoints {
             return;
         }
         self.ordered.newest = self.ordered.newest.max(newest);
-        if let Some(waits) = waits
-            && let Some(pending) = self.pending.get_mut(&waits.round)
-            && !pending.parts.contains_key(&(from, lane))
-        {
-            pending.waits.insert((from, lane), waits);
+        for (round, pending) in self.pending.iter_mut().filter(|(_, pending)| !pending.is_complete) {
+            pending.hear((from, lane), waits.filter(|waits| waits.round == *round));
         }
         let Some(asked) = &mut self.ordered.asked else { return };
         asked.insert((from, lane), newest);
@@ -200,12 +197,13 @@ impl Engine {
     /// Deadlines, progress, and what is to be begun.
     pub(super) fn tick_checkpoints(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let parts = self.checkpoint_parts();
+        let servers = self.present(|id| id.role == Role::Server);
         self.checkpoints.expire(now_ms, &parts, out);
+        let asks = self.checkpoints.give_up_stalled(now_ms, &parts, &servers, out);
         self.ask_servers(out);
         self.checkpoints.tell_progress(parts.len() as u64, out);
-        let is_waited_for = self.checkpoints.pending.values().any(|p| !p.askers.is_empty() && !p.is_complete);
-        if is_waited_for {
-            order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Where, out);
+        if asks {
+            order(&servers, CheckpointOrder::Where, out);
         }
     }
 

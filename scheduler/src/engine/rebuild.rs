@@ -56,6 +56,7 @@ pub(super) struct Rebuild {
     /// When the first came.
     since_ms: Option<u64>,
     arrivals: BTreeMap<ConnectionId, Arrival>,
+    /// Strangers; while a job assembles, those who have no rank yet.
     waiting: Vec<(ConnectionId, Register)>,
     /// Those who were let in before it was known that this is no fresh job.
     early: Vec<(MemberId, Member)>,
@@ -71,6 +72,20 @@ pub(super) struct Rebuild {
 }
 
 impl Rebuild {
+    /// Somebody waits for a rank.
+    pub(super) fn hold(&mut self, connection: ConnectionId, register: Register) {
+        self.waiting.push((connection, register));
+    }
+
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Register> {
+        self.waiting.iter().map(|(_, register)| register)
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn take_waiting(&mut self) -> Vec<(ConnectionId, Register)> {
+        std::mem::take(&mut self.waiting)
+    }
+
     pub(super) fn knows(&self, connection: ConnectionId) -> bool {
         self.arrivals.contains_key(&connection)
             || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
@@ -180,9 +195,15 @@ impl Rebuild {
         self.arrivals.iter().rev().find(is_it).map(|(connection, _)| *connection)
     }
 
-    /// Without any worker nothing is decided: a server that has not come may have published alone, and only workers know.
     fn has_worker(&self) -> bool {
         self.members.iter().any(|member| member.id.role == Role::Worker && self.came(member).is_some())
+    }
+
+    /// Have all servers come that the newest roster has? Whoever publishes alone knows since when, and a later roster with
+    /// somebody else in it would have been told to those who had the data before: they would show it.
+    fn has_all_servers(&self) -> bool {
+        let mut servers = self.members.iter().filter(|member| member.id.role == Role::Server).peekable();
+        servers.peek().is_some() && servers.all(|member| self.came(member).is_some())
     }
 
     fn is_whole(&self) -> bool {
@@ -198,7 +219,8 @@ impl Engine {
         self.phase = Phase::Rebuilding;
         self.connections.clear();
         let early = std::mem::take(&mut self.members).into_iter().filter(|(_, member)| !member.gone);
-        self.rebuild = Rebuild { since_ms: Some(now_ms), early: early.collect(), ..Rebuild::default() };
+        let (early, waiting) = (early.collect(), self.rebuild.take_waiting());
+        self.rebuild = Rebuild { since_ms: Some(now_ms), early, waiting, ..Rebuild::default() };
     }
 
     /// Somebody registers while the cluster is being rebuilt.
@@ -261,13 +283,24 @@ impl Engine {
         }
         let shape = &self.config.shape;
         match self.rebuild.since_ms {
-            Some(since_ms) if self.rebuild.has_worker() => Some(since_ms + shape.silence_ms),
-            Some(since_ms) if self.config.resume || self.changes.rosters > 0 => {
+            Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
+            Some(since_ms) if self.follows() => {
                 Some(since_ms + shape.scheduler_ms.max(shape.silence_ms))
             }
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.started_ms + self.config.assemble_ms),
         }
+    }
+
+    /// Is it sure that there is a job to take over?
+    fn follows(&self) -> bool {
+        self.config.resume || self.changes.rosters > 0
+    }
+
+    /// With neither a worker nor all servers nothing is decided: a server that has not come may have published alone, and
+    /// only workers would know.
+    fn knows_enough(&self) -> bool {
+        self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
     }
 
     /// Goes on when everyone has come, or had the time to.
@@ -277,7 +310,7 @@ impl Engine {
         if !is_due && !self.rebuild.is_whole() {
             return;
         }
-        if !self.rebuild.has_worker() {
+        if !self.knows_enough() {
             return self.give_up_rebuilding(now_ms, out);
         }
         let rebuild = std::mem::take(&mut self.rebuild);
@@ -286,13 +319,13 @@ impl Engine {
 
     /// Nobody has said what the cluster was: there is nothing to go on with.
     fn give_up_rebuilding(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        if !self.config.resume && self.changes.rosters == 0 {
+        if !self.follows() {
             return self.assemble(now_ms, out);
         }
         let since_ms = self.rebuild.since_ms.unwrap_or(self.started_ms);
         let waited_ms = now_ms.saturating_sub(since_ms);
         self.turn_away(
-            "no worker has come of the job that this scheduler was to take over; start it again",
+            "neither a worker nor all servers have come of the job that this scheduler was to take over; start it again",
             out,
         );
         let missing = self.missing();
@@ -302,7 +335,7 @@ impl Engine {
     /// Who came was of a job that is over: this one is fresh after all.
     fn assemble(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         let early = std::mem::take(&mut self.rebuild.early);
-        let waiting = std::mem::take(&mut self.rebuild.waiting);
+        let waiting = self.rebuild.take_waiting();
         self.turn_away("no worker of its job has come; start it as a new process", out);
         self.phase = Phase::Assembling;
         for (id, mut member) in early {

@@ -1,10 +1,11 @@
 //! Registration: who is let in, with which rank, and the roster when all are there. Whoever comes while the job runs takes a
-//! free place: a new server's, a dead one's, or that of a worker that may come again.
+//! free place: a new server's, a dead one's, or that of a worker that may come again. Until all are there, those who want no rank
+//! of their own wait for one.
 
 use super::member::Member;
 use super::{Command, ConnectionId, Engine, Phase, refuse, send};
 use proto_common::config::WorkerLoss;
-use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Coming, FromScheduler, RefusalReason, Register, Welcome};
 
@@ -32,31 +33,65 @@ impl Engine {
                               new process";
                 refuse(from, RefusalReason::Misplaced(reason.into()), out);
             }
+            Phase::Assembling if self.may_follow() && register.wanted_rank.is_none() => {
+                self.hold(now_ms, from, register, out);
+            }
             _ => self.admit(now_ms, from, register, out),
         }
     }
 
+    /// Can there be a cluster of before, whose members have ranks and come later?
+    fn may_follow(&self) -> bool {
+        self.config.shape.scheduler_ms > 0
+    }
+
+    /// Who wants no rank of its own gets one when all are there: until then it is not known that the job is fresh, and any rank
+    /// may be that of a member of before.
+    fn hold(&mut self, now_ms: u64, from: ConnectionId, register: Register, out: &mut Vec<Command>) {
+        let (role, life, places) = (register.role, register.incarnation, self.places_of(register.role));
+        let held = self.rebuild.waiting();
+        let count = held.filter(|register| register.role == role).count();
+        let there = self.members.keys().filter(|id| id.role == role).count();
+        if let Err(reason) = self.is_unknown(life) {
+            return refuse(from, reason, out);
+        }
+        if there + count >= places as usize {
+            return refuse(from, RefusalReason::Full { role: role.to_string(), places }, out);
+        }
+        self.rebuild.hold(from, register);
+        self.complete_if_all(now_ms, out);
+    }
+
     /// A process that comes for the first time.
-    pub(super) fn admit(
+    fn admit(&mut self, now_ms: u64, from: ConnectionId, register: Register, out: &mut Vec<Command>) {
+        let Some(id) = self.place(now_ms, from, register, out) else { return };
+        match self.phase {
+            Phase::Assembling => self.complete_if_all(now_ms, out),
+            Phase::Running => self.join(id, from, out),
+            _ => {}
+        }
+    }
+
+    /// Gives it a rank, or says why there is none.
+    fn place(
         &mut self,
         now_ms: u64,
         from: ConnectionId,
         register: Register,
         out: &mut Vec<Command>,
-    ) {
+    ) -> Option<MemberId> {
         let id = match self.place_for(&register) {
             Ok(id) => id,
-            Err(reason) => return refuse(from, reason, out),
+            Err(reason) => {
+                refuse(from, reason, out);
+                return None;
+            }
         };
         let coming = self.comes_into(id);
         self.members.insert(id, Member::new(from, register, now_ms));
         self.connections.insert(from, id);
         self.welcome(id, from, coming, out);
-        match self.phase {
-            Phase::Assembling if self.missing().is_empty() => self.complete(out),
-            Phase::Running => self.join(id, from, out),
-            _ => {}
-        }
+        Some(id)
     }
 
     pub(super) fn welcome(&self, id: MemberId, to: ConnectionId, coming: Coming, out: &mut Vec<Command>) {
@@ -118,19 +153,30 @@ impl Engine {
         Ok(())
     }
 
-    fn place_for(&self, register: &Register) -> Result<MemberId, RefusalReason> {
-        let places = match register.role {
+    fn places_of(&self, role: Role) -> u32 {
+        match role {
             Role::Server => self.config.shape.server_places,
             _ => self.config.shape.workers,
-        };
-        if let Some((id, _)) = self.members.iter().find(|(_, m)| m.incarnation == register.incarnation) {
-            return Err(RefusalReason::Misplaced(format!(
-                "incarnation {} is registered already as {id}; a process registers once, each client with an \
-                 incarnation of its own",
-                register.incarnation
-            )));
         }
-        self.free_rank(register.role, register.wanted_rank, places)
+    }
+
+    fn place_for(&self, register: &Register) -> Result<MemberId, RefusalReason> {
+        self.is_unknown(register.incarnation)?;
+        self.free_rank(register.role, register.wanted_rank, self.places_of(register.role))
+    }
+
+    fn is_unknown(&self, life: Incarnation) -> Result<(), RefusalReason> {
+        let seated = self.members.iter().find(|(_, member)| member.incarnation == life);
+        let waits = self.rebuild.waiting().any(|register| register.incarnation == life);
+        let whom = match (seated, waits) {
+            (Some((id, _)), _) => format!(" as {id}"),
+            (None, true) => ", and waits for the others".to_owned(),
+            (None, false) => return Ok(()),
+        };
+        Err(RefusalReason::Misplaced(format!(
+            "incarnation {life} is registered already{whom}; a process registers once, each client with an incarnation \
+             of its own"
+        )))
     }
 
     /// A worker that has left may only be followed where rounds go on without it.
@@ -155,8 +201,30 @@ impl Engine {
         Ok(MemberId { role, rank })
     }
 
-    /// Everyone is there: the first epoch, and the roster for all.
-    fn complete(&mut self, out: &mut Vec<Command>) {
+    /// Places that nobody has: those who wait for a rank get the first.
+    pub(super) fn missing(&self) -> Vec<MemberId> {
+        let held = |role| match self.phase {
+            Phase::Assembling => self.rebuild.waiting().filter(|register| register.role == role).count(),
+            _ => 0,
+        };
+        let (mut servers, mut workers) = (held(Role::Server), held(Role::Worker));
+        let mut is_open = |id: &MemberId| {
+            let left = if id.role == Role::Server { &mut servers } else { &mut workers };
+            let is_open = *left == 0;
+            *left = left.saturating_sub(1);
+            is_open
+        };
+        self.places().filter(|id| !self.members.contains_key(id) && is_open(id)).collect()
+    }
+
+    /// Everyone is there: ranks for those who have none, the first epoch, and the roster for all.
+    fn complete_if_all(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if !self.missing().is_empty() {
+            return;
+        }
+        for (connection, register) in self.rebuild.take_waiting() {
+            self.place(now_ms, connection, register, out);
+        }
         self.phase = Phase::Running;
         let beyond: Vec<MemberId> = self.members.keys().copied().collect();
         beyond.into_iter().for_each(|id| self.barriers.join(id));

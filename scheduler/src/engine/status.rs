@@ -32,9 +32,7 @@ impl Engine {
             members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
-            checkpoints: self
-                .checkpoints
-                .status(self.last_checkpoint.clone(), self.checkpoint_parts().len() as u64),
+            checkpoints: self.checkpoints.status(self.last_checkpoint.clone(), &self.checkpoint_parts()),
             ending,
         }
     }

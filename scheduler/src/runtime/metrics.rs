@@ -122,7 +122,7 @@ struct EngineGauges {
     uptime_seconds: Gauge,
     checkpoints_completed: IntGauge,
     checkpoints_failed: IntGauge,
-    checkpoint_parts_missing: IntGauge,
+    checkpoint_parts_missing: IntGaugeVec,
     /// What deaths, joins and restarts have led to, by kind.
     changes: IntGaugeVec,
     copy_bytes: IntGaugeVec,
@@ -158,9 +158,12 @@ impl EngineGauges {
                 "gradwire_scheduler_checkpoints_failed",
                 "Checkpoints given up since this scheduler started.",
             )?,
-            checkpoint_parts_missing: IntGauge::new(
-                "gradwire_scheduler_checkpoint_parts_missing",
-                "Parts that the checkpoint being written lacks.",
+            checkpoint_parts_missing: IntGaugeVec::new(
+                Opts::new(
+                    "gradwire_scheduler_checkpoint_parts_missing",
+                    "Parts that the checkpoint being written lacks.",
+                ),
+                &["server", "lane"],
             )?,
             changes: IntGaugeVec::new(
                 Opts::new(
@@ -200,8 +203,11 @@ impl EngineGauges {
         let checkpoints = &status.checkpoints;
         self.checkpoints_completed.set(checkpoints.completed as i64);
         self.checkpoints_failed.set(checkpoints.failed as i64);
-        let missing = checkpoints.parts_expected.saturating_sub(checkpoints.parts);
-        self.checkpoint_parts_missing.set(checkpoints.writing.map_or(0, |_| missing as i64));
+        self.checkpoint_parts_missing.reset();
+        for (server, lane) in &checkpoints.missing {
+            let labels = [server.to_string(), lane.to_string()];
+            self.checkpoint_parts_missing.with_label_values(&labels).set(1);
+        }
         self.set_recovery(&status.recovery);
     }
 

@@ -12,7 +12,7 @@ pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{
-    ClusterShape, FromScheduler, Member as Entry, RefusalReason, Resume, ToScheduler,
+    ClusterShape, FromScheduler, Member as Entry, RefusalReason, Resume, RoundsPart, RoundsSoFar, ToScheduler,
 };
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::RuleChange;
@@ -164,6 +164,8 @@ pub struct Member {
     seeding: Seeding,
     /// What the lanes were told and have not answered: the epoch, and whether the scheduler waits for the answer.
     told: BTreeMap<u64, (Epoch, bool)>,
+    /// From which rounds on a worker counts, as far as that was said. The parts of one list come in a row.
+    counting: RoundsSoFar,
     next: u64,
     drain: Drain,
     /// The next scheduler has been told what this server knows: the last one's decisions count no more.
@@ -191,6 +193,7 @@ impl Member {
             streams: Streams::default(),
             seeding: Seeding::default(),
             told: BTreeMap::new(),
+            counting: RoundsSoFar::default(),
             next: 0,
             drain: Drain::Stays,
             is_resuming: false,
@@ -299,7 +302,9 @@ impl Member {
                 out.push(MemberCommand::AskRounds { rank, incarnation });
             }
             FromScheduler::CountFrom { rank, incarnation, rounds } => {
-                out.push(MemberCommand::CountFrom { rank, incarnation, rounds });
+                if let Some(rounds) = self.counting.take(rounds) {
+                    out.push(MemberCommand::CountFrom { rank, incarnation, rounds });
+                }
             }
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(Departure::Died(death))),
             FromScheduler::Refused(reason) => out.push(MemberCommand::Leave(Departure::Refused(reason))),
@@ -343,8 +348,9 @@ impl Member {
             let known = first.entry(key).or_default();
             *known = round.max(*known);
         }
-        let rounds = first.into_iter().collect();
-        out.push(MemberCommand::Say(ToScheduler::Rounds { rank, incarnation, rounds }));
+        let rounds: Vec<_> = first.into_iter().collect();
+        let say = |rounds| MemberCommand::Say(ToScheduler::Rounds { rank, incarnation, rounds });
+        out.extend(RoundsPart::cut(&rounds).into_iter().map(say));
     }
 
     /// A lane's chunks that were being copied to a server are all kept up there, as of this epoch.

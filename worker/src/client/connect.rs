@@ -22,14 +22,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Unfinished requests one channel may have.
 const SEND_DEPTH: usize = 4096;
 /// Spans one batch may gather.
 const GATHER_MAX: usize = 64;
-/// How long a broken connection waits to hear of a death that explains it.
-const DEATH_GRACE: Duration = Duration::from_secs(1);
+/// More than the longest pause between two tries to connect a server.
+const REDIAL_MAX: Duration = Duration::from_secs(5);
 
 pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     settings.validate()?;
@@ -238,39 +238,27 @@ impl LaneStart<'_> {
     }
 }
 
-/// Until all servers of the newest roster are connected. A death that ends the job ends it at once; so does a server that
-/// cannot be connected, unless that is because it is gone.
+/// Until all servers of the newest roster are connected. One that cannot be is dialled again, now as later in the job: a server
+/// that is just coming may not have heard of us, or its death may be about to be told. The membership engine says when that is
+/// over. Only a driver that cannot be had ends it at once: no other try would find it.
 fn wait_for_servers(members: &Members, within: Duration, steps: &Receiver<Step>) -> Result<(), ClientError> {
     // Each step of a connection has this long, and there may be two tries; a thread that tells nothing at all has
     // panicked.
-    let patience = 10 * within + DEATH_GRACE;
-    while !members.missing().is_empty() {
+    let patience = 10 * within + REDIAL_MAX;
+    loop {
+        let missing = members.missing();
+        if missing.is_empty() {
+            return Ok(());
+        }
         match steps.recv_timeout(patience) {
-            Ok(Step::Connected(rank, Err(error))) => unless_gone(members, (rank, error), steps)?,
-            Ok(Step::Connected(_, Ok(())) | Step::Gone) => {}
+            Ok(Step::Connected(Err(error))) if error.exit_code() == ExitCode::Transport => return Err(error),
+            Ok(Step::Connected(_) | Step::Gone) => {}
             Ok(Step::Dead(error)) => return Err(error.into()),
-            Err(_) => return Err(ClientError::Internal("connecting to a server panicked".into())),
+            Err(_) => {
+                let ranks: Vec<String> = missing.iter().map(Rank::to_string).collect();
+                let why = format!("connecting to servers {} said nothing for {patience:?}", ranks.join(", "));
+                return Err(ClientError::Internal(why));
+            }
         }
     }
-    Ok(())
-}
-
-/// A connection that broke may have broken because its server died: the scheduler gets a moment to say so.
-fn unless_gone(
-    members: &Members,
-    (rank, error): (Rank, ClientError),
-    steps: &Receiver<Step>,
-) -> Result<(), ClientError> {
-    if error.exit_code() != ExitCode::Io {
-        return Err(error);
-    }
-    let until = Instant::now() + DEATH_GRACE;
-    while members.missing().contains(&rank) {
-        match steps.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Step::Dead(death)) => return Err(death.into()),
-            Ok(_) => {}
-            Err(_) => return Err(error),
-        }
-    }
-    Ok(())
 }

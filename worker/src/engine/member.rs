@@ -7,7 +7,7 @@ mod dials;
 use crate::error::OpError;
 use dials::Dials;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Key, Rank, Role};
-use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, Resume};
+use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, Resume, RoundsSoFar};
 use proto_common::shard_map::{MapChange, MapError, MapUpdate, ShardMap};
 use std::collections::BTreeMap;
 
@@ -76,6 +76,8 @@ pub struct Member {
     dials: Dials,
     failovers: u64,
     counts: Option<BTreeMap<Key, u64>>,
+    /// The same, as far as it was said.
+    counting: RoundsSoFar,
 }
 
 impl Member {
@@ -88,6 +90,7 @@ impl Member {
             dials: Dials::new(config.reach_ms),
             failovers: 0,
             counts: None,
+            counting: RoundsSoFar::default(),
             config,
         }
     }
@@ -145,8 +148,10 @@ impl Member {
             }
             FromScheduler::Remap { epoch, change } => self.remap(*epoch, change, out),
             FromScheduler::CountFrom { rank, incarnation, rounds } => {
-                if (*rank, *incarnation) == (self.config.rank, self.config.incarnation) {
-                    self.counts = Some(rounds.iter().copied().collect());
+                if (*rank, *incarnation) == (self.config.rank, self.config.incarnation)
+                    && let Some(rounds) = self.counting.take(rounds.clone())
+                {
+                    self.counts = Some(rounds.into_iter().collect());
                 }
             }
             FromScheduler::MemberDied(death) => out.push(MemberCommand::Leave(OpError::Died(death.clone()))),

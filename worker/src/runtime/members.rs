@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// What happens while servers are connected for the first time.
 pub(crate) enum Step {
     /// A connection was made, or could not be.
-    Connected(Rank, Result<(), ClientError>),
+    Connected(Result<(), ClientError>),
     /// A server is not there any more.
     Gone,
     /// The job ends before we are part of it.
@@ -191,7 +191,7 @@ impl Members {
         }
         drop(state);
         // Nobody listens any more once all servers of the first roster are connected.
-        let _ = self.0.steps.send(Step::Connected(server, result.map(drop)));
+        let _ = self.0.steps.send(Step::Connected(result.map(drop)));
         self.end(fatal);
     }
 

@@ -1,7 +1,7 @@
 //! When a checkpoint is complete, and what keeps it from it.
 
 use super::*;
-use crate::engine::checkpoints::ENDED_KEPT;
+use crate::engine::checkpoints::{ENDED_KEPT, STALLED_MS_MAX};
 use proto_common::ids::ChunkId;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
@@ -257,4 +257,54 @@ fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
         }
         assert!(matches!(rig.engine.phase, Phase::Ending { outcome: Outcome::Done { .. }, .. }));
     }
+}
+
+#[test]
+fn one_that_nothing_comes_of_is_given_up_and_the_next_one_goes_on() {
+    let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.silence_ms = 10 * STALLED_MS_MAX;
+    declared(&mut rig, 4);
+    let tick = |rig: &mut Rig, at_ms| rig.engine.handle(rig.now_ms + at_ms, Input::Tick);
+    let waits = |left| {
+        let waits = Some(Waits { round: 5, left, chunk: ChunkId::new(1, 3), version: 3 });
+        ToScheduler::Checkpoint(CheckpointNews::At { lane: 0, newest: 9, waits })
+    };
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    tick(&mut rig, 0);
+    rig.say(server(0), part(0, 0, 2, 5));
+    assert!(orders(&tick(&mut rig, 1)).is_empty(), "a part has come: it counts from here on");
+    assert!(orders(&tick(&mut rig, STALLED_MS_MAX / 2)).is_empty());
+    assert_eq!(orders(&tick(&mut rig, STALLED_MS_MAX / 2 + 1)), [(2, CheckpointOrder::Where)]);
+    rig.say(server(1), waits(2));
+    assert_eq!(orders(&tick(&mut rig, STALLED_MS_MAX)), [(2, CheckpointOrder::Where)]);
+    // A chunk was copied: it goes on.
+    rig.say(server(1), waits(1));
+    assert!(orders(&tick(&mut rig, STALLED_MS_MAX + 1)).is_empty());
+    rig.say(server(1), waits(1));
+    assert_eq!(orders(&tick(&mut rig, 2 * STALLED_MS_MAX)), [(2, CheckpointOrder::Where)]);
+    assert_eq!(rig.engine.status(0).checkpoints.missing, [(Rank(1), 0)]);
+    assert_eq!(orders(&tick(&mut rig, 2 * STALLED_MS_MAX + 1)), [(2, CheckpointOrder::Drop { round: 5 })]);
+    let status = rig.engine.status(0).checkpoints;
+    assert_eq!((status.writing, status.failed, status.missing), (None, 1, vec![]));
+    let words = "1 of 2 parts are missing: server 1 lane 0 (1 chunks; chunk 3 of tensor 1 is at round 3";
+    assert!(status.failure.as_ref().is_some_and(|why| why.contains(words)), "{:?}", status.failure);
+    let begun = ToScheduler::Checkpoint(CheckpointNews::Begun { round: 10 });
+    let next = orders(&rig.say(server(0), begun));
+    assert_eq!(next, [(2, CheckpointOrder::Save { round: 10, now: false })]);
+}
+
+#[test]
+fn a_manifest_that_is_never_written_is_given_up() {
+    let mut rig = Rig::running(1, 1);
+    rig.engine.config.shape.silence_ms = 10 * STALLED_MS_MAX;
+    declared(&mut rig, 4);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(server(0), part(0, 0, 4, 5));
+    rig.engine.handle(rig.now_ms, Input::Tick);
+    rig.engine.handle(rig.now_ms + STALLED_MS_MAX, Input::Tick);
+    let failure = rig.engine.status(0).checkpoints.failure;
+    assert!(failure.is_some_and(|why| why.contains("the manifest is being written")));
+    // Written after all, it counts.
+    rig.engine.handle(rig.now_ms, Input::ManifestWritten { round: 5, result: Ok("round-5".into()) });
+    assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-5"));
 }

@@ -1,7 +1,7 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
 use super::*;
-use proto_common::message::{self, Coming, Resume, WaitError};
+use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};
 use proto_common::shard_map::MapChange;
 
 pub(super) fn rig_of(replicas: u32, loss: WorkerLoss) -> Rig {
@@ -111,6 +111,11 @@ fn a_worker_is_waited_for_so_long() {
     let commands = rig.tick_at(505);
     let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
     assert!(death.to_string().contains("did not come again within 500 ms"), "{death}");
+    // Said once; those who do not leave hold the end up for so long, and no longer.
+    assert!(rig.tick_at(506).is_empty());
+    assert_eq!(rig.engine.next_tick_ms(506), 516);
+    assert!(rig.tick_at(505 + DRAIN_MS - 1).is_empty());
+    assert!(matches!(rig.tick_at(505 + DRAIN_MS).as_slice(), [Command::End(Outcome::Died(_))]));
 }
 
 #[test]
@@ -126,11 +131,62 @@ fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_sa
     assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.coming == Coming::Between));
     assert!(matches!(sent[2], FromScheduler::AskRounds { rank: Rank(1), .. }), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: vec![(Key(7), round)] };
+    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
     assert!(rig.say(server(1), answer(5)).is_empty());
     let commands = rig.say(server(0), answer(3));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: vec![(Key(7), 5)] };
+    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 5)]) };
     assert_eq!(*only(&commands), counts, "the highest, once all have answered");
+}
+
+#[test]
+fn a_worker_whose_first_rounds_are_not_said_in_time_is_taken_out_with_words() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    rig.lose(worker(1));
+    rig.say_on(70, ToScheduler::Register(register(Role::Worker, 99)));
+    let (rank, incarnation) = (Rank(1), Incarnation(99));
+    let answer = |rounds| ToScheduler::Rounds { rank, incarnation, rounds };
+    // One server says it; the other one a first part of it.
+    assert!(rig.say(server(1), answer(RoundsPart::whole(vec![(Key(7), 5)]))).is_empty());
+    let part = RoundsPart { last: false, ..RoundsPart::whole(vec![(Key(7), 6)]) };
+    assert!(rig.say(server(0), answer(part)).is_empty());
+    for now_ms in (10..500).step_by(10) {
+        assert!(rig.engine.next_tick_ms(rig.now_ms) <= 500);
+        rig.now_ms = now_ms;
+        for id in [server(0), server(1), worker(0)] {
+            rig.say(id, ToScheduler::Heartbeat(MemberReport::default()));
+        }
+        rig.say_on(70, ToScheduler::Heartbeat(MemberReport::default()));
+        assert!(rig.tick_at(now_ms).is_empty());
+    }
+    let commands = rig.tick_at(500);
+    let [FromScheduler::Refused(reason), FromScheduler::Roster { members, .. }] = messages(&commands)[..] else {
+        panic!("{commands:?}")
+    };
+    let reason = reason.to_string();
+    assert!(reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"), "{reason}");
+    assert!(commands.contains(&Command::Close { connection: ConnectionId(70) }));
+    assert_eq!(members.len(), 3);
+    let last = RoundsPart { part: 1, last: true, rounds: vec![(Key(8), 2)] };
+    assert!(rig.say(server(0), answer(last)).is_empty(), "too late");
+}
+
+#[test]
+fn rounds_of_more_tensors_than_a_message_holds_come_and_go_in_parts() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    rig.lose(worker(1));
+    rig.say_on(70, ToScheduler::Register(register(Role::Worker, 99)));
+    let (rank, incarnation) = (Rank(1), Incarnation(99));
+    let many: Vec<_> = (0..ROUNDS_PART_MAX as u64 + 1).map(|key| (Key(key), 3)).collect();
+    let mut commands = Vec::new();
+    for server in [server(0), server(1)] {
+        for rounds in RoundsPart::cut(&many) {
+            assert!(commands.is_empty(), "before all have said all");
+            commands = rig.say(server, ToScheduler::Rounds { rank, incarnation, rounds });
+        }
+    }
+    let told = RoundsPart::cut(&many).into_iter();
+    let told: Vec<_> = told.map(|rounds| FromScheduler::CountFrom { rank, incarnation, rounds }).collect();
+    assert_eq!(messages(&commands), told.iter().collect::<Vec<_>>());
 }
 
 #[test]
@@ -223,10 +279,10 @@ fn the_next_scheduler_asks_again_from_where_workers_count() {
         .collect();
     assert_eq!(asked, [0, 1].map(|rank| (Rank(rank), life(worker(rank)).unwrap())), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: vec![(Key(7), round)] };
+    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
     assert!(rig.say(server(0), answer(6)).is_empty());
     let commands = rig.say(server(1), answer(4));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: vec![(Key(7), 6)] };
+    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 6)]) };
     assert_eq!(*only(&commands), counts);
 }
 
@@ -252,6 +308,28 @@ fn who_does_not_come_to_the_next_scheduler_is_dead() {
         messages(&commands).iter().any(|m| matches!(m, FromScheduler::Refused(_))),
         "too late: {commands:?}"
     );
+}
+
+/// The only worker is gone, and the scheduler too: servers know all, where every one of them has come.
+#[test]
+fn without_workers_all_servers_are_enough_for_one_that_follows() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut config = EngineConfig { resume: true, ..before.engine.config.clone() };
+    config.shape.scheduler_ms = 10 * SILENCE_MS;
+    let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
+    come_again(&mut rig, server(1), &resume);
+    let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
+    assert!(rig.say_on(80, ToScheduler::Register(again)).is_empty());
+    assert!(rig.tick_at(2 * SILENCE_MS).is_empty(), "server 0 may know more");
+    come_again(&mut rig, server(0), &resume);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
+    assert!(rig.engine.awaited.contains_key(&Rank(0)));
 }
 
 #[test]
@@ -315,4 +393,24 @@ fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler
         rig.say_on(81, ToScheduler::Heartbeat(MemberReport::default())).len() == 2,
         "a stranger is refused"
     );
+}
+
+/// Its rank could be that of a member which comes later.
+#[test]
+fn who_wants_no_rank_waits_until_it_is_known_whose_are_free() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty());
+    for id in [worker(1), worker(0), server(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), None, "server 1 may come");
+    rig.tick_at(SILENCE_MS);
+    assert_eq!(rig.engine.member_of(connection(server(0))), Some(server(0)));
+    assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(server(1)), "which has not come");
 }

@@ -126,8 +126,17 @@ fn input(action: Action, number: u64, observer: &mut Observer) -> Option<Input> 
 
 proptest! {
     #[test]
-    fn whatever_happens(complete in any::<bool>(), list in prop::collection::vec(actions(), 0..120)) {
+    fn whatever_happens(
+        complete in any::<bool>(),
+        may_follow in any::<bool>(),
+        list in prop::collection::vec(actions(), 0..120),
+    ) {
         let mut rig = Rig::new(2, 3);
+        if may_follow {
+            let mut config = rig.engine.config.clone();
+            config.shape.scheduler_ms = 1_000;
+            rig.engine = Engine::new(config, 0);
+        }
         let mut observer = Observer::default();
         if complete {
             for number in 0..5u64 {

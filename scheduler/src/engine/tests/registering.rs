@@ -104,3 +104,61 @@ fn a_job_that_ends_takes_nobody() {
     let commands = rig.say(worker(1), ToScheduler::Register(register(Role::Worker, 2)));
     assert!(refusal(&commands).contains("the job is ending"));
 }
+
+/// A cluster whose scheduler may be one that follows another.
+fn following(servers: u32, workers: u32) -> Rig {
+    let rig = Rig::new(servers, workers);
+    let mut config = rig.engine.config.clone();
+    config.shape.scheduler_ms = 1_000;
+    Rig { engine: Engine::new(config, 0), now_ms: 0 }
+}
+
+#[test]
+fn who_wants_no_rank_gets_one_when_all_are_there() {
+    let mut rig = following(2, 2);
+    for (connection, role) in [(1, Role::Server), (2, Role::Worker), (3, Role::Worker)] {
+        assert!(rig.say_on(connection, ToScheduler::Register(register(role, connection))).is_empty());
+        assert_eq!(rig.engine.member_of(ConnectionId(connection)), None);
+    }
+    assert_eq!(rig.engine.status(0).missing, [server(1)]);
+    let again = refusal(&rig.say_on(4, ToScheduler::Register(register(Role::Worker, 3))));
+    assert!(again.contains("registered already, and waits for the others"), "{again}");
+    let many = refusal(&rig.say_on(5, ToScheduler::Register(register(Role::Worker, 5))));
+    assert!(many.contains("all 2 places for a worker are taken"), "{many}");
+    assert_eq!(rig.say_on(1, ToScheduler::Heartbeat(MemberReport::default())).len(), 1, "answered");
+    // One that goes counts no more, and nobody has died.
+    assert!(rig.handle(Input::Closed { connection: ConnectionId(2), fault: None }).is_empty());
+    assert_eq!(rig.engine.status(0).missing, [server(1), worker(1)]);
+    let wanted = Register { wanted_rank: Some(Rank(0)), ..register(Role::Server, 6) };
+    assert_eq!(rig.say_on(6, ToScheduler::Register(wanted)).len(), 1, "welcome at once");
+    assert_eq!(rig.engine.phase, Phase::Assembling);
+    let commands = rig.say_on(7, ToScheduler::Register(register(Role::Worker, 7)));
+    assert_eq!(commands.len(), 4, "three are welcome, and the roster: {commands:?}");
+    for (connection, id) in [(6, server(0)), (1, server(1)), (3, worker(0)), (7, worker(1))] {
+        assert_eq!(rig.engine.member_of(ConnectionId(connection)), Some(id));
+    }
+    assert_eq!(rig.engine.phase, Phase::Running);
+}
+
+#[test]
+fn who_waits_for_a_rank_hears_who_has_not_come() {
+    let mut rig = following(2, 1);
+    rig.say_on(1, ToScheduler::Register(register(Role::Server, 1)));
+    rig.say_on(2, ToScheduler::Register(register(Role::Worker, 2)));
+    let commands = rig.tick_at(ASSEMBLE_MS);
+    let to: Vec<ConnectionId> = commands
+        .iter()
+        .filter_map(|command| match command {
+            Command::Send { to, message } => {
+                assert!(
+                    matches!(&**message, FromScheduler::Refused(reason)
+                    if reason.to_string().contains("missing: server 1")),
+                    "{message:?}"
+                );
+                Some(to[0])
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(to, [ConnectionId(1), ConnectionId(2)]);
+}

@@ -4,7 +4,7 @@ use crate::engine::Role;
 use crate::engine::member::{Departure, Held, Holdings, Member, MemberCommand, MemberConfig};
 use proto_common::config::Settings;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Key, MemberId, Rank, Role as MemberRole};
-use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, ToScheduler};
+use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, RoundsPart, ToScheduler};
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate};
 use proto_common::tensor::TensorSpec;
@@ -305,9 +305,9 @@ fn a_worker_that_comes_counts_from_the_latest_round_that_any_lane_names() {
     let lanes = [vec![(Key(7), 4), (Key(8), 9)], vec![(Key(7), 5)]];
     let said = with(&mut member, |member, out| member.rounds_answered(rank, incarnation, lanes, out));
     let rounds = vec![(Key(7), 5), (Key(8), 9)];
-    let answer = ToScheduler::Rounds { rank, incarnation, rounds: rounds.clone() };
+    let answer = ToScheduler::Rounds { rank, incarnation, rounds: RoundsPart::whole(rounds.clone()) };
     assert_eq!(said, [MemberCommand::Say(answer)]);
-    let told = FromScheduler::CountFrom { rank, incarnation, rounds: rounds.clone() };
+    let told = FromScheduler::CountFrom { rank, incarnation, rounds: RoundsPart::whole(rounds.clone()) };
     assert_eq!(hear(&mut member, told), [MemberCommand::CountFrom { rank, incarnation, rounds }]);
 }
 

@@ -4,7 +4,7 @@ use super::super::member::{Member, MemberCommand, MemberConfig};
 use super::*;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{MemberId, Role};
-use proto_common::message::{ClusterShape, FromScheduler, Member as Entry};
+use proto_common::message::{ClusterShape, FromScheduler, Member as Entry, RoundsPart};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate};
@@ -197,6 +197,20 @@ fn a_broken_channel_to_a_living_server_is_made_again_with_pauses_and_within_a_bo
 }
 
 #[test]
+fn a_first_connection_is_tried_as_long_as_a_later_one() {
+    let mut bed = Bed::new();
+    assert_eq!(dials(&bed.heard(&roster(1, &[(0, 100)]))), [(0, 1, 0)]);
+    // The server is just coming, and has not heard of this worker.
+    assert_eq!(dials(&bed.connected_at(1, Err("who are you?".into()), 500)), [(0, 2, 20)]);
+    assert_eq!(dials(&bed.connected_at(2, Err("who are you?".into()), 499 + REACH_MS)), [(0, 3, 40)]);
+    let told = bed.connected_at(3, Err("who are you?".into()), 500 + REACH_MS);
+    let [MemberCommand::Leave(OpError::Broken { server: Rank(0), reason })] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(reason.contains("who are you?") && reason.contains("10000 ms"), "{reason}");
+}
+
+#[test]
 fn a_channel_that_breaks_while_others_are_made_has_all_made_again() {
     let mut bed = Bed::connected();
     let again = dials(&bed.broken(0, 1, 1_000));
@@ -223,7 +237,7 @@ fn rounds_to_count_from_are_this_life_s_only() {
     let told = |life: u64| FromScheduler::CountFrom {
         rank: Rank(0),
         incarnation: Incarnation(life),
-        rounds: vec![(Key(7), 12)],
+        rounds: RoundsPart::whole(vec![(Key(7), 12)]),
     };
     bed.heard(&told(3));
     assert_eq!(bed.0.counts(), None);

@@ -1,0 +1,10 @@
+# In the guest: some minutes of kills over the device, where registered bytes are the device's; what each process used may not
+# grow. What it drew comes between two lines of its own.
+. /bin/device.sh
+gradwire chaos --transport verbs --minutes "${MINUTES:-5}" --epochs 6 --silence-ms 20000 --patience 180 --out /tmp/chaos \
+    -- --data "$DATA"
+code=$?
+echo "== soak.svg"
+cat /tmp/chaos/soak.svg
+echo "== end"
+exit "$code"

@@ -191,10 +191,10 @@ impl Spread {
     /// The home of a part: its key is the first of the part's whose lane is the part's turn.
     #[must_use]
     pub fn home(&self, part: usize) -> ChunkId {
-        let (first, lanes) = (HOMES | (part as u64) << 16, self.lanes.max(1));
+        let (first, lanes) = (HOMES | (part as u64) << 8, self.lanes.max(1));
         let id = |key| ChunkId { key: Key(key), chunk: ChunkIndex(0) };
         let turn = Lane((part % usize::from(lanes)) as u16);
-        let own = (first..first + (1 << 16)).map(id).find(|id| lane_of(*id, lanes) == turn);
+        let own = (first..=first | 0xff).map(id).find(|id| lane_of(*id, lanes) == turn);
         own.unwrap_or_else(|| id(first))
     }
 
@@ -210,13 +210,13 @@ impl Spread {
     }
 }
 
-/// Keys from here on are homes'; tensors of trainers have those below.
-pub const HOMES: u64 = 0xffff << 48;
+/// The 2^32 keys from here on are homes'; tensors of trainers have any other.
+pub const HOMES: u64 = 0x6772_7762 << 32;
 
 /// The part whose home has this key; `None` of a tensor.
 #[must_use]
 pub const fn home_of(key: Key) -> Option<u32> {
-    if key.0 >= HOMES { Some((key.0 >> 16) as u32) } else { None }
+    if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
 }
 
 /// Bytes before a contribution's ids: see [`PushHead`].
@@ -350,7 +350,7 @@ mod tests {
             homes.iter().map(|home| home_of(home.key)).collect::<Vec<_>>(),
             (0..6).map(Some).collect::<Vec<_>>()
         );
-        assert_eq!((home_of(Key(HOMES - 1)), home_of(Key(0))), (None, None));
+        assert_eq!((home_of(Key(HOMES - 1)), home_of(Key(u64::MAX))), (None, None));
         assert_eq!(spread.home_spec(5, 4096).validate(4096), Ok(()));
         for (key, lane) in [(0, 0), (7, 3), (TABLES_MAX - 1, LANES_MAX - 1)] {
             assert_eq!(table_of(table_app(key, Lane(lane))), Some((key, Lane(lane))));

@@ -122,7 +122,8 @@ impl Engine {
         if self.phase != super::Phase::Running {
             return;
         }
-        let is_due = |asked: &Asked| !asked.servers.is_empty() && asked.deadline_ms.is_some_and(|at| at <= now_ms);
+        let is_due =
+            |asked: &Asked| !asked.servers.is_empty() && asked.deadline_ms.is_some_and(|at| at <= now_ms);
         let due = self.comings.0.iter().filter(|(_, asked)| is_due(asked));
         let due: Vec<(Rank, String)> = due.map(|(rank, asked)| (*rank, self.silence_of(asked))).collect();
         for (rank, why) in due {

@@ -284,9 +284,7 @@ impl Engine {
         let shape = &self.config.shape;
         match self.rebuild.since_ms {
             Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
-            Some(since_ms) if self.follows() => {
-                Some(since_ms + shape.scheduler_ms.max(shape.silence_ms))
-            }
+            Some(since_ms) if self.follows() => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
             None => Some(self.started_ms + self.config.assemble_ms),
         }

@@ -263,6 +263,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
+        // Nothing of it is under way any more, and the last one may be long.
+        let of_it = self.replicas.streams.iter_mut().filter(|link| link.to == to);
+        of_it.for_each(|link| link.image = None);
         let lane = self.config.engine.lane.0;
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
     }
@@ -358,7 +361,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if let Some(image) = &mut link.image {
             image.copy_in(captured);
         }
-        engine.captured(to, chunk, captured.len() as u64, commands);
+        let bytes = captured.len() as u64;
+        if engine.home(chunk).is_some() {
+            // All rows of a home are no length that is kept for others.
+            *captured = Vec::new();
+        }
+        engine.captured(to, chunk, bytes, commands);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::app::{CallBuffer, ReplyBody};
 use crate::engine::Verdict;
 use crate::storage::{Round, Views};
 use crate::tables::{Asked, Room, Rows, TableStats, Told, home_key_of};
+use checkpoint::CheckpointError;
 use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
 use proto_common::ids::{ChunkId, Rank};
 use proto_common::table::{RowStatus, home_of, table_of};
@@ -115,6 +116,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
             None => Ok(()),
         };
         let is_done = tables.apply(home, serves, storage.sum_of_round(chunk)?, &refill);
+        // A copy that cannot be what its server has would be found out when it is needed.
+        if let Some(why) = tables.lacks(home).filter(|_| !is_done && !serves) {
+            return Err(
+                CheckpointError::Corrupt { file: "rows of a table".into(), why: why.to_owned() }.into()
+            );
+        }
         Ok(if is_done { Verdict::Fits } else { Verdict::BadValue })
     }
 }

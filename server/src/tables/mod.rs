@@ -185,6 +185,11 @@ impl Tables {
         }
     }
 
+    /// Why a home lacks a table that was declared last, if it does.
+    pub(crate) fn lacks(&self, home: ChunkId) -> Option<&str> {
+        self.refused.as_ref().filter(|(at, ..)| *at == home).map(|(.., why)| why.as_str())
+    }
+
     /// Every worker declares a table; the first one makes it.
     fn declare(
         &mut self,
@@ -206,7 +211,7 @@ impl Tables {
         self.bytes += bytes;
         self.tables.insert((home, key), rows);
         self.refused = None;
-        match self.refill((home, key), refill) {
+        match self.refill((home, key), serves, refill) {
             Ok(()) => true,
             Err(why) => {
                 tracing::error!(table = key, why, "a table cannot begin with what a checkpoint has of it");

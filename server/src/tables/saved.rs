@@ -81,10 +81,16 @@ impl Tables {
     }
 
     /// A table that has just been made begins with what a checkpoint has of it; or it is not there.
-    pub(super) fn refill(&mut self, at: (ChunkId, u32), refill: Refill<'_>) -> Result<(), String> {
+    pub(super) fn refill(
+        &mut self,
+        at: (ChunkId, u32),
+        serves: bool,
+        refill: Refill<'_>,
+    ) -> Result<(), String> {
         let Some(rows) = self.tables.get_mut(&at) else { return Ok(()) };
         let before = rows.bytes();
-        rows.limit(before.saturating_add(self.most_bytes.saturating_sub(self.bytes)));
+        let most_bytes = before.saturating_add(self.most_bytes.saturating_sub(self.bytes));
+        rows.limit(if serves { most_bytes } else { u64::MAX });
         let refilled = home_of(at.0.key).map_or(Ok(()), |part| refill(rows, part as usize));
         self.bytes += rows.bytes() - before;
         if refilled.is_err() {

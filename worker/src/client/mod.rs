@@ -164,7 +164,8 @@ impl Client {
     /// `memory.operations` together, or the one too many is refused, and cannot be used by this worker.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         if let Some(key) = specs.iter().map(|spec| spec.key).find(|key| home_of(*key).is_some()) {
-            let what = format!("keys from {HOMES} on are those of sparse tables' rows; use a lower one");
+            let what =
+                format!("the 2^32 keys from {HOMES} on are those of sparse tables' rows; use another one");
             return Err(DeclareError::from(TensorError::Unsupported { key, what }).into());
         }
         self.declare_any(specs)

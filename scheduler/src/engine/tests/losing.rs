@@ -131,10 +131,15 @@ fn without_a_worker_barriers_go_on_and_the_next_one_counts_from_where_servers_sa
     assert!(matches!(sent[0], FromScheduler::Welcome(welcome) if welcome.coming == Coming::Between));
     assert!(matches!(sent[2], FromScheduler::AskRounds { rank: Rank(1), .. }), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
+    let answer = |round| ToScheduler::Rounds {
+        rank: Rank(1),
+        incarnation,
+        rounds: RoundsPart::whole(vec![(Key(7), round)]),
+    };
     assert!(rig.say(server(1), answer(5)).is_empty());
     let commands = rig.say(server(0), answer(3));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 5)]) };
+    let counts =
+        FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 5)]) };
     assert_eq!(*only(&commands), counts, "the highest, once all have answered");
 }
 
@@ -159,11 +164,15 @@ fn a_worker_whose_first_rounds_are_not_said_in_time_is_taken_out_with_words() {
         assert!(rig.tick_at(now_ms).is_empty());
     }
     let commands = rig.tick_at(500);
-    let [FromScheduler::Refused(reason), FromScheduler::Roster { members, .. }] = messages(&commands)[..] else {
+    let [FromScheduler::Refused(reason), FromScheduler::Roster { members, .. }] = messages(&commands)[..]
+    else {
         panic!("{commands:?}")
     };
     let reason = reason.to_string();
-    assert!(reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"), "{reason}");
+    assert!(
+        reason.contains("servers 0 did not say within 500 ms") && reason.contains("rejoin_ms"),
+        "{reason}"
+    );
     assert!(commands.contains(&Command::Close { connection: ConnectionId(70) }));
     assert_eq!(members.len(), 3);
     let last = RoundsPart { part: 1, last: true, rounds: vec![(Key(8), 2)] };
@@ -279,10 +288,15 @@ fn the_next_scheduler_asks_again_from_where_workers_count() {
         .collect();
     assert_eq!(asked, [0, 1].map(|rank| (Rank(rank), life(worker(rank)).unwrap())), "{commands:?}");
     let incarnation = Incarnation(99);
-    let answer = |round| ToScheduler::Rounds { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), round)]) };
+    let answer = |round| ToScheduler::Rounds {
+        rank: Rank(1),
+        incarnation,
+        rounds: RoundsPart::whole(vec![(Key(7), round)]),
+    };
     assert!(rig.say(server(0), answer(6)).is_empty());
     let commands = rig.say(server(1), answer(4));
-    let counts = FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 6)]) };
+    let counts =
+        FromScheduler::CountFrom { rank: Rank(1), incarnation, rounds: RoundsPart::whole(vec![(Key(7), 6)]) };
     assert_eq!(*only(&commands), counts);
 }
 

@@ -79,6 +79,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 None
             }
         };
+        if home.is_some() {
+            link.image = Vec::new();
+        }
         engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
         Ok(())
     }

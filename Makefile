@@ -26,6 +26,7 @@ SECONDS := 60
 TARGETS ?=
 # make lab
 SEEDS ?= 5000
+FIRST ?= 0
 # make test: one suite only
 SUITE ?=
 
@@ -115,9 +116,9 @@ fuzz:
 	    grep -E 'DONE|^Done|^stat::' fuzz/target/$$target.log; \
 	done
 
-## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000]
+## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000 FIRST=0]
 lab:
-	@GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
+	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)
 clean:

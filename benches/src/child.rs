@@ -76,6 +76,12 @@ impl Child {
         }
     }
 
+    /// Ends it, without waiting for its end.
+    pub(crate) fn kill(&mut self) {
+        // An error here means that it is gone already.
+        let _ = self.process.kill();
+    }
+
     /// Says something to the child.
     pub(crate) fn send(&mut self, message: &impl Serialize) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(message)?;
@@ -104,8 +110,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // An error here means that it is gone already.
-        let _ = self.process.kill();
+        self.kill();
         let _ = self.process.wait();
     }
 }

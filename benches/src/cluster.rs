@@ -74,6 +74,13 @@ pub(crate) struct Cluster {
     rounds: u64,
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // All at once: who is left for a moment would say that it has lost the others.
+        self.daemons.iter_mut().chain(&mut self.workers).for_each(Child::kill);
+    }
+}
+
 impl Cluster {
     /// Takes over started processes; `name` is the subject's, for errors.
     pub(crate) fn new(name: &'static str, spec: &WorkSpec, daemons: Vec<Child>, workers: Vec<Child>) -> Self {

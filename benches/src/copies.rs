@@ -50,10 +50,12 @@ pub(crate) fn run(args: &CopiesArgs) -> anyhow::Result<()> {
     for (replicas, one) in series.iter().enumerate() {
         let nan = |figure: Option<f64>| figure.unwrap_or(f64::NAN);
         report::progress(&format!(
-            "replicas={replicas}: {:6.2} GB/s, a round {:8.2} ms, {:6.3} CPU s/GB",
+            "replicas={replicas}: {:6.2} GB/s (spread {:.2}), a round {:8.2} ms, {:6.3} CPU s/GB (spread {:.2})",
             nan(one.gb_per_s()),
+            nan(one.spread()),
             nan(one.p50_us()) / 1e3,
             nan(one.cpu_s_per_gb()),
+            nan(one.cpu_spread()),
         ));
     }
     let [without, with] = &series[..] else { return Ok(()) };

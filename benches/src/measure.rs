@@ -138,6 +138,11 @@ impl Series {
         stats::median(self.samples.iter().map(Sample::cpu_s_per_gb))
     }
 
+    /// Interquartile range of the CPU time over its median.
+    pub(crate) fn cpu_spread(&self) -> Option<f64> {
+        stats::spread(self.samples.iter().map(Sample::cpu_s_per_gb))
+    }
+
     /// Median number of allocations of one round at a worker.
     pub(crate) fn allocations_per_round(&self) -> Option<f64> {
         stats::median(self.samples.iter().filter_map(|sample| sample.allocations_per_round))

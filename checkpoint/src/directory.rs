@@ -128,6 +128,8 @@ impl Store for Directory {
 
     fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
         let path = self.path(name, file);
+        // Whoever begins to read asks this first: it may be another file by now.
+        self.let_go(&path);
         let about = absent(fs::metadata(&path));
         let about = about.map_err(CheckpointError::io("look at", path.display().to_string()))?;
         Ok(about.filter(fs::Metadata::is_file).map(|about| about.len()))

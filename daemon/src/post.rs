@@ -10,8 +10,8 @@ use crate::passed::Passed;
 use hub::Hub;
 use proto_common::ids::MemberId;
 use proto_common::message::{
-    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, PostError,
-    PostMessage, PostReply, PostTo, ToScheduler, WaitError,
+    FromScheduler, NodeGroup, POST_BODY_BYTES_MAX, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX,
+    PostError, PostMessage, PostReply, PostTo, ToScheduler, WaitError,
 };
 use room::{Place, Room};
 use std::collections::BTreeSet;
@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tokio::sync::mpsc::error::TrySendError;
 use way::Way;
 
 /// An answer may come this much after the deadline that the scheduler keeps itself.
@@ -30,6 +31,9 @@ const GRACE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2_000
 const WAITING_MAX: usize = 2 * POSTS_OWED_MAX;
 /// Bytes of those.
 const WAITING_BYTES_MAX: usize = 2 * POSTS_OWED_BYTES_MAX;
+/// What waits for the link to the scheduler: questions of this process, answers that it owes, as many again whose time is up
+/// since, and waits at barriers.
+const LINK_MAX: usize = 2 * (POSTS_ASKED_MAX + POSTS_OWED_MAX);
 /// Nobody waits longer, whatever was asked for: seven weeks.
 const WITHIN_MAX: Duration = Duration::from_millis(u32::MAX as u64);
 /// How long an end waits for the handler that runs.
@@ -220,8 +224,7 @@ impl Posts {
 
     /// As [`Posts::attach`] over a link, by a task of the current tokio runtime.
     pub fn attach_link(&self, link: LinkSender) {
-        // Unbounded, but the scheduler bounds what is not answered.
-        let (out, mut queue) = tokio::sync::mpsc::unbounded_channel::<ToScheduler>();
+        let (out, mut queue) = tokio::sync::mpsc::channel::<ToScheduler>(LINK_MAX);
         tokio::spawn(async move {
             while let Some(message) = queue.recv().await {
                 if let Err(error) = link.send(&message).await {
@@ -229,7 +232,15 @@ impl Posts {
                 }
             }
         });
-        self.attach(move |message| out.send(message).is_ok());
+        self.attach(move |message| match out.try_send(message) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                // Whoever waits for it hears of its deadline.
+                tracing::warn!(waiting = LINK_MAX, "too many messages wait for a scheduler: one is let go");
+                true
+            }
+            Err(TrySendError::Closed(_)) => false,
+        });
     }
 
     /// Takes what the scheduler said of messages; gives back what is of something else.

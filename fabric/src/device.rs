@@ -119,8 +119,8 @@ pub trait CompletionQueue: Send {
         reason.map_or_else(|| error.to_string(), |reason| reason.to_string())
     }
 
-    /// What is written from now on is, all in all, more than caches hold, or not: a hint, which decides how large writes are
-    /// copied where it is this process that copies them.
+    /// What is written from now on without a notice is, all in all, more than caches hold until it is read, or not: a hint,
+    /// which decides how large writes are copied where it is this process that copies them.
     fn stream_writes(&mut self, _streams: bool) {}
 
     /// Posts a write. Writes of one channel arrive in the order they were posted.

@@ -90,8 +90,14 @@ fn writes_past_the_cache_are_there_with_their_notice() {
         a.queue.stream_writes(streams);
         // One span above the bound, one below.
         let gather = [source.span(3, BYTES - 100).unwrap(), source.span(3 + BYTES - 100, 100).unwrap()];
-        let write = Write { id: 1, gather: &gather, remote: at(key, 5), immediate: Some(7), signaled: false };
+        // With its own notice, and with one behind it.
+        let immediate = (round == 2).then_some(7);
+        let write = Write { id: 1, gather: &gather, remote: at(key, 5), immediate, signaled: false };
         a.queue.post_write(a.channel, &write).unwrap();
+        if immediate.is_none() {
+            let notice = Write { gather: &[], immediate: Some(7), ..write };
+            a.queue.post_write(a.channel, &notice).unwrap();
+        }
         assert_eq!(b.next_immediate(), 7);
         target.read(4, &mut got).unwrap();
         assert!(got[1..=BYTES as usize] == bytes, "streams: {streams}");

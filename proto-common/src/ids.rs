@@ -79,6 +79,18 @@ pub struct Epoch {
 }
 
 impl Epoch {
+    /// As one number, in the same order.
+    #[must_use]
+    pub fn to_number(self) -> u64 {
+        (u64::from(self.term) << 32) | u64::from(self.counter)
+    }
+
+    /// The epoch of such a number.
+    #[must_use]
+    pub fn from_number(number: u64) -> Self {
+        Self { term: (number >> 32) as u32, counter: number as u32 }
+    }
+
     /// The epoch after this one in the same term.
     #[must_use]
     pub fn next(self) -> Self {

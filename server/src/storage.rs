@@ -84,6 +84,18 @@ impl Stored {
     }
 }
 
+/// A chunk without an index.
+#[derive(Debug)]
+pub struct Made(Stored);
+
+impl Made {
+    /// Its buffers of weights.
+    #[must_use]
+    pub fn weights(&self) -> [Span; 2] {
+        [self.0.weights[0].span(), self.0.weights[1].span()]
+    }
+}
+
 /// What completes a round: see `engine::Command::Finish`.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
@@ -173,6 +185,12 @@ impl Storage {
         if chunk as usize == self.chunks.len() {
             self.chunks.push(None);
         }
+        let made = self.make(spec)?;
+        self.put_at(chunk, made)
+    }
+
+    /// Makes a chunk of zeros, which has no index yet.
+    pub fn make(&mut self, spec: &ChunkSpec) -> Result<Made, StorageError> {
         let bytes = spec.bytes as usize;
         if !bytes.is_multiple_of(spec.dtype.bytes()) {
             return Err(StorageError::Elements(spec.dtype));
@@ -186,10 +204,17 @@ impl Storage {
         let (rule, squares, trust) = (CurrentRule::new(spec.optimizer), Squares::default(), 1.0);
         let codec = spec.codec;
         self.decoder.reserve(&self.pool, codec, elements)?;
-        let stored =
-            Stored { bytes, now: bytes, dtype: spec.dtype, codec, rule, squares, trust, numbers, weights };
+        let (dtype, now) = (spec.dtype, bytes);
+        Ok(Made(Stored { bytes, now, dtype, codec, rule, squares, trust, numbers, weights }))
+    }
+
+    /// Gives a chunk that was made its index: the next one, or one that was given up.
+    pub fn put_at(&mut self, chunk: u32, made: Made) -> Result<(), StorageError> {
+        if chunk as usize == self.chunks.len() {
+            self.chunks.push(None);
+        }
         match self.chunks.get_mut(chunk as usize) {
-            Some(place @ None) => *place = Some(stored),
+            Some(place @ None) => *place = Some(made.0),
             _ => return Err(StorageError::NoChunk(chunk)),
         }
         Ok(())
@@ -274,8 +299,7 @@ impl Storage {
         let Self { chunks, inbox, spill, records, decoder, .. } = self;
         let stored =
             chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
-        let addend = locate((inbox, spill, records), addend, views)?;
-        let addend = decoder.plain_addend(stored, addend)?;
+        let addend = plain((inbox, spill, records), decoder, stored, addend, views)?;
         Ok(stored.numbers.reduce(addend, stored.now)?)
     }
 
@@ -288,8 +312,10 @@ impl Storage {
         if stored.rule.needs_norms() {
             step = step.along(stored.trust);
         }
-        let last = round.last.map(|last| locate((inbox, spill, records), last, views)).transpose()?;
-        let last = last.map(|last| decoder.plain_addend(stored, last)).transpose()?;
+        let last = match round.last {
+            Some(last) => Some(plain((inbox, spill, records), decoder, stored, last, views)?),
+            None => None,
+        };
         stored.numbers.finish(&step, round, last, &mut stored.weights, stored.now)
     }
 
@@ -300,8 +326,7 @@ impl Storage {
             chunks.get_mut(chunk as usize).and_then(Option::as_mut).ok_or(StorageError::NoChunk(chunk))?;
         let step = stored.rule.step(round, &mut stored.numbers);
         if let Some(last) = round.last {
-            let last = locate((inbox, spill, records), last, views)?;
-            let last = decoder.plain_addend(stored, last)?;
+            let last = plain((inbox, spill, records), decoder, stored, last, views)?;
             stored.numbers.reduce(last, stored.now)?;
         }
         stored.squares = stored.numbers.prepare(&step, &stored.weights[usize::from(round.old & 1)])?;
@@ -408,9 +433,11 @@ fn find<'a>(
     })
 }
 
-/// Where a contribution lies, and one that it is added to.
-fn locate<'a>(
+/// Where a contribution lies as plain numbers, and one that it is added to. Only workers encode theirs.
+fn plain<'a>(
     areas: Areas<'a>,
+    decoder: &'a mut Decoder,
+    stored: &Stored,
     addend: Addend,
     [view, first_view]: &'a Views,
 ) -> Result<Addend<Place<'a>>, StorageError> {
@@ -419,7 +446,8 @@ fn locate<'a>(
         Onto::First(first) => Onto::First(find(areas, first, first_view.as_ref())?),
         Onto::Sum => Onto::Sum,
     };
-    Ok(Addend { from: find(areas, addend.from, view.as_ref())?, onto })
+    let found = Addend { from: find(areas, addend.from, view.as_ref())?, onto };
+    if matches!(addend.from, Source::Record { .. }) { Ok(found) } else { decoder.plain_addend(stored, found) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The fault laboratory: seeded faults of every kind in whole simulated clusters, the oracle's bits in the end.
 #![allow(clippy::print_stdout, reason = "how many seeds a second")]
 
-use gradwire_tests::rigs::lab::{Lab, LabShape, Plan};
+use gradwire_tests::rigs::lab::{Lab, LabShape, Plan, Tally};
 use gradwire_tests::rigs::sim::seeds;
 
 const FILE: &str = "lab";
@@ -13,7 +13,8 @@ fn runs(name: &str, seeds: u64, plan: Plan) {
 
 const NOTHING: Plan = Plan::NOTHING;
 /// What hurts, and kills nobody.
-const ROUGH: Plan = Plan { breaks: 3, partitions: 2, silences: 3, pauses: 3, slow: 2, ..NOTHING };
+const ROUGH: Plan =
+    Plan { breaks: 3, partitions: 2, flaps: 2, silences: 3, lags: 2, pauses: 3, slow: 2, ..NOTHING };
 
 #[test]
 fn nothing_goes_wrong() {
@@ -50,8 +51,50 @@ fn workers_die_and_come_again() {
 }
 
 #[test]
+fn workers_are_deposed_and_live() {
+    runs("workers_are_deposed_and_live", 40, Plan { deposed_workers: 2, ..NOTHING });
+}
+
+#[test]
+fn late_writes_are_fenced() {
+    seeds::for_each(FILE, "late_writes_are_fenced", 20, |seed| {
+        Lab::new(seed, LabShape::crowded(seed)).train();
+    });
+}
+
+#[test]
 fn schedulers_die() {
     runs("schedulers_die", 40, Plan { scheduler_crashes: 2, ..NOTHING });
+}
+
+#[test]
+fn workers_die_while_the_scheduler_is_away() {
+    let plan = Plan { scheduler_crashes: 2, worker_crashes: 3, ..NOTHING };
+    runs("workers_die_while_the_scheduler_is_away", 40, plan);
+}
+
+#[test]
+fn processes_stop_and_go_on() {
+    runs("processes_stop_and_go_on", 40, Plan { sleeps: 2, ..NOTHING });
+}
+
+#[test]
+fn a_second_server_dies_before_the_first_death_is_decided() {
+    let plan = Plan { server_crashes: 2, second: true, ..NOTHING };
+    runs("a_second_server_dies_before_the_first_death_is_decided", 20, plan);
+}
+
+#[test]
+fn a_job_that_has_lost_both_copies_of_something_ends_and_says_so() {
+    let name = "a_job_that_has_lost_both_copies_of_something_ends_and_says_so";
+    let plan = Plan { server_crashes: 1, second: true, fatal: true, ..NOTHING };
+    let mut ended = 0;
+    seeds::for_each(FILE, name, 20, |seed| {
+        let mut lab = Lab::new(seed, LabShape::with(seed, plan));
+        lab.train();
+        ended += lab.tally().get("crash: chunk and copy").copied().unwrap_or(0);
+    });
+    assert!(ended > 0 || std::env::var_os("GRADWIRE_SEED").is_some(), "no seed has lost anything");
 }
 
 #[test]
@@ -71,11 +114,22 @@ fn everything_goes_wrong() {
 #[ignore = "as long as it is told: make lab SEEDS=5000"]
 fn thousands_of_seeds() {
     let (started, mut count) = (std::time::Instant::now(), 0_u32);
+    // By kind: how often it struck, and in how many seeds.
+    let mut all: std::collections::BTreeMap<_, (u64, u32)> = std::collections::BTreeMap::new();
     seeds::for_each(FILE, "thousands_of_seeds", 5_000, |seed| {
-        Lab::new(seed, LabShape::everything(seed)).train();
+        let mut lab = Lab::new(seed, LabShape::everything(seed));
+        lab.train();
         count += 1;
+        let tally: Tally = lab.tally();
+        for (kind, times) in tally {
+            let (struck, seeds) = all.entry(kind).or_default();
+            (*struck, *seeds) = (*struck + times, *seeds + 1);
+        }
     });
     let took_s = started.elapsed().as_secs_f64();
+    for (kind, (struck, seeds)) in all {
+        println!("{kind:<28} in {seeds:>6} seeds, {struck:>9} times");
+    }
     println!("{count} seeds in {took_s:.0} s: {:.1} a second, no violation", f64::from(count) / took_s);
 }
 
@@ -86,8 +140,9 @@ mod broken {
     use gradwire_tests::rigs::lab::{Lab, LabShape};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// A rule, and a seed of `everything_goes_wrong` that catches who breaks it.
-    const CAUGHT: [(BrokenRule, u64); 4] = [
+    /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
+    const CAUGHT: [(BrokenRule, u64); 5] = [
+        (BrokenRule::Fencing, 0),
         (BrokenRule::CreditReturn, 0),
         (BrokenRule::Dedupe, 4),
         (BrokenRule::EpochCheck, 41),
@@ -95,8 +150,12 @@ mod broken {
     ];
 
     /// Why a seed's run failed, if it did.
-    fn trouble(seed: u64, broken: Option<BrokenRule>) -> Option<String> {
-        let shape = LabShape { broken, ..LabShape::everything(seed) };
+    fn trouble(seed: u64, rule: BrokenRule, is_broken: bool) -> Option<String> {
+        let shape = match rule {
+            BrokenRule::Fencing => LabShape::crowded(seed),
+            _ => LabShape::everything(seed),
+        };
+        let shape = LabShape { broken: is_broken.then_some(rule), ..shape };
         let run = AssertUnwindSafe(|| Lab::new(seed, shape).train());
         let panic = catch_unwind(run).err()?;
         let text = panic.downcast_ref::<String>().cloned();
@@ -106,8 +165,8 @@ mod broken {
     #[test]
     fn each_broken_rule_is_caught_by_its_seed() {
         for (rule, seed) in CAUGHT {
-            assert_eq!(trouble(seed, None), None, "seed {seed} with all rules kept");
-            let caught = trouble(seed, Some(rule));
+            assert_eq!(trouble(seed, rule, false), None, "seed {seed} with all rules kept");
+            let caught = trouble(seed, rule, true);
             println!("{rule:?}: seed {seed}: {}", caught.as_deref().unwrap_or("not caught"));
             assert!(caught.is_some(), "seed {seed} does not notice that {rule:?} is broken");
         }
@@ -117,8 +176,8 @@ mod broken {
     #[test]
     #[ignore = "a search"]
     fn first_seeds() {
-        for rule in CAUGHT.map(|(rule, _)| rule).into_iter().chain([BrokenRule::Fencing]) {
-            let found = (0..300).find_map(|seed| Some((seed, trouble(seed, Some(rule))?)));
+        for (rule, _) in CAUGHT {
+            let found = (0..300).find_map(|seed| Some((seed, trouble(seed, rule, true)?)));
             println!("{rule:?}: {found:?}");
         }
     }

@@ -1,5 +1,6 @@
 //! A steady round allocates nothing and registers nothing, neither at the worker nor at the server, over shared memory
-//! and over sockets, of one tensor and of many, on one lane and on several. The server runs in this process, so that both are counted.
+//! and over sockets, of one tensor and of many, on one lane and on several, with copies and without. Servers run in this process,
+//! so that all are counted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
@@ -110,17 +111,34 @@ fn least_allocations(driver: Driver, elements: &[u64], way: Way) -> u64 {
 }
 
 fn least_allocations_on(lanes: u32, driver: Driver, elements: &[u64], way: Way) -> u64 {
+    least_allocations_of((1, 0), lanes, driver, elements, way)
+}
+
+fn least_allocations_of(
+    (servers, replicas): (u32, u32),
+    lanes: u32,
+    driver: Driver,
+    elements: &[u64],
+    way: Way,
+) -> u64 {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Chunks are small, so that tensors of several are, too: these builds reduce slowly.
     let cluster = Cluster::new(
+        servers,
         1,
-        1,
-        &["--set", "cluster.chunk_bytes=4096", "--set", &format!("cluster.lanes={lanes}")],
+        &[
+            "--set",
+            "cluster.chunk_bytes=4096",
+            "--set",
+            &format!("cluster.lanes={lanes}"),
+            "--set",
+            &format!("cluster.replicas={replicas}"),
+        ],
     );
     let mut settings = cluster.settings();
     settings.transport = only(driver);
     settings.node.http = String::new();
-    let server = serve(Settings { node: settings.node.clone(), ..settings.clone() });
+    let servers: Vec<_> = (0..servers).map(|_| serve(settings.clone())).collect();
     settings.node.rank = Some(0);
     let client = Client::connect(settings).unwrap();
     let mut places = places(&client, elements, way);
@@ -133,10 +151,11 @@ fn least_allocations_on(lanes: u32, driver: Driver, elements: &[u64], way: Way) 
     };
     let least = (0..WINDOWS).map(window).min().unwrap();
     let after = client.registrations();
+    assert_eq!(cluster.status().uncopied_chunks, 0, "every copy is kept up");
     assert_eq!((after.registered, after.copies), (registered.registered, registered.copies));
     drop(places);
     client.close();
-    server.join().unwrap();
+    servers.into_iter().for_each(|server| server.join().unwrap());
     least
 }
 
@@ -163,6 +182,13 @@ fn on_several_lanes() {
     assert_eq!(least_allocations_on(2, Driver::Shm, &one, Way::View), 0, "shown");
     assert_eq!(least_allocations_on(2, Driver::Tcp, &one, Way::Library), 0, "sockets");
     assert_eq!(least_allocations_on(10, Driver::Shm, &one, Way::Library), 0, "on ten lanes");
+}
+
+#[test]
+fn where_another_server_has_copies() {
+    let of = |driver| least_allocations_of((2, 1), 1, driver, &MANY, Way::Library);
+    assert_eq!(of(Driver::Shm), 0, "shared memory");
+    assert_eq!(of(Driver::Tcp), 0, "sockets");
 }
 
 #[test]

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::cluster::Cluster;
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::job::{declare, join, only, summed};
+use gradwire_tests::rigs::process::Process;
 use gradwire_worker::{Client, Ended, Tensor, Weights};
 use proto_common::transport::Driver;
+use rustix::process::Signal;
 
 const KEY: u64 = 7;
 /// Several chunks, the last of them partial; more than one server's.
@@ -178,5 +180,56 @@ fn one_version_can_be_kept_while_newer_ones_come_and_go() {
     }
     drop(snapshot);
     drop((tensor, clients));
+    cluster.assert_no_panic();
+}
+
+#[test]
+fn what_is_read_of_a_server_that_goes_stays_and_the_server_goes() {
+    let mut cluster = cluster(1);
+    let clients = join(&cluster, 1, |settings| settings.transport = only(Driver::Shm));
+    declare(&clients, &[summed(KEY, COUNT as u64)]);
+    let (client, tensor) = (&clients[0], clients[0].tensor(KEY).unwrap());
+    let first = contribute(client, &tensor, 1).weights.unwrap();
+    cluster.servers[1].signal(Signal::TERM);
+    let mut round = 1;
+    while cluster.servers[1].is_running() {
+        round += 1;
+        check(&contribute(client, &tensor, round).weights.unwrap(), 1, round);
+    }
+    assert_eq!(cluster.servers[1].expect_end(PATIENCE), 0);
+    assert!(cluster.servers[1].log().text().contains("others have taken over all that this server had"));
+    for round in round + 1..round + 4 {
+        check(&contribute(client, &tensor, round).weights.unwrap(), 1, round);
+        check(&first, 1, 1);
+    }
+    drop((first, tensor));
+    drop(clients);
+    cluster.assert_no_panic();
+}
+
+#[test]
+fn who_reads_where_a_chunk_was_does_not_hold_up_the_copy_that_is_kept_there() {
+    // The version before is kept, so that a copy writes each round to the buffer that has not the one before.
+    let words = ["replicas=1", "worker_loss=wait", "servers_max=3", "chunk_bytes=16384"];
+    let words = words.map(|word| ["--set".to_owned(), format!("cluster.{word}")]).concat();
+    let mut cluster = Cluster::new(2, 1, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    cluster.add_servers(2, &[]);
+    let clients = join(&cluster, 1, |settings| settings.transport = only(Driver::Shm));
+    declare(&clients, &[summed(KEY, COUNT as u64)]);
+    let (client, tensor) = (&clients[0], clients[0].tensor(KEY).unwrap());
+    let first = contribute(client, &tensor, 1).weights.unwrap();
+    let mut command = cluster.member("gradwire-server", &[], None, &[]);
+    let server = Process::start("server 2, which came", &mut command);
+    let serves = |line: &str| line.contains("what this server has chunks for") && !line.contains("served=0 ");
+    assert!(server.log().wait_for(serves, PATIENCE).is_some(), "it got nothing:\n{}", server.log().text());
+    cluster.servers.push(server);
+    check(&contribute(client, &tensor, 2).weights.unwrap(), 1, 2);
+    check(&first, 1, 1);
+    drop(first);
+    for round in 3..=6 {
+        check(&contribute(client, &tensor, round).weights.unwrap(), 1, round);
+    }
+    drop(tensor);
+    drop(clients);
     cluster.assert_no_panic();
 }

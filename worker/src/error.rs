@@ -139,6 +139,19 @@ pub enum OpError {
         /// The one in force.
         version: u64,
     },
+    /// Two servers were lost in the time in which a copy was made.
+    #[error(
+        "tensor {}: server {server} took over while its copy was being made: it has chunk {} at round {version} and others at another one, and what is between them is lost; start the job again from its last checkpoint (checkpoint.restore = \"latest\")",
+        chunk.key, chunk.chunk
+    )]
+    Torn {
+        /// The chunk.
+        chunk: ChunkId,
+        /// The server.
+        server: Rank,
+        /// The round that it has.
+        version: u64,
+    },
     /// The server refused the operation.
     #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
     Refused {
@@ -438,7 +451,9 @@ impl ClientError {
                     _ => ExitCode::Failure,
                 },
                 OpError::Died(death) => death_code(death),
-                OpError::Broken { .. } | OpError::Deposed { .. } => ExitCode::MemberDied,
+                OpError::Broken { .. } | OpError::Deposed { .. } | OpError::Torn { .. } => {
+                    ExitCode::MemberDied
+                }
                 OpError::Unregistered(_) => ExitCode::Transport,
                 OpError::BadValue { .. }
                 | OpError::VersionGone { .. }

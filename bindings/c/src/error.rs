@@ -157,7 +157,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::Elsewhere { .. }
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,
-        OpError::Died(_) | OpError::Deposed { .. } => GradwireCode::MemberDied,
+        OpError::Died(_) | OpError::Deposed { .. } | OpError::Torn { .. } => GradwireCode::MemberDied,
         OpError::Broken { .. } => GradwireCode::Unreachable,
         OpError::Unregistered(_) => GradwireCode::Transport,
         OpError::BadValue { .. } => GradwireCode::Value,

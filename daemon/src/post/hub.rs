@@ -7,7 +7,7 @@ use super::{
 };
 use crate::passed::Passed;
 use proto_common::message::{
-    FromScheduler, NodeGroup, PostError, PostMessage, PostTo, ToScheduler, WaitError,
+    FromScheduler, NodeGroup, POSTS_ASKED_MAX, PostError, PostMessage, PostTo, ToScheduler, WaitError,
 };
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -145,6 +145,11 @@ impl Hub {
         }
         if self.lost.is_some() {
             return self.refuse(request);
+        }
+        // As many as the scheduler would take of them, also while there is none.
+        if self.asked.len() > POSTS_ASKED_MAX {
+            return self
+                .answered(request, PostAnswer { from: whose(to), of: 1, result: Err(PostError::Busy) });
         }
         self.say(ToScheduler::Post { request, to, message, timeout_ms });
     }

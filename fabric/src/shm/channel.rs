@@ -340,10 +340,11 @@ impl Channel {
     }
 }
 
-/// Gathers a write's spans into the peer's memory; where that `streams`, large ones past the cache.
+/// Gathers a write's spans into the peer's memory; where that `streams`, large ones past the cache. What comes with a notice
+/// is read at once, and goes through it.
 #[inline]
 fn copy_out(write: &Write<'_>, to: *mut u8, streams: bool) {
-    let mut at = 0;
+    let (mut at, streams) = (0, streams && write.immediate.is_none());
     for span in write.gather {
         let bytes = span.len() as usize;
         // SAFETY: the span is a checked stretch of a live region; `to` has room for all spans together,

@@ -186,6 +186,14 @@ impl World {
         self.note(What::Land, channel ^ 1, offset + start, end - start);
     }
 
+    /// Has something arrived already that was started later?
+    fn note_order(&mut self, handle: Handle, peer: u32) {
+        let order = self.messages.get(handle).map_or(0, |message| message.order);
+        let node = &mut self.nodes[self.ends[peer as usize].node.0 as usize];
+        node.stats.overtaken += u64::from(order < node.newest);
+        node.newest = node.newest.max(order);
+    }
+
     pub(super) fn deliver(&mut self, handle: Handle) {
         let Some(message) = self.messages.get(handle) else { return };
         let (channel, kind, fate, bytes) = (message.channel, message.kind, message.fate, message.bytes);
@@ -204,6 +212,7 @@ impl World {
             }
             self.note(What::Served, peer, offset, bytes);
         } else {
+            self.note_order(handle, peer);
             let stats = self.stats(peer);
             stats.received_messages += 1;
             stats.received_bytes += bytes;

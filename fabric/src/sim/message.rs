@@ -65,6 +65,8 @@ pub(super) struct Message {
     /// The peer's region, once the peer has checked the access.
     pub(super) target: Option<Region>,
     pub(super) pieces: Vec<Piece>,
+    /// When it started among all of the network.
+    pub(super) order: u64,
     /// Losses in a row.
     pub(super) losses: u32,
     /// Earliest arrival.
@@ -93,6 +95,7 @@ impl Message {
             data: Vec::new(),
             target: None,
             pieces: Vec::new(),
+            order: 0,
             losses: 0,
             plan_us: 0,
             reason: None,

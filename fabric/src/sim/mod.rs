@@ -108,6 +108,10 @@ pub struct NodeStats {
     pub received_bytes: u64,
     /// Own messages and their acknowledgements lost.
     pub losses: u64,
+    /// Own messages that took longer than latency and jitter make it.
+    pub delays: u64,
+    /// Peers' writes that arrived after some that were posted later, on other channels.
+    pub overtaken: u64,
     /// Notices that came a second time.
     pub duplicates: u64,
     /// Bytes of the regions that some peer can address now, each counted once.

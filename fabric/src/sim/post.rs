@@ -107,7 +107,15 @@ impl World {
         let now_us = self.now_us;
         let end = self.end(channel);
         end.busy_until_us = end.busy_until_us.max(now_us) + transmit_us;
-        let plan_us = end.busy_until_us + self.flight_us();
+        let flight_us = self.flight_us();
+        let plan_us = self.end(channel).busy_until_us + flight_us;
+        let is_late = flight_us > self.faults.latency_us + self.faults.jitter_us;
+        self.stats(channel).delays += u64::from(is_late);
+        self.started += 1;
+        let order = self.started;
+        if let Some(message) = self.messages.get(handle) {
+            message.order = order;
+        }
         if sent_bytes > 0 && capture == Capture::UnderWay {
             let at_us = self.rng.within(now_us, plan_us);
             self.schedule(at_us, Event::Capture(handle));

@@ -68,6 +68,8 @@ pub(super) struct Node {
     pub(super) name: String,
     pub(super) crashed: bool,
     pub(super) stats: NodeStats,
+    /// The latest start of what has arrived.
+    pub(super) newest: u64,
     /// Bytes and exposures of each region that peers may address.
     registered: BTreeMap<u64, (u64, u32)>,
 }
@@ -111,6 +113,8 @@ pub(super) struct World {
     /// Queues with something to poll.
     pub(super) ready: BTreeSet<QueueId>,
     pub(super) trace: Trace,
+    /// Messages started.
+    pub(super) started: u64,
     calendar: BinaryHeap<Reverse<Scheduled>>,
     sequence: u64,
 }
@@ -129,6 +133,7 @@ impl World {
             scratch: Vec::new(),
             partitions: BTreeSet::new(),
             ready: BTreeSet::new(),
+            started: 0,
             calendar: BinaryHeap::new(),
             sequence: 0,
         }
@@ -139,6 +144,7 @@ impl World {
             name: name.into(),
             crashed: false,
             stats: NodeStats::default(),
+            newest: 0,
             registered: BTreeMap::new(),
         };
         self.nodes.push(node);

@@ -20,7 +20,8 @@ pub enum OpKind {
     /// Set the initial value (worker rank 0 only) or wait until it is set (the others, without payload).
     Init = 4,
     /// No more than what [`Block::reading`] says; answered at once, with the version in force: outside mode sync with how many of
-    /// its worker's contributions are.
+    /// its worker's contributions are. With operation 0 it is none, and goes to a server that had the chunk before: what that
+    /// one showed to operations before `reading.from` is not read any more.
     Release = 5,
     /// A request to a handler of the server's program: see [`crate::call`]. `id` names handler and server, the payload is
     /// the request's frame, `round` the bytes of its body, `landing` room for the reply's (its region is also where pieces
@@ -142,6 +143,9 @@ pub enum Status {
     /// The round is complete, or what there was before this server had the chunk is to be told, but a copy was not confirmed in
     /// time: the payload lists the ranks (u32) of the servers with it.
     DeadlineCopies = 21,
+    /// Of a tensor with norms: this server took over while its copy was being made, and has its chunks at different rounds.
+    /// Nothing ends them any more. `round` is this one's.
+    Torn = 22,
 }
 
 impl Status {
@@ -171,6 +175,7 @@ impl Status {
             19 => Self::NoMemory,
             20 => Self::VersionGone,
             21 => Self::DeadlineCopies,
+            22 => Self::Torn,
             _ => return None,
         })
     }

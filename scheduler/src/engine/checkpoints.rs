@@ -377,8 +377,10 @@ impl Checkpoints {
         let mut asks = false;
         for (round, pending) in &mut self.pending {
             let stalled_ms = pending.stalled_ms(now_ms);
-            asks |= !pending.is_complete && (!pending.askers.is_empty() || stalled_ms >= STALLED_MS_MAX / 2);
-            if stalled_ms >= STALLED_MS_MAX {
+            if stalled_ms < STALLED_MS_MAX {
+                let is_slow = stalled_ms >= STALLED_MS_MAX / 2;
+                asks |= !pending.is_complete && (!pending.askers.is_empty() || is_slow);
+            } else {
                 let ((missing, waiting), parts) = (pending.missing(all), all.len());
                 let what = Waiting::list(&waiting, missing);
                 let why = format!(

@@ -215,13 +215,20 @@ impl Declarations {
         self.complete(epoch)
     }
 
-    /// A server is gone: nobody waits for what it would have answered.
+    /// A server is gone: nobody waits for what it would have answered. Whether a change of a rule that it had not answered
+    /// reached the copies that serve now, nobody knows: it is to be asked for again, which is harmless where they have it.
     pub(super) fn without(&mut self, server: Rank) -> Vec<DueAnswer> {
-        let waiting = self
-            .pending
-            .iter_mut()
-            .filter_map(|(epoch, pending)| pending.servers.remove(&server).then_some(*epoch));
-        let epochs: Vec<Epoch> = waiting.collect();
+        let mut epochs: Vec<Epoch> = Vec::new();
+        for (epoch, pending) in &mut self.pending {
+            if !pending.servers.remove(&server) {
+                continue;
+            }
+            if pending.is_change() {
+                let what = format!("server {server} died while the rule was changed; change it again");
+                pending.error.get_or_insert(DeclareError::NotNow(what));
+            }
+            epochs.push(*epoch);
+        }
         epochs.into_iter().flat_map(|epoch| self.complete(epoch)).collect()
     }
 

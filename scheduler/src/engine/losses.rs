@@ -38,9 +38,9 @@ impl Engine {
         let by = self.declarations.shards.successors(id.rank);
         let mut lost = self.declarations.shards.gone(epoch, id.rank);
         lost.retain(|key| self.declarations.is_kept(*key));
-        // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
+        // Without copies the job's own servers have what no map tells of: what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
-        if alone && !has_any || self.servers().there.is_empty() {
+        if lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
         if alone || !lost.is_empty() {
@@ -78,7 +78,10 @@ impl Engine {
         }
         let from = match &self.last_checkpoint {
             Some(checkpoint) => format!("start the job again with checkpoint.restore = {checkpoint:?}"),
-            None => "there is no checkpoint".to_owned(),
+            None => {
+                let fix = "start the job anew, with checkpoint.directory and checkpoint.every_rounds";
+                format!("there is no checkpoint: {fix}")
+            }
         };
         let fix = match self.config.shape.replicas {
             0 => "; with cluster.replicas = 1 another server has a copy",

@@ -247,6 +247,10 @@ pub(super) struct Chunk {
     pub(super) reopened: Vec<Reopened>,
     /// What a checkpoint wants of it.
     pub(super) saving: Saving,
+    /// Of a copy: what its rule keeps has half of a round that is not ended here any more.
+    pub(super) is_spoilt: bool,
+    /// Its tensor's chunks are of different rounds, and no round ends them together any more.
+    pub(super) is_torn: bool,
 }
 
 impl Chunk {
@@ -286,6 +290,8 @@ impl Chunk {
             operations: vec![0; workers as usize],
             reopened: Vec::new(),
             saving: Saving::Nothing,
+            is_spoilt: false,
+            is_torn: false,
         }
     }
 
@@ -296,7 +302,7 @@ impl Chunk {
         *last = (*last).max(first_open.0.saturating_sub(1));
         self.reopened.retain(|open| open.rank != rank || open.operation >= first_open);
         let lost = self.reopened.iter().filter(|open| open.rank == rank).map(|open| open.operation).min();
-        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize] + 1));
+        let next = lost.unwrap_or(Operation(self.operations[rank.0 as usize].saturating_add(1)));
         match operation.cmp(&next) {
             Ordering::Less => Number::Repeated,
             Ordering::Equal => Number::Fresh,

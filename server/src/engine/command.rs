@@ -18,7 +18,8 @@ pub enum Source {
     },
     /// In a spill block.
     Spill(u32),
-    /// In a slot of the stream from a server whose chunks we have copies of.
+    /// In a slot of the stream from a server whose chunks we have copies of. As a contribution it is a whole sum: plain
+    /// numbers, whatever the tensor's codec.
     Record {
         /// The server.
         from: Rank,

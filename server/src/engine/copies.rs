@@ -3,16 +3,18 @@
 //! here waits: a record that cannot be taken now is answered so.
 
 use super::chunk::{Chunk, Lineage, Stage};
-use super::command::{Command, Commands, Source};
+use super::command::{Addend, Command, Commands, Onto, Source};
+use super::credits::{Misuse, misuse};
 use super::held::Held;
-use super::image::ChunkState;
+use super::image::{COUNT_END, ChunkState};
 use super::lane::LaneEngine;
 use super::role::Role;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED,
     RECORD_LEFT, SlotGrant,
 };
-use proto_common::ids::{Incarnation, Operation, Rank};
+use proto_common::element::Dtype;
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 
 /// A record with where it lies and what its header says.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +36,8 @@ pub struct RecordContext<'a> {
 pub(super) struct CopyOf {
     from: Rank,
     incarnation: Incarnation,
-    /// The generation of each slot's grant.
-    slots: Vec<u8>,
+    /// The generation of each slot's grant, and whether a record lies in it that was read and whose slot is not given back.
+    slots: Vec<(u8, bool)>,
     /// It was told to ask later, and is to hear when.
     owes_ready: bool,
     /// The chunk whose image is coming, its version, and how much of it is there.
@@ -49,8 +51,9 @@ impl LaneEngine {
     pub fn copy_up(&mut self, from: Rank, incarnation: Incarnation, slots: u32) -> Vec<SlotGrant> {
         self.copy_down(from);
         let (owes_ready, image) = (false, None);
-        let slots = vec![1; slots as usize];
-        let grants = (0..).zip(&slots).map(|(slot, generation)| SlotGrant { slot, generation: *generation });
+        let slots = vec![(1, false); slots as usize];
+        let grant = |(slot, (generation, _)): (u32, &(u8, bool))| SlotGrant { slot, generation: *generation };
+        let grants = (0..).zip(&slots).map(grant);
         let grants = grants.collect();
         self.copying.copies.push(CopyOf { from, incarnation, slots, owes_ready, image });
         grants
@@ -70,14 +73,24 @@ impl LaneEngine {
         copy.map_or(Incarnation::default(), |copy| copy.incarnation)
     }
 
-    /// A server says that a record lies in a slot: may it be read?
+    /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing.
     pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
-        let Some(copy) = self.copying.copies.iter().find(|copy| copy.from == from) else { return false };
-        let granted = copy.slots.get(slot.slot as usize) == Some(&slot.generation);
-        if !granted {
-            end(from, "it wrote to a slot that it was not granted", out);
+        let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return false };
+        match copy.slots.get_mut(slot.slot as usize) {
+            Some((generation, is_read)) if *generation == slot.generation => {
+                let is_first = !std::mem::replace(is_read, true);
+                self.stats.duplicates += u64::from(!is_first);
+                is_first
+            }
+            Some((generation, _)) if misuse(*generation, slot.generation) == Misuse::Stale => {
+                self.stats.duplicates += 1;
+                false
+            }
+            _ => {
+                end(from, "it wrote to a slot that it was not granted", out);
+                false
+            }
         }
-        granted
     }
 
     /// A record lies in a slot.
@@ -135,8 +148,8 @@ impl LaneEngine {
 
     fn give_back_slot(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) {
         let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return };
-        let generation = &mut copy.slots[slot.slot as usize];
-        *generation = generation.wrapping_add(1);
+        let (generation, is_read) = &mut copy.slots[slot.slot as usize];
+        (*generation, *is_read) = (generation.wrapping_add(1), false);
         let notice = Notice::Returned(SlotGrant { slot: slot.slot, generation: *generation });
         out.push(Command::TellPrimary { from, notice });
     }
@@ -151,6 +164,10 @@ impl LaneEngine {
 
     fn checked(&mut self, from: Rank, block: &Block) -> Judgement {
         let life = self.copy_incarnation(from);
+        // A copy from before that decision is given up when we hear of what came in between.
+        if Epoch::from_number(block.operation.0) > self.epoch {
+            return Judgement::Later;
+        }
         let Some((_, chunk)) = self.copy_of(from, block) else { return Judgement::Later };
         let (has, asked) = (chunk.promised(), block.round);
         let initialised = block.token & RECORD_INITIALISED != 0;
@@ -198,6 +215,8 @@ impl LaneEngine {
         }
         chunk.filled = landing.offset + block.bytes;
         let left = block.token & RECORD_LEFT != 0;
+        // A sum that is whole, of numbers as storage adds them up, is applied from where it lies.
+        let is_whole = landing.offset == 0 && is_last && is_summed_as_is(chunk.spec.dtype);
         let take =
             Command::TakeSum { chunk: index, from: place, at: landing.offset, bytes: block.bytes, left };
         if !is_last {
@@ -206,6 +225,10 @@ impl LaneEngine {
             return Ok(None);
         }
         chunk.filled = 0;
+        // What follows it is counted on from there.
+        if chunk.is_loose() && block.operation.0 >= COUNT_END {
+            return Err("its update counts more contributions than anybody can make");
+        }
         if !chunk.contributed.set_words(record.contributors, workers) {
             return Err("its update has no contributors, or some that there are not");
         }
@@ -220,9 +243,13 @@ impl LaneEngine {
         // Before it is applied: it will be.
         self.judge(from, record.slot, Judgement::Confirmed, out);
         self.chunks[index as usize].size(index, bytes, out);
-        out.push(take);
+        let last = is_whole.then_some(Addend { from: place, onto: Onto::Nothing });
+        if !is_whole {
+            out.push(take);
+        }
+        // What is not applied now (somebody reads both buffers) is taken out of the slot.
+        self.end_round(index, last, out);
         self.give_back_slot(from, record.slot, out);
-        self.end_round(index, None, out);
         self.settle(index, out);
         Ok(None)
     }
@@ -285,6 +312,7 @@ impl LaneEngine {
                 self.leave_group(other);
                 let chunk = &mut self.chunks[other as usize];
                 chunk.lineage = Lineage::Own;
+                chunk.is_spoilt = true;
                 chunk.contributed.clear();
             }
         }
@@ -306,6 +334,11 @@ impl Chunk {
     pub(super) fn promised(&self) -> u64 {
         self.version + u64::from(self.is_complete())
     }
+}
+
+/// Are numbers of this type summed in their own type? Integers are not, and say more of their sum than its numbers.
+fn is_summed_as_is(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F64)
 }
 
 fn record_source(record: &RecordContext<'_>, offset: u64) -> Source {

@@ -7,6 +7,9 @@ use proto_common::limits::WORKERS_MAX;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+/// Versions and counts of contributions are below: they are counted on from what others say.
+pub(super) const COUNT_END: u64 = u64::MAX / 2;
+
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkState {
@@ -60,7 +63,7 @@ impl ChunkState {
         let (first, last) = self.versions;
         let before = self.previous.is_none_or(|(from, to)| from <= to && to < first);
         let bounded = self.made.len().max(self.marks.len()) <= WORKERS_MAX as usize;
-        let counted = self.made.iter().all(|made| *made < u64::MAX / 2) && self.version < u64::MAX / 2;
+        let counted = self.made.iter().all(|made| *made < COUNT_END) && self.version < COUNT_END;
         if first <= last && last == self.version && before && bounded && counted {
             Ok(())
         } else {
@@ -153,6 +156,7 @@ impl LaneEngine {
         chunk.set_before(state.previous.map(|_| state.previous_bytes));
         chunk.contributed.clear();
         chunk.stage = Stage::Contributions;
+        (chunk.is_spoilt, chunk.is_torn) = (false, false);
         if let Some(tally) = &mut chunk.tally {
             tally.restore(&state.made, &state.marks);
         }

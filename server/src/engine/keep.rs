@@ -2,7 +2,7 @@
 //! travel: that is `streams`.
 
 use super::chunk::{Chunk, Stage};
-use proto_common::ids::Rank;
+use proto_common::ids::{Epoch, Rank};
 
 /// Where a copy of a chunk stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub(super) struct Keep {
     pub(super) to: Rank,
     /// Counted, so that what was sent for an earlier one of the same server is told apart.
     pub(super) id: u64,
+    /// The decision that it is to be one. What a server that has not heard of it says is of a copy that it had before, and is
+    /// to give up.
+    pub(super) since: Epoch,
     pub(super) is_backup: bool,
     pub(super) at: At,
     /// The version that the other side was asked about or sent, and whether the chunk had its initial value then.
@@ -44,10 +47,10 @@ pub(super) struct Keep {
 }
 
 impl Keep {
-    pub(super) fn new(to: Rank, id: u64, is_backup: bool) -> Self {
+    pub(super) fn new(to: Rank, id: u64, is_backup: bool, since: Epoch) -> Self {
         let (at, asked, rules) = (At::Out, (0, false), (0, 0));
         let (has_initial, kept, whole_only) = (false, false, false);
-        Self { to, id, is_backup, at, asked, rules, confirmed: 0, has_initial, kept, whole_only }
+        Self { to, id, since, is_backup, at, asked, rules, confirmed: 0, has_initial, kept, whole_only }
     }
 
     /// Does a round wait for it?
@@ -68,6 +71,12 @@ impl Chunk {
     /// Does a round of this chunk wait for copies?
     pub(super) fn has_copies(&self) -> bool {
         self.copies.iter().flatten().any(Keep::blocks)
+    }
+
+    /// Since which decision that copy is one.
+    pub(super) fn since_of(&self, id: u64) -> Epoch {
+        let keep = self.copies.iter().flatten().find(|keep| keep.id == id);
+        keep.map_or(Epoch::default(), |keep| keep.since)
     }
 
     pub(super) fn keep_of(&mut self, id: u64) -> Option<&mut Keep> {

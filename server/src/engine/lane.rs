@@ -206,6 +206,11 @@ impl LaneEngine {
         chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
     }
 
+    /// Chunks of a tensor that this server serves, and since when.
+    pub fn served_since(&self, key: Key) -> impl Iterator<Item = (u32, Epoch)> + '_ {
+        self.rounds_of(key).map(|(index, _)| (index, self.chunks[index as usize].since))
+    }
+
     /// Can a worker know which of a tensor's rounds are open? Only where none ends without it.
     #[must_use]
     pub fn has_common_rounds(&self, key: Key) -> bool {
@@ -367,6 +372,9 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
+        if self.is_farewell(peer, block) {
+            return true;
+        }
         let Some(index) = self.serves(&block.id) else {
             self.misrouted(peer, block, out);
             return true;
@@ -376,7 +384,8 @@ impl LaneEngine {
             self.misrouted(peer, block, out);
             return true;
         }
-        if self.placed_before(index, peer, batch.header.epoch, block, out) {
+        if self.is_torn(index, peer, block) || self.placed_before(index, peer, batch.header.epoch, block, out)
+        {
             return true;
         }
         if let Some(reason) = self.misplaced(index, peer, block) {

@@ -15,6 +15,7 @@ mod held;
 mod image;
 mod keep;
 mod lane;
+mod left;
 mod lengths;
 mod lines;
 pub mod member;

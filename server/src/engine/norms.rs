@@ -1,9 +1,11 @@
 //! Tensors whose rule needs norms over all of them (LAMB): their chunks are on one lane, and finish a round together. It
 //! must not know how the norms are computed.
 
-use super::chunk::Stage;
+use super::chunk::{Chunk, Stage};
 use super::command::{Addend, Command, Commands};
 use super::lane::LaneEngine;
+use proto_common::batch::{Block, Status};
+use proto_common::ids::Rank;
 use std::ops::Range;
 
 /// The chunks of one such tensor, in order.
@@ -26,6 +28,34 @@ impl Group {
 }
 
 impl LaneEngine {
+    /// A tensor with norms is served here from now on, of which this server had a copy: is it whole? Where its primary died
+    /// between the states of two chunks it is not, and nobody has what would make it so.
+    pub(super) fn look_for_tears(&mut self, index: u32) {
+        let Some(group) = self.chunks[index as usize].group.and_then(|group| self.groups.get(group as usize))
+        else {
+            return;
+        };
+        let range = group.chunks.start as usize..group.chunks.end as usize;
+        let Some(chunks) = self.chunks.get_mut(range) else { return };
+        // A round that is past the norms ends wherever its readers let it.
+        let reached = |chunk: &Chunk| {
+            let is_past = matches!(chunk.stage, Stage::Buffer | Stage::Verdict { .. });
+            chunk.version + u64::from(is_past)
+        };
+        let first = chunks.first().map_or(0, reached);
+        let is_torn = chunks.iter().any(|chunk| chunk.is_spoilt || reached(chunk) != first);
+        chunks.iter_mut().for_each(|chunk| chunk.is_torn = is_torn);
+    }
+
+    /// Is an operation on what is torn? Then its worker hears of it at once.
+    pub(super) fn is_torn(&mut self, index: u32, peer: Rank, block: &Block) -> bool {
+        let Chunk { is_torn, version: round, .. } = self.chunks[index as usize];
+        if is_torn {
+            self.refuse(peer, &Block { round, ..*block }, Status::Torn);
+        }
+        is_torn
+    }
+
     /// A chunk of a tensor with norms is new: it joins the chunks before it.
     pub(super) fn join_group(&mut self, index: u32) {
         let key = self.chunks[index as usize].spec.id.key;

@@ -39,16 +39,21 @@ impl LaneEngine {
             self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
         gone.sort_unstable();
         gone.into_iter().for_each(|index| self.give_up(index));
+        self.leave_shown(all);
+        let mut promoted = Vec::new();
         for (at, (spec, role)) in all.iter().enumerate() {
             if !self.index.contains_key(&spec.id) {
                 self.take_up(&all[at..], &mut changes.added);
             }
             let Some(index) = self.index.get(&spec.id).copied() else { continue };
+            let is_copy = matches!(self.chunks[index as usize].role, Some(Role::Copy { .. }));
+            promoted.extend((is_copy && role.serves()).then_some(index));
             self.set_role(index, *role, out);
             if self.chunks[index as usize].copies.iter().any(Option::is_some) {
                 changes.lent.push(index);
             }
         }
+        promoted.into_iter().for_each(|index| self.look_for_tears(index));
         self.say_ready(out);
         // Last: storage frees them after it has made the new ones.
         self.free_retired(out);
@@ -143,7 +148,7 @@ impl LaneEngine {
                 }
                 None => {
                     new.push(to);
-                    self.copying.keep(to, is_backup)
+                    self.copying.keep(to, is_backup, epoch)
                 }
             };
             chunk.copies[place] = Some(keep);
@@ -153,13 +158,14 @@ impl LaneEngine {
         // Its version may be one that nobody else has.
         chunk.init_pending |= is_promoted && chunk.has_copies();
         if throws {
+            self.end_streams_of_sum(index, out);
             self.begin_copies_anew(index);
         }
         new.into_iter().for_each(|to| self.check(index, to));
         self.go_on(index, out);
     }
 
-    fn give_up(&mut self, index: u32) {
+    pub(super) fn give_up(&mut self, index: u32) {
         self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
         if chunk.is_complete() {
@@ -276,9 +282,9 @@ impl LaneEngine {
         if !self.copying.has_roles {
             return self.refuse(peer, block, Status::UnknownChunk);
         }
+        self.hide_retired(peer, block);
         let known = self.index.get(&block.id).copied();
         if let Some(index) = known.or_else(|| self.retired_as(&block.id)) {
-            self.chunks[index as usize].hide(peer, block.reading);
             if block.data == BlockData::Placed {
                 self.let_go_of_placed(index, peer);
             }

@@ -13,7 +13,6 @@ use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
 use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
-use proto_common::limits::CHUNK_BYTES_DEFAULT;
 use std::collections::VecDeque;
 use whole::can_begin;
 
@@ -47,6 +46,20 @@ pub(super) struct Stream {
     image: Option<(u64, Option<SlotGrant>)>,
     seeded: Option<Epoch>,
     sequence: u64,
+    /// Bytes of a record's payload at most.
+    part_bytes: u64,
+}
+
+impl Stream {
+    /// Has the other side said this already? Its word on a record is of the slot's generation then, or of one before; what it
+    /// gives back is one further (`ahead`).
+    fn heard_before(&self, slot: SlotGrant, ahead: u8) -> bool {
+        let judged = self.used.iter().any(|(used, item)| *used == slot && item.is_none());
+        let known =
+            self.used.iter().map(|(used, _)| used).chain(&self.free).find(|known| known.slot == slot.slot);
+        let newest = known.map(|known| known.generation.wrapping_add(ahead).wrapping_sub(1));
+        judged || newest.is_some_and(|newest| misuse(newest, slot.generation) == Misuse::Stale)
+    }
 }
 
 /// A worker's key buffer that ends when the worker says that it knows this epoch.
@@ -58,12 +71,10 @@ pub(super) struct Lapsing {
 }
 
 /// Streams, and the other side of others' streams.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Copying {
     pub(super) streams: Vec<Stream>,
     pub(super) copies: Vec<CopyOf>,
-    /// Bytes of a record's payload at most.
-    pub(super) part_bytes: u64,
     ids: u64,
     /// Roles were given: whoever asks for a chunk that is not here has another map.
     pub(super) has_roles: bool,
@@ -76,30 +87,14 @@ pub(super) struct Copying {
     pub(super) free_groups: Vec<std::ops::Range<u32>>,
 }
 
-impl Default for Copying {
-    fn default() -> Self {
-        Self {
-            streams: Vec::new(),
-            copies: Vec::new(),
-            part_bytes: CHUNK_BYTES_DEFAULT,
-            ids: 0,
-            has_roles: false,
-            lapsing: Vec::new(),
-            retired: Vec::new(),
-            free: Vec::new(),
-            free_groups: Vec::new(),
-        }
-    }
-}
-
 impl Copying {
     fn stream(&mut self, to: Rank) -> Option<&mut Stream> {
         self.streams.iter_mut().find(|stream| stream.to == to)
     }
 
-    pub(super) fn keep(&mut self, to: Rank, is_backup: bool) -> Keep {
+    pub(super) fn keep(&mut self, to: Rank, is_backup: bool, since: Epoch) -> Keep {
         self.ids += 1;
-        Keep::new(to, self.ids, is_backup)
+        Keep::new(to, self.ids, is_backup, since)
     }
 
     /// What was to be sent of a copy is not.
@@ -132,7 +127,6 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         self.stream_down(to, out);
-        self.copying.part_bytes = self.copying.part_bytes.min(part_bytes.max(64));
         self.copying.streams.push(Stream {
             to,
             incarnation,
@@ -143,6 +137,8 @@ impl LaneEngine {
             image: None,
             seeded: None,
             sequence: 0,
+            // A part of nothing would never end a record.
+            part_bytes: part_bytes.max(64),
         });
         for index in 0..self.chunks.len() as u32 {
             self.check(index, to);
@@ -260,7 +256,10 @@ impl LaneEngine {
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
         let Some(stream) = self.copying.stream(to) else { return Ok(()) };
         let Some(at) = stream.used.iter().position(|(used, _)| used.slot == slot.slot) else {
-            return Err("it returned a slot that we did not use");
+            return stream
+                .heard_before(slot, 1)
+                .then_some(())
+                .ok_or("it returned a slot that we did not use");
         };
         let (used, item) = stream.used[at];
         if slot.generation != used.generation.wrapping_add(1) {
@@ -291,7 +290,8 @@ impl LaneEngine {
         let Some(stream) = copying.stream(to) else { return Ok(()) };
         let written = stream.used.iter_mut().find(|(used, _)| *used == slot);
         let Some(item) = written.and_then(|(_, item)| item.take()) else {
-            return Err("it judged a record that we did not send");
+            let is_repeated = stream.heard_before(slot, 0);
+            return is_repeated.then_some(()).ok_or("it judged a record that we did not send");
         };
         let can_begin = item.op == OpKind::CopyCheck && can_begin(chunks, groups, item.chunk, to);
         let Some(chunk) = chunks.get_mut(item.chunk as usize) else { return Ok(()) };
@@ -398,14 +398,14 @@ impl LaneEngine {
     /// Writes the next record, or part of one. False where there is none, or no slot.
     fn write_next(&mut self, at: usize, out: &mut Commands) -> bool {
         let Self { chunks, copying, stats, .. } = self;
-        let (part_bytes, stream) = (copying.part_bytes, &mut copying.streams[at]);
+        let stream = &mut copying.streams[at];
         let Some(item) = stream.queue.front_mut() else { return false };
         let Some(chunk) = chunks.get(item.chunk as usize) else { return false };
         if item.op == OpKind::CopyState && item.total == 0 {
             return false;
         }
         let Some(slot) = stream.free.pop_front() else { return false };
-        let bytes = part_bytes.min(item.total - item.at);
+        let bytes = stream.part_bytes.min(item.total - item.at);
         let is_last = item.at + bytes == item.total;
         if item.op == OpKind::CopyRules {
             // All that there are now are in it.
@@ -446,8 +446,13 @@ impl LaneEngine {
         let to = stream.to;
         let keeps = self.chunks.iter().flat_map(|chunk| chunk.copies.iter().flatten());
         let mut seeding = keeps.filter(|keep| keep.to == to && !keep.is_backup).peekable();
-        if seeding.peek().is_some() && seeding.all(Keep::is_kept_up) {
-            stream.seeded = Some(epoch);
+        let has_some = seeding.peek().is_some();
+        if !seeding.all(Keep::is_kept_up) {
+            return;
+        }
+        // Where nothing is copied there is nothing to say, nor to look for again before roles change.
+        stream.seeded = Some(epoch);
+        if has_some {
             out.push(Command::Seeded { to, epoch });
         }
     }
@@ -509,7 +514,10 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         dtype: chunk.spec.dtype,
         codec: 0,
         status: Status::None,
-        operation: Operation(chunk.applying().map_or(0, |held| held.round)),
+        operation: Operation(match item.op {
+            OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
+            _ => chunk.applying().map_or(0, |held| held.round),
+        }),
         round: item.round,
         bytes,
         data: BlockData::Inline { offset: 0 },

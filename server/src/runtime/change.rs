@@ -3,7 +3,7 @@
 
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
-use proto_common::ids::Key;
+use proto_common::ids::{Epoch, Key};
 use proto_common::tensor::RuleChange;
 use std::sync::mpsc::SyncSender;
 
@@ -11,6 +11,8 @@ use std::sync::mpsc::SyncSender;
 #[derive(Debug)]
 pub(super) struct Changed {
     key: Key,
+    /// Chunks that were changed here, and since when this server serves each.
+    chunks: Vec<(u32, Epoch)>,
     reply: SyncSender<Result<(), String>>,
 }
 
@@ -19,19 +21,27 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// waits no longer than it says.
     pub(super) fn take_change(&mut self, change: &RuleChange, reply: SyncSender<Result<(), String>>) {
         match self.change_rule(change) {
-            Ok(()) => self.changed.push(Changed { key: change.key, reply }),
+            Ok(()) => {
+                let chunks = self.engine.served_since(change.key).collect();
+                self.changed.push(Changed { key: change.key, chunks, reply });
+            }
             // Nobody listens any more where the deadline has passed.
             Err(error) => _ = reply.try_send(Err(error.to_string())),
         }
         self.answer_changes();
     }
 
-    /// Answers changes of rules that copies have confirmed by now.
+    /// Answers changes of rules that copies have confirmed by now. Whoever serves a chunk that has moved meanwhile may have
+    /// heard of the change, or not.
     pub(super) fn answer_changes(&mut self) {
         let Self { changed, engine, .. } = self;
-        changed.retain(|Changed { key, reply }| {
-            let waits = !engine.has_rules_everywhere(*key);
-            if !waits {
+        changed.retain(|Changed { key, chunks, reply }| {
+            let moved = engine.served_since(*key).ne(chunks.iter().copied());
+            let waits = !moved && !engine.has_rules_everywhere(*key);
+            if moved {
+                let what = "it moved to another server while its rule was changed; change it again";
+                let _ = reply.try_send(Err(format!("tensor {key}: {what}")));
+            } else if !waits {
                 let _ = reply.try_send(Ok(()));
             }
             waits

@@ -6,6 +6,7 @@ use super::change::Changed;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
+use super::roles::Changing;
 use super::saving::Saves;
 use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
@@ -119,6 +120,7 @@ pub struct DataLane<Q> {
     expelled: u64,
     pub(super) saves: Saves,
     pub(super) changed: Vec<Changed>,
+    pub(super) changing: Option<Changing>,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -152,6 +154,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             expelled: 0,
             saves: Saves::default(),
             changed: Vec::new(),
+            changing: None,
             config,
         })
     }
@@ -353,8 +356,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             self.engine.tick(now_ms, &mut self.commands);
             self.execute()?;
         }
+        let changed = self.change_roles();
         let copied = self.save()?;
-        Ok(busy || copied)
+        Ok(busy || changed || copied)
     }
 
     /// The part of a turn that says what follows.

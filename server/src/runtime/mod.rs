@@ -14,6 +14,7 @@ mod news;
 mod posting;
 mod replicas;
 mod results;
+mod roles;
 mod run;
 mod saving;
 mod serving;

@@ -6,7 +6,7 @@ mod taking;
 use super::lane::{DataLane, LaneError};
 use super::slots::{lend_cells, slots_of};
 use super::thread::LaneNews;
-use crate::engine::{ChunkSpec, ChunkState, Payload, RecordContext, Role};
+use crate::engine::{ChunkState, Payload, RecordContext};
 use crate::storage::Cells;
 use fabric::{
     Blocks, Buffer, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, PostError,
@@ -95,37 +95,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// What the control side is to know.
     pub fn next_news(&mut self) -> Option<LaneNews> {
         self.replicas.news.pop_front()
-    }
-
-    /// All chunks that this lane has a part in from an epoch on.
-    pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
-        self.epoch = self.epoch.max(epoch);
-        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
-        let mut made = Ok(());
-        for (index, spec) in &changes.added {
-            made = made.and(self.storage.add_at(*index, spec));
-            self.saves.is_new(*index);
-        }
-        made?;
-        let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
-        self.give_up_save();
-        let Self { tables, engine, .. } = self;
-        tables.keep(|home| engine.has_home(home));
-        self.note_stored();
-        for (index, _) in &changes.added {
-            for buffer in 0..2 {
-                let weights = self.storage.weights(*index, buffer)?;
-                self.queue.prepare(&weights)?;
-            }
-        }
-        for index in changes.lent {
-            if let Some(sum) = self.storage.lend_sum(index)? {
-                self.queue.prepare(&sum)?;
-            }
-        }
-        self.execute()?;
-        // What the engine decided is done, whatever could not be read.
-        begun
     }
 
     /// Our stream to a server is connected; it granted these slots.
@@ -395,7 +364,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         let header = self.record_header(to, sequence);
         let Some(link) = self.replicas.streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
-        let Ok(mut writer) = BatchWriter::new(&mut self.prefix, link.inbox.slot_bytes) else { return Ok(()) };
         let words = Block {
             op: OpKind::CopyUpdate,
             bytes: 8 * contributors.len() as u64,
@@ -404,10 +372,17 @@ impl<Q: CompletionQueue> DataLane<Q> {
             token: 0,
             ..block
         };
-        // A slot has room for a part and the largest table.
-        let fits = writer.push(block) && (contributors.is_empty() || writer.push(words));
-        debug_assert!(fits, "a record fits its slot");
-        let prefix_bytes = writer.finish(header) as u64;
+        let writer = BatchWriter::new(&mut self.prefix, link.inbox.slot_bytes).ok();
+        let encoded = writer.and_then(|mut writer| {
+            let fits = writer.push(block) && (contributors.is_empty() || writer.push(words));
+            fits.then(|| writer.finish(header) as u64)
+        });
+        let Some(prefix_bytes) = encoded else {
+            // Slots that have no room for a part and the largest table were not taken.
+            tracing::warn!(server = to.0, bytes, "internal error: a record does not fit a server's slots");
+            self.end_stream(to, true);
+            return Ok(());
+        };
         link.prefixes.write(slot.slot, 0, &self.prefix[..prefix_bytes as usize])?;
         let mut end = prefix_bytes;
         for word in contributors {
@@ -457,11 +432,16 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 Payload::Image => link.image.as_ref().map(|image| image.slice(at, bytes)).transpose()?,
                 Payload::Nothing | Payload::Rules => None,
             };
+            let (three, one);
             let gather = match part {
                 Some(part) => {
-                    [lead.slice(0, prefix_bytes)?, part, lead.slice(prefix_bytes, extra_bytes)?].to_vec()
+                    three = [lead.slice(0, prefix_bytes)?, part, lead.slice(prefix_bytes, extra_bytes)?];
+                    &three[..]
                 }
-                None => vec![lead],
+                None => {
+                    one = [lead];
+                    &one[..]
+                }
             };
             // What the other side says of its memory is checked where it is written to.
             let offset = u64::from(slot.slot).saturating_mul(link.inbox.slot_bytes);
@@ -470,7 +450,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 offset: link.inbox.offset.saturating_add(offset),
             };
             let immediate = Some(Notice::Batch(slot).to_wire());
-            let write = Write { id: 0, gather: &gather, remote, immediate, signaled: false };
+            let write = Write { id: 0, gather, remote, immediate, signaled: false };
             match queue.post_write(link.channel, &write) {
                 Ok(()) => drop(link.backlog.pop_front()),
                 Err(PostError::Full | PostError::Closed) => return Ok(()),

@@ -290,7 +290,7 @@ impl Loop {
             LaneMessage::Answer { call, answer } => self.lane.answer_call(call, answer)?,
             LaneMessage::Handler { app, is_there } => self.lane.set_handler(app, is_there),
             LaneMessage::Roles { epoch, chunks, reply } => {
-                let _ = reply.try_send(self.lane.roles(epoch, &chunks).map_err(|error| error.to_string()));
+                self.lane.take_roles(epoch, chunks, reply);
             }
             LaneMessage::AttachStream { to, incarnation, number, setup, inbox, reply } => {
                 let attached = self.lane.attach_stream((to, number), incarnation, setup, inbox);

@@ -1,9 +1,10 @@
 //! What goes to copies of chunks, and what copies take: sums, images, and changes of rules. When, and whether, is the engine's.
 
 use super::array::{Array, Plain};
+use super::image::ImageError;
 use super::integers::Integers;
 use super::numbers::{Master, Place, Sums, Typed};
-use super::{Cells, Storage, StorageError, find};
+use super::{Cells, Made, Storage, StorageError, Stored, find};
 use crate::engine::Source;
 use fabric::{Buffer, OutOfBounds, Pool, PoolError, Span};
 use proto_common::ids::Rank;
@@ -61,6 +62,14 @@ fn fill<T: Plain>(sum: &mut Array<T>, from: Place<'_>, at: u64, bytes: u64) -> R
     from.read(&mut all[at as usize..(at + bytes) as usize])
 }
 
+fn lend(stored: &mut Stored, sent: &Pool) -> Result<Option<Span>, StorageError> {
+    if !stored.numbers.lend_sum(sent)? {
+        return Ok(None);
+    }
+    let elements = (stored.bytes / stored.dtype.bytes()) as u64;
+    Ok(stored.numbers.sum_part(0, elements * Typed::sum_bytes(stored.dtype) as u64)?)
+}
+
 impl Storage {
     /// The slots that another server's stream is written into; none any more, where there are none.
     pub fn set_records(&mut self, from: Rank, cells: Option<Cells>) {
@@ -71,13 +80,12 @@ impl Storage {
     /// A chunk's sums will be sent to another server: from where they are moved to now, if they were not there.
     pub fn lend_sum(&mut self, chunk: u32) -> Result<Option<Span>, StorageError> {
         let sent = self.sent.clone();
-        let stored = self.stored_mut(chunk)?;
-        if !stored.numbers.lend_sum(&sent)? {
-            return Ok(None);
-        }
-        let elements = (stored.bytes / stored.dtype.bytes()) as u64;
-        let bytes = elements * Typed::sum_bytes(stored.dtype) as u64;
-        self.sum_part(chunk, 0, bytes).map(Some)
+        lend(self.stored_mut(chunk)?, &sent)
+    }
+
+    /// As [`Storage::lend_sum`], of a chunk without an index.
+    pub fn lend_made(&self, made: &mut Made) -> Result<Option<Span>, StorageError> {
+        lend(&mut made.0, &self.sent)
     }
 
     /// The sum of the round that ends now, of a chunk whose elements are summed as they are.
@@ -121,7 +129,8 @@ impl Storage {
         Ok(self.stored(chunk)?.rule.changes())
     }
 
-    /// Changes that a copy's rule is to have, too, of rounds after one that it has. Those that it has are the same.
+    /// Changes that a copy's rule is to have, too, of rounds after one that it has. Those that it has are the same. Nothing changes
+    /// where no chunk like this can have them.
     pub fn take_rule_changes(
         &mut self,
         chunk: u32,
@@ -129,9 +138,14 @@ impl Storage {
         after: u64,
     ) -> Result<(), StorageError> {
         let stored = self.stored_mut(chunk)?;
+        let mut rule = stored.rule.clone();
         for (from_round, optimizer) in changes.iter().filter(|(from_round, _)| *from_round > after) {
-            stored.rule.change(*from_round, *optimizer)?;
+            rule.change(*from_round, *optimizer)?;
         }
+        if !rule.is_sound(stored.dtype.is_integer()) {
+            return Err(ImageError::Rule.into());
+        }
+        stored.rule = rule;
         Ok(())
     }
 

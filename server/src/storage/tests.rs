@@ -138,6 +138,40 @@ fn two_contributions_in_one_pass_are_the_same_bits_as_one_by_one() {
     }
 }
 
+/// A sum that came as another server made it, applied from its slot, or by way of the accumulator.
+fn of_a_record(dtype: Dtype, codec: Codec, fused: bool) -> Vec<u8> {
+    let cells = || Cells::allocate(2, SLOT_BYTES, "storage-test").unwrap();
+    let mut storage = Storage::new(cells(), cells()).unwrap();
+    let bytes = (dtype.bytes() * ELEMENTS) as u64;
+    let (id, mode, optimizer) = (ChunkId::new(1, 0), Mode::Sync, Optimizer::sgd(0.5, 0.9, 0.0));
+    let (dynamic, backup_workers) = (false, 0);
+    storage.add(&ChunkSpec { id, bytes, dynamic, dtype, codec, optimizer, mode, backup_workers }).unwrap();
+    let records = cells();
+    let values: Vec<u8> = (0..bytes).map(|at| ((at * 7 + 3) % 37) as u8).collect();
+    records.region.write(SLOT_BYTES + 72, &values).unwrap();
+    storage.set_records(Rank(3), Some(records));
+    let from = Source::Record { from: Rank(3), slot: 1, offset: 72 };
+    if !fused {
+        storage.take_sum(0, from, (0, bytes), false).unwrap();
+    }
+    for number in 1..3 {
+        let round = Round { number, last: fused.then(|| first(from)), old: 0, into: 0, contributors: 2 };
+        storage.finish(0, &round, &NO_VIEWS).unwrap();
+    }
+    storage.stored(0).unwrap().weights[0].to_vec()
+}
+
+#[test]
+fn a_sum_applied_from_its_slot_is_the_same_bits_as_one_taken_out() {
+    for (dtype, codec) in
+        [(Dtype::F32, Codec::Plain), (Dtype::F64, Codec::Plain), (Dtype::F32, Codec::OneBit)]
+    {
+        let fused = of_a_record(dtype, codec, true);
+        assert!(fused.iter().any(|byte| *byte != 0), "{dtype} {codec}");
+        assert!(fused == of_a_record(dtype, codec, false), "{dtype} {codec}");
+    }
+}
+
 fn block(chunk: u32, codec: u8, bytes: u64, offset: u64) -> Block {
     Block {
         id: ChunkId::new(1, chunk),

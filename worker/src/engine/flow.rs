@@ -5,6 +5,7 @@ use super::command::{Command, Commands, PartBlock};
 use super::lane::LaneEngine;
 use super::link::{Link, SlotUse};
 use super::part::State;
+use super::shown_by::take_farewells;
 use proto_common::batch::{BatchRoom, Block, BlockData, Landing, Notice, OpKind, Reading, SlotGrant, Status};
 use proto_common::ids::{Operation, Rank};
 use proto_common::limits::GRANTS_PER_BATCH_MAX;
@@ -52,12 +53,13 @@ impl LaneEngine {
     fn send_batch(&mut self, server: Rank, out: &mut Commands) -> bool {
         let link = &self.links[server.0 as usize];
         let room_in_flight = self.config.in_flight_max.saturating_sub(link.sent_parts);
-        if !link.up || link.queue.is_empty() || link.credits.is_empty() || room_in_flight == 0 {
+        if !link.up || link.to_send() == 0 || link.credits.is_empty() || room_in_flight == 0 {
             return false;
         }
         let first = out.parts.len();
         let mut room = BatchRoom::new(link.slot_bytes);
         let most = self.config.gather_max.saturating_sub(1).min(room_in_flight);
+        take_farewells(&mut self.links[server.0 as usize], &mut room, most, &mut out.parts);
         let mut referenced_bytes = 0;
         while out.parts.len() - first < most && referenced_bytes < REFERENCED_BYTES_MAX {
             let Some(place) = self.links[server.0 as usize].queue.peek().copied() else { break };
@@ -176,7 +178,7 @@ impl LaneEngine {
             return;
         }
         let blocked = link.sent_parts >= self.config.in_flight_max;
-        if !link.queue.is_empty() && link.credits.is_empty() && !blocked {
+        if link.to_send() > 0 && link.credits.is_empty() && !blocked {
             self.stats.credit_waits += 1;
             if link.asked == 0 {
                 link.asked = wanted(link);
@@ -195,5 +197,5 @@ impl LaneEngine {
 /// Credits that the queue could use beyond those in hand: at most a batch for every part. What a worker keeps
 /// in reserve is the server's to decide, which knows how many share its slots.
 fn wanted(link: &Link) -> u16 {
-    u16::try_from(link.queue.len().saturating_sub(link.credits.len())).unwrap_or(u16::MAX)
+    u16::try_from(link.to_send().saturating_sub(link.credits.len())).unwrap_or(u16::MAX)
 }

@@ -5,6 +5,7 @@ use super::calls::crowded;
 use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
+use super::shown_by::ShownBy;
 use super::stats::LaneStats;
 use crate::error::OpError;
 use proto_common::batch::{
@@ -83,12 +84,18 @@ pub(super) struct ChunkQueue {
     pub(super) held: bool,
     /// A part is announced: what follows waits for the answer.
     pub(super) asked: bool,
+    /// Nothing that is granted for what was announced may be written: the chunk has moved since, or may have.
+    pub(super) asked_before: bool,
     /// How often in a row.
     pub(super) tries: u32,
     /// As the last operation said: what goes out says it, also where it is an earlier one that is sent again.
     pub(super) reading: Reading,
     /// Operations that have not ended, in order.
     pub(super) open: VecDeque<u64>,
+    /// How often it got another server.
+    pub(super) moves: u32,
+    /// Servers whose weights of it may be read still, where they lie. Its own, and those that had it before and are to be told.
+    pub(super) shown_by: Vec<ShownBy>,
 }
 
 /// See the module.
@@ -225,9 +232,10 @@ impl LaneEngine {
         for spec in submit.parts {
             self.order += 1;
             let chunk = self.chunks.entry(spec.id).or_default();
+            let server = chunk.server(spec.server);
             let part = self.parts.insert(Part {
                 op,
-                spec: PartSpec { server: chunk.server(spec.server), ..*spec },
+                spec: PartSpec { server, ..*spec },
                 order: self.order,
                 state: State::Queued,
                 told_ms: None,
@@ -236,6 +244,9 @@ impl LaneEngine {
             chunk.reading = submit.reading;
             chunk.waiting.push_back(part);
             chunk.open.push_back(submit.operation.0);
+            if chunk.was_shown_elsewhere(server) {
+                self.take_leave(spec.id, server);
+            }
             self.enqueue(spec.id);
         }
     }
@@ -316,6 +327,9 @@ impl LaneEngine {
     }
 
     fn answered(&mut self, server: Rank, block: &Block, payload: &[u8], out: &mut Commands) {
+        if self.is_farewell(server, block) {
+            return;
+        }
         let index = self.parts.by_token(block.token);
         let part = index.and_then(|index| Some((index, *self.parts.get(index)?)));
         let asked = |part: &Part| part.spec.id == block.id && part.spec.server == server;
@@ -379,6 +393,8 @@ impl LaneEngine {
         match block.landing.filter(|landing| landing.bytes == part.spec.bytes) {
             _ if block.view != op.view => {}
             Some(at) if op.view => {
+                self.note_shown(server, part, block.round);
+                let Some(op) = self.ops.get(part.op) else { return true };
                 out.list.push(Command::Shown { op: op.id, server, offset: part.spec.offset, at });
                 return true;
             }
@@ -432,6 +448,7 @@ impl LaneEngine {
                 let wanted = self.ops.get(part.op).map_or(block.round, |op| op.round);
                 Some(OpError::VersionGone { chunk: block.id, wanted, version: block.round })
             }
+            Status::Torn => Some(OpError::Torn { chunk: block.id, server, version: block.round }),
             status => Some(OpError::Refused { chunk: block.id, server, status }),
         }
     }

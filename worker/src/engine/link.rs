@@ -3,9 +3,10 @@
 
 use super::part::Place;
 use super::placement::KeyBuffer;
+use super::shown_by::Farewell;
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{ChunkId, Incarnation};
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 /// What the server did with a slot of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,12 +36,19 @@ pub(super) struct Link {
     pub(super) inbox: Vec<SlotGrant>,
     /// Slots read and granted again that the server was not told of yet.
     pub(super) owed: Vec<SlotGrant>,
+    /// What it is to hear of chunks that it had.
+    pub(super) farewells: VecDeque<Farewell>,
     pub(super) sent_parts: usize,
     pub(super) sequence: u64,
     pub(super) last_use_ms: u64,
 }
 
 impl Link {
+    /// Blocks that could be sent to it.
+    pub(super) fn to_send(&self) -> usize {
+        self.queue.len() + self.farewells.len()
+    }
+
     /// May this slot hold results that were not read yet?
     pub(super) fn check(&self, grant: SlotGrant) -> SlotUse {
         let Some(held) = self.inbox.iter().find(|held| held.slot == grant.slot) else {

@@ -13,6 +13,7 @@ mod owed;
 mod part;
 mod placement;
 mod routes;
+mod shown_by;
 mod stats;
 
 pub use command::{Command, Commands, PartBlock};

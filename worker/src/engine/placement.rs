@@ -57,6 +57,7 @@ impl LaneEngine {
     /// No buffer that was granted is written any more: all are asked for again.
     pub fn forget_grants(&mut self) {
         self.links.iter_mut().for_each(|link| link.buffers.clear());
+        self.chunks.values_mut().for_each(|chunk| chunk.asked_before |= chunk.asked);
     }
 
     /// A granted buffer is about to be written; where it is.
@@ -77,6 +78,7 @@ impl LaneEngine {
             BlockData::Announced { .. } => {
                 if let Some(chunk) = self.chunks.get_mut(&id) {
                     chunk.asked = false;
+                    chunk.asked_before &= status == Status::Granted;
                 }
             }
             BlockData::Placed => {
@@ -108,8 +110,10 @@ impl LaneEngine {
             }
             _ => return Err("it granted a buffer that was not asked for"),
         };
-        // Of a server that has given the chunk up meanwhile it is worth nothing.
-        let stays = self.chunks.get(&spec.id).is_some_and(|chunk| chunk.server(spec.server) == spec.server);
+        // Of a server that has given the chunk up meanwhile it is worth nothing, also where the chunk is there again.
+        let stays = self.chunks.get_mut(&spec.id).is_some_and(|chunk| {
+            !std::mem::take(&mut chunk.asked_before) && chunk.server(spec.server) == spec.server
+        });
         if let Some(link) = self.links.get_mut(spec.server.0 as usize).filter(|_| stays) {
             link.buffers.insert(spec.id, buffer);
         }

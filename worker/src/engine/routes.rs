@@ -33,8 +33,10 @@ impl LaneEngine {
             if chunk.route.replace(*server) == Some(*server) {
                 continue;
             }
+            chunk.moves = chunk.moves.wrapping_add(1);
             // A server that could not take a part says nothing of the next one.
             (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
+            chunk.asked_before |= chunk.asked;
             for index in &chunk.waiting {
                 if let Some(part) = self.parts.get_mut(*index) {
                     (part.spec.server, part.told_ms) = (*server, None);
@@ -60,6 +62,7 @@ impl LaneEngine {
     pub fn server_down(&mut self, server: Rank) {
         let Some(link) = self.links.get_mut(server.0 as usize) else { return };
         *link = Default::default();
+        self.tell_again(server);
         let mut mine = BTreeSet::new();
         let mut sent = Vec::new();
         for (index, part) in self.parts.iter_mut().filter(|(_, part)| part.spec.server == server) {
@@ -72,6 +75,7 @@ impl LaneEngine {
         for id in &mine {
             let Some(chunk) = self.chunks.get_mut(id) else { continue };
             chunk.asked &= chunk.is_leaving(server);
+            chunk.asked_before &= chunk.asked;
             (chunk.queued, chunk.held, chunk.tries) = (false, false, 0);
         }
         self.retries.retain(|(_, id)| !mine.contains(id));
@@ -86,6 +90,7 @@ impl LaneEngine {
 
     /// A server's life is over, and its channel was closed. Calls to it end: nobody else knows of them.
     pub fn server_gone(&mut self, server: Rank, out: &mut Commands) {
+        self.forget_shown(server);
         let is_call = |part: &Part| self.ops.get(part.op).is_some_and(|op| op.kind == OpKind::Call);
         let calls = self.parts.iter().filter(|(_, part)| part.spec.server == server && is_call(part));
         for (index, part) in calls.map(|(index, part)| (index, *part)).collect::<Vec<_>>() {

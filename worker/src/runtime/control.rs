@@ -4,7 +4,7 @@
 use super::members::Members;
 use crate::engine::MemberConfig;
 use crate::error::{ClientError, OpError};
-use daemon::control::{LinkEvent, LinkSender, SchedulerLink, code_of_refusal};
+use daemon::control::{LinkError, LinkEvent, LinkSender, SchedulerLink, code_of_refusal};
 use daemon::http::HttpState;
 use daemon::post::Posts;
 use proto_common::config::Settings;
@@ -16,7 +16,7 @@ use proto_common::message::{
 };
 use proto_common::shard_map::MapUpdate;
 use proto_common::tensor::{RuleChange, TensorSpec};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -283,6 +283,9 @@ async fn session(
     let sender = link.sender();
     posts.attach_link(link.sender());
     let mut start = Starting { welcome, ready, posts, members, assembled: false, are_links_ready: false };
+    // Handed over beside everything else: while there is no scheduler the link takes so much and no more, and what the last one
+    // said is to be heard all the same. As many as there are requests open.
+    let mut unsaid = VecDeque::new();
     let error = loop {
         tokio::select! {
             event = link.events.recv() => {
@@ -291,17 +294,21 @@ async fn session(
                     break error;
                 }
                 if is_back {
-                    start.say_again(&sender, shared).await;
+                    unsaid = start.open(shared);
+                }
+            }
+            said = say(&sender, unsaid.front()), if !unsaid.is_empty() => {
+                let message = unsaid.pop_front();
+                // Too large a message is the caller's; a lost link reports itself.
+                if let (Err(error), Some(message)) = (said, message) {
+                    tracing::warn!(%error, "a message to the scheduler was not sent");
+                    refuse(&message, &describe(&error), shared);
                 }
             }
             outgoing = queue.recv() => match outgoing {
                 Some(Outgoing::Message(message)) => {
                     start.are_links_ready |= matches!(message, ToScheduler::LinksReady);
-                    // Too large a message is the caller's; a lost link reports itself.
-                    if let Err(error) = sender.send(&message).await {
-                        tracing::warn!(%error, "a message to the scheduler was not sent");
-                        refuse(&message, &describe(&error), shared);
-                    }
+                    unsaid.push_back(message);
                 }
                 Some(Outgoing::Finish(last, limit)) => {
                     let is_goodbye = last == ToScheduler::Goodbye;
@@ -376,19 +383,19 @@ impl Starting<'_> {
     }
 
     /// What the scheduler before has not answered, and this one does not know.
-    async fn say_again(&self, sender: &LinkSender, shared: &Mutex<Shared>) {
-        let now = Instant::now();
-        let open: Vec<ToScheduler> = {
-            let shared = lock(shared);
-            let left = |open: &Open| open.deadline.saturating_duration_since(now).as_millis() as u64;
-            shared.asked.values().map(|open| within(open.message.clone(), left(open))).collect()
-        };
-        let ready = self.are_links_ready.then_some(ToScheduler::LinksReady);
-        for message in ready.into_iter().chain(open) {
-            if let Err(error) = sender.send(&message).await {
-                tracing::debug!(%error, "the next scheduler is lost, too");
-            }
-        }
+    fn open(&self, shared: &Mutex<Shared>) -> VecDeque<ToScheduler> {
+        let (now, shared) = (Instant::now(), lock(shared));
+        let left = |open: &Open| open.deadline.saturating_duration_since(now).as_millis() as u64;
+        let open = shared.asked.values().map(|open| within(open.message.clone(), left(open)));
+        self.are_links_ready.then_some(ToScheduler::LinksReady).into_iter().chain(open).collect()
+    }
+}
+
+/// Cancel-safe: what is not handed over stays where it is.
+async fn say(sender: &LinkSender, message: Option<&ToScheduler>) -> Result<(), LinkError> {
+    match message {
+        Some(message) => sender.send(message).await,
+        None => Ok(()),
     }
 }
 

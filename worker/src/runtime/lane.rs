@@ -175,9 +175,18 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     pub fn attach(&mut self, server: Rank, number: u64, channel: ChannelId) -> Result<InboxGrant, LaneError> {
         self.detach(server);
         self.unready.retain(|(rank, _)| *rank != server);
-        let lent = self.lend_buffers(channel);
-        let (region, landing_key) = lent.map_err(|error| LaneError::Lend(self.queue.explain(error)))?;
-        let place = self.links.get_mut(server.0 as usize).ok_or(LaneError::NoServer(server))?;
+        let (region, landing_key) = match self.lend_buffers(channel) {
+            Ok(keys) => keys,
+            Err(error) => {
+                let error = LaneError::Lend(self.queue.explain(error));
+                self.queue.close(channel);
+                return Err(error);
+            }
+        };
+        let Some(place) = self.links.get_mut(server.0 as usize) else {
+            self.queue.close(channel);
+            return Err(LaneError::NoServer(server));
+        };
         *place = Some(Link::new(channel, number, landing_key));
         self.servers.insert(channel, server);
         let grants = self.inbox_grants(server).iter().map(|grant| grant.to_wire()).collect();

@@ -301,6 +301,22 @@ fn a_server_that_does_not_take_a_changed_rule_is_named() {
     assert_eq!(rig.say(server(1), assigned(epoch)), [], "it is answered once");
 }
 
+#[test]
+fn a_changed_rule_that_a_dying_server_had_not_answered_is_to_be_changed_again() {
+    let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.replicas = 1;
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    for rank in 0..2 {
+        rig.say(server(rank), assigned(update.epoch));
+    }
+    let Command::Send { message, .. } = &rig.say(worker(0), change(5))[0] else { panic!("not sent") };
+    let FromScheduler::ChangeRule { epoch, .. } = **message else { panic!("{message:?}") };
+    assert_eq!(rig.say(server(0), assigned(epoch)), []);
+    let due = rig.engine.declarations.without(Rank(1));
+    let [(_, 2, Err(error))] = &due[..] else { panic!("{due:?}") };
+    assert!(error.to_string().contains("server 1 died while the rule was changed"), "{error}");
+}
+
 fn change(key: u64) -> ToScheduler {
     let change = RuleChange { key: Key(key), from_round: 4, optimizer: Optimizer::assign() };
     ToScheduler::ChangeRule { request: 2, change, timeout_ms: TIMEOUT_MS }

@@ -82,6 +82,19 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
     for words in ["server 1 died", "tensors 7 (w)", "round-000000120", "cluster.replicas = 1"] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    rig.engine.last_checkpoint = None;
+    let text = rig.engine.loss(&[Key(7)], false);
+    assert!(text.contains("there is no checkpoint: start the job anew"), "{text}");
+}
+
+#[test]
+fn where_the_last_server_follows_the_one_that_it_had_copies_of_the_error_names_what_went() {
+    let mut rig = rig_of(1, WorkerLoss::Wait);
+    declared(&mut rig);
+    rig.lose(server(0));
+    let commands = rig.lose(server(1));
+    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
+    assert!(death.to_string().contains("nobody else has its part of tensors 7 (w)"), "{death}");
 }
 
 #[test]

@@ -291,16 +291,93 @@ fn a_copy_confirms_before_it_applies_and_once() {
     assert!(
         matches!(
             list[1..],
-            [Command::TakeSum { .. }, Command::TellPrimary { .. }, Command::Finish { contributors: 2, .. }]
+            [
+                Command::Finish {
+                    contributors: 2,
+                    last: Some(Addend { from: Source::Record { .. }, onto: Onto::Nothing }),
+                    ..
+                },
+                Command::TellPrimary { notice: Notice::Returned(_), .. }
+            ]
         ),
         "{list:?}"
     );
     // Again, or out of turn: it is not applied.
     let list = deliver(&mut engine, next(slots[1]), &header, record(OpKind::CopyUpdate, 1));
     assert_eq!(list, told(next(slots[1]), Judgement::Wanting));
-    // A slot that was not granted ends the stream.
-    let list = deliver(&mut engine, slots[1], &header, record(OpKind::CopyUpdate, 2));
+    // A notice that comes again is no record, and a slot that was not granted ends the stream.
+    assert_eq!(deliver(&mut engine, slots[1], &header, record(OpKind::CopyUpdate, 2)), []);
+    assert_eq!(deliver(&mut engine, slots[0], &header, record(OpKind::CopyCheck, 2)), []);
+    let list = deliver(&mut engine, next(next(next(slots[1]))), &header, record(OpKind::CopyUpdate, 2));
     assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{list:?}");
+}
+
+#[test]
+fn what_a_copy_says_twice_counts_once() {
+    let mut rig = backed();
+    let (_, _, slot) = records(&mut rig)[0];
+    told(&mut rig, Notice::Judged(slot, Judgement::Confirmed));
+    assert_eq!(told(&mut rig, Notice::Judged(slot, Judgement::Confirmed)), []);
+    let returned = Notice::Returned(SlotGrant { generation: slot.generation + 1, ..slot });
+    assert_eq!(told(&mut rig, returned), []);
+    assert_eq!(told(&mut rig, returned), []);
+    assert_eq!(told(&mut rig, Notice::Judged(slot, Judgement::Confirmed)), []);
+    let never = Notice::Returned(SlotGrant { generation: slot.generation + 2, ..slot });
+    assert!(matches!(told(&mut rig, never)[..], [Command::EndStream { ours: true, .. }]));
+}
+
+#[test]
+fn a_sum_in_pieces_is_taken_out_of_its_slots_and_applied_when_it_is_whole() {
+    let (mut engine, slots) = copy();
+    let header = record_header();
+    deliver(&mut engine, slots[0], &header, record(OpKind::CopyCheck, 0));
+    let part = |offset, bytes| Block {
+        bytes,
+        landing: Some(Landing { region: BYTES, offset, bytes: BYTES }),
+        ..record(OpKind::CopyUpdate, 1)
+    };
+    let list = deliver(&mut engine, slots[1], &header, part(0, BYTES - 8));
+    let [Command::TakeSum { at: 0, .. }, Command::TellPrimary { notice: Notice::Returned(again), .. }] =
+        list[..]
+    else {
+        panic!("{list:?}")
+    };
+    let list = deliver(&mut engine, again, &header, part(BYTES - 8, 8));
+    let judged = Command::TellPrimary { from: OTHER, notice: Notice::Judged(again, Judgement::Confirmed) };
+    assert_eq!(list[0], judged);
+    let [
+        Command::TakeSum { at, bytes: 8, .. },
+        Command::Finish { last: None, .. },
+        Command::TellPrimary { .. },
+    ] = list[1..]
+    else {
+        panic!("{list:?}")
+    };
+    assert_eq!(at, BYTES - 8);
+}
+
+#[test]
+fn parts_are_as_long_as_the_slots_of_their_stream() {
+    const LONG_BYTES: u64 = 256;
+    for part_bytes in [LONG_BYTES / 2, LONG_BYTES] {
+        let mut rig = Rig::new(config(1));
+        let long = ChunkSpec { bytes: LONG_BYTES, ..spec(1) };
+        rig.engine = LaneEngine::new(config(1));
+        rig.engine.roles(epoch(1), &[(long, BACKED)], &mut Commands::default());
+        rig.connect(0);
+        // The stream before had short slots.
+        for part_bytes in [64, part_bytes] {
+            rig.engine.stream_up(OTHER, Incarnation(5), &grants(4), part_bytes, &mut Commands::default());
+        }
+        for _ in ["its version", "its rule"] {
+            let slot = records(&mut rig)[0].2;
+            judged(&mut rig, slot, Judgement::Confirmed);
+        }
+        rig.send(0, &[Block { bytes: LONG_BYTES, ..push(1, 1) }]);
+        let all = records(&mut rig);
+        assert!(all.iter().all(|record| record.0 == OpKind::CopyUpdate), "{all:?}");
+        assert_eq!(all.len() as u64, LONG_BYTES / part_bytes);
+    }
 }
 
 #[test]
@@ -322,6 +399,7 @@ fn a_copy_takes_nothing_of_whom_it_is_not_a_copy() {
         BatchHeader { receiver_incarnation: Incarnation(6), ..header },
         BatchHeader { kind: BatchKind::Request, ..header },
     ] {
+        engine.copy_up(OTHER, Incarnation(5), 2);
         let list = deliver(&mut engine, slots[1], &wrong, record(OpKind::CopyUpdate, 1));
         assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{wrong:?}: {list:?}");
     }
@@ -387,6 +465,34 @@ fn a_copy_that_has_heard_of_a_new_scheduler_first_goes_on_taking() {
     let before = BatchHeader { epoch: Epoch { term: 0, counter: 9 }, ..record_header() };
     let list = deliver(&mut engine, slots[0], &before, record(OpKind::CopyCheck, 0));
     assert!(matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Confirmed), .. }));
+}
+
+/// Whoever has a copy may be to give it up, and to make it anew: it must not say yes for the one that it gives up.
+#[test]
+fn a_copy_answers_for_the_decision_that_it_is_asked_about() {
+    let (mut engine, slots) = copy();
+    let later = Block { operation: Operation(epoch(5).to_number()), ..record(OpKind::CopyCheck, 0) };
+    let list = deliver(&mut engine, slots[0], &record_header(), later);
+    assert!(
+        matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Later), .. }),
+        "{list:?}"
+    );
+    let list = roles(&mut engine, 5, Role::Copy { of: OTHER });
+    assert!(list.contains(&Command::TellPrimary { from: OTHER, notice: Notice::Ready }), "{list:?}");
+    let list = deliver(&mut engine, slots[1], &record_header(), later);
+    assert!(matches!(list[0], Command::TellPrimary { notice: Notice::Judged(_, Judgement::Confirmed), .. }));
+}
+
+#[test]
+fn a_check_says_since_when_there_is_to_be_a_copy() {
+    let mut rig = backed();
+    let mut out = Commands::default();
+    rig.engine.flush(8, &mut out);
+    let since = out.list.iter().find_map(|command| match command {
+        Command::Record { block, .. } if block.op == OpKind::CopyCheck => Some(block.operation.0),
+        _ => None,
+    });
+    assert_eq!(since.map(Epoch::from_number), Some(epoch(2)));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod elastic;
 mod exact;
 mod hostile;
 mod in_place;
+mod left;
 mod member;
 mod memberships;
 mod model;

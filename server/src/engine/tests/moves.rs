@@ -1,7 +1,7 @@
 //! Chunks that move, and copies that take over: rules of docs/recovery.md one by one.
 
 use super::*;
-use crate::engine::{RecordContext, Role};
+use crate::engine::{ChunkState, RecordContext, Role};
 use proto_common::batch::Judgement;
 use proto_common::optimizer::{Moments, Rule};
 
@@ -52,7 +52,18 @@ fn judged(rig: &mut Rig, slot: SlotGrant, judgement: Judgement) -> Vec<Command> 
 }
 
 /// What a server's stream says, in the first slot, and what it is told.
-fn says(engine: &mut LaneEngine, (from, life): (Rank, u64), op: OpKind, round: u64) -> Vec<Command> {
+fn says(engine: &mut LaneEngine, from: (Rank, u64), op: OpKind, round: u64) -> Vec<Command> {
+    says_of(engine, from, op, round, Operation(0))
+}
+
+/// As [`says`], with what its worker's contributions have come to.
+fn says_of(
+    engine: &mut LaneEngine,
+    (from, life): (Rank, u64),
+    op: OpKind,
+    round: u64,
+    operation: Operation,
+) -> Vec<Command> {
     let slot = engine.copy_up(from, Incarnation(life), 1)[0];
     let header = BatchHeader {
         kind: BatchKind::Record,
@@ -70,7 +81,9 @@ fn says(engine: &mut LaneEngine, (from, life): (Rank, u64), op: OpKind, round: u
     };
     let whole = (op == OpKind::CopyUpdate).then_some(Landing { region: BYTES, offset: 0, bytes: BYTES });
     let bytes = if whole.is_some() { BYTES } else { 0 };
-    let block = Block { op, landing: whole, bytes, timeout_ms: 0, token: 0, ..block(OpKind::Pull, 0, round) };
+    let record =
+        Block { op, landing: whole, bytes, timeout_ms: 0, token: 0, ..block(OpKind::Pull, 0, round) };
+    let block = Block { operation, ..record };
     let mut out = Commands::default();
     assert!(engine.record_notified(from, slot, &mut out));
     let (blocks, contributors) = (&[block][..], &[1][..]);
@@ -264,4 +277,57 @@ fn a_change_of_a_rule_is_made_when_copies_have_it() {
     rig.engine.rule_changed(0);
     roles(&mut rig.engine, 3, ALONE);
     assert!(rig.engine.has_rules_everywhere(Key(1)), "nobody else is to have it");
+}
+
+#[test]
+fn a_tensor_with_norms_whose_copy_was_half_made_is_refused_at_once() {
+    // Which states had come when the server that sent them died; and had an update of the first chunk come before?
+    for (states, updated, is_torn) in [
+        (&[][..], false, false),
+        (&[1], false, true),
+        (&[0, 1], false, false),
+        (&[1], true, true),
+        (&[1, 0], true, false),
+    ] {
+        let mut rig = Rig::new(config(1));
+        rig.engine = LaneEngine::new(rig.config);
+        let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+        let both =
+            |role| [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer: lamb, ..spec(1) }, role));
+        let mut out = Commands::default();
+        rig.engine.roles(epoch(2), &both(COPY), &mut out);
+        rig.connect(0);
+        if updated {
+            assert_eq!(word(&says(&mut rig.engine, (OTHER, 5), OpKind::CopyCheck, 0)), Judgement::Confirmed);
+            assert_eq!(word(&says(&mut rig.engine, (OTHER, 5), OpKind::CopyUpdate, 1)), Judgement::Confirmed);
+        }
+        let slot = rig.engine.copy_up(OTHER, Incarnation(5), 1)[0];
+        let state = ChunkState { version: 1, versions: (1, 1), live_bytes: BYTES, ..ChunkState::default() };
+        for chunk in states {
+            rig.engine.loaded((OTHER, slot), *chunk, Some((&state, 0)), &mut out);
+        }
+        rig.engine.roles(epoch(3), &both(ALONE), &mut out);
+        rig.send_knowing(3, 0, &[pull(1, 0)]);
+        let version = rig.version();
+        let status = if is_torn { Status::Torn } else { Status::Done };
+        assert_eq!(rig.flush(), [answer(0, 1, status, version)], "{states:?} {updated}");
+    }
+}
+
+#[test]
+fn a_count_that_nobody_can_come_to_ends_its_stream() {
+    let loose = ChunkSpec { mode: Mode::Async, ..spec(1) };
+    for (count, is_taken) in [(7, true), (u64::MAX / 2 - 1, true), (u64::MAX / 2, false), (u64::MAX, false)] {
+        let mut rig = Rig::new(config(1));
+        rig.engine = LaneEngine::new(rig.config);
+        rig.engine.roles(epoch(2), &[(loose, COPY)], &mut Commands::default());
+        let check = says(&mut rig.engine, (OTHER, 5), OpKind::CopyCheck, 0);
+        assert_eq!(word(&check), Judgement::Confirmed);
+        let list = says_of(&mut rig.engine, (OTHER, 5), OpKind::CopyUpdate, 1, Operation(count));
+        match is_taken {
+            true => assert_eq!(word(&list), Judgement::Confirmed),
+            false => assert!(matches!(list[..], [Command::EndStream { peer: OTHER, .. }]), "{list:?}"),
+        }
+        assert_eq!(rig.version(), u64::from(is_taken));
+    }
 }

@@ -10,6 +10,8 @@ use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use proto_common::transport::{Offer, Policies};
 
+/// The longest way of a control message of a member whose messages take longer.
+const LATE_US: u64 = 60_000;
 /// Between two tries to reach a scheduler.
 const SEEK_US: u64 = 50_000;
 /// How long a process looks for a first scheduler.
@@ -18,6 +20,7 @@ const FIRST_US: u64 = 20_000_000;
 impl Lab {
     pub(super) fn step_links(&mut self) {
         for seat in 0..self.seats.len() {
+            self.between();
             if self.seats[seat].start_us.is_some_and(|at_us| at_us <= self.now_us()) {
                 self.start_process(seat);
             }
@@ -29,18 +32,56 @@ impl Lab {
         let now_us = self.now_us();
         let seat = &mut self.seats[at];
         seat.start_us = None;
+        if self.brain.outcome.is_some() {
+            return;
+        }
         seat.lives += 1;
+        // A pause, and what is slow, is the process's.
+        (seat.paused_until_us, seat.slow_until_us) = (0, 0);
         let life = Incarnation(seat.lives * 1_000 + at as u64);
         let node = self.net.node(&format!("{}-{at}.{}", seat.role, seat.lives));
+        self.nodes.push(node);
         seat.process = Some(Process {
             node,
             life,
             link: Link::Seeking { since_us: now_us, next_us: now_us },
             heard_us: now_us,
             beat_us: now_us,
+            is_doubtful: false,
+            is_dismissed: false,
             unsaid: Vec::new(),
             body: Body::Nobody,
         });
+    }
+
+    /// A process ends because it cannot go on. Whoever has started it starts it again.
+    pub(super) fn give_up(&mut self, at: usize, why: &str) {
+        self.end_process(at, why);
+        if self.brain.outcome.is_none() {
+            let again_us = self.now_us() + self.rng.within(10_000, 200_000);
+            let seat = &mut self.seats[at];
+            (seat.start_us, seat.is_done) = (Some(again_us), false);
+            self.count("restart");
+        }
+    }
+
+    /// Of what a process has said to the scheduler last some has not left it.
+    pub(super) fn lose_last_words(&mut self, at: usize) {
+        let rng = &mut self.rng;
+        self.wires.lose_last_words(at, &mut |said| rng.below(said as u64 + 1) as usize);
+    }
+
+    /// When a control message comes that is sent now.
+    pub(super) fn soon_us(&mut self, at: Option<usize>) -> u64 {
+        let now_us = self.now_us();
+        let is_late = at.is_some_and(|at| self.seats[at].late_until_us > now_us);
+        let most_us = if is_late { LATE_US } else { self.shape.control_us };
+        now_us + self.rng.within(0, most_us)
+    }
+
+    /// How long ago something was, by a member's clock.
+    fn ago_ms(&self, at: usize, then_us: u64) -> u64 {
+        self.clock_ms(at).saturating_sub(self.seats[at].clock.clock_ms(then_us))
     }
 
     /// A process ends, however: all its channels and connections do.
@@ -68,12 +109,13 @@ impl Lab {
             Link::Seeking { .. } => {}
             Link::Greeting(wire) | Link::Up(wire) => self.listen(at, wire),
         }
+        let next_us = self.later_us(at, self.shape.cluster().heartbeat_ms);
         let Some(process) = &mut self.seats[at].process else { return };
         if let Link::Up(wire) = process.link
             && process.beat_us <= now_us
         {
-            process.beat_us = now_us + self.shape.cluster().heartbeat_ms * 1_000;
-            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            process.beat_us = next_us;
+            let at_us = self.soon_us(Some(at));
             self.wires.say_up(wire, at_us, ToScheduler::Heartbeat(MemberReport::default()));
         }
     }
@@ -83,7 +125,7 @@ impl Lab {
         let limit_us =
             if self.is_in_roster(at) { self.shape.cluster().scheduler_ms * 1_000 } else { FIRST_US };
         if now_us > since_us + limit_us {
-            return self.end_process(at, "no scheduler");
+            return self.give_up(at, "no scheduler");
         }
         let life = self.brain.life;
         let is_down = self.brain.engine.is_none();
@@ -102,7 +144,7 @@ impl Lab {
         let part = |(index, part)| ToScheduler::Resuming { part, last: index + 1 == count };
         said.extend(parts.into_iter().enumerate().map(part));
         for message in said {
-            let at_us = now_us + self.rng.within(0, self.shape.control_us);
+            let at_us = self.soon_us(Some(at));
             self.wires.say_up(wire, at_us, message);
         }
     }
@@ -160,9 +202,9 @@ impl Lab {
             }
         }
         // A scheduler that says nothing is lost as well; one that waits for others before it answers is not.
-        let silence_us = self.shape.cluster().silence_ms * 1_000;
+        let silence_ms = self.shape.cluster().silence_ms;
         let Some(process) = &self.seats[at].process else { return };
-        if matches!(process.link, Link::Up(_)) && self.now_us() > process.heard_us + silence_us {
+        if matches!(process.link, Link::Up(_)) && self.ago_ms(at, process.heard_us) > silence_ms {
             let at_us = self.now_us();
             self.wires.close_up(wire, at_us);
             self.wires.leave(wire);
@@ -173,12 +215,12 @@ impl Lab {
     fn lost(&mut self, at: usize) {
         let now_us = self.now_us();
         let may_seek = self.shape.cluster().scheduler_ms > 0 && self.is_in_roster(at);
-        // A goodbye that the dead did not hear is said to the next one.
-        let is_over = self.brain.engine.is_some() || self.brain.outcome.is_some();
-        if self.seats[at].is_done && is_over {
+        let is_over = self.brain.outcome.is_some();
+        let Some(process) = &mut self.seats[at].process else { return };
+        // A goodbye that nobody has heard is said to the next one.
+        if is_over || process.is_dismissed {
             return self.end_process(at, "done");
         }
-        let Some(process) = &mut self.seats[at].process else { return };
         match (&process.body, process.link) {
             (Body::Nobody, _) => {
                 process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
@@ -187,7 +229,7 @@ impl Lab {
                 process.link = Link::Seeking { since_us: now_us, next_us: now_us + SEEK_US };
                 self.note(&format!("seat {at} has lost the scheduler"));
             }
-            _ => self.end_process(at, "the scheduler is lost"),
+            _ => self.give_up(at, "the scheduler is lost"),
         }
     }
 
@@ -196,9 +238,10 @@ impl Lab {
         let Some(process) = &mut self.seats[at].process else { return };
         process.heard_us = now_us;
         match message {
-            FromScheduler::HeartbeatAck | FromScheduler::GoodbyeAck => {}
+            FromScheduler::HeartbeatAck => {}
+            FromScheduler::GoodbyeAck => process.is_dismissed = true,
             FromScheduler::Welcome(welcome) => self.welcomed(at, wire, &welcome),
-            FromScheduler::Refused(reason) => self.end_process(at, &format!("refused: {reason}")),
+            FromScheduler::Refused(reason) => self.give_up(at, &format!("refused: {reason}")),
             message => match &process.body {
                 Body::Nobody => {}
                 Body::Server(_) => self.server_heard(at, message),
@@ -223,7 +266,7 @@ impl Lab {
 
     /// A member says something to the scheduler, or will when there is one.
     pub(super) fn say(&mut self, at: usize, message: ToScheduler) {
-        let at_us = self.now_us() + self.rng.within(0, self.shape.control_us);
+        let at_us = self.soon_us(Some(at));
         let Some(process) = &mut self.seats[at].process else { return };
         match process.link {
             Link::Up(wire) => self.wires.say_up(wire, at_us, message),

@@ -29,10 +29,10 @@ pub(super) struct WorkerDial {
 #[derive(Debug)]
 enum Stage {
     Hello,
-    /// The worker has its end and has told its inbox.
-    Attached(ChannelId, WorkerInbox),
-    /// The server has its end and has told its inbox.
-    Adopted(ServerInbox),
+    /// The worker has its end of each lane's channel and has told its inbox.
+    Attached(Vec<(ChannelId, WorkerInbox)>),
+    /// The server has its end of each and has told its inbox.
+    Adopted(Vec<ServerInbox>),
     /// The first write is under way.
     Probing,
 }
@@ -66,7 +66,7 @@ impl Lab {
     /// True time when so much has passed by a seat's clock.
     pub(super) fn later_us(&self, at: usize, after_ms: u64) -> u64 {
         let seat = &self.seats[at];
-        seat.true_us(seat.clock_ms(self.now_us()) + after_ms).max(self.now_us())
+        seat.clock.true_us(seat.clock.clock_ms(self.now_us()) + after_ms).max(self.now_us())
     }
 
     pub(super) fn dial_server(&mut self, dial: WorkerDial) {
@@ -77,6 +77,7 @@ impl Lab {
     pub(super) fn step_dials(&mut self) {
         let now_us = self.now_us();
         for mut dial in std::mem::take(&mut self.worker_dials) {
+            self.between();
             let wanted = self.seats[dial.at].worker_ref().and_then(|worker| worker.expected.get(&dial.to));
             if wanted != Some(&dial.number) {
                 continue;
@@ -108,7 +109,7 @@ impl Lab {
         if let Some(worker) = self.seats[dial.at].worker()
             && !matches!(dial.stage, Stage::Hello)
         {
-            worker.lane.detach(dial.to);
+            worker.lanes.iter_mut().for_each(|lane| lane.detach(dial.to));
         }
     }
 
@@ -150,19 +151,21 @@ impl Lab {
         }
         dial.stage = match std::mem::replace(&mut dial.stage, Stage::Hello) {
             Stage::Hello => self.attach(dial)?,
-            Stage::Attached(channel, inbox) => self.adopt(dial, rank, life, channel, inbox)?,
-            Stage::Adopted(inbox) => {
+            Stage::Attached(ends) => self.adopt(dial, rank, life, ends)?,
+            Stage::Adopted(inboxes) => {
                 let Some(worker) = self.seats[dial.at].worker() else { return Err("gone".into()) };
-                let active = worker.lane.activate(dial.to, dial.incarnation, inbox);
-                active.map_err(|error| error.to_string())?;
+                for (lane, inbox) in worker.lanes.iter_mut().zip(inboxes) {
+                    let active = lane.activate(dial.to, dial.incarnation, inbox);
+                    active.map_err(|error| error.to_string())?;
+                }
                 Stage::Probing
             }
             Stage::Probing => {
                 let Some(worker) = self.seats[dial.at].worker() else { return Err("gone".into()) };
-                if let Some(reason) = worker.lane.unready(dial.to) {
+                if let Some(reason) = worker.lanes.iter().find_map(|lane| lane.unready(dial.to)) {
                     return Err(reason.to_owned());
                 }
-                if worker.lane.probed(dial.to) {
+                if worker.lanes.iter().all(|lane| lane.probed(dial.to)) {
                     return Ok(true);
                 }
                 Stage::Probing
@@ -175,11 +178,15 @@ impl Lab {
         let (servers, workers) = self.seats.split_at_mut(self.shape.places as usize);
         let worker = workers[dial.at - servers.len()].worker().ok_or("gone")?;
         let server = servers[dial.target].server().ok_or("gone")?;
-        let (theirs, ours) = self.net.connect(server.lane.queue_mut(), worker.lane.queue_mut());
-        let grant = worker.lane.attach(dial.to, dial.number, ours).map_err(|error| error.to_string())?;
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        Ok(Stage::Attached(theirs, WorkerInbox { region, offset, slot_bytes, grants }))
+        let mut ends = Vec::new();
+        for (server, worker) in server.lanes.iter_mut().zip(&mut worker.lanes) {
+            let (theirs, ours) = self.net.connect(server.queue_mut(), worker.queue_mut());
+            let grant = worker.attach(dial.to, dial.number, ours).map_err(|error| error.to_string())?;
+            let grants = slots(&grant);
+            let InboxGrant { region, offset, slot_bytes, .. } = grant;
+            ends.push((theirs, WorkerInbox { region, offset, slot_bytes, grants }));
+        }
+        Ok(Stage::Attached(ends))
     }
 
     fn adopt(
@@ -187,20 +194,24 @@ impl Lab {
         dial: &WorkerDial,
         rank: Rank,
         life: Incarnation,
-        channel: ChannelId,
-        inbox: WorkerInbox,
+        ends: Vec<(ChannelId, WorkerInbox)>,
     ) -> Result<Stage, String> {
         let server = self.seats[dial.target].server().ok_or("gone")?;
-        let grant = server.lane.adopt(rank, life, channel, inbox).map_err(|error| error.to_string())?;
-        let grants = slots(&grant);
-        let InboxGrant { region, offset, slot_bytes, .. } = grant;
-        Ok(Stage::Adopted(ServerInbox { region, offset, slot_bytes, grants }))
+        let mut inboxes = Vec::new();
+        for (lane, (channel, inbox)) in server.lanes.iter_mut().zip(ends) {
+            let grant = lane.adopt(rank, life, channel, inbox).map_err(|error| error.to_string())?;
+            let grants = slots(&grant);
+            let InboxGrant { region, offset, slot_bytes, .. } = grant;
+            inboxes.push(ServerInbox { region, offset, slot_bytes, grants });
+        }
+        Ok(Stage::Adopted(inboxes))
     }
 
     /// When the next stage of any connection is due.
     pub(super) fn next_dial_us(&self) -> Option<u64> {
-        let workers = self.worker_dials.iter().map(|dial| dial.due_us);
-        workers.chain(self.stream_dials.iter().map(|dial| dial.due_us)).min()
+        let workers = self.worker_dials.iter().map(|dial| (dial.at, dial.due_us));
+        let streams = self.stream_dials.iter().map(|dial| (dial.at, dial.due_us));
+        workers.chain(streams).map(|(at, due_us)| due_us.max(self.seats[at].paused_until_us)).min()
     }
 }
 
@@ -217,6 +228,7 @@ impl Lab {
     fn step_stream_dials(&mut self) {
         let now_us = self.now_us();
         for dial in std::mem::take(&mut self.stream_dials) {
+            self.between();
             if dial.due_us > now_us || self.is_paused(dial.at) {
                 self.stream_dials.push(dial);
                 continue;
@@ -247,9 +259,13 @@ impl Lab {
         if peers.epoch < dial.epoch || !peers.copies_of.contains(&one.rank) {
             return Err("it has another map".into());
         }
-        let (ours, theirs) = self.net.connect(one.lane.queue_mut(), other.lane.queue_mut());
-        let granted = other.lane.adopt_copy(one.rank, own, theirs).map_err(|error| error.to_string())?;
-        let stream = (dial.to, dial.number);
-        one.lane.adopt_stream(stream, dial.incarnation, ours, granted).map_err(|error| error.to_string())
+        let (rank, stream) = (one.rank, (dial.to, dial.number));
+        for (one, other) in one.lanes.iter_mut().zip(&mut other.lanes) {
+            let (ours, theirs) = self.net.connect(one.queue_mut(), other.queue_mut());
+            let granted = other.adopt_copy(rank, own, theirs).map_err(|error| error.to_string())?;
+            let adopted = one.adopt_stream(stream, dial.incarnation, ours, granted);
+            adopted.map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 }

@@ -1,31 +1,88 @@
-//! What goes wrong: drawn from the seed before, carried out when its time has come and the cluster can bear it.
+//! What goes wrong, and when: drawn from the seed before training begins. It strikes between any two steps of anybody, once
+//! its time has come; `strikes` carries it out, `bearable` says whether the cluster can bear it. It must not touch members.
 
 use super::Lab;
-use super::seat::Seat;
+use super::seat::Clock;
 use fabric::sim::{NodeId, Rng};
-use proto_common::ids::Role;
+use proto_common::ids::{Rank, Role};
+use std::collections::BTreeMap;
 
-/// After a death no other server is in trouble for so long.
-const QUIET_US: u64 = 100_000;
-
-/// A fault that the cluster cannot bear is put off for so long.
+/// A fault that the cluster cannot bear is put off for so long at most.
 const PUT_OFF_US: u64 = 10_000_000;
+/// Until it is tried again.
+const RETRY_US: u64 = 5_000;
+/// How often a fault whose time has come strikes at a step's border, of 10,000.
+const STRIKE_PER_10K: u32 = 2_000;
+/// After this time it strikes before the next step.
+const STRIKE_US: u64 = 300;
 
 /// One thing that goes wrong, or happens. Members are drawn when it happens, of those that are there then.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
+    /// All data channels between two processes break.
     Break,
-    Partition { us: u64 },
-    Silence { us: u64, both: bool },
-    Pause { us: u64 },
-    Slow { us: u64 },
-    CrashServer { back_us: u64 },
-    Depose,
-    CrashScheduler { down_us: u64 },
+    /// Two processes cannot reach each other's data paths.
+    Partition {
+        us: u64,
+    },
+    /// A process's data paths come and go, to all others, until so much time is over.
+    Flap {
+        of: Option<(usize, NodeId)>,
+        left_us: u64,
+    },
+    /// A member's control connection is silent, and all comes at once afterwards.
+    Silence {
+        us: u64,
+        both: bool,
+    },
+    /// All of a member's control messages take longer.
+    Lag {
+        us: u64,
+    },
+    /// A process does nothing for less than makes it dead.
+    Pause {
+        us: u64,
+    },
+    PauseScheduler {
+        us: u64,
+    },
+    /// A process takes its time with everything.
+    Slow {
+        us: u64,
+    },
+    CrashServer {
+        back_us: u64,
+    },
+    /// Another server dies before the death of the first is decided about.
+    CrashSecond {
+        first: Rank,
+        back_us: u64,
+    },
+    CrashScheduler {
+        down_us: u64,
+    },
+    CrashWorker {
+        back_us: u64,
+    },
+    /// A member's control connection is silent for longer than makes it dead, or breaks (`at_once`). It lives on.
+    Depose {
+        role: Role,
+        at_once: bool,
+        flaps: bool,
+    },
+    /// A process does nothing for longer than makes it dead, and goes on then.
+    Sleep {
+        role: Role,
+        us: u64,
+    },
+    /// A server comes.
     Join,
+    /// A server wishes to go.
     Drain,
-    CrashWorker { back_us: u64 },
 }
+
+/// How often each kind of fault has struck.
+pub type Tally = BTreeMap<&'static str, u64>;
 
 impl Lab {
     /// Draws all faults of the plan, from now on.
@@ -35,37 +92,47 @@ impl Lab {
         let silence_us = self.shape.cluster().silence_ms * 1_000;
         let mut rng = self.rng.fork();
         // All of them together are shorter than what makes dead.
-        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 6);
+        let short = |rng: &mut Rng| rng.within(1_000, silence_us / 8);
+        let long = |rng: &mut Rng| rng.within(silence_us * 4 / 3, 3 * silence_us);
+        let back = |rng: &mut Rng| rng.within(10_000, 2_000_000);
+        let even = |rng: &mut Rng| rng.below(2) == 0;
         let mut all: Vec<(u64, Fault)> = Vec::new();
-        let mut add = |count: u32, rng: &mut Rng, fault: &mut dyn FnMut(&mut Rng) -> Fault| {
+        let mut add = |count: u32, fault: &mut dyn FnMut(&mut Rng) -> Fault| {
             for _ in 0..count {
                 let at_us = now_us + rng.below(plan.horizon_us.max(1));
-                let fault = fault(rng);
-                all.push((at_us, fault));
+                all.push((at_us, fault(&mut rng)));
             }
         };
-        add(plan.breaks, &mut rng, &mut |_| Fault::Break);
-        add(plan.partitions, &mut rng, &mut |rng| Fault::Partition { us: rng.within(1_000, 2_000_000) });
-        add(plan.silences, &mut rng, &mut |rng| Fault::Silence { us: short(rng), both: rng.below(2) == 0 });
-        add(plan.pauses, &mut rng, &mut |rng| Fault::Pause { us: short(rng) });
-        add(plan.slow, &mut rng, &mut |rng| Fault::Slow { us: rng.within(10_000, 500_000) });
-        add(plan.server_crashes, &mut rng, &mut |rng| Fault::CrashServer {
-            back_us: rng.within(10_000, 2_000_000),
+        add(plan.breaks, &mut |_| Fault::Break);
+        add(plan.partitions, &mut |rng| Fault::Partition { us: rng.within(1_000, 2_000_000) });
+        add(plan.flaps, &mut |rng| Fault::Flap { of: None, left_us: rng.within(5_000, 100_000) });
+        add(plan.silences, &mut |rng| Fault::Silence { us: short(rng), both: even(rng) });
+        add(plan.lags, &mut |rng| Fault::Lag { us: rng.within(10_000, 500_000) });
+        add(plan.pauses, &mut |rng| match rng.below(4) {
+            0 => Fault::PauseScheduler { us: short(rng) },
+            _ => Fault::Pause { us: short(rng) },
         });
-        add(plan.deposed, &mut rng, &mut |_| Fault::Depose);
-        add(plan.scheduler_crashes, &mut rng, &mut |rng| Fault::CrashScheduler {
+        add(plan.slow, &mut |rng| Fault::Slow { us: rng.within(10_000, 500_000) });
+        add(plan.server_crashes, &mut |rng| Fault::CrashServer { back_us: back(rng) });
+        add(plan.worker_crashes, &mut |rng| Fault::CrashWorker { back_us: back(rng) });
+        add(plan.scheduler_crashes, &mut |rng| Fault::CrashScheduler {
             down_us: rng.within(1_000, 3_000_000),
         });
-        add(plan.joins, &mut rng, &mut |_| Fault::Join);
-        add(plan.drains, &mut rng, &mut |_| Fault::Drain);
-        add(plan.worker_crashes, &mut rng, &mut |rng| Fault::CrashWorker {
-            back_us: rng.within(10_000, 2_000_000),
+        for (role, count) in [(Role::Server, plan.deposed), (Role::Worker, plan.deposed_workers)] {
+            add(count, &mut |rng| Fault::Depose { role, at_once: even(rng), flaps: even(rng) });
+        }
+        add(plan.sleeps, &mut |rng| {
+            let role = [Role::Server, Role::Worker, Role::Scheduler][rng.below(3) as usize];
+            Fault::Sleep { role, us: long(rng) }
         });
+        add(plan.joins, &mut |_| Fault::Join);
+        add(plan.drains, &mut |_| Fault::Drain);
         all.sort_by_key(|(at_us, _)| *at_us);
         self.faults = all.into();
         self.fault_end_us = now_us + plan.horizon_us + PUT_OFF_US;
     }
 
+    /// Before a step: what is over heals, and what is overdue strikes.
     pub(super) fn act(&mut self) {
         let now_us = self.now_us();
         while let Some((_, heal)) = self.heals.first_key_value().filter(|(at_us, _)| at_us.0 <= now_us) {
@@ -78,187 +145,61 @@ impl Lab {
             // The end of a job is not what is tried here.
             self.faults.clear();
         }
-        while self.faults.front().is_some_and(|(at_us, _)| *at_us <= now_us) {
+        let is_overdue = |(at_us, fault): &(u64, Fault)| {
+            let patience_us = if matches!(fault, Fault::Drain) { 0 } else { STRIKE_US };
+            at_us + patience_us <= now_us
+        };
+        while self.faults.front().is_some_and(is_overdue) {
             let Some((_, fault)) = self.faults.pop_front() else { return };
             self.carry_out(fault);
         }
     }
 
-    /// Seats of a role with a process on them.
-    fn living(&self, role: Option<Role>) -> Vec<usize> {
-        let wanted = |at: &usize| {
-            let seat = &self.seats[*at];
-            seat.process.is_some() && role.is_none_or(|role| seat.role == role)
-        };
-        (0..self.seats.len()).filter(wanted).collect()
-    }
-
-    fn pick(&mut self, role: Option<Role>) -> Option<usize> {
-        let living = self.living(role);
-        (!living.is_empty()).then(|| living[self.rng.below(living.len() as u64) as usize])
-    }
-
-    fn pair(&mut self) -> Option<(NodeId, NodeId)> {
-        let (one, other) = (self.pick(None)?, self.pick(None)?);
-        let node = |at: usize| self.seats[at].process.as_ref().map(|process| process.node);
-        let (one, other) = (node(one)?, node(other)?);
-        (one != other).then(|| (one.min(other), one.max(other)))
-    }
-
-    fn carry_out(&mut self, fault: Fault) {
-        let now_us = self.now_us();
-        match fault {
-            Fault::Break => {
-                if let Some((a, b)) = self.pair() {
-                    self.net.break_between(a, b);
-                }
-            }
-            Fault::Partition { us } => {
-                if let Some((a, b)) = self.pair()
-                    && self.partitions.insert((a, b))
-                {
-                    self.net.partition(a, b);
-                    self.heal_at(now_us + us, (a, b));
-                }
-            }
-            Fault::Silence { us, both } => {
-                if let Some(at) = self.pick(None) {
-                    let up_us = now_us + us;
-                    let down_us = if both { up_us } else { now_us };
-                    self.note(&format!("seat {at} is not heard"));
-                    self.wires.silence(at, up_us, down_us);
-                }
-            }
-            Fault::Pause { us } => {
-                if let Some(at) = self.pick(None) {
-                    self.note(&format!("seat {at} pauses"));
-                    self.seats[at].paused_until_us = now_us + us;
-                }
-            }
-            Fault::Slow { us } => {
-                if let Some(at) = self.pick(None) {
-                    self.note(&format!("seat {at} is slow"));
-                    self.seats[at].slow_until_us = now_us + us;
-                }
-            }
-            Fault::CrashScheduler { down_us } => self.crash_scheduler(down_us),
-            Fault::CrashServer { back_us } => self.crash_server(back_us),
-            Fault::CrashWorker { back_us } => self.crash_worker(back_us),
-            Fault::Depose => self.depose(),
-            Fault::Join => {
-                let free = |at: &usize| {
-                    self.seats[*at].role == Role::Server
-                        && self.seats[*at].process.is_none()
-                        && self.seats[*at].start_us.is_none()
-                };
-                if let Some(at) = (0..self.seats.len()).find(free) {
-                    self.seats[at].start_us = Some(now_us);
-                }
-            }
-            Fault::Drain => {
-                let servers = self.living(Some(Role::Server));
-                if servers.len() > 2
-                    && let Some(at) = self.pick(Some(Role::Server))
-                {
-                    self.drain_server(at);
-                }
-            }
+    /// Between any two steps, of the scheduler, of members, of lanes, and between what each of them does in a step.
+    pub(super) fn between(&mut self) {
+        let Some((at_us, fault)) = self.faults.front() else { return };
+        // A member that is in the middle of something is not asked to do something else.
+        if matches!(fault, Fault::Drain) || *at_us > self.now_us() || !self.rng.chance(STRIKE_PER_10K) {
+            return;
+        }
+        if let Some((_, fault)) = self.faults.pop_front() {
+            self.carry_out(fault);
         }
     }
 
-    fn heal_at(&mut self, at_us: u64, nodes: (NodeId, NodeId)) {
-        self.heal_count += 1;
-        self.heals.insert((at_us, self.heal_count), nodes);
-    }
-
-    /// Kills a server whose chunks others have whole; else tries again a little later.
-    fn crash_server(&mut self, back_us: u64) {
-        let now_us = self.now_us();
-        let may =
-            self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
-        if may.is_empty() {
-            return self.put_off(Fault::CrashServer { back_us });
-        }
-        let at = may[self.rng.below(may.len() as u64) as usize];
-        self.end_process(at, "killed");
-        self.trouble_us = Some(now_us);
-        // Members hear of it later than the scheduler decides it: until then their maps show copies that are gone.
-        self.cut_off_us = self.cut_off_us.max(now_us + QUIET_US + 2 * self.shape.control_us);
-        self.seats[at].start_us = Some(now_us + back_us);
-    }
-
-    /// Cuts a server off from the scheduler until it is declared dead; it lives on with its data paths.
-    fn depose(&mut self) {
-        let now_us = self.now_us();
-        let silence_us = self.shape.cluster().silence_ms * 1_000;
-        let may =
-            self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect::<Vec<_>>();
-        if may.is_empty() {
-            return self.put_off(Fault::Depose);
-        }
-        let at = may[self.rng.below(may.len() as u64) as usize];
-        self.note(&format!("seat {at} is cut off from the scheduler"));
-        let until_us = now_us + 3 * silence_us;
-        self.trouble_us = Some(now_us);
-        self.wires.silence(at, until_us, until_us);
-        self.cut_off_us = self.cut_off_us.max(until_us + QUIET_US);
+    /// Something is to go wrong later.
+    pub(super) fn later(&mut self, at_us: u64, fault: Fault) {
+        let place = self.faults.partition_point(|(other_us, _)| *other_us <= at_us);
+        self.faults.insert(place, (at_us, fault));
     }
 
     /// Tries a fault again a little later, but not for ever.
-    fn put_off(&mut self, fault: Fault) {
+    pub(super) fn put_off(&mut self, fault: Fault) {
         if self.now_us() < self.fault_end_us {
-            self.faults.push_back((self.now_us() + 5_000, fault));
-            self.faults.make_contiguous().sort_by_key(|(at_us, _)| *at_us);
+            self.later(self.now_us() + RETRY_US, fault);
         }
     }
 
-    /// Kills a worker, but for the last one while a scheduler that takes over has only it to learn from.
-    fn crash_worker(&mut self, back_us: u64) {
-        let knows = |seat: &Seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some());
-        let others = self.seats.iter().filter(|seat| knows(seat)).count();
-        let is_led = self.brain.engine.is_some() && self.brain.decided_life == self.brain.life;
-        let living = self.living(Some(Role::Worker));
-        let may: Vec<usize> = living.into_iter().filter(|at| !self.seats[*at].is_done).collect();
-        if may.is_empty() || !(others > 1 || is_led) {
-            return self.put_off(Fault::CrashWorker { back_us });
-        }
-        let at = may[self.rng.below(may.len() as u64) as usize];
-        self.end_process(at, "killed");
-        self.seats[at].start_us = Some(self.now_us() + back_us);
+    pub(super) fn count(&mut self, kind: &'static str) {
+        *self.struck.entry(kind).or_default() += 1;
     }
 
-    /// Kills the scheduler, where there is a worker that the next one can learn from.
-    fn crash_scheduler(&mut self, down_us: u64) {
-        if self
-            .seats
-            .iter()
-            .any(|seat| seat.worker_ref().is_some_and(|worker| worker.member.resume().is_some()))
-        {
-            self.crash_brain(down_us);
-        } else {
-            self.put_off(Fault::CrashScheduler { down_us });
+    /// How often each kind of fault has struck so far: what was drawn, and what the network did by itself.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let mut tally = self.struck.clone();
+        let mut add = |kind, count| *tally.entry(kind).or_default() += count;
+        for node in &self.nodes {
+            let stats = self.net.stats(*node);
+            add("data: loss", stats.losses);
+            add("data: delay", stats.delays);
+            add("data: duplicate", stats.duplicates);
+            add("data: reorder", stats.overtaken);
         }
-    }
-
-    /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
-    fn can_go(&self, at: usize) -> bool {
-        let Some(server) = self.seats[at].server_ref() else { return false };
-        let told_us = self.brain.decided_us + 2 * self.shape.control_us;
-        // One death is decided about before the next.
-        let is_settled = self.trouble_us.is_none_or(|trouble_us| self.brain.decided_us > trouble_us);
-        if self.brain.engine.is_none() || !is_settled || self.cut_off_us.max(told_us) > self.now_us() {
-            return false;
-        }
-        let newest =
-            self.seats.iter().filter_map(super::seat::Seat::server_ref).map(|s| s.member.map().epoch()).max();
-        let map = server.member.map();
-        let is_whole = |range: &proto_common::shard_map::KeyRange| {
-            range.backup.is_some_and(|backup| {
-                let there =
-                    |s: &super::server::Server| s.rank == backup && s.member.map().epoch() == map.epoch();
-                self.seats.iter().filter_map(super::seat::Seat::server_ref).any(there)
-            })
-        };
-        Some(map.epoch()) == newest && !map.is_empty() && map.ranges().all(is_whole)
+        let is_off = |clock: &Clock| u64::from(clock.rate_ppm != 1_000_000);
+        let clocks = self.seats.iter().map(|seat| &seat.clock).chain([&self.brain.clock]);
+        add("clock: offset and drift", clocks.map(is_off).sum());
+        tally.retain(|_, count| *count > 0);
+        tally
     }
 }

@@ -8,6 +8,7 @@
 //! lab.train();                              to the end of training, through all faults of the shape's plan
 //! ```
 
+mod bearable;
 mod brain;
 mod control;
 mod data;
@@ -17,11 +18,13 @@ mod seat;
 mod server;
 mod shape;
 mod steps;
+mod strikes;
 mod trainer;
 mod watch;
 mod wire;
 mod worker;
 
+pub use faults::Tally;
 pub use shape::{LabShape, Plan};
 
 use super::sim::{Oracle, tensors};
@@ -33,7 +36,7 @@ use gradwire_scheduler::engine::Outcome;
 use proto_common::ids::Role;
 use proto_common::mode::Mode;
 use proto_common::tensor::TensorSpec;
-use seat::Seat;
+use seat::{Clock, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use trainer::Trainer;
 use watch::Watch;
@@ -77,6 +80,11 @@ pub struct Lab {
     /// The last step took no time.
     stalled: bool,
     may_fail: bool,
+    /// Both copies of something are gone: the job is to end with that error.
+    has_lost: bool,
+    /// All processes' nodes so far.
+    nodes: Vec<NodeId>,
+    struck: Tally,
     /// All workers have made all rounds: what is pulled now has all of them.
     gate: bool,
     /// All was looked at: workers may go.
@@ -97,13 +105,13 @@ impl Lab {
         (0..tensors.len()).for_each(|tensor| oracle.initialise(tensor));
         let mut seat = |role| Seat {
             role,
-            rate_ppm: 1_000_000 - shape.skew_ppm + rng.within(0, 2 * shape.skew_ppm),
-            offset_ms: rng.below(10_000_000),
+            clock: Clock::drawn(&mut rng, shape.skew_ppm),
             process: None,
             lives: 0,
             start_us: None,
             paused_until_us: 0,
             slow_until_us: 0,
+            late_until_us: 0,
             is_done: false,
         };
         let mut seats: Vec<Seat> = (0..shape.places).map(|_| seat(Role::Server)).collect();
@@ -111,7 +119,8 @@ impl Lab {
         for at in (0..shape.servers).chain(shape.places..shape.places + shape.workers) {
             seats[at as usize].start_us = Some(rng.below(50_000));
         }
-        let brain = Brain { start_us: Some(rng.below(50_000)), ..Brain::default() };
+        let clock = Clock::drawn(&mut rng, shape.skew_ppm);
+        let brain = Brain { start_us: Some(rng.below(50_000)), ..Brain::new(clock) };
         Self {
             seed,
             net,
@@ -137,6 +146,9 @@ impl Lab {
             steps: 0,
             stalled: false,
             may_fail: false,
+            has_lost: false,
+            nodes: Vec::new(),
+            struck: Tally::new(),
             gate: false,
             may_go: false,
             shape,
@@ -169,7 +181,7 @@ impl Lab {
     }
 
     fn clock_ms(&self, at: usize) -> u64 {
-        self.seats[at].clock_ms(self.now_us())
+        self.seats[at].clock.clock_ms(self.now_us())
     }
 
     fn is_paused(&self, at: usize) -> bool {

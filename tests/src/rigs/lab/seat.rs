@@ -4,7 +4,7 @@
 use super::server::Server;
 use super::wire::WireId;
 use super::worker::Worker;
-use fabric::sim::NodeId;
+use fabric::sim::{NodeId, Rng};
 use proto_common::ids::{Incarnation, Role};
 use proto_common::message::ToScheduler;
 
@@ -12,10 +12,7 @@ use proto_common::message::ToScheduler;
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) role: Role,
-    /// How fast its clock is, in millionths of the true rate.
-    pub(super) rate_ppm: u64,
-    /// What its clock showed at time zero.
-    pub(super) offset_ms: u64,
+    pub(super) clock: Clock,
     pub(super) process: Option<Process>,
     /// Lives so far.
     pub(super) lives: u64,
@@ -25,18 +22,35 @@ pub(super) struct Seat {
     pub(super) paused_until_us: u64,
     /// It takes its time with everything before.
     pub(super) slow_until_us: u64,
+    /// Its control messages take longer before.
+    pub(super) late_until_us: u64,
     /// Its program is through.
     pub(super) is_done: bool,
 }
 
-impl Seat {
-    /// What its clock shows.
+/// A clock that runs at its own rate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// How fast it is, in millionths of the true rate.
+    pub(super) rate_ppm: u64,
+    /// What it showed at time zero.
+    pub(super) offset_ms: u64,
+}
+
+impl Clock {
+    /// At most so much fast or slow, and anything at the beginning.
+    pub(super) fn drawn(rng: &mut Rng, skew_ppm: u64) -> Self {
+        let rate_ppm = 1_000_000 - skew_ppm + rng.within(0, 2 * skew_ppm);
+        Self { rate_ppm, offset_ms: rng.below(10_000_000) }
+    }
+
+    /// What it shows.
     pub(super) fn clock_ms(&self, now_us: u64) -> u64 {
         let ticks = u128::from(now_us) * u128::from(self.rate_ppm) / 1_000_000;
         self.offset_ms + (ticks / 1_000) as u64
     }
 
-    /// When its clock shows this, in true time.
+    /// When it shows this, in true time.
     pub(super) fn true_us(&self, clock_ms: u64) -> u64 {
         let ticks = u128::from(clock_ms.saturating_sub(self.offset_ms)) * 1_000;
         (ticks * 1_000_000).div_ceil(u128::from(self.rate_ppm)) as u64
@@ -53,6 +67,10 @@ pub(super) struct Process {
     pub(super) heard_us: u64,
     /// When the next heartbeat is due.
     pub(super) beat_us: u64,
+    /// It was cut off, or stopped, for longer than makes it dead: the scheduler may know it no more.
+    pub(super) is_doubtful: bool,
+    /// The scheduler has taken its goodbye.
+    pub(super) is_dismissed: bool,
     /// Handed over while there was no scheduler.
     pub(super) unsaid: Vec<ToScheduler>,
     pub(super) body: Body,

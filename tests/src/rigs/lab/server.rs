@@ -1,4 +1,4 @@
-//! A server's process: its member engine and its lane, joined as `server::runtime` joins them.
+//! A server's process: its member engine and its lanes, joined as `server::runtime` joins them.
 
 use super::Lab;
 use super::brain::JOB;
@@ -8,7 +8,7 @@ use super::shape::CHUNK_BYTES;
 use fabric::sim::{QueueId, SimQueue};
 use gradwire_server::engine::EngineConfig;
 use gradwire_server::engine::member::{Departure, Member, MemberCommand, MemberConfig};
-use gradwire_server::runtime::{DataLane, LaneConfig};
+use gradwire_server::runtime::{DataLane, LaneConfig, LaneError};
 use proto_common::ids::{ChunkId, Incarnation, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
 use proto_common::message::{FromScheduler, ToScheduler, Welcome};
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) rank: Rank,
-    pub(super) queue: QueueId,
-    pub(super) lane: DataLane<SimQueue>,
+    pub(super) queues: Vec<QueueId>,
+    pub(super) lanes: Vec<DataLane<SimQueue>>,
     pub(super) member: Member,
     /// Versions at the last look: they never go back in one life, but for a copy that is made anew.
     pub(super) versions: BTreeMap<ChunkId, u64>,
@@ -41,15 +41,44 @@ impl Seat {
     }
 }
 
+impl Server {
+    fn each_lane(&mut self, mut tell: impl FnMut(&mut DataLane<SimQueue>) -> Result<(), LaneError>) {
+        self.lanes.iter_mut().for_each(|lane| tell(lane).expect("a lane goes on"));
+    }
+}
+
+/// Tells each lane its part; what the first has against it that has something.
+fn told<T>(
+    lanes: &mut [DataLane<SimQueue>],
+    parts: &[Vec<T>],
+    mut tell: impl FnMut(&mut DataLane<SimQueue>, &[T]) -> Result<(), LaneError>,
+) -> Result<(), String> {
+    let answers: Vec<_> = lanes.iter_mut().zip(parts).map(|(lane, part)| tell(lane, part)).collect();
+    answers.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())
+}
+
 impl Lab {
     pub(super) fn become_server(&mut self, at: usize, welcome: &Welcome) {
+        let lanes = (0..self.shape.lanes).map(|lane| self.server_lane(at, lane, welcome)).collect::<Vec<_>>();
         let Some(process) = &mut self.seats[at].process else { return };
+        let member = MemberConfig { rank: welcome.rank, incarnation: process.life, shape: welcome.shape };
+        process.body = Body::Server(Box::new(Server {
+            rank: welcome.rank,
+            queues: lanes.iter().map(|lane| lane.0).collect(),
+            lanes: lanes.into_iter().map(|lane| lane.1).collect(),
+            member: Member::new(member),
+            versions: BTreeMap::new(),
+        }));
+    }
+
+    fn server_lane(&self, at: usize, lane: u16, welcome: &Welcome) -> (QueueId, DataLane<SimQueue>) {
+        let process = self.seats[at].process.as_ref().expect("somebody to be welcomed");
         let queue = self.net.create_cq(process.node);
         let queue_id = queue.id();
         let engine = EngineConfig {
             job: JOB,
             incarnation: process.life,
-            lane: Lane(0),
+            lane: Lane(lane),
             workers: self.shape.workers,
             deterministic: true,
             inbox_slots: self.shape.inbox_slots,
@@ -59,20 +88,13 @@ impl Lab {
             worker_loss: welcome.shape.worker_loss,
         };
         let lane = LaneConfig { engine, rank: welcome.rank, chunk_bytes: CHUNK_BYTES };
-        let member = MemberConfig { rank: welcome.rank, incarnation: process.life, shape: welcome.shape };
         #[cfg_attr(not(feature = "sabotage"), allow(unused_mut, reason = "no rule can be broken"))]
         let mut lane = DataLane::new(queue, lane).expect("a lane");
         #[cfg(feature = "sabotage")]
         if let Some(rule) = self.shape.broken {
             lane.sabotage(rule);
         }
-        process.body = Body::Server(Box::new(Server {
-            rank: welcome.rank,
-            queue: queue_id,
-            lane,
-            member: Member::new(member),
-            versions: BTreeMap::new(),
-        }));
+        (queue_id, lane)
     }
 
     pub(super) fn server_heard(&mut self, at: usize, message: FromScheduler) {
@@ -99,73 +121,67 @@ impl Lab {
 
     pub(super) fn run_server(&mut self, at: usize, commands: Vec<MemberCommand>) {
         for command in commands {
+            self.between();
             let Some(server) = self.seats[at].server() else { return };
-            let answered = match command {
+            match command {
                 MemberCommand::Assign { number, epoch, lanes } => {
-                    let specs = lanes.into_iter().next().unwrap_or_default();
-                    Some((number, server.lane.assign(epoch, &specs).map_err(|error| error.to_string())))
+                    let result = told(&mut server.lanes, &lanes, |lane, specs| lane.assign(epoch, specs));
+                    self.lanes_answered(at, number, result);
                 }
                 MemberCommand::Roles { number, epoch, lanes } => {
-                    let chunks = lanes.into_iter().next().unwrap_or_default();
-                    let result = server.lane.roles(epoch, &chunks).map_err(|error| error.to_string());
-                    Some((number, result))
+                    let result = told(&mut server.lanes, &lanes, |lane, chunks| lane.roles(epoch, chunks));
+                    self.lanes_answered(at, number, result);
                 }
-                MemberCommand::ChangeRule { number, .. } => Some((number, Ok(()))),
+                MemberCommand::ChangeRule { number, .. } => self.lanes_answered(at, number, Ok(())),
                 MemberCommand::EndServer { rank } => {
-                    server.lane.end_server(rank).expect("a lane goes on");
+                    server.each_lane(|lane| lane.end_server(rank));
                     self.hang_up(at, rank);
-                    None
                 }
                 MemberCommand::Workers { epoch, present, left } => {
-                    server.lane.workers(epoch, &present, &left).expect("a lane goes on");
-                    None
+                    server.each_lane(|lane| lane.workers(epoch, &present, &left));
                 }
                 MemberCommand::AskRounds { rank, incarnation } => {
-                    let rounds = server.lane.ask_rounds(rank, incarnation);
+                    let rounds: Vec<_> =
+                        server.lanes.iter_mut().map(|lane| lane.ask_rounds(rank, incarnation)).collect();
                     let mut out = Vec::new();
-                    server.member.rounds_answered(rank, incarnation, vec![rounds], &mut out);
+                    server.member.rounds_answered(rank, incarnation, rounds, &mut out);
                     self.run_server(at, out);
-                    None
                 }
                 MemberCommand::CountFrom { rank, incarnation, rounds } => {
-                    server.lane.count_from(rank, incarnation, &rounds).expect("a lane goes on");
-                    None
+                    server.each_lane(|lane| lane.count_from(rank, incarnation, &rounds));
                 }
                 MemberCommand::Dial { number, to, incarnation, address, epoch, after_ms } => {
                     let due_us = self.later_us(at, after_ms);
                     let target: usize = address.parse().expect("a seat");
                     let dial = StreamDial { at, number, to, target, incarnation, epoch, due_us };
                     self.dial_stream(dial);
-                    None
                 }
                 MemberCommand::HangUp { to } => {
-                    server.lane.hang_up(to).expect("a lane goes on");
+                    server.each_lane(|lane| lane.hang_up(to));
                     self.hang_up(at, to);
-                    None
                 }
-                MemberCommand::Say(message) => {
-                    self.say(at, message);
-                    None
-                }
+                MemberCommand::Say(message) => self.say(at, message),
                 MemberCommand::Leave(departure) => {
                     self.server_leaves(at, &departure);
                     return;
                 }
-            };
-            if let Some((number, result)) = answered {
-                let Some(server) = self.seats[at].server() else { return };
-                let mut out = Vec::new();
-                server.member.lanes_answered(number, result, &mut out);
-                self.run_server(at, out);
             }
         }
     }
 
+    fn lanes_answered(&mut self, at: usize, number: u64, result: Result<(), String>) {
+        let Some(server) = self.seats[at].server() else { return };
+        let mut out = Vec::new();
+        server.member.lanes_answered(number, result, &mut out);
+        self.run_server(at, out);
+    }
+
     fn server_leaves(&mut self, at: usize, departure: &Departure) {
-        if matches!(departure, Departure::Over { .. } | Departure::Drained) {
-            self.say(at, ToScheduler::Goodbye);
-            self.seats[at].is_done = true;
+        if !matches!(departure, Departure::Over { .. } | Departure::Drained) {
+            return self.give_up(at, &format!("{departure:?}"));
         }
+        self.say(at, ToScheduler::Goodbye);
+        self.seats[at].is_done = true;
         self.end_process(at, &format!("{departure:?}"));
     }
 

@@ -19,6 +19,8 @@ pub struct LabShape {
     pub workers: u32,
     /// Copies of each chunk.
     pub replicas: u32,
+    /// Lanes of each server and worker.
+    pub lanes: u16,
     /// Rounds that each worker trains.
     pub rounds: u64,
     /// Slots of each server's inbox.
@@ -55,16 +57,28 @@ pub struct Plan {
     pub breaks: u32,
     /// Pairs of processes that cannot reach each other's data paths for a while.
     pub partitions: u32,
+    /// Processes whose data paths come and go for a while.
+    pub flaps: u32,
     /// Members that the scheduler cannot hear, or that cannot hear it, for less than makes them dead.
     pub silences: u32,
-    /// Members that do nothing for a while.
+    /// Members whose control messages take longer for a while.
+    pub lags: u32,
+    /// Processes that do nothing for a while.
     pub pauses: u32,
     /// Members that take their time for a while.
     pub slow: u32,
     /// Servers that die.
     pub server_crashes: u32,
-    /// Members that are cut off from the scheduler until it declares them dead, and live.
+    /// After each of them another one dies before the first death is decided about, where they share no chunk.
+    pub second: bool,
+    /// Or where they do, and the job is to end so.
+    pub fatal: bool,
+    /// Servers that are cut off from the scheduler until it declares them dead, and live.
     pub deposed: u32,
+    /// Workers that are.
+    pub deposed_workers: u32,
+    /// Processes that do nothing for longer than makes them dead, and go on then.
+    pub sleeps: u32,
     /// Lives of the scheduler that end.
     pub scheduler_crashes: u32,
     /// Servers that come.
@@ -82,11 +96,17 @@ impl Plan {
         horizon_us: 300_000,
         breaks: 0,
         partitions: 0,
+        flaps: 0,
         silences: 0,
+        lags: 0,
         pauses: 0,
         slow: 0,
         server_crashes: 0,
+        second: false,
+        fatal: false,
         deposed: 0,
+        deposed_workers: 0,
+        sleeps: 0,
         scheduler_crashes: 0,
         joins: 0,
         drains: 0,
@@ -96,22 +116,38 @@ impl Plan {
     /// All of it, of each seed something else.
     #[must_use]
     pub fn everything(seed: u64) -> Self {
-        let some =
-            |shift: u32, most: u64| ((seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> shift) % (most + 1)) as u32;
+        let mut rng = Rng::new(seed ^ 0x1AB0_FA17);
+        let mut some = |most: u64| rng.below(most + 1) as u32;
         Self {
-            breaks: some(5, 3),
-            partitions: some(9, 2),
-            silences: some(13, 2),
-            pauses: some(17, 2),
-            server_crashes: some(21, 2),
-            deposed: some(25, 1),
-            scheduler_crashes: some(29, 1),
-            joins: some(33, 1),
-            drains: some(37, 1),
-            worker_crashes: some(41, 2),
-            slow: some(45, 2),
+            breaks: some(3),
+            partitions: some(2),
+            flaps: some(1),
+            silences: some(2),
+            lags: some(2),
+            pauses: some(2),
+            slow: some(2),
+            server_crashes: some(2),
+            second: some(2) == 0,
+            fatal: some(7) == 0,
+            deposed: some(1),
+            deposed_workers: some(1),
+            sleeps: some(1),
+            scheduler_crashes: some(1),
+            joins: some(1),
+            drains: some(1),
+            worker_crashes: some(2),
             ..Self::NOTHING
         }
+    }
+
+    /// May servers be gone, or go?
+    fn needs_copies(&self) -> bool {
+        self.server_crashes + self.deposed + self.sleeps + self.joins + self.drains > 0
+    }
+
+    /// May workers be gone?
+    fn loses_workers(&self) -> bool {
+        self.worker_crashes + self.deposed_workers + self.sleeps > 0
     }
 }
 
@@ -120,15 +156,30 @@ impl LabShape {
     #[must_use]
     pub fn with(seed: u64, plan: Plan) -> Self {
         let drawn = Self::drawn(seed).varied(seed);
-        let copies = plan.server_crashes + plan.deposed + plan.joins + plan.drains > 0;
-        let places = drawn.servers + u32::from(plan.joins > 0);
-        Self { replicas: u32::from(copies), places, plan, ..drawn }
+        // Of three servers any two share chunks.
+        let servers = if plan.second && !plan.fatal { 4 } else { drawn.servers };
+        let places = servers + u32::from(plan.joins > 0);
+        Self { servers, replicas: u32::from(plan.needs_copies()), places, plan, ..drawn }
     }
 
     /// Of a seed, with all that can go wrong.
     #[must_use]
     pub fn everything(seed: u64) -> Self {
-        Self::with(seed, Plan::everything(seed))
+        let shape = Self::with(seed, Plan::everything(seed));
+        let is_crowded = shape.plan.deposed_workers > 0 && seed.is_multiple_of(8);
+        if is_crowded { shape.in_crowd(seed / 8) } else { shape }
+    }
+
+    /// Workers that are given up while they live, and whose writes are late; others use the few slots that there are at once.
+    #[must_use]
+    pub fn crowded(seed: u64) -> Self {
+        let plan = Plan { deposed_workers: 3, flaps: 2, slow: 3, ..Plan::NOTHING };
+        Self::with(seed, plan).in_crowd(seed)
+    }
+
+    fn in_crowd(self, seed: u64) -> Self {
+        let mode = if seed.is_multiple_of(2) { Mode::Async } else { Mode::Bounded(8) };
+        Self { mode, workers: 3, inbox_slots: 2, rounds: 30, ..self }
     }
 
     /// A cluster drawn from a seed, whose plan is empty.
@@ -141,6 +192,7 @@ impl LabShape {
             places: servers,
             workers: rng.within(1, 3) as u32,
             replicas: 0,
+            lanes: 1,
             rounds: rng.within(4, 10),
             inbox_slots: rng.within(2, 10) as u32,
             result_slots: rng.within(1, 4) as u32,
@@ -173,7 +225,8 @@ impl LabShape {
         };
         let repeats = [0, 0, 500, 2_000][rng.below(4) as usize];
         let faults = SimFaults { duplicate_notice_per_10k: repeats, ..self.faults };
-        Self { mode, placements, faults, ..self }
+        let lanes = 1 + u16::from(rng.below(3) == 0);
+        Self { mode, placements, faults, lanes, ..self }
     }
 
     pub(super) fn cluster(&self) -> ClusterShape {
@@ -181,7 +234,7 @@ impl LabShape {
             workers: self.workers,
             servers: self.servers,
             chunk_bytes: CHUNK_BYTES,
-            lanes: 1,
+            lanes: self.lanes,
             deterministic: true,
             mode: self.mode,
             backup_workers: 0,
@@ -189,9 +242,9 @@ impl LabShape {
             silence_ms: 500,
             replicas: self.replicas,
             server_places: self.places,
-            worker_loss: if self.plan.worker_crashes > 0 { WorkerLoss::Wait } else { WorkerLoss::Stop },
+            worker_loss: if self.plan.loses_workers() { WorkerLoss::Wait } else { WorkerLoss::Stop },
             workers_min: 1,
-            scheduler_ms: if self.plan.scheduler_crashes > 0 { 30_000 } else { 0 },
+            scheduler_ms: if self.plan.scheduler_crashes + self.plan.sleeps > 0 { 30_000 } else { 0 },
         }
     }
 }

@@ -5,7 +5,10 @@ use super::seat::{Body, Link};
 use super::trainer::Trainer;
 use fabric::sim::QueueId;
 use gradwire_scheduler::engine::Outcome;
-use gradwire_server::runtime::LaneNews;
+use gradwire_server::runtime::{DataLane, LaneNews};
+use gradwire_worker::runtime::LaneDriver;
+use proto_common::error::Death;
+use proto_common::ids::Role;
 
 /// Everybody is stepped this often, whether or not something came.
 const TICK_US: u64 = 10_000;
@@ -24,11 +27,13 @@ impl Lab {
         self.run_until("a roster", |lab| {
             lab.seats.iter().all(|seat| match seat.process.as_ref().map(|process| &process.body) {
                 Some(Body::Worker(worker)) => worker.member.resume().is_some(),
-                _ => seat.role != proto_common::ids::Role::Worker,
+                _ => seat.role != Role::Worker,
             })
         });
         self.draw_faults();
-        self.run_until("the end of training", |lab| lab.is_trained() || lab.brain.outcome.is_some());
+        self.run_until("the end of training", |lab| {
+            lab.is_trained() && !lab.has_lost || lab.brain.outcome.is_some()
+        });
         // Those who wait for nobody hold nothing: every slot is free again.
         self.run_until("the last credit", |lab| lab.is_quiet() || lab.brain.outcome.is_some());
         self.may_go = true;
@@ -40,6 +45,15 @@ impl Lab {
             self.may_fail || matches!(outcome, Some(Outcome::Done { .. })),
             "the job ended so: {outcome:?}"
         );
+        if self.has_lost {
+            let is_so = |death: &Death| {
+                death.member.role == Role::Server && death.to_string().contains("nobody else has its part")
+            };
+            assert!(
+                matches!(outcome, Some(Outcome::Died(death)) if is_so(death)),
+                "both copies are gone, and the job ended so: {outcome:?}"
+            );
+        }
     }
 
     fn run_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -59,13 +73,14 @@ impl Lab {
             Some(process) => match &process.body {
                 Body::Nobody => format!("{at}: {:?}", process.link),
                 Body::Server(server) => {
-                    let (engine, member) = (server.lane.engine(), &server.member);
-                    let (epoch, copies, credits) = (member.map().epoch(), engine.copies(), engine.credits());
-                    let oldest = engine.oldest(seat.clock_ms(self.now_us()));
-                    format!(
-                        "{at}: server {} {epoch} copies {copies:?} credits {credits:?} oldest {oldest:?}",
-                        server.rank
-                    )
+                    let mut text = format!("{at}: server {} {}", server.rank, server.member.map().epoch());
+                    for engine in server.lanes.iter().map(DataLane::engine) {
+                        let (copies, credits) = (engine.copies(), engine.credits());
+                        let oldest = engine.oldest(seat.clock.clock_ms(self.now_us()));
+                        let lane = format!("; copies {copies:?} credits {credits:?} oldest {oldest:?}");
+                        text.push_str(&lane);
+                    }
+                    text
                 }
                 Body::Worker(worker) => {
                     format!(
@@ -82,15 +97,15 @@ impl Lab {
 
     fn next_us(&self) -> u64 {
         let retries = self.seats.iter().filter_map(|seat| {
-            let retry_ms = seat.worker_ref()?.lane.engine().next_retry_ms()?;
-            Some(seat.true_us(retry_ms).max(seat.paused_until_us))
+            let retry_ms = seat.worker_ref()?.next_retry_ms()?;
+            Some(seat.clock.true_us(retry_ms).max(seat.paused_until_us))
         });
         let seeking = self.seats.iter().filter_map(|seat| match seat.process.as_ref()?.link {
-            Link::Seeking { next_us, .. } => Some(next_us),
+            Link::Seeking { next_us, .. } => Some(next_us.max(seat.paused_until_us)),
             _ => None,
         });
         let starts = self.seats.iter().filter_map(|seat| seat.start_us);
-        let scheduler = self.brain.engine.as_ref().map(|_| self.brain.life);
+        let scheduler = self.brain.listening(self.now_us());
         let times = [
             self.net.next_event_us(),
             self.wires.next_us(scheduler, |at| self.is_paused(at)),
@@ -136,6 +151,7 @@ impl Lab {
             order.swap(at, self.rng.below(at as u64 + 1) as usize);
         }
         for at in order {
+            self.between();
             if self.is_paused(at) {
                 continue;
             }
@@ -155,10 +171,10 @@ impl Lab {
         let seat = &self.seats[at];
         let has = |queue: &QueueId| self.ready.contains(queue);
         match seat.process.as_ref().map(|process| &process.body) {
-            Some(Body::Server(server)) => has(&server.queue),
+            Some(Body::Server(server)) => server.queues.iter().any(has),
             Some(Body::Worker(worker)) => {
-                let retry = worker.lane.engine().next_retry_ms();
-                has(&worker.queue) || retry.is_some_and(|ms| seat.true_us(ms) <= now_us)
+                let retry = worker.next_retry_ms();
+                worker.queues.iter().any(has) || retry.is_some_and(|ms| seat.clock.true_us(ms) <= now_us)
             }
             _ => false,
         }
@@ -166,17 +182,25 @@ impl Lab {
 
     fn step_lane(&mut self, at: usize) {
         let now_ms = self.clock_ms(at);
-        if let Some(server) = self.seats[at].server() {
-            server.lane.step(now_ms).expect("a lane goes on");
-            self.take_news(at);
-            self.check_server(at);
-        } else if let Some(worker) = self.seats[at].worker() {
-            worker.lane.step(now_ms).expect("a lane goes on");
-            self.report_broken(at, now_ms);
-            self.advance_trainer(at);
-            // What was submitted goes out now, as after a mailbox's waking.
+        let lanes = usize::from(self.shape.lanes);
+        let first = self.rng.below(lanes as u64) as usize;
+        for lane in (first..first + lanes).map(|lane| lane % lanes) {
+            self.between();
+            if let Some(server) = self.seats[at].server() {
+                server.lanes[lane].step(now_ms).expect("a lane goes on");
+                self.take_news(at);
+                self.check_server(at);
+            } else if let Some(worker) = self.seats[at].worker() {
+                worker.lanes[lane].step(now_ms).expect("a lane goes on");
+                self.report_broken(at, now_ms);
+            }
+        }
+        self.advance_trainer(at);
+        // What was submitted goes out now, as after a mailbox's waking.
+        for lane in 0..lanes {
+            self.between();
             if let Some(worker) = self.seats[at].worker() {
-                worker.lane.step(now_ms).expect("a lane goes on");
+                worker.lanes[lane].step(now_ms).expect("a lane goes on");
             }
         }
     }
@@ -184,7 +208,7 @@ impl Lab {
     fn take_news(&mut self, at: usize) {
         let mut out = Vec::new();
         let Some(server) = self.seats[at].server() else { return };
-        while let Some(news) = server.lane.next_news() {
+        while let Some(news) = server.lanes.iter_mut().find_map(DataLane::next_news) {
             match news {
                 LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
                 LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
@@ -196,7 +220,7 @@ impl Lab {
     fn report_broken(&mut self, at: usize, now_ms: u64) {
         let mut out = Vec::new();
         let Some(worker) = self.seats[at].worker() else { return };
-        while let Some((server, number, reason)) = worker.lane.take_broken() {
+        while let Some((server, number, reason)) = worker.lanes.iter_mut().find_map(LaneDriver::take_broken) {
             if worker.expected.get(&server) == Some(&number) {
                 worker.member.broken(server, number, reason, now_ms, &mut out);
             }

@@ -237,41 +237,39 @@ impl Lab {
             buffer.fill(0xAA);
             buffer
         });
-        let parts: Arc<[PartSpec]> = worker
-            .member
-            .map()
-            .placed_chunks(spec.key)
-            .map(|(span, server)| PartSpec {
-                id: span.id,
-                server,
-                offset: span.offset,
-                bytes: span.bytes,
-                coded: None,
-            })
-            .collect();
-        let state = OpState::new(1);
+        let map = worker.member.map();
+        let mut lanes: Vec<Vec<PartSpec>> = vec![Vec::new(); worker.lanes.len()];
+        for (span, server) in map.placed_chunks(spec.key) {
+            let (id, offset, bytes) = (span.id, span.offset, span.bytes);
+            lanes[usize::from(map.lane_of(id).0)].push(PartSpec { id, server, offset, bytes, coded: None });
+        }
+        let state = OpState::new(lanes.iter().filter(|parts| !parts.is_empty()).count() as u32);
         trainer.next_op += 1;
-        let submission = Submission {
+        let exact = trainer.stage == Stage::Resuming && self.shape.mode == Mode::Sync;
+        let (op, priority) = (trainer.next_op, trainer.rng.below(4) as i32);
+        let submission = |parts: Vec<PartSpec>| Submission {
             view: false,
-            exact: trainer.stage == Stage::Resuming && self.shape.mode == Mode::Sync,
+            exact,
             reading: Reading::default(),
             state: state.clone(),
-            op: trainer.next_op,
+            op,
             kind,
             dtype: Dtype::F32,
             placement,
             operation,
             round,
-            priority: trainer.rng.below(4) as i32,
+            priority,
             timeout_ms: OPERATION_MS,
-            parts,
+            parts: parts.into(),
             source: source.as_ref().map(Buffer::span),
             target: target.as_ref().map(Buffer::span),
         };
+        for (lane, parts) in worker.lanes.iter_mut().zip(lanes).filter(|(_, parts)| !parts.is_empty()) {
+            lane.submit(submission(parts), clock_ms).expect("a lane takes operations");
+        }
         self.watch.begin(tensor, rank, round * u64::from(kind.contributes()));
         let acknowledged = self.watch.acknowledged_of(tensor, rank);
         trainer.open.push(Live { tensor, kind, round, acknowledged, state, source, target });
-        worker.lane.submit(submission, clock_ms).expect("a lane takes operations");
     }
 
     /// Looks at a worker's operations: which have ended, and are they right?

@@ -50,8 +50,8 @@ impl Watch {
 impl Lab {
     /// Has every server all of its slots, and of each other's for records all that it was granted?
     pub(super) fn is_quiet(&self) -> bool {
-        self.seats.iter().filter_map(Seat::server_ref).all(|server| {
-            let engine = server.lane.engine();
+        self.seats.iter().filter_map(Seat::server_ref).flat_map(|server| &server.lanes).all(|lane| {
+            let engine = lane.engine();
             let (free, total) = engine.credits();
             free == total && engine.records_unreturned() == 0 && engine.spills().0 == 0
         })
@@ -62,10 +62,11 @@ impl Lab {
         let slots = self.shape.inbox_slots as usize;
         let Self { seats, watch, tensors, shape, .. } = self;
         let Some(server) = seats[at].server() else { return };
-        let engine = server.lane.engine();
-        let ((free, total), lent) = (engine.credits(), engine.credits_lent());
-        assert!(free + lent == total && total == slots, "seat {at}: {free} + {lent} of {total} credits");
-        assert_eq!(server.lane.expelled(), 0, "seat {at} expelled a worker that kept the protocol");
+        for lane in &server.lanes {
+            let ((free, total), lent) = (lane.engine().credits(), lane.engine().credits_lent());
+            assert!(free + lent == total && total == slots, "seat {at}: {free} + {lent} of {total} credits");
+            assert_eq!(lane.expelled(), 0, "seat {at} expelled a worker that kept the protocol");
+        }
         let map = server.member.map();
         let (epoch, rank) = (map.epoch(), server.rank);
         for (index, tensor) in tensors.iter().enumerate() {
@@ -74,6 +75,7 @@ impl Lab {
                 let id = span.id;
                 let known = *watch.servers.entry((epoch, id)).or_insert(holder);
                 assert_eq!(known, holder, "two servers of {id:?} in epoch {epoch}");
+                let engine = server.lanes[usize::from(map.lane_of(id).0)].engine();
                 let Some(version) = engine.version(id).filter(|_| holder == rank) else { continue };
                 let before = server.versions.insert(id, version.0).unwrap_or_default();
                 assert!(version.0 >= before, "seat {at} {id:?}: version {version} after {before}");

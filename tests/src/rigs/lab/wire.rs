@@ -36,6 +36,11 @@ impl<T> Lane<T> {
         self.parcels.front().map(|(at_us, _)| (*at_us).max(self.silent_until_us))
     }
 
+    /// What was said last, and came out at no end yet, is lost but for so many.
+    fn keep(&mut self, count: usize) {
+        self.parcels.truncate(count);
+    }
+
     fn pop(&mut self, now_us: u64) -> Option<Parcel<T>> {
         if self.due_us()? > now_us {
             return None;
@@ -53,6 +58,8 @@ pub(super) struct Wire {
     pub(super) scheduler: u64,
     /// The member's end is read.
     is_read: bool,
+    /// It is broken: nothing is said on it any more.
+    is_torn: bool,
     up: Lane<ToScheduler>,
     down: Lane<FromScheduler>,
 }
@@ -70,33 +77,40 @@ impl Wires {
     pub(super) fn open(&mut self, seat: usize, scheduler: u64) -> WireId {
         self.next += 1;
         let (up_us, down_us) = self.silent.get(&seat).copied().unwrap_or_default();
-        let wire = Wire { seat, scheduler, is_read: true, up: Lane::new(up_us), down: Lane::new(down_us) };
+        let wire = Wire {
+            seat,
+            scheduler,
+            is_read: true,
+            is_torn: false,
+            up: Lane::new(up_us),
+            down: Lane::new(down_us),
+        };
         self.all.insert(self.next, wire);
         self.next
     }
 
     pub(super) fn say_up(&mut self, id: WireId, at_us: u64, message: ToScheduler) {
-        if let Some(wire) = self.all.get_mut(&id) {
+        if let Some(wire) = self.all.get_mut(&id).filter(|wire| !wire.is_torn) {
             wire.up.push(at_us, Parcel::Message(message));
         }
     }
 
     pub(super) fn say_down(&mut self, id: WireId, at_us: u64, message: FromScheduler) {
-        if let Some(wire) = self.all.get_mut(&id) {
+        if let Some(wire) = self.all.get_mut(&id).filter(|wire| !wire.is_torn) {
             wire.down.push(at_us, Parcel::Message(message));
         }
     }
 
     /// The scheduler's end closes: the member hears of it behind all that was said.
     pub(super) fn close_down(&mut self, id: WireId, at_us: u64) {
-        if let Some(wire) = self.all.get_mut(&id) {
+        if let Some(wire) = self.all.get_mut(&id).filter(|wire| !wire.is_torn) {
             wire.down.push(at_us, Parcel::Closed);
         }
     }
 
     /// The member's end closes.
     pub(super) fn close_up(&mut self, id: WireId, at_us: u64) {
-        if let Some(wire) = self.all.get_mut(&id) {
+        if let Some(wire) = self.all.get_mut(&id).filter(|wire| !wire.is_torn) {
             wire.up.push(at_us, Parcel::Closed);
         }
     }
@@ -126,8 +140,42 @@ impl Wires {
         *silent = (silent.0.max(up_us), silent.1.max(down_us));
         let (up_us, down_us) = *silent;
         for wire in self.all.values_mut().filter(|wire| wire.seat == seat) {
-            (wire.up.silent_until_us, wire.down.silent_until_us) = (up_us, down_us);
+            wire.down.silent_until_us = down_us;
+            if !wire.is_torn {
+                wire.up.silent_until_us = up_us;
+            }
         }
+    }
+
+    /// A seat's connections break: the scheduler hears of it now, and nothing else of it; the member at another time.
+    pub(super) fn tear(&mut self, seat: usize, up_us: u64, down_us: u64) {
+        for wire in self.all.values_mut().filter(|wire| wire.seat == seat) {
+            wire.up.keep(0);
+            wire.up.last_us = up_us;
+            wire.up.push(up_us, Parcel::Closed);
+            wire.down.push(down_us, Parcel::Closed);
+            // What is said from now on goes nowhere.
+            wire.is_torn = true;
+        }
+    }
+
+    /// Of what a seat has said last some may be lost with its process, however little the network loses.
+    pub(super) fn lose_last_words(&mut self, seat: usize, keep: &mut dyn FnMut(usize) -> usize) {
+        for wire in self.all.values_mut().filter(|wire| wire.seat == seat && !wire.is_torn) {
+            wire.up.keep(keep(wire.up.parcels.len()));
+        }
+    }
+
+    /// The same of a scheduler.
+    pub(super) fn lose_last_decisions(&mut self, scheduler: u64, keep: &mut dyn FnMut(usize) -> usize) {
+        for wire in self.all.values_mut().filter(|wire| wire.scheduler == scheduler && !wire.is_torn) {
+            wire.down.keep(keep(wire.down.parcels.len()));
+        }
+    }
+
+    /// Whose connection it is.
+    pub(super) fn seat_of(&self, id: WireId) -> Option<usize> {
+        self.all.get(&id).map(|wire| wire.seat)
     }
 
     fn ids_to(&self, scheduler: u64) -> Vec<WireId> {

@@ -1,4 +1,4 @@
-//! A worker's process: its member engine, its lane and its trainer, joined as `worker::runtime` joins them.
+//! A worker's process: its member engine, its lanes and its trainer, joined as `worker::runtime` joins them.
 
 use super::Lab;
 use super::brain::JOB;
@@ -20,8 +20,8 @@ const POOL_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) rank: Rank,
-    pub(super) queue: QueueId,
-    pub(super) lane: LaneDriver<SimQueue>,
+    pub(super) queues: Vec<QueueId>,
+    pub(super) lanes: Vec<LaneDriver<SimQueue>>,
     pub(super) pool: Pool,
     pub(super) member: Member,
     pub(super) trainer: Trainer,
@@ -47,22 +47,18 @@ impl Seat {
     }
 }
 
+impl Worker {
+    /// When some lane has something to do again, by the worker's clock.
+    pub(super) fn next_retry_ms(&self) -> Option<u64> {
+        self.lanes.iter().filter_map(|lane| lane.engine().next_retry_ms()).min()
+    }
+}
+
 impl Lab {
     pub(super) fn become_worker(&mut self, at: usize, welcome: &Welcome) {
         let tensors = self.tensors.len();
         let trainer = Trainer::new(tensors, welcome.coming, self.rng.fork());
         let Some(process) = &mut self.seats[at].process else { return };
-        let queue = self.net.create_cq(process.node);
-        let queue_id = queue.id();
-        let engine = EngineConfig {
-            job: JOB,
-            incarnation: process.life,
-            lane: Lane(0),
-            servers: self.shape.places,
-            gather_max: 16,
-            in_flight_max: 1_000,
-        };
-        let lane = LaneConfig { engine, rank: welcome.rank, result_slots: self.shape.result_slots };
         let member = MemberConfig {
             rank: welcome.rank,
             incarnation: process.life,
@@ -70,11 +66,25 @@ impl Lab {
             reach_ms: 60_000,
         };
         let pool = Pool::new(POOL_BYTES, "lab-worker").expect("a pool");
-        let lane = LaneDriver::new(queue, lane, pool.region().clone()).expect("a lane");
+        let (mut queues, mut lanes) = (Vec::new(), Vec::new());
+        for lane in 0..self.shape.lanes {
+            let queue = self.net.create_cq(process.node);
+            queues.push(queue.id());
+            let engine = EngineConfig {
+                job: JOB,
+                incarnation: process.life,
+                lane: Lane(lane),
+                servers: self.shape.places,
+                gather_max: 16,
+                in_flight_max: 1_000,
+            };
+            let lane = LaneConfig { engine, rank: welcome.rank, result_slots: self.shape.result_slots };
+            lanes.push(LaneDriver::new(queue, lane, pool.region().clone()).expect("a lane"));
+        }
         process.body = Body::Worker(Box::new(Worker {
             rank: welcome.rank,
-            queue: queue_id,
-            lane,
+            queues,
+            lanes,
             pool,
             member: Member::new(member),
             trainer,
@@ -117,6 +127,7 @@ impl Lab {
 
     pub(super) fn run_worker(&mut self, at: usize, commands: Vec<MemberCommand>) {
         for command in commands {
+            self.between();
             let Some(worker) = self.seats[at].worker() else { return };
             match command {
                 MemberCommand::Connect { number, server, epoch, after_ms } => {
@@ -126,13 +137,16 @@ impl Lab {
                 }
                 MemberCommand::End { server } => {
                     worker.expected.remove(&server);
-                    worker.lane.end_server(server).expect("a lane goes on");
+                    let end = |lane: &mut LaneDriver<SimQueue>| lane.end_server(server);
+                    worker.lanes.iter_mut().for_each(|lane| end(lane).expect("a lane goes on"));
                     self.worker_dials.retain(|dial| dial.at != at || dial.to != server);
                 }
                 MemberCommand::Remap { epoch, lanes } => {
-                    worker.lane.remap(epoch, &lanes[0]);
+                    worker.lanes.iter_mut().zip(&lanes).for_each(|(lane, moves)| lane.remap(epoch, moves));
                 }
-                MemberCommand::Epoch(epoch) => worker.lane.set_epoch(epoch),
+                MemberCommand::Epoch(epoch) => {
+                    worker.lanes.iter_mut().for_each(|lane| lane.set_epoch(epoch));
+                }
                 MemberCommand::Leave(error) => {
                     self.worker_leaves(at, &error.to_string());
                     return;

@@ -1,5 +1,5 @@
 //! Runs a simulation test over its seeds. `GRADWIRE_SEED=N` runs that one, `GRADWIRE_SEEDS=N` as many as
-//! that; a seed that fails is named with the command that replays it.
+//! that, from `GRADWIRE_FIRST_SEED=N` on; a seed that fails is named with the command that replays it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,12 +11,15 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// Calls `test` with each seed: seeds 0 to `count` - 1, or what the environment says. `file` is the file
+/// Calls `test` with each seed: `count` of them from 0 on, or what the environment says. `file` is the file
 /// below `tests/tests`, `name` the test in it, for the command that is printed.
 pub fn for_each(file: &str, name: &str, count: u64, mut test: impl FnMut(u64)) {
     let seeds = match number("GRADWIRE_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("GRADWIRE_SEEDS").unwrap_or(count),
+        None => {
+            let first = number("GRADWIRE_FIRST_SEED").unwrap_or(0);
+            first..first.saturating_add(number("GRADWIRE_SEEDS").unwrap_or(count))
+        }
     };
     for seed in seeds {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 const RETRY_FIRST_MS: u64 = 20;
 /// Milliseconds between tries at most.
 const RETRY_MAX_MS: u64 = 1_000;
-/// A connection that held for so long counts as one that works: its next break begins anew.
+/// A connection that held for so long, or for as long as there had been none, counts as one that works: its next break begins
+/// anew.
 const STEADY_MS: u64 = 5_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +97,9 @@ impl Dials {
                 false
             }
             State::Up { since_ms } => {
-                if now_ms >= since_ms + STEADY_MS {
+                let down_ms = since_ms.saturating_sub(dial.down_since_ms.unwrap_or(since_ms));
+                let held_ms = now_ms.saturating_sub(since_ms);
+                if held_ms >= down_ms.clamp(RETRY_FIRST_MS, STEADY_MS) {
                     (dial.failures, dial.down_since_ms) = (0, None);
                 }
                 dial.fail(reason, now_ms);
@@ -112,7 +115,9 @@ impl Dials {
         let down_ms = now_ms.saturating_sub(dial.down_since_ms.unwrap_or(now_ms));
         if down_ms >= self.reach_ms {
             let reason = &dial.reason;
-            return Err(format!("{reason}; it could not be connected again for {down_ms} ms"));
+            return Err(format!(
+                "{reason}; it could not be connected again, or not for long, in {down_ms} ms"
+            ));
         }
         self.next += 1;
         (dial.number, dial.state) = (self.next, State::Dialling { ended: false });

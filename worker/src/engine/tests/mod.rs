@@ -11,6 +11,7 @@ mod placement;
 mod properties;
 mod replays;
 mod routes;
+mod shown_by;
 
 use super::*;
 use crate::error::OpError;

@@ -156,6 +156,30 @@ fn an_announcement_is_made_anew_at_the_new_server() {
 }
 
 #[test]
+fn what_is_granted_for_an_announcement_of_before_a_move_there_and_back_is_not_written() {
+    let back = |rig: &mut Rig| {
+        moved(rig, 1);
+        moved(rig, 0);
+    };
+    let newer_scheduler = |rig: &mut Rig| rig.engine.forget_grants();
+    for meanwhile in [&back as &dyn Fn(&mut Rig), &newer_scheduler] {
+        let mut rig = Rig::new(4);
+        let submit = Submit { placement: Placement::Static, ..submit(OpKind::Push, 1) };
+        rig.submit_as(Submit { parts: &[part(1, 0)], ..submit });
+        let announced = rig.sent()[0].blocks[0];
+        meanwhile(&mut rig);
+        let landing = Some(Landing { region: 1, offset: 0, bytes: BYTES });
+        let granted = Block { landing, ..reply(&announced, Status::Granted, 0) };
+        assert_eq!(rig.results(0, &[granted], &[]), []);
+        let again = rig.sent()[0].blocks[0];
+        assert_eq!(again.data, announced.data, "it is asked for anew");
+        let granted = Block { landing, ..reply(&again, Status::Granted, 0) };
+        rig.results(0, &[granted], &[]);
+        assert_eq!(rig.flush().sent[0].blocks[0].data, BlockData::Placed);
+    }
+}
+
+#[test]
 fn a_key_buffer_at_the_server_before_is_not_written_again() {
     let mut rig = Rig::new(8);
     let push = |rig: &mut Rig, operation| {

@@ -1,0 +1,132 @@
+//! Weights that workers read where they lie, when their chunk goes elsewhere: they stay, hold nobody up, and go when nobody
+//! reads them.
+
+use super::*;
+use crate::engine::Role;
+use proto_common::batch::{Kept, Reading};
+use proto_common::ids::Version;
+use proto_common::optimizer::{Moments, Rule};
+
+const ALONE: Role = Role::Primary { backup: None, seeding: None };
+const COPY: Role = Role::Copy { of: Rank(1) };
+
+fn roles(rig: &mut Rig, counter: u32, all: &[(ChunkSpec, Role)]) -> (Vec<u32>, Vec<Command>) {
+    let mut out = Commands::default();
+    let changes = rig.engine.roles(Epoch { term: 1, counter }, all, &mut out);
+    (changes.added.iter().map(|(index, _)| *index).collect(), out.list)
+}
+
+/// One worker that reads version 1 of a chunk where this server has it.
+fn shown() -> Rig {
+    let mut rig = Rig::with(config(1), true);
+    assert_eq!(roles(&mut rig, 1, &[(spec(1), ALONE)]), (vec![], vec![]));
+    rig.send(0, &[Block { view: true, landing: None, ..push_pull(1, 1) }]);
+    assert_eq!(rig.flush(), [done(0, 1, 1)]);
+    rig
+}
+
+fn reading(from: u64, kept: Kept) -> Reading {
+    Reading { from: Operation(from), kept }
+}
+
+/// What a worker says to a server that had the chunk.
+fn farewell(from: u64) -> Block {
+    Block { reading: reading(from, Kept::None), ..block(OpKind::Release, 0, 0) }
+}
+
+/// What is freed by now. What is said to workers is read.
+fn freed(rig: &mut Rig) -> Vec<u32> {
+    let mut out = Commands::default();
+    rig.engine.flush(usize::MAX, &mut out);
+    let free = |command: &Command| match command {
+        Command::Free { chunk } => Some(*chunk),
+        Command::Results { .. } => None,
+        other => panic!("{other:?}"),
+    };
+    out.list.iter().filter_map(free).collect()
+}
+
+#[test]
+fn a_copy_of_what_is_read_here_is_made_in_another_place_and_waits_for_no_reader() {
+    let mut rig = shown();
+    // Both buffers are read.
+    let second = Block {
+        view: true,
+        landing: None,
+        reading: reading(1, Kept::Version(Version(1))),
+        ..push_pull(2, 2)
+    };
+    rig.send(0, &[second]);
+    rig.flush();
+    assert_eq!(rig.engine.room_for_image(0), None);
+    assert_eq!(roles(&mut rig, 2, &[(spec(1), COPY)]), (vec![1], vec![]), "nothing of the first is freed");
+    assert!(rig.engine.room_for_image(1).is_some());
+    assert_eq!((rig.engine.index_of(spec(1).id), rig.version()), (Some(1), 0));
+    assert_eq!(freed(&mut rig), vec![0; 0]);
+    // As the map has it once more.
+    assert_eq!(roles(&mut rig, 3, &[(spec(1), COPY)]), (vec![], vec![]));
+    assert_eq!(rig.send(0, &[farewell(2)]), []);
+    assert_eq!(freed(&mut rig), vec![0; 0], "the second one is read still");
+    assert_eq!(rig.send(0, &[farewell(3)]), []);
+    assert_eq!(freed(&mut rig), [0]);
+}
+
+#[test]
+fn chunks_that_end_rounds_together_go_together() {
+    let mut rig = Rig::with(config(1), true);
+    rig.engine = LaneEngine::new(rig.config);
+    let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);
+    let all =
+        |role| [0, 1].map(|at| (ChunkSpec { id: ChunkId::new(1, at), optimizer: lamb, ..spec(1) }, role));
+    roles(&mut rig, 1, &all(ALONE));
+    rig.connect(0);
+    let of = |chunk, block: Block| Block { id: ChunkId::new(1, chunk), ..block };
+    rig.send(0, &[Block { view: true, landing: None, ..of(1, pull(1, 0)) }]);
+    assert_eq!(rig.flush().len(), 1);
+    let freed_at_once = vec![Command::Free { chunk: 0 }];
+    assert_eq!(roles(&mut rig, 2, &all(COPY)), (vec![2, 3], freed_at_once), "nobody reads that one");
+    rig.send(0, &[of(1, farewell(2))]);
+    assert_eq!(freed(&mut rig), [1]);
+}
+
+#[test]
+fn what_was_given_up_is_freed_when_its_reader_says_so_or_is_gone() {
+    for ends in 0..3 {
+        let mut rig = shown();
+        assert_eq!(roles(&mut rig, 2, &[]), (vec![], vec![]));
+        match ends {
+            0 => _ = rig.send(0, &[farewell(2)]),
+            // An operation that was to come here, and is sent back.
+            1 => _ = rig.send(0, &[Block { reading: reading(2, Kept::None), ..push(2, 2) }]),
+            _ => {
+                rig.down(Rank(0));
+                assert_eq!(freed(&mut rig), vec![0; 0], "it may live");
+                rig.again(0);
+                rig.connect_with(0, 4);
+            }
+        }
+        assert_eq!(freed(&mut rig), [0], "{ends}");
+    }
+}
+
+#[test]
+fn a_farewell_goes_for_what_was_here_before_only() {
+    let mut rig = shown();
+    roles(&mut rig, 2, &[]);
+    roles(&mut rig, 3, &[(spec(1), ALONE)]);
+    rig.send(
+        0,
+        &[Block {
+            view: true,
+            landing: None,
+            reading: reading(1, Kept::All),
+            first_open: Operation(2),
+            ..pull(2, 0)
+        }],
+    );
+    assert_eq!(freed(&mut rig), vec![0; 0]);
+    rig.send(0, &[farewell(9)]);
+    assert_eq!(freed(&mut rig), [0]);
+    let index = rig.engine.index_of(spec(1).id).expect("it is served");
+    assert!(rig.engine.chunks[index as usize].views.iter().any(|views| !views.is_empty()), "it is read");
+}

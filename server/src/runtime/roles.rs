@@ -1,0 +1,331 @@
+//! What a lane has chunks for, as it changes. Memory for new chunks is made, and sums are moved to where they can be sent from, a
+//! few at a time: rounds go on in between. Then the engine takes all of it at once. What others wait for (who serves what, whose
+//! copy counts) is not put off for it. It must not decide what chunks are for.
+
+use super::lane::{DataLane, LaneError};
+use crate::engine::{ChunkSpec, Role};
+use crate::storage::Made;
+use fabric::CompletionQueue;
+use proto_common::ids::{ChunkId, Epoch};
+use std::collections::HashMap;
+use std::sync::mpsc::SyncSender;
+
+/// Chunks that are made, or whose sums are moved, in one turn of a lane.
+const PER_TURN: usize = 4;
+
+type Reply = SyncSender<Result<(), String>>;
+type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
+
+/// Roles that are being prepared.
+#[derive(Debug)]
+pub(super) struct Changing {
+    epoch: Epoch,
+    chunks: Vec<(ChunkSpec, Role)>,
+    /// Those before it were looked at.
+    next: usize,
+    made: AllMade,
+    /// Copies that could not be made, and why the first of them.
+    lacking: Vec<ChunkId>,
+    failed: Option<LaneError>,
+    reply: Option<Reply>,
+}
+
+impl Changing {
+    fn answer(&mut self, result: Result<(), LaneError>) {
+        let result = result.map_err(|error| error.to_string());
+        // Nobody listens any more where the deadline has passed.
+        let _ = self.reply.take().map(|reply| reply.try_send(result));
+    }
+}
+
+fn has_copies(role: Role) -> bool {
+    matches!(role, Role::Primary { backup, seeding } if backup.or(seeding).is_some())
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// All chunks that this lane has a part in from an epoch on, however long that takes.
+    pub fn roles(&mut self, epoch: Epoch, chunks: &[(ChunkSpec, Role)]) -> Result<(), LaneError> {
+        let mut changing = self.begin_roles(epoch, chunks.to_vec(), AllMade::new(), None)?;
+        while !self.prepare_some(&mut changing) {}
+        self.end_roles(&mut changing)
+    }
+
+    /// As [`DataLane::roles`], a few chunks a turn, and answered when it is done. An earlier decision that is being prepared for
+    /// is over with it.
+    pub(super) fn take_roles(&mut self, epoch: Epoch, chunks: Vec<(ChunkSpec, Role)>, reply: Reply) {
+        if self.changing.as_ref().is_some_and(|changing| epoch < changing.epoch) {
+            let _ = reply.try_send(Ok(()));
+            return;
+        }
+        let mut made = AllMade::new();
+        if let Some(mut before) = self.changing.take() {
+            let failed = before.failed.take();
+            before.answer(failed.map_or(Ok(()), Err));
+            made = before.made;
+        }
+        match self.begin_roles(epoch, chunks, made, Some(reply.clone())) {
+            Ok(changing) => self.changing = Some(changing),
+            Err(error) => _ = reply.try_send(Err(error.to_string())),
+        }
+        self.change_roles();
+    }
+
+    /// One turn's part of a change of roles. True where there is one.
+    pub(super) fn change_roles(&mut self) -> bool {
+        let Some(mut changing) = self.changing.take() else { return false };
+        if self.prepare_some(&mut changing) {
+            let result = self.end_roles(&mut changing);
+            changing.answer(result);
+        } else {
+            self.changing = Some(changing);
+        }
+        true
+    }
+
+    fn begin_roles(
+        &mut self,
+        epoch: Epoch,
+        chunks: Vec<(ChunkSpec, Role)>,
+        made: AllMade,
+        reply: Option<Reply>,
+    ) -> Result<Changing, LaneError> {
+        self.epoch = self.epoch.max(epoch);
+        let mut next = 0;
+        if self.engine.changes_duties(&chunks) {
+            // What this server is to serve is never left out: it would say too early that all of it has copies.
+            let here =
+                |(spec, role): &&(ChunkSpec, Role)| role.serves() || !self.engine.needs_room(spec, *role);
+            let here: Vec<_> = chunks.iter().filter(here).copied().collect();
+            if here.len() < chunks.len() {
+                self.give_roles(epoch, &here, &mut AllMade::new())?;
+            } else {
+                next = chunks.len();
+            }
+        }
+        let (lacking, failed) = (Vec::new(), None);
+        Ok(Changing { epoch, chunks, next, made, lacking, failed, reply })
+    }
+
+    /// Makes what there is to be made for some chunks. True when that is all.
+    fn prepare_some(&mut self, changing: &mut Changing) -> bool {
+        let mut prepared = 0;
+        while prepared < PER_TURN {
+            let Some((spec, role)) = changing.chunks.get(changing.next).copied() else { return true };
+            changing.next += 1;
+            match self.prepare_one(&spec, role, &mut changing.made) {
+                Ok(has_work) => prepared += usize::from(has_work),
+                Err(error) => {
+                    changing.lacking.extend((!role.serves()).then_some(spec.id));
+                    changing.failed.get_or_insert(error);
+                    prepared += 1;
+                }
+            }
+        }
+        changing.next == changing.chunks.len()
+    }
+
+    fn prepare_one(&mut self, spec: &ChunkSpec, role: Role, all: &mut AllMade) -> Result<bool, LaneError> {
+        if !self.engine.needs_room(spec, role) {
+            let index = self.engine.index_of(spec.id).filter(|_| has_copies(role));
+            return index.map_or(Ok(false), |index| self.lend_sum(index));
+        }
+        if all.get(&spec.id).is_some_and(|(of, _)| of == spec) {
+            return Ok(false);
+        }
+        let mut made = self.storage.make(spec)?;
+        for weights in made.weights() {
+            self.queue.prepare(&weights)?;
+        }
+        // A copy may soon be what others are copies of.
+        if (!role.serves() || has_copies(role))
+            && let Some(sum) = self.storage.lend_made(&mut made)?
+        {
+            self.queue.prepare(&sum)?;
+        }
+        all.insert(spec.id, (*spec, made));
+        Ok(true)
+    }
+
+    /// True where the sum was moved for it.
+    fn lend_sum(&mut self, index: u32) -> Result<bool, LaneError> {
+        let Some(sum) = self.storage.lend_sum(index)? else { return Ok(false) };
+        self.queue.prepare(&sum)?;
+        Ok(true)
+    }
+
+    /// All is prepared, but for what cannot be had: that is left out.
+    fn end_roles(&mut self, changing: &mut Changing) -> Result<(), LaneError> {
+        let Changing { epoch, chunks, made, lacking, failed, .. } = changing;
+        chunks.retain(|(spec, _)| !lacking.contains(&spec.id));
+        let given = self.give_roles(*epoch, chunks, made);
+        failed.take().map_or(given, Err)
+    }
+
+    /// The engine takes roles; chunks that were not made before are.
+    fn give_roles(
+        &mut self,
+        epoch: Epoch,
+        chunks: &[(ChunkSpec, Role)],
+        all: &mut AllMade,
+    ) -> Result<(), LaneError> {
+        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
+        let mut made = Ok(());
+        for (index, spec) in &changes.added {
+            let put = match all.remove(&spec.id).filter(|(of, _)| of == spec) {
+                Some((_, chunk)) => self.storage.put_at(*index, chunk),
+                None => self.storage.add_at(*index, spec),
+            };
+            made = made.and(put);
+            self.saves.is_new(*index);
+        }
+        made?;
+        let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
+        self.give_up_save();
+        self.note_stored();
+        for (index, _) in &changes.added {
+            for buffer in 0..2 {
+                let weights = self.storage.weights(*index, buffer)?;
+                self.queue.prepare(&weights)?;
+            }
+        }
+        for index in changes.lent {
+            self.lend_sum(index)?;
+        }
+        self.execute()?;
+        let Self { tables, engine, .. } = self;
+        tables.keep(|home| engine.has_home(home));
+        // What the engine decided is done, whatever could not be read.
+        begun
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lane::LaneConfig;
+    use super::*;
+    use crate::engine::EngineConfig;
+    use fabric::sim::{SimFaults, SimNet, SimQueue};
+    use proto_common::codec::Codec;
+    use proto_common::config::WorkerLoss;
+    use proto_common::element::Dtype;
+    use proto_common::ids::{Incarnation, JobId, Lane, Rank};
+    use proto_common::mode::Mode;
+    use proto_common::optimizer::Optimizer;
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    const CHUNK_BYTES: u64 = 4096;
+    const ALONE: Role = Role::Primary { backup: None, seeding: None };
+    const COPY: Role = Role::Copy { of: Rank(1) };
+
+    fn lane() -> DataLane<SimQueue> {
+        let net = SimNet::new(1, SimFaults::default());
+        let node = net.node("server");
+        let engine = EngineConfig {
+            job: JobId(7),
+            incarnation: Incarnation(1),
+            lane: Lane(0),
+            workers: 1,
+            deterministic: true,
+            inbox_slots: 4,
+            result_slot_bytes: 0,
+            spill_blocks: 4,
+            keep_previous: false,
+            worker_loss: WorkerLoss::Stop,
+        };
+        let config = LaneConfig { engine, rank: Rank(0), chunk_bytes: CHUNK_BYTES };
+        DataLane::new(net.create_cq(node), config).unwrap()
+    }
+
+    fn spec(chunk: u32) -> ChunkSpec {
+        ChunkSpec {
+            id: ChunkId::new(1, chunk),
+            bytes: CHUNK_BYTES,
+            dynamic: false,
+            dtype: Dtype::F32,
+            codec: Codec::Plain,
+            optimizer: Optimizer::assign(),
+            mode: Mode::Sync,
+            backup_workers: 0,
+        }
+    }
+
+    fn all(chunks: std::ops::Range<u32>, role: Role) -> Vec<(ChunkSpec, Role)> {
+        chunks.map(|chunk| (spec(chunk), role)).collect()
+    }
+
+    type Answer = Receiver<Result<(), String>>;
+
+    fn take(lane: &mut DataLane<SimQueue>, counter: u32, chunks: Vec<(ChunkSpec, Role)>) -> Answer {
+        let (reply, answer) = sync_channel(1);
+        lane.take_roles(Epoch { term: 1, counter }, chunks, reply);
+        answer
+    }
+
+    fn made(lane: &DataLane<SimQueue>) -> Option<usize> {
+        lane.changing.as_ref().map(|changing| changing.made.len())
+    }
+
+    fn is_here(lane: &DataLane<SimQueue>, chunk: u32) -> bool {
+        lane.engine().index_of(spec(chunk).id).is_some()
+    }
+
+    #[test]
+    fn memory_for_new_chunks_is_made_a_few_a_turn_and_then_all_is_taken() {
+        let mut lane = lane();
+        let answer = take(&mut lane, 1, all(0..3 * PER_TURN as u32 + 1, COPY));
+        for turns in 1..=3 {
+            assert_eq!(made(&lane), Some(turns * PER_TURN));
+            assert!(!is_here(&lane, 0) && answer.try_recv().is_err());
+            assert!(lane.step(turns as u64).unwrap(), "it goes on without waiting for anything");
+        }
+        assert_eq!((made(&lane), answer.try_recv()), (None, Ok(Ok(()))));
+        assert!(is_here(&lane, 0) && is_here(&lane, 3 * PER_TURN as u32));
+        assert!(!lane.step(9).unwrap(), "and sleeps then");
+    }
+
+    #[test]
+    fn sums_are_moved_a_few_a_turn_before_anything_is_sent() {
+        let mut lane = lane();
+        let count = 2 * PER_TURN as u32;
+        lane.assign(Epoch { term: 1, counter: 1 }, &(0..count).map(spec).collect::<Vec<_>>()).unwrap();
+        let seeds = Role::Primary { backup: None, seeding: Some(Rank(1)) };
+        let answer = take(&mut lane, 2, all(0..count, seeds));
+        let lent = |lane: &DataLane<SimQueue>| {
+            (0..count).filter(|chunk| lane.storage.sum_part(*chunk, 0, 4).is_ok()).count()
+        };
+        assert_eq!((lent(&lane), lane.engine().copies().0), (PER_TURN, 0));
+        while answer.try_recv().is_err() {
+            assert!(lane.step(1).unwrap());
+        }
+        assert_eq!((lent(&lane), lane.engine().copies().0), (count as usize, count as usize));
+    }
+
+    #[test]
+    fn what_others_wait_for_is_not_put_off_and_what_was_made_is_used() {
+        let mut lane = lane();
+        lane.roles(Epoch { term: 1, counter: 1 }, &all(0..1, COPY)).unwrap();
+        let many = 3 * PER_TURN as u32;
+        let first = take(&mut lane, 2, all(0..many, COPY));
+        // A server has died meanwhile: this one serves what it had a copy of.
+        let decided = [all(0..1, ALONE), all(1..many, COPY)].concat();
+        let second = take(&mut lane, 3, decided.clone());
+        assert_eq!(first.try_recv(), Ok(Ok(())));
+        assert!(lane.engine().is_served(0) && !is_here(&lane, 1) && second.try_recv().is_err());
+        assert_eq!(made(&lane), Some(2 * PER_TURN), "it goes on from what was made");
+        let late = take(&mut lane, 2, all(0..many, COPY));
+        assert_eq!((late.try_recv(), made(&lane)), (Ok(Ok(())), Some(2 * PER_TURN)));
+        while second.try_recv().is_err() {
+            assert!(lane.step(1).unwrap());
+        }
+        assert!(lane.engine().is_served(0) && is_here(&lane, many - 1));
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_left_out_and_said() {
+        let mut lane = lane();
+        let odd = ChunkSpec { bytes: 3, ..spec(1) };
+        let answer = take(&mut lane, 1, vec![(spec(0), COPY), (odd, COPY), (spec(2), COPY)]);
+        assert!(answer.try_recv().unwrap().is_err_and(|why| why.contains("whole elements")));
+        assert!(is_here(&lane, 0) && !is_here(&lane, 1) && is_here(&lane, 2));
+    }
+}

@@ -1,0 +1,130 @@
+//! What a cluster can bear: whose death leaves every chunk with somebody who has it whole, and somebody who knows. What lies
+//! beyond is not drawn, but for the loss of both copies, after which the job must end with that error.
+
+use super::Lab;
+use super::seat::{Body, Seat};
+use super::server::Server;
+use proto_common::ids::{Incarnation, Rank, Role};
+use proto_common::shard_map::{KeyRange, ShardMap};
+use std::collections::BTreeMap;
+
+impl Lab {
+    fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.seats.iter().filter_map(Seat::server_ref)
+    }
+
+    fn newest_map(&self) -> Option<&ShardMap> {
+        self.servers().map(|server| server.member.map()).max_by_key(|map| map.epoch())
+    }
+
+    /// Workers that a scheduler can learn from.
+    fn workers_that_know(&self) -> usize {
+        let is_doubtful = |seat: &Seat| seat.process.as_ref().is_none_or(|process| process.is_doubtful);
+        let knows = |seat: &&Seat| {
+            let worker = seat.worker_ref().filter(|_| !is_doubtful(seat));
+            worker.is_some_and(|worker| worker.member.resume().is_some())
+        };
+        self.seats.iter().filter(knows).count()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.trouble_us.is_none_or(|trouble_us| self.brain.decided_us > trouble_us)
+    }
+
+    /// Is a death not decided about yet, by a scheduler that is there?
+    pub(super) fn is_undecided(&self) -> bool {
+        !self.is_settled() && self.brain.is_running(self.now_us())
+    }
+
+    /// Has everything been decided that is to be, and do all servers know of it? Then a scheduler needs no worker to learn
+    /// from.
+    fn all_servers_know(&self) -> bool {
+        let Some(newest) = self.newest_map().map(ShardMap::epoch) else { return false };
+        let told_us = self.brain.decided_us + 2 * self.shape.control_us;
+        let scheduler = self.brain.engine.as_ref();
+        let living = self.living(Some(Role::Server));
+        let lives: BTreeMap<Rank, Incarnation> = living
+            .iter()
+            .filter_map(|at| {
+                Some((self.seats[*at].server_ref()?.rank, self.seats[*at].process.as_ref()?.life))
+            })
+            .collect();
+        let knows = |at: &usize| {
+            self.seats[*at].server_ref().is_some_and(|server| {
+                let is_newest = server.member.map().epoch() == newest;
+                let mut others = lives.clone();
+                others.remove(&server.rank);
+                is_newest && server.member.peers().is_some_and(|peers| peers.servers == others)
+            })
+        };
+        self.is_settled()
+            && told_us.max(self.cut_off_us) < self.now_us()
+            && scheduler.is_none_or(|engine| engine.epoch() == newest)
+            && living.iter().all(knows)
+    }
+
+    /// Can the scheduler be away? Where a worker is there that the next one can learn from, or all servers know all.
+    pub(super) fn can_lose_scheduler(&self) -> bool {
+        self.workers_that_know() > 0 || self.all_servers_know()
+    }
+
+    /// Those of a role that may be gone, as far as the scheduler can see.
+    pub(super) fn can_go_of(&self, role: Role) -> Vec<usize> {
+        if role == Role::Server { self.servers_that_can_go() } else { self.workers_that_can_go() }
+    }
+
+    pub(super) fn servers_that_can_go(&self) -> Vec<usize> {
+        self.living(Some(Role::Server)).into_iter().filter(|at| self.can_go(*at)).collect()
+    }
+
+    /// Any worker; the last one only where a scheduler that takes over has servers to learn from.
+    pub(super) fn workers_that_can_go(&self) -> Vec<usize> {
+        let is_borne =
+            self.workers_that_know() > 1 || self.brain.is_running(self.now_us()) || self.all_servers_know();
+        let living = self.living(Some(Role::Worker));
+        let may = |at: &usize| {
+            let seat = &self.seats[*at];
+            !seat.is_done
+                && matches!(seat.process.as_ref().map(|process| &process.body), Some(Body::Worker(_)))
+        };
+        living.into_iter().filter(|at| is_borne && may(at)).collect()
+    }
+
+    /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
+    fn can_go(&self, at: usize) -> bool {
+        let Some(server) = self.seats[at].server_ref() else { return false };
+        let now_us = self.now_us();
+        let told_us = self.brain.decided_us + 2 * self.shape.control_us;
+        // One death is decided about before the next.
+        let is_led = self.brain.engine.is_some()
+            && (self.workers_that_know() > 0 || self.brain.is_running(now_us))
+            && self.brain.paused_until_us <= now_us;
+        if !is_led || !self.is_settled() || self.cut_off_us.max(told_us) > now_us {
+            return false;
+        }
+        let map = server.member.map();
+        let is_there = |rank: Rank| {
+            self.servers().any(|other| other.rank == rank && other.member.map().epoch() == map.epoch())
+        };
+        let is_whole = |range: &KeyRange| is_there(range.server) && range.backup.is_some_and(is_there);
+        let newest = self.newest_map().map(ShardMap::epoch);
+        Some(map.epoch()) == newest && !map.is_empty() && map.ranges().all(is_whole)
+    }
+
+    /// Servers that may die before the death of another one is decided about, because they share no chunk with it; and those
+    /// with which something of it is lost.
+    pub(super) fn second_servers(&self, first: Rank) -> (Vec<usize>, Vec<usize>) {
+        let Some(map) = self.newest_map() else { return Default::default() };
+        let shares = |rank: Rank| {
+            let of_both = |range: &KeyRange| {
+                let has = |rank| range.server == rank || range.backup == Some(rank);
+                has(first) && has(rank)
+            };
+            map.ranges().any(|range| of_both(&range))
+        };
+        let rank = |at: &usize| self.seats[*at].server_ref().map(|server| server.rank);
+        let others = self.living(Some(Role::Server)).into_iter().filter(|at| rank(at).is_some());
+        let (bound, apart) = others.partition(|at| rank(at).is_some_and(shares));
+        (apart, bound)
+    }
+}

@@ -1,0 +1,150 @@
+//! Views of weights at servers that do not have the chunk any more: a server keeps what it showed until it hears that it is not
+//! read, and operations on the chunk go elsewhere by then. So each is told once, by a block of its own. It must not know what
+//! trainers hold: `Reading` says it.
+
+use super::command::PartBlock;
+use super::lane::{ChunkQueue, LaneEngine};
+use super::link::Link;
+use super::part::Part;
+use proto_common::batch::{BatchRoom, Block, BlockData, Kept, OpKind, Reading, Status};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Operation, Rank};
+
+/// Of blocks that are no part of an operation.
+const NO_PART: u64 = u64::MAX;
+
+/// A server that has shown weights of a chunk, while the chunk was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ShownBy {
+    server: Rank,
+    /// As of [`ChunkQueue::moves`].
+    moves: u32,
+    /// The last operation that was shown some, and their version.
+    operation: Operation,
+    version: u64,
+    is_told: bool,
+}
+
+/// Views of a chunk that were given before this operation have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Farewell {
+    id: ChunkId,
+    before: Operation,
+}
+
+impl ShownBy {
+    /// Is nothing of it read any more?
+    fn is_over(&self, reading: Reading) -> bool {
+        let is_kept = match reading.kept {
+            Kept::None => false,
+            Kept::Version(version) => version.0 <= self.version,
+            Kept::All => true,
+        };
+        self.operation < reading.from && !is_kept
+    }
+}
+
+impl Farewell {
+    fn block(self) -> PartBlock {
+        let block = Block {
+            id: self.id,
+            op: OpKind::Release,
+            dtype: Dtype::F32,
+            codec: 0,
+            status: Status::None,
+            operation: Operation(0),
+            first_open: Operation(0),
+            round: 0,
+            bytes: 0,
+            data: BlockData::Inline { offset: 0 },
+            landing: None,
+            view: false,
+            exact: false,
+            reading: Reading { from: self.before, kept: Kept::None },
+            timeout_ms: 0,
+            token: NO_PART,
+        };
+        PartBlock { op: NO_PART, offset: 0, block }
+    }
+}
+
+/// Puts what a server is to be told into a batch, while there is room.
+pub(super) fn take_farewells(link: &mut Link, room: &mut BatchRoom, most: usize, out: &mut Vec<PartBlock>) {
+    for _ in 0..most {
+        let Some(farewell) = link.farewells.front().copied() else { return };
+        let part = farewell.block();
+        if !room.take(part.inline_bytes()) {
+            return;
+        }
+        link.farewells.pop_front();
+        out.push(part);
+    }
+}
+
+impl ChunkQueue {
+    /// May weights of it be read that another server showed than the one that it has, or that one when it had it before?
+    pub(super) fn was_shown_elsewhere(&self, server: Rank) -> bool {
+        self.shown_by.iter().any(|shown| (shown.server, shown.moves) != (server, self.moves))
+    }
+
+    /// A server has shown weights to a part of it.
+    fn note_shown(&mut self, server: Rank, operation: Operation, version: u64) {
+        let moves = self.moves;
+        let mut known = self.shown_by.iter_mut();
+        match known.find(|shown| (shown.server, shown.moves, shown.is_told) == (server, moves, false)) {
+            Some(shown) => {
+                shown.operation = shown.operation.max(operation);
+                shown.version = shown.version.max(version);
+            }
+            None => self.shown_by.push(ShownBy { server, moves, operation, version, is_told: false }),
+        }
+    }
+}
+
+impl LaneEngine {
+    /// A part is answered with where its weights lie.
+    pub(super) fn note_shown(&mut self, server: Rank, part: &Part, version: u64) {
+        let operation = self.ops.get(part.op).map(|op| op.operation);
+        if let (Some(operation), Some(chunk)) = (operation, self.chunks.get_mut(&part.spec.id)) {
+            chunk.note_shown(server, operation, version);
+        }
+    }
+
+    /// An operation on a chunk says what is read: servers that had the chunk before hear of what they showed.
+    pub(super) fn take_leave(&mut self, id: ChunkId, server: Rank) {
+        let Self { chunks, links, .. } = self;
+        let Some(chunk) = chunks.get_mut(&id) else { return };
+        let ChunkQueue { shown_by, reading, moves, .. } = chunk;
+        for shown in shown_by {
+            let is_current = (shown.server, shown.moves) == (server, *moves);
+            if is_current || shown.is_told || !shown.is_over(*reading) {
+                continue;
+            }
+            let link = links.get_mut(shown.server.0 as usize).filter(|link| link.up);
+            if let Some(link) = link {
+                link.farewells.push_back(Farewell { id, before: reading.from });
+                shown.is_told = true;
+            }
+        }
+    }
+
+    /// An answer to what is no part of an operation. False where it is another one.
+    pub(super) fn is_farewell(&mut self, server: Rank, block: &Block) -> bool {
+        let is_one = block.token == NO_PART;
+        if is_one && let Some(chunk) = self.chunks.get_mut(&block.id) {
+            chunk.shown_by.retain(|shown| shown.server != server || !shown.is_told);
+        }
+        is_one
+    }
+
+    /// A channel has ended: what the server was told may not have come.
+    pub(super) fn tell_again(&mut self, server: Rank) {
+        let all = self.chunks.values_mut().flat_map(|chunk| &mut chunk.shown_by);
+        all.filter(|shown| shown.server == server).for_each(|shown| shown.is_told = false);
+    }
+
+    /// A server's life is over, and what it showed is nobody's to free.
+    pub(super) fn forget_shown(&mut self, server: Rank) {
+        self.chunks.values_mut().for_each(|chunk| chunk.shown_by.retain(|shown| shown.server != server));
+    }
+}

@@ -83,7 +83,7 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
         assert!(text.contains(words), "{words}: {text}");
     }
     rig.engine.last_checkpoint = None;
-    let text = rig.engine.loss(&[Key(7)], false);
+    let text = rig.engine.loss(&[Key(7)]);
     assert!(text.contains("there is no checkpoint: start the job anew"), "{text}");
 }
 

@@ -5,9 +5,9 @@ use crate::error::CheckpointError;
 use crate::store::Store;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
-use object_store::{ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
+use object_store::{MultipartUpload, ObjectStore as _, ObjectStoreExt as _, WriteMultipart};
 use std::future::Future;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,6 +87,31 @@ impl Bucket {
     }
 }
 
+/// Sends all of a file piece by piece. Where that fails the pieces go: the store would keep them where nobody lists them.
+async fn send_pieces(
+    upload: Box<dyn MultipartUpload>,
+    from: &mut (impl io::Read + Send),
+) -> object_store::Result<()> {
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
+    let mut piece = vec![0; PIECE_BYTES];
+    let wrong = |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
+    let failed = loop {
+        // A local file that was written a moment ago: the thread has nothing else to do.
+        match from.read(&mut piece) {
+            // It clears up behind itself.
+            Ok(0) => return upload.finish().await.map(drop),
+            Ok(count) => match upload.wait_for_capacity(PIECES_AHEAD).await {
+                Ok(()) => upload.write(&piece[..count]),
+                Err(error) => break error,
+            },
+            Err(error) => break wrong(error),
+        }
+    };
+    let Err(error) = upload.abort().await else { return Err(failed) };
+    let both = format!("{failed}; what was sent of it stays in the store, and takes room there: {error}");
+    Err(wrong(io::Error::other(both)))
+}
+
 impl Drop for Bucket {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
@@ -162,26 +187,8 @@ impl Store for Bucket {
         let (store, key) = (self.store.clone(), self.key(name, file));
         let at = key.clone();
         let sent = self.wait("send", &key, async move {
-            let wrong =
-                |source: io::Error| object_store::Error::Generic { store: "S3", source: source.into() };
             let upload = store.put_multipart(&at).await?;
-            let mut upload = WriteMultipart::new_with_chunk_size(upload, PIECE_BYTES);
-            let mut piece = vec![0; PIECE_BYTES];
-            loop {
-                // A local file that was written a moment ago: the thread has nothing else to do.
-                match from.read(&mut piece) {
-                    Ok(0) => break,
-                    Ok(count) => {
-                        upload.wait_for_capacity(PIECES_AHEAD).await?;
-                        upload.write(&piece[..count]);
-                    }
-                    Err(error) => {
-                        upload.abort().await?;
-                        return Err(wrong(error));
-                    }
-                }
-            }
-            upload.finish().await
+            send_pieces(upload, &mut from).await
         })?;
         sent.ok_or_else(|| CheckpointError::BadPlace {
             place: self.place.clone(),

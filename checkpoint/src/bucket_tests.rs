@@ -2,10 +2,13 @@
 
 use super::*;
 use crate::{Checkpoint, Manifest, PartPlan, PartWriter, RowsPiece, Shape, catalog, open};
+use object_store::{PutPayload, PutResult, UploadPart};
 use proto_common::optimizer::Optimizer;
 use proto_common::table::{Initial, TableSpec};
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
 
 struct Server(Child);
 
@@ -125,5 +128,57 @@ fn places_that_are_no_buckets_are_refused() {
     for place in ["s3://", "s3:///a", "gs://bucket/a", "http://x"] {
         let error = open(place).unwrap_err();
         assert!(matches!(error, CheckpointError::BadPlace { .. }), "{place}: {error}");
+    }
+}
+
+/// An upload whose pieces do not arrive; it says whether it was given up.
+#[derive(Debug)]
+struct Lost {
+    aborted: Arc<AtomicBool>,
+    clears_up: bool,
+}
+
+fn lost(word: &'static str) -> object_store::Error {
+    object_store::Error::Generic { store: "test", source: word.into() }
+}
+
+impl MultipartUpload for Lost {
+    fn put_part(&mut self, _: PutPayload) -> UploadPart {
+        Box::pin(async { Err(lost("the piece is lost")) })
+    }
+
+    fn complete<'a, 'b>(
+        &'a mut self,
+    ) -> Pin<Box<dyn Future<Output = object_store::Result<PutResult>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async { Err(lost("never whole")) })
+    }
+
+    fn abort<'a, 'b>(&'a mut self) -> Pin<Box<dyn Future<Output = object_store::Result<()>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        self.aborted.store(true, Ordering::Relaxed);
+        let clears_up = self.clears_up;
+        Box::pin(async move { if clears_up { Ok(()) } else { Err(lost("the store is gone")) } })
+    }
+}
+
+#[test]
+fn pieces_of_a_part_that_is_not_sent_whole_do_not_stay() {
+    let runtime = Builder::new_current_thread().build().unwrap();
+    let long = (2 * PIECES_AHEAD * PIECE_BYTES) as u64;
+    for (bytes, clears_up) in [(100, true), (long, true), (long, false)] {
+        let aborted = Arc::new(AtomicBool::new(false));
+        let upload = Box::new(Lost { aborted: aborted.clone(), clears_up });
+        let sent = runtime.block_on(send_pieces(upload, &mut io::repeat(1).take(bytes)));
+        let error = sent.unwrap_err().to_string();
+        assert!(aborted.load(Ordering::Relaxed), "{bytes}");
+        assert!(error.contains("the piece is lost"), "{error}");
+        assert_eq!(error.contains("takes room there"), !clears_up, "{error}");
     }
 }

@@ -9,11 +9,21 @@ use std::sync::Arc;
 
 /// What names begin with.
 const ROUND: &str = "round-";
+/// What the name of a second one of a round ends with.
+const AGAIN: &str = "-again";
 
 /// The name of a round's checkpoint.
 #[must_use]
 pub fn round_name(round: u64) -> String {
     format!("{ROUND}{round:09}")
+}
+
+/// The name of a round's checkpoint in a job that began from `restore`: that one is still read, also where training has not gone
+/// on from it, so nothing is written over it.
+#[must_use]
+pub fn name_beside(round: u64, restore: Option<&str>) -> String {
+    let name = round_name(round);
+    if restore == Some(name.as_str()) { format!("{name}{AGAIN}") } else { name }
 }
 
 /// A checkpoint of a place.
@@ -59,8 +69,21 @@ pub fn left_behind(store: &dyn Store, from: &Manifest) -> Result<Vec<String>, Ch
     Ok(later.map(|manifest| manifest.name.clone()).collect())
 }
 
-/// All parts are there: with the manifest the checkpoint is complete.
+/// All parts are there: with the manifest the checkpoint is complete. It is not where a part has gone meanwhile.
 pub fn commit(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointError> {
+    for part in &manifest.parts {
+        let there = store.bytes(&manifest.name, &part.file)?;
+        if there != Some(part.bytes) {
+            let why = match there {
+                Some(bytes) => {
+                    format!("it was {} bytes long when it was written, and is {bytes}", part.bytes)
+                }
+                None => "it was written, and is not there any more".into(),
+            };
+            let path = format!("{}/{}/{}", store.place(), manifest.name, part.file);
+            return Err(CheckpointError::corrupt(&path, why));
+        }
+    }
     store.put_bytes(&manifest.name, MANIFEST, &manifest.to_bytes()?)
 }
 

@@ -85,6 +85,16 @@ pub enum CheckpointError {
         /// As it was.
         theirs: String,
     },
+    /// One part's header would be longer than its readers take it.
+    #[error(
+        "a part with {chunks} chunks would need {header_bytes} bytes of header, more than a safetensors file may have; raise cluster.lanes, cluster.servers or cluster.chunk_bytes"
+    )]
+    TooManyChunks {
+        /// Chunks of the part.
+        chunks: u64,
+        /// What its header would need.
+        header_bytes: u64,
+    },
     /// What is to be written does not fit what was said of it: a bug.
     #[error("internal error while a checkpoint is written: {0}")]
     Plan(String),

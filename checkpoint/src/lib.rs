@@ -16,7 +16,8 @@ mod store;
 mod writer;
 
 pub use catalog::{
-    Listed, Verified, clean, commit, left_behind, list, newest, remove, retain, round_name, verify,
+    Listed, Verified, clean, commit, left_behind, list, name_beside, newest, remove, retain, round_name,
+    verify,
 };
 pub use directory::Directory;
 pub use entry::What;

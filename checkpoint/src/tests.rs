@@ -287,3 +287,47 @@ fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() 
     assert_eq!(list(&*store).unwrap().len(), 2);
     assert!(retain(&*store, &fourth, 0, None).unwrap().is_empty());
 }
+
+#[test]
+fn what_the_job_began_from_is_not_written_over() {
+    let again = name_beside(100, Some(&round_name(100)));
+    assert!(again.starts_with(&round_name(100)) && again != round_name(100));
+    assert!(again < round_name(101), "leftovers of it go with those of earlier rounds");
+    assert_eq!(name_beside(100, Some(&again)), round_name(100));
+    for other in [None, Some("round-000000101"), Some("best")] {
+        assert_eq!(name_beside(100, other), round_name(100));
+    }
+}
+
+#[test]
+fn a_part_that_has_gone_meanwhile_keeps_it_from_being_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let manifest = write(&store, 1, 2);
+    store.remove(&manifest.name, store::MANIFEST).unwrap();
+    for bytes in [None, Some(b"short")] {
+        let part = &manifest.parts[1].file;
+        store.remove(&manifest.name, part).unwrap();
+        bytes.iter().for_each(|bytes| store.put_bytes(&manifest.name, part, *bytes).unwrap());
+        let error = commit(&*store, &manifest).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+        assert_eq!(newest(&*store).unwrap(), None);
+    }
+}
+
+#[test]
+fn a_part_of_too_many_chunks_is_refused_before_anything_is_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let plan = |chunks| {
+        let elements = 1024 * chunks;
+        let (dtype, range) = (Dtype::F32, (0, elements));
+        let planned = Planned { key: Key(1), name: "w".into(), dtype, range, elements, chunks };
+        PartPlan { tensors: vec![planned], ..PartPlan::default() }
+    };
+    let begin = |chunks| PartWriter::begin(store.clone(), &round_name(1), "part", &plan(chunks));
+    assert!(begin(100_000).is_ok());
+    let error = begin(200_000).unwrap_err();
+    assert!(matches!(error, CheckpointError::TooManyChunks { chunks: 200_000, .. }), "{error}");
+    assert_eq!(store.files(&round_name(1)).unwrap(), []);
+}

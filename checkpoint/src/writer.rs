@@ -3,7 +3,7 @@
 
 use crate::entry::{BLOCKS, MARKS, WORD_BYTES_MAX, What, base_of, name_of};
 use crate::error::CheckpointError;
-use crate::header::{Entry, Header, LENGTH_BYTES};
+use crate::header::{Entry, HEADER_BYTES_MAX, Header, LENGTH_BYTES};
 use crate::manifest::PartRecord;
 use crate::store::Store;
 use proto_common::element::Dtype;
@@ -92,9 +92,6 @@ impl PartWriter {
         file: &str,
         plan: &PartPlan,
     ) -> Result<Self, CheckpointError> {
-        let path = store.stage(name, file)?;
-        let out = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
-        let out = out.map_err(CheckpointError::io("make", path.display().to_string()))?;
         let (mut header, mut bases, mut places) = (Header::default(), BTreeMap::new(), BTreeMap::new());
         let (mut taken, mut end, mut header_bytes) = (BTreeSet::new(), 0, ALIGN_BYTES);
         for planned in &plan.tensors {
@@ -126,6 +123,14 @@ impl PartWriter {
             plan.tables.iter().map(|(_, pieces)| 3 * (64 + ENTRY_BYTES) * (1 + pieces)).sum::<u64>();
         header_bytes = (header_bytes + 2 * tables.len() as u64).next_multiple_of(ALIGN_BYTES);
         header.metadata.insert(TABLES.into(), tables);
+        // Told before anything is written, and not when all of it was.
+        if header_bytes > LENGTH_BYTES + HEADER_BYTES_MAX {
+            let chunks = plan.tensors.iter().map(|planned| planned.chunks).sum();
+            return Err(CheckpointError::TooManyChunks { chunks, header_bytes });
+        }
+        let path = store.stage(name, file)?;
+        let out = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+        let out = out.map_err(CheckpointError::io("make", path.display().to_string()))?;
         let (name, file, marks, rows) = (name.to_owned(), file.to_owned(), Vec::new(), BTreeMap::new());
         Ok(Self { store, name, file, path, out, header, header_bytes, bases, places, end, marks, rows })
     }

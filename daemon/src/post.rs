@@ -78,7 +78,7 @@ impl Answering {
     fn answer(&mut self, result: Result<PostReply, PostError>) {
         if let Some(work) = self.work.take() {
             // Nobody waits for it where the thread has ended.
-            let _ = work.send(Work::Say(ToScheduler::PostReply { ticket: self.ticket, result }));
+            let _ = work.send(Work::Say(Box::new(ToScheduler::PostReply { ticket: self.ticket, result })));
         }
     }
 }
@@ -144,7 +144,7 @@ enum Work {
     },
     Deliver(Waiting),
     Heard(FromScheduler),
-    Say(ToScheduler),
+    Say(Box<ToScheduler>),
     /// There is another scheduler.
     Back,
     /// The way to the scheduler has ended.

@@ -29,9 +29,9 @@ pub struct ClusterStatus {
     pub phase: JobPhase,
     /// The epoch, as term.counter.
     pub epoch: String,
-    /// Workers the job has.
+    /// Workers that are to be there: those that are done do not count, and those that died do.
     pub workers: u32,
-    /// Servers the job has.
+    /// Servers that are to be there, also those that came later; one that died counts until another one has come for it.
     pub servers: u32,
     /// A member silent for this many milliseconds is dead.
     pub silence_ms: u64,

@@ -1,5 +1,5 @@
 //! The worker's engine under servers that keep the protocol, and worse ones: an input is a program of
-//! operations, channels, results, notices, flushes and ticks. Never a panic; each operation ends once, fails at
+//! operations, channels, chunks that move, servers that are gone, results, notices, flushes and ticks. Never a panic; each operation ends once, fails at
 //! most once and not after its end, and all end as soon as the servers behave.
 #![no_main]
 
@@ -99,6 +99,8 @@ impl Rig {
             14 if self.servers[server.0 as usize].life.is_some() => self.disconnect(server),
             14 => self.connect(server),
             _ if program.one_in(16) => self.fail_all(),
+            _ if program.one_in(3) => self.remap(program),
+            _ if program.one_in(3) => self.gone(server),
             _ => drop((self.engine.oldest(self.now_ms), self.engine.next_retry_ms())),
         }
         assert_eq!(self.engine.in_flight(), self.ops.len());
@@ -121,6 +123,22 @@ impl Rig {
     fn disconnect(&mut self, server: Rank) {
         self.engine.server_down(server);
         self.servers[server.0 as usize] = Server::default();
+    }
+
+    /// Chunks have other servers from now on.
+    fn remap(&mut self, program: &mut Program<'_>) {
+        let moved = |program: &mut Program<'_>| {
+            let chunk = ChunkId::new(u64::from(program.below(KEYS as u32)), program.below(4));
+            (chunk, Rank(program.below(self.config.servers)))
+        };
+        let moves: Vec<_> = (0..program.below(5)).map(|_| moved(program)).collect();
+        self.engine.remap(&moves);
+    }
+
+    /// A server's life is over, as the scheduler says.
+    fn gone(&mut self, server: Rank) {
+        self.disconnect(server);
+        self.call(|engine, _, out| engine.server_gone(server, out));
     }
 
     fn fail_all(&mut self) {
@@ -190,7 +208,7 @@ impl Rig {
         if !state.taken.is_empty() {
             let at = program.below(state.taken.len() as u32) as usize;
             let statuses =
-                [Status::Done, Status::Late, Status::Retry, Status::DeadlineBehind, Status::Refused];
+                [Status::Done, Status::Late, Status::Retry, Status::DeadlineBehind, Status::Refused, Status::Reroute];
             let taken = state.taken.swap_remove(at);
             blocks.push(match taken.data {
                 BlockData::Announced { .. } | BlockData::ByReference { .. } if program.byte() & 1 == 1 => {

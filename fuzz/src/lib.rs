@@ -116,7 +116,7 @@ impl<'a> Program<'a> {
             op: self.pick(&[OpKind::Push, OpKind::Pull, OpKind::PushPull, OpKind::Init]),
             dtype: self.pick(&Dtype::ALL),
             codec: u8::from(self.one_in(8)),
-            status: Status::from_wire(self.byte() % 21).unwrap_or(Status::None),
+            status: Status::from_wire(self.byte() % 22).unwrap_or(Status::None),
             operation: Operation(operation),
             first_open: Operation(operation - self.number().min(operation).min(OPEN_SPAN_MAX)),
             exact: self.one_in(4),

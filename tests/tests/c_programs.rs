@@ -11,12 +11,12 @@ fn in_cluster(source: &str, workers: u32, settings: &[(&str, &str)]) {
     in_cluster_of(source, workers, settings, &[]);
 }
 
-/// As [`in_cluster`], with words for the scheduler's command line.
+/// As [`in_cluster`], with words for the daemons' command lines.
 fn in_cluster_of(source: &str, workers: u32, settings: &[(&str, &str)], args: &[&str]) {
     let native = Native::new();
     let program = native.compile(source);
     let mut cluster = Cluster::new(1, workers, args);
-    cluster.add_servers(1, &[]);
+    cluster.add_servers(1, args);
     let mut command = native.command(&program);
     let of = cluster.settings();
     command.env("GRADWIRE_SCHEDULER__HOST", &of.scheduler.host);
@@ -44,8 +44,12 @@ fn several_clients_in_one_process_meet_and_fail_apart() {
 
 #[test]
 fn rules_codecs_versions_and_rows_are_as_in_rust() {
+    let place = tempfile::tempdir().unwrap();
+    let checkpoints = format!("checkpoint.directory={}", place.path().display());
     // Rounds that end without somebody are not the same twice.
-    in_cluster_of("c/extras.c", 2, &[], &["--set", "cluster.deterministic=false"]);
+    let args = ["--set", "cluster.deterministic=false", "--set", &checkpoints];
+    in_cluster_of("c/extras.c", 2, &[], &args);
+    assert!(place.path().join(checkpoint::round_name(1)).join("manifest.json").exists());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
+use gradwire_tests::rigs::job;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::hash_in;
 use proto_common::error::ExitCode;
@@ -51,6 +52,30 @@ fn trained_with_kills(transport: &str, epochs: &[&str]) -> String {
 #[test]
 fn killed_five_times_in_one_training_it_changes_no_bit() {
     assert_eq!(trained_with_kills("shm", &["2", "3", "4", "5", "6"]), reference());
+}
+
+#[test]
+fn a_goodbye_that_no_scheduler_could_hear_is_said_to_the_next_one() {
+    let stop = ["--set", "cluster.worker_loss=stop"];
+    let mut cluster = Cluster::new(2, 2, &stop);
+    cluster.add_servers(2, &[]);
+    let clients = job::join(&cluster, 2, |_| ());
+    job::declare(&clients, &[job::summed(1, 1000)]);
+    job::round(&clients, 1);
+    cluster.scheduler.kill();
+    assert!(cluster.scheduler.wait(PATIENCE).is_some());
+    let mut command = cluster.place.command("gradwire-scheduler");
+    command.args(["--servers", "2", "--workers", "2", "--scheduler", &cluster.control]).args(stop);
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| clients.iter().for_each(gradwire_worker::Client::close));
+        cluster.scheduler = Process::start("scheduler", &mut command);
+        leaving.join().unwrap();
+    });
+    // To a scheduler that a goodbye did not reach, the worker would be dead, and the job with it.
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    cluster.assert_no_panic();
 }
 
 #[test]

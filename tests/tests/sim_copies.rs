@@ -423,3 +423,44 @@ fn whatever_breaks_and_whenever_the_bits_are_those_of_an_undisturbed_run() {
         }),
     }
 }
+
+/// A chunk that the other server has no memory for: its bytes are no whole number of elements there, which storage refuses
+/// as it does what does not fit.
+fn refused_by_the_other(rig: &mut Rig) {
+    let (primary, other) = (rig.primary, 1 - rig.primary);
+    rig.epoch += 1;
+    let epoch = Epoch { term: 1, counter: rig.epoch };
+    let role = Role::Primary { backup: None, seeding: Some(Rank(other as u32)) };
+    let all: Vec<_> = rig.chunks.iter().map(|spec| (*spec, role)).collect();
+    rig.lanes[primary].roles(epoch, &all).unwrap();
+    let copy = Role::Copy { of: Rank(primary as u32) };
+    let mut all: Vec<_> = rig.chunks.iter().map(|spec| (*spec, copy)).collect();
+    all[1].0.bytes = 201;
+    for _ in 0..2 {
+        let refused = rig.lanes[other].roles(epoch, &all);
+        assert!(refused.is_err(), "a decision that is told again tries again");
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_made_harms_neither_server_and_is_made_when_there_is_room() {
+    for kind in kinds().into_iter().filter(|(dtype, ..)| dtype.bytes() > 1) {
+        let expected = undisturbed(kind, 6);
+        let mut rig = Rig::new(4, kind);
+        rig.round(1, |_, _| {});
+        refused_by_the_other(&mut rig);
+        rig.connect_stream();
+        // Nobody's round waits for a copy that is not there, and records for it are put off.
+        for round in 2..=3 {
+            assert!(rig.round(round, |_, _| {}) == expected[round as usize - 1], "{kind:?} round {round}");
+        }
+        rig.run(200);
+        rig.seed(false);
+        rig.run(200);
+        assert_eq!(rig.copies(), (2, 2, 0), "{kind:?}");
+        rig.fail_over();
+        for round in 4..=6 {
+            assert!(rig.round(round, |_, _| {}) == expected[round as usize - 1], "{kind:?} round {round}");
+        }
+    }
+}

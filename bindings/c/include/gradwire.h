@@ -1361,6 +1361,20 @@ GradwireCode gradwire_resume(const GradwireClient *client,
                              uint64_t *round);
 
 /**
+ * Has servers write a checkpoint of the round that this worker has finished of these `count` tensors, which are all that the
+ * program contributes to; returns when it is complete, after `timeout_ms` at the latest. `name` gets what
+ * `checkpoint.restore` is to be to go on from it, as text that ends with a nul, of at most `name_bytes` bytes with it; 256 are
+ * enough, and null with 0 says that nobody asks. To be called between rounds: when the operations of one were waited for, and
+ * before anything is pushed to the next. One worker is enough; training stands still meanwhile.
+ */
+GradwireCode gradwire_checkpoint(const GradwireClient *client,
+                                 const GradwireTensor *const *tensors,
+                                 uint64_t count,
+                                 uint64_t timeout_ms,
+                                 char *name,
+                                 uint64_t name_bytes);
+
+/**
  * Its bytes: how many a contribution has, and how many a pull brings. 0 for null.
  */
 uint64_t gradwire_tensor_bytes(const GradwireTensor *tensor);

@@ -12,6 +12,10 @@ use proto_common::plan::Placement;
 use proto_common::tensor::{Mode, TensorSpec};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
+use std::time::Duration;
+
+/// Room for the name of any checkpoint, with the nul: looked at before one is written.
+const NAME_BYTES_MIN: usize = 129;
 
 /// A declared tensor. Its functions may be called from any thread. Freed with `gradwire_tensor_free`, which leaves the
 /// tensor itself where it is: declaring it again, or `gradwire_tensor_of`, finds it.
@@ -201,6 +205,42 @@ pub extern "C" fn gradwire_resume(
         let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
         let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
         put(round, "round", client.resume(&tensors)?)
+    })
+}
+
+/// Has servers write a checkpoint of the round that this worker has finished of these `count` tensors, which are all that the
+/// program contributes to; returns when it is complete, after `timeout_ms` at the latest. `name` gets what
+/// `checkpoint.restore` is to be to go on from it, as text that ends with a nul, of at most `name_bytes` bytes with it; 256 are
+/// enough, and null with 0 says that nobody asks. To be called between rounds: when the operations of one were waited for, and
+/// before anything is pushed to the next. One worker is enough; training stands still meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_checkpoint(
+    client: Option<&GradwireClient>,
+    tensors: *const Option<&GradwireTensor>,
+    count: u64,
+    timeout_ms: u64,
+    name: *mut c_char,
+    name_bytes: u64,
+) -> GradwireCode {
+    guard(|| {
+        let client = object(client, "client")?.client();
+        let place = slice_mut(name.cast::<u8>(), name_bytes, "name")?;
+        let tensor = |tensor: &Option<&GradwireTensor>| Ok(object(*tensor, "tensor")?.0.clone());
+        let tensors = slice(tensors, count, "tensors")?.iter().map(tensor);
+        let tensors = tensors.collect::<Result<Vec<Tensor>, Failure>>()?;
+        if !place.is_empty() && place.len() < NAME_BYTES_MIN {
+            let what = format!("name_bytes is {name_bytes}; a checkpoint's name may need {NAME_BYTES_MIN}");
+            return Err(Failure::argument(what));
+        }
+        let written = client.checkpoint(&tensors, Duration::from_millis(timeout_ms))?;
+        if !place.is_empty() {
+            let bytes = written.as_bytes();
+            let place = place.get_mut(..=bytes.len());
+            let place = place.ok_or_else(|| Failure::argument(format!("there is no room for {written}")))?;
+            place[..bytes.len()].copy_from_slice(bytes);
+            place[bytes.len()] = 0;
+        }
+        Ok(())
     })
 }
 

@@ -325,6 +325,15 @@ impl Client {
         interruptible(py, move || Ok(client.resume(&tensors)?))
     }
 
+    /// Has servers write a checkpoint of the round that this worker has finished of these tensors; returns its name.
+    fn _checkpoint(&self, py: Python<'_>, tensors: Vec<PyRef<'_, Tensor>>, timeout: f64) -> PyResult<String> {
+        let wrong = |_| Failure::input("timeout", "`timeout` is a number of seconds from 0");
+        let within = Duration::try_from_secs_f64(timeout).map_err(wrong)?;
+        let client = self.inner.get()?.client.clone();
+        let tensors: Vec<_> = tensors.iter().map(|tensor| tensor.inner.clone()).collect();
+        interruptible(py, move || Ok(client.checkpoint(&tensors, within)?))
+    }
+
     /// Registered memory as an array: zero when new. `dtype` is the type's own name, `numpy` numpy's.
     fn _empty(
         &self,

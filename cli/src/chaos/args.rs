@@ -36,7 +36,7 @@ pub(super) const EPOCHS_MAX: i64 = 1_000_000;
 ///   gradwire chaos --roles scheduler --kills 20 --epochs 60
 ///   gradwire chaos --faults kill,stop,partition --transport tcp --kills 30     (as root)
 ///   gradwire chaos --faults kill,drain --servers 3 --set cluster.servers_max=4 --kills 30
-///   gradwire chaos --minutes 30 --away-ms 500                                  (a soak: one training, about as long as that)
+///   gradwire chaos --minutes 30 --away-ms 500                                  (a soak)
 #[derive(Args, Clone, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ChaosArgs {
@@ -50,8 +50,8 @@ pub(crate) struct ChaosArgs {
     /// So many in one run at most, 100 without --minutes; then it goes on to its end undisturbed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) kills_per_run: Option<u32>,
-    /// Instead of a number of faults: a soak, one training of about so many minutes, with faults to its end (with --epochs:
-    /// trainings of so many, one after the other, while there is time). Some are spared, so that they live long: the last server
+    /// Instead of a number of faults: a soak of about so many minutes, with faults to its end: one long training, and another for
+    /// what time it left (with --epochs: trainings of so many, one after the other, while there is time). Some are spared, so that they live long: the last server
     /// and the last worker first, then the scheduler, server 0 and worker 0. Ends with 1 where anybody's memory, open files or
     /// registered bytes grew, in one life or from life to life.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]

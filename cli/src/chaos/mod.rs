@@ -84,17 +84,16 @@ async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
         long.epochs = Some(epochs_of(args, minutes).await?);
         long.hash = Some(reference(&long).await?);
     }
-    let args = &long;
     let minutes = args.minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
     let mut report = Report {
-        command: args.replay(args.seed, args.kills),
-        hash: args.hash.clone(),
+        command: long.replay(args.seed, args.kills),
+        hash: long.hash.clone(),
         runs: Vec::new(),
         times: Vec::new(),
         is_equal: true,
     };
     if report.hash.is_none() && args.expect == Expect::Same {
-        report.hash = Some(undisturbed(args).await?);
+        report.hash = Some(undisturbed(&long).await?);
     }
     let (begun, mut struck) = (Instant::now(), 0);
     for seed in args.seed.. {
@@ -104,14 +103,25 @@ async fn all(args: &ChaosArgs, soak: &mut Soak) -> Result<Report, Failure> {
         }
         let turn = minutes.map(|minutes| begun + minutes / 2);
         let allowance = Allowance { strikes: left.min(args.kills_per_run()), turn };
-        let (run, strikes) = one(args, seed, allowance, report.hash.as_deref(), soak).await?;
+        let (run, strikes) = one(&long, seed, allowance, report.hash.as_deref(), soak).await?;
         struck += strikes;
         report.is_equal &= run.failure.is_none();
-        let is_idle = strikes == 0;
+        let (is_idle, seconds) = (strikes == 0, run.seconds);
         report.runs.push(run);
         // What one seed shows is looked at before others are tried; and a training too short for a fault never has one.
-        if !report.is_equal || is_idle || is_one {
+        if !report.is_equal || is_idle {
             break;
+        }
+        if let (Some(minutes), true) = (minutes, is_one) {
+            // The trial was short, and said it roughly: another training for the time that is left.
+            let left = minutes.saturating_sub(begun.elapsed()).as_secs_f64();
+            let epochs = f64::from(long.epochs()) * left / seconds;
+            if epochs < f64::from(TRIAL_EPOCHS) {
+                break;
+            }
+            long.epochs = Some(epochs.min(args::EPOCHS_MAX as f64) as u32);
+            long.hash = Some(reference(&long).await?);
+            report.hash.clone_from(&long.hash);
         }
     }
     report.is_equal &= struck > 0;

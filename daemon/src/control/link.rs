@@ -100,10 +100,10 @@ impl SchedulerLink {
         let (host, port) = (settings.scheduler.host.as_str(), settings.scheduler.port);
         let fix = "start gradwire-scheduler there, or set scheduler.host and scheduler.port";
         let deadlines = &settings.deadlines;
-        // Who wants no rank of its own is answered when all are there, or hears from the scheduler who is missing.
+        // Who wants no rank of its own may have to wait until it is clear that it is nobody's.
         let answer_ms = match register.wanted_rank {
             Some(_) => deadlines.connect_ms,
-            None => deadlines.connect_ms.saturating_add(deadlines.assemble_ms),
+            None => deadlines.connect_ms.saturating_add(deadlines.silence_ms),
         };
         let limit = Duration::from_millis(answer_ms);
         let stream = connect_with_retry(host, port, settings.deadlines.connect_ms, fix)

@@ -57,6 +57,8 @@ pub(super) struct Seeker<F> {
     job: JobId,
     /// The highest term that was obeyed: lower ones are deposed.
     term: u32,
+    /// The checkpoint that the job began from.
+    restore: Option<String>,
     resume: F,
 }
 
@@ -69,6 +71,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
             register: Register { wanted_rank: Some(welcome.rank), ..register },
             job: welcome.job,
             term: welcome.epoch.term,
+            restore: welcome.restore.clone(),
             resume,
         }
     }
@@ -120,7 +123,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         let address = format!("{}:{}", self.host, self.port);
         // Only now: what the last scheduler said before it went has been taken meanwhile.
         let Some(resume) = (self.resume)() else { return Ok(None) };
-        let resume = Resume { term: self.term, ..resume };
+        let resume = Resume { term: self.term, restore: self.restore.clone(), ..resume };
         let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job
             || welcome.epoch.term < self.term

@@ -119,7 +119,7 @@ impl Hub {
                 self.answered(request, PostAnswer { from, of, result });
             }
             Work::Heard(_) | Work::End => {}
-            Work::Say(message) => self.say(message),
+            Work::Say(message) => self.say(*message),
             Work::Back => self.go_on(),
             Work::Lost(why) => {
                 self.lost = Some(why);

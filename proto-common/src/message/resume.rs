@@ -25,6 +25,8 @@ pub struct Resume {
     pub rank: Rank,
     /// The highest term that it has obeyed; its link to the scheduler knows.
     pub term: u32,
+    /// The checkpoint that the job began from, as it was told; its link to the scheduler knows.
+    pub restore: Option<String>,
     /// The newest epoch it has seen, of the shard map or the roster.
     pub epoch: Epoch,
     /// The roster of that time.
@@ -42,7 +44,8 @@ impl Resume {
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
-        Self { rank: self.rank, term: self.term, epoch: self.epoch, map, ..Self::default() }
+        let (rank, term, epoch) = (self.rank, self.term, self.epoch);
+        Self { rank, term, restore: self.restore.clone(), epoch, map, ..Self::default() }
     }
 
     /// The lists in parts that each fit a message; at least one.

@@ -2,16 +2,22 @@
 //! exactly, and each synchronous tensor at one version: a checkpoint may be missing, and never torn. It must not touch files.
 
 use super::ordered::Ordered;
-use super::{Command, ConnectionId, Engine, Phase, deadline_ms, send};
+use super::queued::Finished;
+use super::{Command, ConnectionId, deadline_ms, send};
 use daemon::status::CheckpointStatus;
-use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
+use pending::complete;
+use proto_common::ids::{Epoch, Rank};
 use proto_common::message::{
-    CheckpointNews, CheckpointOrder, Cover, FromScheduler, PartWritten, SaveError, ToScheduler,
-    WAITING_LISTED_MAX, Waiting, Waits,
+    CheckpointNews, CheckpointOrder, FromScheduler, PartWritten, SaveError, Waiting,
 };
-use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, VecDeque};
+
+mod orders;
+mod pending;
+
+pub use pending::Completed;
+pub(super) use pending::{Asker, Pending, Wanted};
 
 /// Members that wait for one.
 pub(super) const ASKERS_MAX: usize = 8192;
@@ -21,87 +27,6 @@ pub(super) const STALLED_MS_MAX: u64 = 60 * 60 * 1000;
 /// Rounds that are remembered when their checkpoints have ended: as many as can be on their way to us.
 pub(super) const ENDED_KEPT: usize = 16;
 
-/// A checkpoint whose parts are all there.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Completed {
-    /// Its round.
-    pub round: u64,
-    /// Its tensors, with the least and the newest version of their chunks.
-    pub tensors: Vec<(TensorSpec, u64, u64)>,
-    /// Its tables, with their rows.
-    pub tables: Vec<(TableSpec, u64)>,
-    /// Its parts, without what they cover.
-    pub parts: Vec<PartWritten>,
-}
-
-/// What a checkpoint is to have.
-pub(super) struct Wanted<'a> {
-    /// Tensors that servers hold, each with the epoch that it was placed in.
-    pub(super) tensors: Vec<(&'a TensorSpec, Epoch)>,
-    /// Servers that are there.
-    pub(super) servers: Vec<ConnectionId>,
-    pub(super) lanes: u16,
-    pub(super) chunk_bytes: u64,
-}
-
-/// Somebody who waits for one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    pub(super) connection: ConnectionId,
-    pub(super) request: u64,
-    pub(super) since_ms: u64,
-    pub(super) deadline_ms: u64,
-}
-
-/// One under way.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    begun: Epoch,
-    pub(super) parts: BTreeMap<(Rank, u16), PartWritten>,
-    pub(super) askers: Vec<Asker>,
-    /// An operator asked for it.
-    pub(super) is_ordered: bool,
-    /// A worker asked for it, as of the moment.
-    is_now: bool,
-    is_passed: bool,
-    /// What lanes said that it waits for.
-    pub(super) waits: BTreeMap<(Rank, u16), Waits>,
-    /// Its manifest is being written.
-    pub(super) is_complete: bool,
-    /// Since when nothing has come of it; none where something has since the last tick.
-    stalled_since_ms: Option<u64>,
-}
-
-impl Pending {
-    /// A lane says what it waits for: nothing where all its chunks are copied.
-    pub(super) fn hear(&mut self, from: (Rank, u16), waits: Option<Waits>) {
-        if self.parts.contains_key(&from) {
-            return;
-        }
-        let before = match waits {
-            Some(waits) => self.waits.insert(from, waits),
-            None => self.waits.remove(&from),
-        };
-        if before.is_some_and(|before| waits.is_none_or(|now| now.left < before.left)) {
-            self.stalled_since_ms = None;
-        }
-    }
-
-    /// Parts that have not come, and what is known of the first of them.
-    fn missing(&self, all: &[(Rank, u16)]) -> (u64, Vec<Waiting>) {
-        let missing = || all.iter().filter(|part| !self.parts.contains_key(part));
-        let waits = |part: &(Rank, u16)| self.waits.get(part).copied();
-        let waiting = missing().take(WAITING_LISTED_MAX);
-        let waiting = waiting.map(|part| Waiting { server: part.0, lane: part.1, waits: waits(part) });
-        (missing().count() as u64, waiting.collect())
-    }
-
-    /// How long nothing has come of it.
-    fn stalled_ms(&mut self, now_ms: u64) -> u64 {
-        now_ms.saturating_sub(*self.stalled_since_ms.get_or_insert(now_ms))
-    }
-}
-
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoints {
@@ -109,6 +34,9 @@ pub(super) struct Checkpoints {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Those that operators asked for, and that are not begun.
     pub(super) ordered: Ordered,
+    /// Workers that wait for another one to be over, with the rounds that they have finished.
+    pub(super) queued: Vec<(u64, Asker)>,
+    pub(super) finished: Option<Finished>,
     /// Rounds whose checkpoints have ended, one way or the other, the newest last.
     pub(super) ended: VecDeque<u64>,
     /// Why the one that failed last did.
@@ -180,13 +108,32 @@ impl Checkpoints {
             let result = Err(error);
             return out.push(send(connection, FromScheduler::CheckpointSaved { request, result }));
         }
-        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        let asker =
+            Asker { connection, request, since_ms: now_ms, deadline_ms: deadline_ms(now_ms, timeout_ms) };
+        if let Some(name) = self.has_already(round, epoch) {
+            return answer(&[asker], &Ok(name.to_owned()), out);
+        }
+        if self.is_to_wait(round, wanted) {
+            return self.queued.push((round, asker));
+        }
+        self.take_up(asker, round, epoch, wanted, out);
+    }
+
+    /// A worker's turn has come.
+    pub(super) fn take_up(
+        &mut self,
+        asker: Asker,
+        round: u64,
+        epoch: Epoch,
+        wanted: &Wanted<'_>,
+        out: &mut Vec<Command>,
+    ) {
         if !self.pending.contains_key(&round) {
             self.begin(round, true, epoch, wanted, out);
             self.pending.entry(round).or_default().is_now = true;
         }
         let pending = self.pending.entry(round).or_default();
-        pending.askers.push(Asker { connection, request, since_ms: now_ms, deadline_ms });
+        pending.askers.push(asker);
         // It had begun by itself, and training does not go on before this one is answered: what takes no part in it is not
         // waited for.
         if !std::mem::replace(&mut pending.is_now, true) && !pending.is_complete {
@@ -203,12 +150,8 @@ impl Checkpoints {
     }
 
     pub(super) fn askers(&self) -> usize {
-        self.ordered.askers.len() + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
-    }
-
-    /// Is one under way whose parts are not all there?
-    pub(super) fn is_collecting(&self) -> bool {
-        self.pending.values().any(|pending| !pending.is_complete)
+        let waiting = self.ordered.askers.len() + self.queued.len();
+        waiting + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
     }
 
     pub(super) fn begin(
@@ -240,7 +183,11 @@ impl Checkpoints {
     ) {
         match news {
             CheckpointNews::Begun { round } => {
-                let is_other = |(other, pending): (&u64, &Pending)| *other != round && !pending.is_complete;
+                // Beside one that is only to be given its manifest the next one may begin. An earlier one may not: it would be
+                // taken for a leftover.
+                let is_other = |(other, pending): (&u64, &Pending)| {
+                    *other != round && (!pending.is_complete || *other > round)
+                };
                 // Said before its lane had heard of the end: the others do not begin it once more.
                 let is_over = !self.pending.contains_key(&round) && self.ended.contains(&round);
                 if !self.has_place || is_over || self.pending.iter().any(is_other) {
@@ -282,6 +229,13 @@ impl Checkpoints {
         match complete(round, pending, wanted) {
             Ok(completed) => {
                 pending.is_complete = true;
+                let at_round = |(spec, least, newest): &(TensorSpec, u64, u64)| {
+                    spec.settled_mode().has_rounds() && (*least, *newest) == (round, round)
+                };
+                pending.is_exact = completed.tensors.len() == wanted.tensors.len()
+                    && !completed.tensors.is_empty()
+                    && completed.tables.is_empty()
+                    && completed.tensors.iter().all(at_round);
                 // What it covers is known now, and takes room.
                 pending.parts.values_mut().for_each(|part| part.covers = Vec::new());
                 out.push(Command::WriteManifest(Box::new(completed)));
@@ -301,6 +255,8 @@ impl Checkpoints {
             Ok(name) => {
                 if let Some(pending) = self.end(round) {
                     answer(&pending.askers, &Ok(name.clone()), out);
+                    let finished = Finished { round, begun: pending.begun, name: name.clone() };
+                    self.finished = Some(finished).filter(|_| pending.is_exact);
                 }
                 self.completed += 1;
                 return Some(name);
@@ -341,11 +297,13 @@ impl Checkpoints {
             pending.askers.retain(|asker| asker.connection != connection);
         }
         self.ordered.askers.retain(|asker| asker.connection != connection);
+        self.queued.retain(|(_, asker)| asker.connection != connection);
     }
 
     /// Answers those whose deadline has passed; what they asked for goes on. `all` are the parts that each is to have.
     pub(super) fn expire(&mut self, now_ms: u64, all: &[(Rank, u16)], out: &mut Vec<Command>) {
         self.expire_ordered(now_ms, all, out);
+        self.expire_queued(now_ms, out);
         for (round, pending) in &mut self.pending {
             let is_late = |asker: &Asker| asker.deadline_ms <= now_ms;
             if !pending.askers.iter().any(is_late) {
@@ -397,6 +355,7 @@ impl Checkpoints {
 
     pub(super) fn next_deadline_ms(&self) -> Option<u64> {
         let askers = self.pending.values().flat_map(|pending| &pending.askers).chain(&self.ordered.askers);
+        let askers = askers.chain(self.queued.iter().map(|(_, asker)| asker));
         askers.map(|asker| asker.deadline_ms).min()
     }
 }
@@ -411,122 +370,5 @@ pub(super) fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: 
     for Asker { connection, request, .. } in askers {
         let (request, result) = (*request, result.clone());
         out.push(send(*connection, FromScheduler::CheckpointSaved { request, result }));
-    }
-}
-
-/// Puts the parts together; an error where a chunk is missing or stands twice, or a synchronous tensor has several versions.
-/// Tensors that were declared since it was begun are left out.
-fn complete(round: u64, pending: &Pending, wanted: &Wanted<'_>) -> Result<Completed, String> {
-    let mut covers: BTreeMap<Key, Vec<Cover>> = BTreeMap::new();
-    let mut rows: BTreeMap<u32, (TableSpec, u64)> = BTreeMap::new();
-    for part in pending.parts.values() {
-        for cover in &part.covers {
-            covers.entry(cover.first.key).or_default().push(*cover);
-        }
-        for (spec, count) in &part.tables {
-            let sum = &mut rows.entry(spec.key).or_insert_with(|| (spec.clone(), 0)).1;
-            *sum = sum.saturating_add(*count);
-        }
-    }
-    let mut tensors = Vec::new();
-    for (spec, epoch) in &wanted.tensors {
-        let mut own = covers.remove(&spec.key).unwrap_or_default();
-        if own.is_empty() && *epoch > pending.begun {
-            continue;
-        }
-        own.sort_unstable_by_key(|cover| cover.first.chunk);
-        let end = own.iter().try_fold(0u64, |end, cover| {
-            (u64::from(cover.first.chunk.0) == end).then_some(end + u64::from(cover.chunks))
-        });
-        let chunks = spec.chunk_count(wanted.chunk_bytes);
-        if end != Some(chunks) {
-            let what = "shards were moved while it was written";
-            return Err(format!(
-                "its parts do not have the {chunks} chunks of tensor {} once each: {what}",
-                spec.key
-            ));
-        }
-        let versions = || own.iter().map(|cover| cover.version);
-        let (least, newest) = (versions().min().unwrap_or(0), versions().max().unwrap_or(0));
-        if spec.settled_mode().has_rounds() && (least != newest || newest > round) {
-            let key = spec.key;
-            return Err(format!("tensor {key} was at rounds {least} to {newest}: ask for it between rounds"));
-        }
-        tensors.push(((*spec).clone(), least, newest));
-    }
-    let with_rounds = tensors.iter().filter(|(spec, ..)| spec.settled_mode().has_rounds());
-    if !pending.is_now && with_rounds.map(|(_, _, newest)| *newest).max().is_some_and(|newest| newest < round)
-    {
-        return Err("training ended before any tensor came to that round".into());
-    }
-    let without_covers =
-        |part: &PartWritten| PartWritten { covers: Vec::new(), tables: Vec::new(), ..part.clone() };
-    let parts = pending.parts.values().map(without_covers).collect();
-    Ok(Completed { round, tensors, tables: rows.into_values().collect(), parts })
-}
-
-impl Engine {
-    pub(super) fn wanted(&self) -> Wanted<'_> {
-        Wanted {
-            tensors: self.declarations.placed().collect(),
-            servers: self.present(|id| id.role == Role::Server),
-            lanes: self.config.shape.lanes,
-            chunk_bytes: self.config.shape.chunk_bytes,
-        }
-    }
-
-    /// A member speaks of checkpoints.
-    pub(super) fn about_checkpoint(
-        &mut self,
-        now_ms: u64,
-        (from, id): (ConnectionId, MemberId),
-        message: ToScheduler,
-        out: &mut Vec<Command>,
-    ) {
-        match message {
-            ToScheduler::Checkpoint(news) if id.role == Role::Server => self.checkpoint_news(id, news, out),
-            ToScheduler::SaveCheckpoint { request, round, timeout_ms } => {
-                self.save_checkpoint(now_ms, (from, id, request), (round, timeout_ms), out);
-            }
-            _ => {}
-        }
-    }
-
-    /// What a server says of a checkpoint.
-    fn checkpoint_news(&mut self, from: MemberId, news: CheckpointNews, out: &mut Vec<Command>) {
-        let mut checkpoints = std::mem::take(&mut self.checkpoints);
-        checkpoints.news(from.rank, news, self.epoch, &self.wanted(), out);
-        self.checkpoints = checkpoints;
-    }
-
-    /// A member asks for a checkpoint of this round.
-    fn save_checkpoint(
-        &mut self,
-        now_ms: u64,
-        (from, id, request): (ConnectionId, MemberId, u64),
-        (round, timeout_ms): (u64, u64),
-        out: &mut Vec<Command>,
-    ) {
-        if self.phase != Phase::Running || id.role != Role::Worker {
-            let what = "checkpoints are written while the job runs, when a worker asks; ask then";
-            let result = Err(SaveError::NotNow(what.into()));
-            return out.push(send(from, FromScheduler::CheckpointSaved { request, result }));
-        }
-        let mut checkpoints = std::mem::take(&mut self.checkpoints);
-        checkpoints.ask((from, request), round, (now_ms, timeout_ms, self.epoch), &self.wanted(), out);
-        self.checkpoints = checkpoints;
-    }
-
-    /// Who serves what has changed: what is being written lacks something.
-    pub(super) fn fail_checkpoints(&mut self, reason: &str, out: &mut Vec<Command>) {
-        let servers = self.present(|id| id.role == Role::Server);
-        self.checkpoints.fail_all(reason, &servers, out);
-    }
-
-    /// Parts that a checkpoint has.
-    pub(super) fn checkpoint_parts(&self) -> Vec<(Rank, u16)> {
-        let servers = self.members.iter().filter(|(id, member)| id.role == Role::Server && !member.gone);
-        let lanes = self.config.shape.lanes;
-        servers.flat_map(|(id, _)| (0..lanes).map(|lane| (id.rank, lane))).collect()
     }
 }

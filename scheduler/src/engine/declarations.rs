@@ -40,6 +40,7 @@ enum State {
     /// Servers are allocating it.
     Pending,
     Ready,
+    /// It leaves the map with the next decision, and may be declared anew then.
     Failed(DeclareError),
 }
 
@@ -48,8 +49,6 @@ struct Entry {
     /// The decision that placed it, which servers answer.
     epoch: Epoch,
     state: State,
-    /// What was declared, where it is in no map any more.
-    failed: Option<Box<TensorSpec>>,
 }
 
 #[derive(Debug)]
@@ -57,6 +56,8 @@ struct Pending {
     servers: BTreeSet<Rank>,
     keys: Vec<Key>,
     error: Option<DeclareError>,
+    /// Tensors of before, that somebody counts on: whatever a server says, they stay.
+    stays: bool,
     /// Who is to hear of a change of a rule.
     changer: Option<Asker>,
 }
@@ -178,7 +179,7 @@ impl Declarations {
         }
         *epoch = epoch.next();
         let servers = servers.there.clone();
-        let pending = Pending { servers, keys: Vec::new(), error: None, changer: Some(who) };
+        let pending = Pending { servers, keys: Vec::new(), error: None, stays: false, changer: Some(who) };
         self.pending.insert(*epoch, pending);
         Step::Change(*epoch, change)
     }
@@ -209,7 +210,7 @@ impl Declarations {
         if who.role != Role::Server || !pending.servers.remove(&who.rank) {
             return Vec::new();
         }
-        if let Some(reason) = error {
+        if let Some(reason) = error.filter(|_| !pending.stays) {
             pending.error.get_or_insert(DeclareError::Server { server: who.rank, reason });
         }
         self.complete(epoch)
@@ -242,7 +243,6 @@ impl Declarations {
             if let Some(entry) = self.tensors.get_mut(key) {
                 entry.state = done.error.clone().map_or(State::Ready, State::Failed);
                 if done.error.is_some() {
-                    entry.failed = self.shards.map.tensor(*key).cloned().map(Box::new);
                     self.dropped.push(*key);
                 }
             }
@@ -255,42 +255,58 @@ impl Declarations {
         due
     }
 
-    /// What nobody counts on leaves the map: servers need not keep it, nor copy it, nor wait for others to take it over.
+    /// What nobody counts on leaves the map: servers need not keep it, nor copy it, nor wait for others to take it over. Whoever
+    /// waited has heard why; who declares it from now on declares it anew.
     pub(super) fn drop_failed(&mut self, epoch: &mut Epoch) -> Option<(Epoch, MapChange)> {
         if self.dropped.is_empty() {
             return None;
         }
         *epoch = epoch.next();
+        for key in &self.dropped {
+            self.tensors.remove(key);
+        }
         let change = MapChange::Dropped(std::mem::take(&mut self.dropped));
         self.shards.drop_tensors(*epoch, &change);
         Some((*epoch, change))
     }
 
-    /// Is an answer of servers to this decision waited for?
-    pub(super) fn awaits(&self, epoch: Epoch) -> bool {
-        self.pending.contains_key(&epoch)
+    /// Would a server that cannot do this fail a declaration?
+    pub(super) fn may_fail(&self, epoch: Epoch) -> bool {
+        self.pending.get(&epoch).is_some_and(|pending| !pending.stays)
     }
 
-    /// Everything as a scheduler before this one left it: `servers` are asked again for all of it, in these messages.
+    /// Everything as a scheduler before this one left it: `servers` are asked again for all of it, in these messages. Tensors
+    /// that somebody may have been told of (`is_known`) stay whatever servers say; one that is none of those is in a message of
+    /// its own, and leaves where a server cannot have it.
     pub(super) fn restore(
         &mut self,
         map: MapUpdate,
+        is_known: impl Fn(Key) -> bool,
         servers: &Servers,
         epoch: &mut Epoch,
     ) -> Result<Vec<MapUpdate>, MapError> {
         self.shards.restore(&MapUpdate { epoch: *epoch, ..map })?;
-        let parts = Resume { map: self.shards.map.whole(), ..Resume::default() }.parts();
+        let mut map = self.shards.map.whole();
+        let unknown: Vec<TensorSpec> = map.tensors.extract_if(.., |spec| !is_known(spec.key)).collect();
+        map.ranges.retain(|range| is_known(range.first.key));
+        let parts = Resume { map, ..Resume::default() }.parts().into_iter().map(|part| (part.map, true));
+        let ranges_of = |key| self.shards.map.ranges_of(key).to_vec();
+        let alone = unknown.into_iter().map(|spec| {
+            let ranges = ranges_of(spec.key);
+            (MapUpdate { tensors: vec![spec], ranges, ..MapUpdate::default() }, false)
+        });
+        let all: Vec<(MapUpdate, bool)> = parts.chain(alone).collect();
         let mut told = Vec::new();
-        for MapUpdate { tensors, ranges, .. } in parts.into_iter().map(|part| part.map) {
+        for (MapUpdate { tensors, ranges, .. }, stays) in all {
             if tensors.is_empty() {
                 continue;
             }
             *epoch = epoch.next();
             let keys: Vec<Key> = tensors.iter().map(|spec| spec.key).collect();
             for key in &keys {
-                self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending, failed: None });
+                self.tensors.insert(*key, Entry { epoch: *epoch, state: State::Pending });
             }
-            let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
+            let pending = Pending { servers: servers.there.clone(), keys, error: None, stays, changer: None };
             self.pending.insert(*epoch, pending);
             told.push(MapUpdate { epoch: *epoch, tensors, ranges });
         }
@@ -306,6 +322,11 @@ impl Declarations {
             MapUpdate { epoch: *epoch, ..map }
         });
         stamped.collect()
+    }
+
+    /// Has a declaration of it been answered?
+    pub(super) fn is_ready(&self, key: Key) -> bool {
+        self.tensors.get(&key).is_some_and(|entry| matches!(entry.state, State::Ready))
     }
 
     /// Does anybody count on it? On what could not be allocated nobody does.
@@ -405,8 +426,8 @@ impl Declarations {
                     spec.validate_in(&self.shape)?;
                     fresh.push(spec);
                 }
-                Some(entry) => {
-                    let before = entry.failed.as_deref().or_else(|| self.shards.map.tensor(spec.key));
+                Some(_) => {
+                    let before = self.shards.map.tensor(spec.key);
                     if before != Some(&spec) {
                         let (before, now) = (before.map(describe).unwrap_or_default(), describe(&spec));
                         return Err(DeclareError::Conflict { key: spec.key, before, now });
@@ -440,9 +461,10 @@ impl Declarations {
         self.shards.add(&update).map_err(|error| DeclareError::NotNow(error.to_string()))?;
         let keys: Vec<Key> = update.tensors.iter().map(|spec| spec.key).collect();
         for key in &keys {
-            self.tensors.insert(*key, Entry { epoch, state: State::Pending, failed: None });
+            self.tensors.insert(*key, Entry { epoch, state: State::Pending });
         }
-        let pending = Pending { servers: servers.there.clone(), keys, error: None, changer: None };
+        let pending =
+            Pending { servers: servers.there.clone(), keys, error: None, stays: false, changer: None };
         self.pending.insert(epoch, pending);
         Ok(update)
     }

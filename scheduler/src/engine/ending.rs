@@ -90,6 +90,13 @@ impl Engine {
         let Some(until_ms) = self.saving_until_ms else { return };
         if self.phase != Phase::Running || !self.workers_left() {
             self.saving_until_ms = None;
+            // Somebody has come who needs what they had.
+            for death in std::mem::take(&mut self.unheeded) {
+                let is_gone = self.members.get(&death.member).is_some_and(|member| member.gone);
+                if is_gone && self.phase == Phase::Running {
+                    self.lose_server(now_ms, death, out);
+                }
+            }
             return;
         }
         if self.checkpoints.is_writing() && now_ms < until_ms {
@@ -117,6 +124,7 @@ impl Engine {
         self.give_up(now_ms, out);
         self.expire_comings(now_ms, out);
         self.rebuild_if_whole(now_ms, out);
+        self.let_in(now_ms, out);
         if self.phase == Phase::Assembling && waited_ms >= self.config.assemble_ms {
             let missing = self.missing();
             return self.end(now_ms, Outcome::Incomplete { waited_ms, missing }, out);

@@ -19,15 +19,15 @@ impl Engine {
         }
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
-            // Nobody needs it any more; a checkpoint that needed it has failed.
-            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => {}
+            // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
+            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => self.unheeded.push(death),
             (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             _ => {}
         }
     }
 
-    fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
+    pub(super) fn lose_server(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {
         let id = death.member;
         let Some(member) = self.members.remove(&id) else { return };
         self.dead.add(member.incarnation);
@@ -148,6 +148,7 @@ impl Engine {
         if let Some(member) = self.members.remove(&id) {
             self.dead.add(member.incarnation);
         }
+        self.changes.servers = self.changes.servers.saturating_sub(1);
         self.tell_roster(out);
         self.go_on_without(id, out);
         true

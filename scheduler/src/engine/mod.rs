@@ -16,6 +16,7 @@ mod moves;
 mod note;
 mod ordered;
 mod posts;
+mod queued;
 mod rebuild;
 mod refusals;
 mod registration;
@@ -254,6 +255,8 @@ pub struct Engine {
     last_checkpoint: Option<String>,
     /// All workers are done, and a checkpoint under way is waited for, so long.
     saving_until_ms: Option<u64>,
+    /// Servers that died since then.
+    unheeded: Vec<Death>,
     /// What people are to hear of the last step.
     notes: Vec<Note>,
     /// When something last happened: a scheduler that was not running cannot judge silence.
@@ -279,9 +282,10 @@ impl Engine {
             unsettled: false,
             rebuild: Rebuild::default(),
             comings: Comings::default(),
-            changes: Changes::default(),
+            changes: Changes { servers: config.shape.servers, ..Changes::default() },
             last_checkpoint: config.checkpoints.last.clone(),
             saving_until_ms: None,
+            unheeded: Vec::new(),
             notes: Vec::new(),
             awake_ms: now_ms,
             config,
@@ -356,6 +360,12 @@ impl Engine {
                 self.register(now_ms, from, register, out);
             }
             ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
+            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
+            // It says nothing that counts before it is let in.
+            _ if self.rebuild.knows(from) => {}
             ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
                 self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
             }
@@ -364,12 +374,6 @@ impl Engine {
                 let age_ms = now_ms.saturating_sub(self.started_ms);
                 refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
             }
-            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
-            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
-                out.push(send(from, FromScheduler::HeartbeatAck));
-            }
-            // It says nothing that counts before it is let in.
-            _ if self.rebuild.knows(from) => {}
             other => {
                 let reason = format!("{} came before a registration; register first", name_of(&other));
                 refuse(from, RefusalReason::Misplaced(reason), out);
@@ -414,7 +418,8 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => match error {
-                Some(reason) if id.role == Role::Server && !self.declarations.awaits(epoch) => {
+                Some(reason) if id.role == Role::Server && !self.declarations.may_fail(epoch) => {
+                    declared(self.declarations.assigned(id, epoch, None), out);
                     self.roles_refused(id, epoch, reason, out);
                 }
                 error => {

@@ -17,12 +17,16 @@ pub enum Note {
         /// Those that had copies.
         by: Vec<Rank>,
     },
-    /// A server could not do what a decision about copies asked of it.
+    /// A server could not do what a decision asked of it.
     Refused {
         /// Its rank.
         server: Rank,
         /// In its words.
         reason: String,
+        /// Copies that were being made and are given up for it.
+        given_up: usize,
+        /// How many of them are to be made elsewhere, or tried again.
+        tried: usize,
     },
     /// A checkpoint was given up, and why.
     CheckpointFailed(String),

@@ -41,7 +41,7 @@ impl Ordered {
 impl Checkpoints {
     /// Asks servers how far they are, where somebody waits for that and nothing else is being written.
     fn ask_servers(&mut self, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
-        let is_idle = self.ordered.asked.is_none() && !self.is_collecting();
+        let is_idle = self.ordered.asked.is_none() && self.pending.is_empty() && self.queued.is_empty();
         if is_idle && !self.ordered.askers.is_empty() {
             self.ordered.asked = Some(BTreeMap::new());
             order(&wanted.servers, CheckpointOrder::Where, out);
@@ -72,7 +72,7 @@ impl Checkpoints {
         let newest = asked.values().max().copied().unwrap_or(0);
         self.ordered.asked = None;
         // One that began by itself meanwhile is waited for.
-        if self.ordered.askers.is_empty() || self.is_collecting() {
+        if self.ordered.askers.is_empty() || !self.pending.is_empty() {
             return;
         }
         let round = newest.saturating_add(self.ordered.ahead);
@@ -107,7 +107,7 @@ impl Checkpoints {
         let late: Vec<Asker> = late;
         for asker in late {
             let waited_ms = now_ms.saturating_sub(asker.since_ms);
-            let other = self.pending.iter().find(|(_, pending)| !pending.is_complete);
+            let other = self.pending.iter().next();
             let silent = |asked: &BTreeMap<(Rank, u16), u64>| {
                 let silent = all.iter().filter(|part| !asked.contains_key(part));
                 let mut servers: Vec<String> = silent.map(|(server, _)| server.to_string()).collect();
@@ -189,7 +189,9 @@ impl Engine {
     pub(super) fn ask_servers(&mut self, out: &mut Vec<Command>) {
         let mut checkpoints = std::mem::take(&mut self.checkpoints);
         if self.phase == Phase::Running {
-            checkpoints.ask_servers(&self.wanted(), out);
+            let wanted = self.wanted();
+            checkpoints.begin_queued(self.epoch, &wanted, out);
+            checkpoints.ask_servers(&wanted, out);
         }
         self.checkpoints = checkpoints;
     }
@@ -221,7 +223,8 @@ impl Engine {
 
     /// What was asked for and is not begun is not.
     pub(super) fn refuse_orders(&mut self, why: &str, out: &mut Vec<Command>) {
-        let askers = std::mem::take(&mut self.checkpoints.ordered.askers);
+        let mut askers = std::mem::take(&mut self.checkpoints.ordered.askers);
+        askers.extend(self.checkpoints.queued.drain(..).map(|(_, asker)| asker));
         answer(&askers, &Err(SaveError::NotNow(why.into())), out);
     }
 }

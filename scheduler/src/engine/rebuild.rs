@@ -1,19 +1,21 @@
 //! A scheduler that follows another one: members say what they know, and nothing is decided before all of them have, or had
 //! their time for it. Then the cluster goes on under a new term. Strangers wait meanwhile.
 
+use super::checkpoints::Asker;
 use super::lists::check_lists;
 use super::member::Member;
-use super::{Awaited, Command, ConnectionId, Engine, LOCAL, Phase, refuse};
-use proto_common::config::WorkerLoss;
+use super::{Command, ConnectionId, Engine, LOCAL, Phase, refuse};
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::TENSORS_MAX;
 use proto_common::message::{
-    self, CheckpointOrder, Coming, FromScheduler, NodeGroup, RefusalReason, Register, Resume,
+    self, CheckpointOrder, FromScheduler, NodeGroup, RefusalReason, Register, Resume,
 };
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
+
+mod seats;
 
 /// Processes that wait to be let in.
 const WAITING_MAX: usize = 1024;
@@ -66,9 +68,13 @@ pub(super) struct Rebuild {
     left: Vec<Rank>,
     /// The newest that was told of each tensor.
     tensors: BTreeMap<Key, Told>,
+    /// Those that workers know: their declarations were answered.
+    answered: BTreeSet<Key>,
     /// The lives that those who told of tensors mean by a rank.
     lives: BTreeMap<ConnectionId, Lives>,
     barriers: BTreeMap<(String, [bool; 3]), u64>,
+    /// The checkpoint that the job began from, once somebody has said it.
+    restore: Option<Option<String>>,
 }
 
 impl Rebuild {
@@ -131,6 +137,9 @@ impl Rebuild {
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
         for told in std::mem::take(&mut arrival.tensors) {
+            if arrival.register.role == Role::Worker {
+                self.answered.insert(told.spec.key);
+            }
             let known = self.tensors.get(&told.spec.key).is_some_and(|known| known.epoch >= told.epoch);
             if !known {
                 self.tensors.insert(told.spec.key, told);
@@ -144,6 +153,7 @@ impl Rebuild {
         self.lives.insert(from, lives_of(&members));
         if self.members.is_empty() || arrival.epoch > self.epoch {
             (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
+            self.restore = arrival.register.resume.as_ref().map(|resume| resume.restore.clone());
         }
     }
 
@@ -363,11 +373,18 @@ impl Engine {
         self.epoch = Epoch { term, counter: 0 };
         self.posts.begin(term);
         self.phase = Phase::Running;
+        let began_otherwise = self.began_from(rebuild.restore.take());
+        let servers = rebuild.members.iter().filter(|member| member.id.role == Role::Server);
+        self.changes.servers = servers.count() as u32;
         let gone = self.seat(now_ms, &mut rebuild, out);
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
         }
         self.await_those(now_ms, &rebuild);
+        // Workers that are not there may have been told of what these do not know.
+        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|member| !member.gone);
+        let all_say = self.places().filter(|id| id.role == Role::Worker).all(|id| is_there(&id));
+        let answered = std::mem::take(&mut rebuild.answered);
         // Lives before places: a map names ranks.
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
@@ -376,7 +393,7 @@ impl Engine {
         let (map, lost) = rebuild.map(shape);
         // Of what was under way this one knows nothing, and its lanes would wait for ever.
         super::checkpoints::order(&self.present(|id| id.role == Role::Server), CheckpointOrder::Reset, out);
-        self.tell_map(map, out);
+        self.tell_map(map, |key| !all_say || answered.contains(&key), out);
         self.unsettled = true;
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
@@ -393,83 +410,28 @@ impl Engine {
         }
         self.ask_again(out);
         for (id, member) in rebuild.early {
-            self.seat_early(now_ms, id, member, out);
+            self.seat_early(now_ms, id, (member, began_otherwise), out);
         }
         for (connection, register) in rebuild.waiting {
             self.register(now_ms, connection, register, out);
         }
     }
 
-    /// Gives everyone of the newest roster its place; says who has not come. Others are dead.
-    fn seat(&mut self, now_ms: u64, rebuild: &mut Rebuild, out: &mut Vec<Command>) -> Vec<MemberId> {
-        let mut gone = Vec::new();
-        for entry in &rebuild.members {
-            let came = rebuild.came(entry);
-            let arrival =
-                came.and_then(|connection| Some((connection, rebuild.arrivals.remove(&connection)?)));
-            match arrival {
-                Some((connection, arrival)) => {
-                    let member = Member::new(connection, arrival.register, now_ms);
-                    self.members.insert(entry.id, member);
-                    self.connections.insert(connection, entry.id);
-                    self.welcome(entry.id, connection, Coming::Start, out);
-                }
-                None => {
-                    self.members.insert(entry.id, Member::absent(entry, now_ms));
-                    gone.push(entry.id);
-                }
-            }
-        }
-        for rank in &rebuild.left {
-            let id = MemberId { role: Role::Worker, rank: *rank };
-            self.members.entry(id).or_insert_with(|| Member::departed(now_ms));
-        }
-        for (connection, arrival) in std::mem::take(&mut rebuild.arrivals) {
-            let life = arrival.register.incarnation;
-            if self.members.values().any(|member| !member.gone && member.incarnation == life) {
-                let reason = "this life of it has come on another connection since";
-                refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-                continue;
-            }
-            self.dead.add(life);
-            let reason = "this life of it was declared dead; start it as a new process";
-            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-        }
-        gone
-    }
-
-    /// Whom barriers and rounds wait for.
-    fn await_those(&mut self, now_ms: u64, rebuild: &Rebuild) {
-        let policy = self.config.shape.worker_loss;
-        for id in self.places().collect::<Vec<_>>() {
-            if self.members.contains_key(&id) {
-                continue;
-            }
-            // The scheduler before this one has decided that it is dead.
-            if id.role == Role::Worker && policy == WorkerLoss::Wait {
-                let cause = DeathCause::ConnectionLost;
-                let deadline_ms = now_ms.saturating_add(self.config.rejoin_ms);
-                self.awaited.insert(id.rank, Awaited { deadline_ms, death: Death { member: id, cause } });
-            } else {
-                self.barriers.without(id);
-            }
-        }
-        for member in &rebuild.members {
-            self.barriers.join(member.id);
-        }
-        for rank in &rebuild.left {
-            let id = MemberId { role: Role::Worker, rank: *rank };
-            let goes_on = policy == WorkerLoss::Continue;
-            drop(if goes_on { self.barriers.without(id) } else { self.barriers.leave(id) });
-        }
+    /// What the job began from is what its members were told, whatever `latest` means by now. True where this scheduler had
+    /// thought otherwise.
+    fn began_from(&mut self, told: Option<Option<String>>) -> bool {
+        let Some(told) = told else { return false };
+        let began_otherwise = self.config.checkpoints.restore != told;
+        self.config.checkpoints.restore = told;
+        began_otherwise
     }
 
     /// Tells everybody the map that the newest of them knew; servers answer as to new tensors, because some may not have
     /// heard of all of them.
-    fn tell_map(&mut self, map: MapUpdate, out: &mut Vec<Command>) {
+    fn tell_map(&mut self, map: MapUpdate, is_known: impl Fn(Key) -> bool, out: &mut Vec<Command>) {
         let servers = self.servers();
         // Each tensor was checked when it came.
-        let told = self.declarations.restore(map, &servers, &mut self.epoch).unwrap_or_default();
+        let told = self.declarations.restore(map, is_known, &servers, &mut self.epoch).unwrap_or_default();
         for update in told {
             let (epoch, change) = (update.epoch, MapChange::Ranges(update.ranges.clone()));
             let (servers, workers) =
@@ -481,19 +443,6 @@ impl Engine {
             });
         }
         out.retain(|command| !matches!(command, Command::Send { to, .. } if to.is_empty()));
-    }
-
-    /// Who was let in before it was known that there is a cluster: it stays, where its place is free there.
-    fn seat_early(&mut self, now_ms: u64, id: MemberId, mut member: Member, out: &mut Vec<Command>) {
-        let connection = member.connection;
-        if self.phase != Phase::Running || self.members.contains_key(&id) {
-            let reason = "the scheduler was started again, and a process of before has this place; start this one again";
-            return refuse(connection, RefusalReason::Misplaced(reason.into()), out);
-        }
-        member.heard_ms = now_ms;
-        self.members.insert(id, member);
-        self.connections.insert(connection, id);
-        self.join(id, connection, out);
     }
 
     /// A scheduler that has not run for so long that members have given it up follows itself: they come again.
@@ -518,7 +467,8 @@ impl Engine {
             let told = Told { epoch: self.epoch, by: LOCAL, spec: spec.clone(), ranges: ranges.to_vec() };
             (spec.key, told)
         });
-        let tensors = tensors.collect();
+        let tensors: BTreeMap<Key, Told> = tensors.collect();
+        let answered = tensors.keys().copied().filter(|key| self.declarations.is_ready(*key)).collect();
         let opened = self.barriers.all_opened().into_iter();
         let barriers = opened.map(|(name, NodeGroup { scheduler, servers, workers }, times)| {
             ((name, [scheduler, servers, workers]), times)
@@ -530,6 +480,7 @@ impl Engine {
             members,
             left,
             tensors,
+            answered,
             barriers: barriers.collect(),
             ..Rebuild::default()
         };
@@ -537,6 +488,14 @@ impl Engine {
             out.push(Command::Close { connection });
             self.posts.forget(connection, &mut Vec::new());
         }
+        // Members ask again when they have come; an operator is no member.
+        let connections = std::mem::take(&mut self.connections);
+        let is_stranger = |asker: &Asker| !connections.contains_key(&asker.connection);
+        self.checkpoints.refuse_all(
+            is_stranger,
+            "the scheduler slept, and waits for its members; ask again",
+            out,
+        );
         let fresh = Self::new(self.config.clone(), self.started_ms);
         let fresh = if self.barriers.has_program() { fresh.with_program() } else { fresh };
         let epoch = self.epoch;

@@ -1,6 +1,6 @@
 //! Registration: who is let in, with which rank, and the roster when all are there. Whoever comes while the job runs takes a
-//! free place: a new server's, a dead one's, or that of a worker that may come again. Until all are there, those who want no rank
-//! of their own wait for one.
+//! free place: a new server's, a dead one's, or that of a worker that may come again. Those who want no rank of their own wait
+//! for one until it is clear that no scheduler has given it before.
 
 use super::member::Member;
 use super::{Command, ConnectionId, Engine, Phase, refuse, send};
@@ -33,20 +33,31 @@ impl Engine {
                               new process";
                 refuse(from, RefusalReason::Misplaced(reason.into()), out);
             }
-            Phase::Assembling if self.may_follow() && register.wanted_rank.is_none() => {
+            Phase::Assembling if self.may_follow(now_ms) && register.wanted_rank.is_none() => {
                 self.hold(now_ms, from, register, out);
             }
             _ => self.admit(now_ms, from, register, out),
         }
     }
 
-    /// Can there be a cluster of before, whose members have ranks and come later?
-    fn may_follow(&self) -> bool {
-        self.config.shape.scheduler_ms > 0
+    /// May there be a cluster of before, whose members have ranks and come yet? They look for their scheduler all the time.
+    fn may_follow(&self, now_ms: u64) -> bool {
+        let shape = &self.config.shape;
+        shape.scheduler_ms > 0 && now_ms < self.started_ms.saturating_add(shape.silence_ms)
     }
 
-    /// Who wants no rank of its own gets one when all are there: until then it is not known that the job is fresh, and any rank
-    /// may be that of a member of before.
+    /// Nobody of a cluster of before has come: those who wait for a rank get one.
+    pub(super) fn let_in(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if self.phase != Phase::Assembling || self.may_follow(now_ms) {
+            return;
+        }
+        for (connection, register) in self.rebuild.take_waiting() {
+            self.admit(now_ms, connection, register, out);
+        }
+    }
+
+    /// Who wants no rank of its own gets one when all are there, or nobody of before has come for so long: until then it is
+    /// not known that the job is fresh, and any rank may be that of a member of before.
     fn hold(&mut self, now_ms: u64, from: ConnectionId, register: Register, out: &mut Vec<Command>) {
         let (role, life, places) = (register.role, register.incarnation, self.places_of(register.role));
         let held = self.rebuild.waiting();
@@ -119,6 +130,8 @@ impl Engine {
             self.ask_rounds(id, incarnation, out);
         }
         if id.role == Role::Server {
+            let there = self.present(|id| id.role == Role::Server).len() as u32;
+            self.changes.servers = self.changes.servers.max(there);
             self.declarations.shards.forgive(id.rank);
             // What is being written would lack its parts.
             self.fail_checkpoints(&format!("{id} came while it was written"), out);

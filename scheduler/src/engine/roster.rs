@@ -3,7 +3,7 @@
 use super::member::Member;
 use super::shards::Servers;
 use super::{Command, Engine, Note, Phase, send};
-use proto_common::ids::{Epoch, Incarnation, MemberId, Rank, Role};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, MemberId, Rank, Role};
 use proto_common::message::{self, FromScheduler};
 use proto_common::shard_map::MapChange;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -44,6 +44,9 @@ pub(super) struct Changes {
     pub(super) rebuilt: u64,
     /// From the last sign of life of the server that died last to the decision who takes over.
     pub(super) promotion_ms: u64,
+    /// Servers that the job is to have: those of its start, with those that came and without those that were sent away. One that
+    /// died counts until another one has its place.
+    pub(super) servers: u32,
 }
 
 impl Engine {
@@ -123,11 +126,13 @@ impl Engine {
         if self.phase != Phase::Running {
             return;
         }
-        let changes = self.declarations.shards.refused(id.rank, epoch, &mut self.epoch);
-        self.note(Note::Refused { server: id.rank, reason });
+        let (changes, given_up) = self.declarations.shards.refused(id.rank, epoch, &mut self.epoch);
         self.unsettled |= !changes.is_empty();
         self.tell_changes(changes, out);
         self.settle(out);
+        let is_tried = |first: &ChunkId| self.unsettled || self.declarations.shards.seeds.contains_key(first);
+        let tried = given_up.iter().filter(|first| is_tried(first)).count();
+        self.note(Note::Refused { server: id.rank, reason, given_up: given_up.len(), tried });
     }
 
     /// A server wishes to go.

@@ -102,6 +102,11 @@ impl Outbox {
         Ok(Self { peer, frames, queued_bytes, _open: open })
     }
 
+    /// Bytes that wait for the peer.
+    pub(super) fn queued_bytes(&self) -> &Arc<AtomicUsize> {
+        &self.queued_bytes
+    }
+
     pub(super) fn peer(&self) -> SocketAddr {
         self.peer
     }

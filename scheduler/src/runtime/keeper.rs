@@ -15,8 +15,6 @@ pub(super) struct Keeper {
     job: u64,
     shape: Shape,
     keep: u32,
-    /// What the job began from: servers that come read it, too.
-    restore: Option<String>,
     /// When the newest one was complete.
     last_unix_ms: Arc<AtomicU64>,
 }
@@ -57,8 +55,10 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         chunk_bytes: cluster.chunk_bytes,
         deterministic: cluster.deterministic,
     };
-    let (job, keep, restore) = (settings.job.0, wanted.keep, restore);
-    let keeper = Keeper { store, job, shape, keep, restore: restore.clone(), last_unix_ms };
+    let (job, keep) = (settings.job.0, wanted.keep);
+    let keeper = Keeper { store, job, shape, keep, last_unix_ms };
+    // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
+    let last = restore.clone().or(last);
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
 }
 
@@ -71,7 +71,8 @@ impl Keeper {
         let later = |last: u64| Some(now_ms.max(last.saturating_add(1)));
         let last = self.last_unix_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
         let unix_ms = last.ok().and_then(later).unwrap_or(now_ms);
-        let name = checkpoint::round_name(completed.round);
+        let restore = completed.restore.as_deref();
+        let name = checkpoint::name_beside(completed.round, restore);
         let mut manifest = Manifest::new(&name, self.job, completed.round, unix_ms, self.shape.clone());
         manifest.tensors = completed.tensors.iter().cloned().map(tensor).collect();
         manifest.tables = completed
@@ -96,7 +97,7 @@ impl Keeper {
             parts = manifest.parts.len(),
             "a checkpoint is complete"
         );
-        match checkpoint::retain(&*self.store, &manifest, self.keep, self.restore.as_deref()) {
+        match checkpoint::retain(&*self.store, &manifest, self.keep, restore) {
             Ok(gone) if gone.is_empty() => {}
             Ok(gone) => tracing::info!(checkpoints = ?gone, "old checkpoints are removed"),
             // The new one is complete all the same.

@@ -11,6 +11,8 @@ use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeV
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::Role;
 use proto_common::message::{FromScheduler, ToScheduler};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 type Result<T> = std::result::Result<T, prometheus::Error>;
 
@@ -23,6 +25,41 @@ pub(super) struct Metrics {
     declarations: IntCounterVec,
     barriers: IntCounterVec,
     deaths: IntCounterVec,
+    unsent: Unsent,
+}
+
+/// What waits for each control connection, in bytes: those that are closed drop out.
+#[derive(Clone)]
+struct Unsent {
+    queues: Arc<Mutex<Vec<Weak<AtomicUsize>>>>,
+    most: IntGauge,
+}
+
+impl Unsent {
+    fn new() -> Result<Self> {
+        let name = "gradwire_scheduler_unsent_bytes";
+        let most = IntGauge::new(name, "Bytes that wait for the control connection with the most of them.")?;
+        Ok(Self { queues: Arc::default(), most })
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Vec<Weak<AtomicUsize>>> {
+        // Whatever panicked, the list is whole.
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for Unsent {
+    fn desc(&self) -> Vec<&Desc> {
+        self.most.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let queues = self.queues();
+        let bytes = queues.iter().filter_map(Weak::upgrade).map(|bytes| bytes.load(Ordering::Relaxed));
+        self.most.set(i64::try_from(bytes.max().unwrap_or(0)).unwrap_or(i64::MAX));
+        drop(queues);
+        self.most.collect()
+    }
 }
 
 impl Metrics {
@@ -35,8 +72,11 @@ impl Metrics {
         };
         let heartbeats = IntCounter::new("gradwire_scheduler_heartbeats_total", "Heartbeats received.")?;
         registry.register(Box::new(heartbeats.clone()))?;
+        let unsent = Unsent::new()?;
+        registry.register(Box::new(unsent.clone()))?;
         let metrics = Self {
             heartbeats,
+            unsent,
             connections_refused: counters(
                 "gradwire_scheduler_connections_refused_total",
                 "Connections dropped before they registered.",
@@ -62,6 +102,13 @@ impl Metrics {
         };
         metrics.registry.register(Box::new(EngineGauges::new(view)?))?;
         Ok(metrics)
+    }
+
+    /// A connection is open: what waits for it is shown.
+    pub(super) fn watch(&self, queued_bytes: &Arc<AtomicUsize>) {
+        let mut queues = self.unsent.queues();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(queued_bytes));
     }
 
     pub(super) fn registry(&self) -> &Registry {
@@ -138,7 +185,7 @@ impl EngineGauges {
         );
         Ok(Self {
             members: by_role("gradwire_scheduler_members", "Members registered that have not left.")?,
-            expected: by_role("gradwire_scheduler_members_expected", "Members the job has.")?,
+            expected: by_role("gradwire_scheduler_members_expected", "Members that are to be there.")?,
             silent_seconds: GaugeVec::new(silent, &["role"])?,
             term: IntGauge::new(
                 "gradwire_scheduler_term",
@@ -148,7 +195,10 @@ impl EngineGauges {
             tensors: IntGauge::new("gradwire_scheduler_tensors", "Tensors declared.")?,
             tensor_bytes: IntGauge::new("gradwire_scheduler_tensor_bytes", "Bytes of all tensors declared.")?,
             barriers: IntGauge::new("gradwire_scheduler_barriers_pending", "Barriers with someone waiting.")?,
-            running: IntGauge::new("gradwire_scheduler_job_running", "1 while all members are there.")?,
+            running: IntGauge::new(
+                "gradwire_scheduler_job_running",
+                "1 while this scheduler decides for its job.",
+            )?,
             uptime_seconds: Gauge::new("gradwire_scheduler_uptime_seconds", "Seconds since the start.")?,
             checkpoints_completed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_completed",

@@ -22,7 +22,7 @@ use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{FromScheduler, PostError, ToScheduler};
+use proto_common::message::{CheckpointOrder, FromScheduler, PostError, ToScheduler};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -322,7 +322,10 @@ impl Core {
         self.next_connection += 1;
         let limits = self.limits_of_new();
         match Outbox::open(id, stream, peer, limits, &self.events, &mut self.tasks) {
-            Ok(outbox) => drop(self.connections.insert(id, outbox)),
+            Ok(outbox) => {
+                self.metrics.watch(outbox.queued_bytes());
+                self.connections.insert(id, outbox);
+            }
             Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
         }
         if !self.has_place() && self.crowded.may_speak() {
@@ -476,11 +479,18 @@ impl Core {
             Note::TakenOver { from, by } => {
                 tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
             }
-            Note::Refused { server, reason } => {
+            Note::Refused { server, reason, given_up, tried } => {
+                let what = match given_up - tried {
+                    0 if *given_up == 0 => "no copy was being made there",
+                    0 => "its copies are tried again, elsewhere first",
+                    _ => "for lack of another server copies are given up until one comes",
+                };
                 tracing::error!(
                     server = server.0,
                     reason,
-                    "a server cannot have what it was to have; others are asked"
+                    given_up,
+                    tried,
+                    "a server cannot have what it was to have: {what}"
                 );
             }
             Note::CheckpointFailed(why) => tracing::warn!(why, "a checkpoint was given up"),
@@ -515,6 +525,10 @@ impl Core {
             }
             FromScheduler::Released { result: Err(error), .. } => {
                 tracing::warn!(peer, %error, "a barrier is not opened");
+            }
+            // At every tick, while somebody waits.
+            FromScheduler::Checkpoint(CheckpointOrder::Where) => {
+                tracing::debug!("servers are asked how far they are with a checkpoint");
             }
             FromScheduler::Checkpoint(order) => tracing::info!(?order, "servers are told of a checkpoint"),
             FromScheduler::CheckpointSaved { result: Err(error), .. } => {

@@ -128,6 +128,7 @@ async fn a_whole_job_in_good_order() {
     timeout(LONG, reported).await.expect("the heartbeats' report is shown");
     let metrics = job.get("/metrics").await;
     assert!(metrics.contains("gradwire_scheduler_members{role=\"worker\"} 2"), "{metrics}");
+    assert!(metrics.contains("gradwire_scheduler_unsent_bytes 0"), "all was read: {metrics}");
     assert!(metrics.contains("gradwire_scheduler_barrier_waits_total{result=\"released\"} 2"), "{metrics}");
     for link in workers {
         link.finish(&ToScheduler::Goodbye, LONG).await.unwrap();

@@ -59,7 +59,7 @@ pub(super) fn file_of(server: u32, lane: u16, life: u64, number: u64) -> String 
 impl LanePart {
     pub(super) fn begin(
         store: Arc<dyn Store>,
-        (lane, file): (u16, &str),
+        (lane, name, file): (u16, &str, &str),
         chunk_bytes: u64,
         tensors: &BTreeMap<Key, TensorSpec>,
         mut begin: Begin,
@@ -90,7 +90,7 @@ impl LanePart {
             });
         }
         plan.tables = begin.tables;
-        let writer = PartWriter::begin(store, &checkpoint::round_name(begin.round), file, &plan)?;
+        let writer = PartWriter::begin(store, name, file, &plan)?;
         let pieces = plan.tables.iter().map(|(_, pieces)| *pieces as usize).sum::<usize>();
         let (round, left, versions) = (begin.round, begin.chunks.len() + pieces, BTreeMap::new());
         let tables = plan.tables.into_iter().map(|(spec, _)| (spec, 0)).collect();

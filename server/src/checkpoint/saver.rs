@@ -37,9 +37,15 @@ pub(crate) struct LaneSaver {
     news: UnboundedSender<CheckpointNews>,
     budget: Budget,
     pub(crate) every_rounds: u64,
+    has_rounds: Arc<AtomicBool>,
 }
 
 impl LaneSaver {
+    /// Was any tensor with rounds declared?
+    pub(crate) fn has_rounds(&self) -> bool {
+        self.has_rounds.load(Ordering::Relaxed)
+    }
+
     /// A checkpoint begins on the lane.
     pub(crate) fn begin(&self, begin: Begin) {
         // Nobody writes any more where the server ends.
@@ -94,6 +100,7 @@ pub(crate) struct Saver {
     news: UnboundedReceiver<CheckpointNews>,
     budget: Budget,
     every_rounds: u64,
+    has_rounds: Arc<AtomicBool>,
     /// The thread is to end before it takes another letter.
     is_over: Arc<AtomicBool>,
     /// Ends with the thread.
@@ -108,6 +115,8 @@ struct Writer {
     rank: Rank,
     life: u64,
     chunk_bytes: u64,
+    /// The checkpoint that the job began from.
+    restore: Option<String>,
     tensors: BTreeMap<Key, TensorSpec>,
     parts: BTreeMap<u16, LanePart>,
     /// Parts that were begun.
@@ -124,19 +133,19 @@ impl Saver {
     pub(crate) fn start(
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
-        drain: Duration,
+        (drain, restore): (Duration, Option<String>),
         has_room: impl Fn() + Send + 'static,
     ) -> Result<Self, std::io::Error> {
         let directory = &settings.directory;
         let store = if directory.is_empty() { None } else { checkpoint::open(directory).ok() };
-        Self::over(store, settings, (rank, life, chunk_bytes), drain, Box::new(has_room))
+        Self::over(store, settings, (rank, life, chunk_bytes), (drain, restore), Box::new(has_room))
     }
 
     fn over(
         store: Option<Arc<dyn Store>>,
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
-        drain: Duration,
+        (drain, restore): (Duration, Option<String>),
         has_room: Box<dyn Fn() + Send>,
     ) -> Result<Self, std::io::Error> {
         let ((letters, received), (told, news)) = (channel(), unbounded_channel());
@@ -147,6 +156,7 @@ impl Saver {
             rank,
             life: life.0,
             chunk_bytes,
+            restore,
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
             begun: 0,
@@ -163,17 +173,22 @@ impl Saver {
             writer.run(&received);
         })?;
         let (every_rounds, thread) = (settings.every_rounds, Some(thread));
-        Ok(Self { letters, told, news, budget, every_rounds, is_over, ended, drain, thread })
+        let has_rounds = Arc::default();
+        Ok(Self { letters, told, news, budget, every_rounds, has_rounds, is_over, ended, drain, thread })
     }
 
     /// For a lane.
     pub(crate) fn lane(&self, lane: u16) -> LaneSaver {
         let (letters, news, budget) = (self.letters.clone(), self.told.clone(), self.budget.clone());
-        LaneSaver { lane, letters, news, budget, every_rounds: self.every_rounds }
+        let has_rounds = self.has_rounds.clone();
+        LaneSaver { lane, letters, news, budget, every_rounds: self.every_rounds, has_rounds }
     }
 
     /// Tensors that are declared, for their names.
     pub(crate) fn tensors(&self, tensors: Vec<TensorSpec>) {
+        if tensors.iter().any(|spec| spec.settled_mode().has_rounds()) {
+            self.has_rounds.store(true, Ordering::Relaxed);
+        }
         let _ = self.letters.send(Letter::Tensors(tensors));
     }
 
@@ -269,7 +284,8 @@ impl Writer {
         };
         self.begun += 1;
         let file = file_of(self.rank.0, lane, self.life, self.begun);
-        let part = LanePart::begin(store, (lane, &file), self.chunk_bytes, &self.tensors, begin)?;
+        let name = checkpoint::name_beside(begin.round, self.restore.as_deref());
+        let part = LanePart::begin(store, (lane, &name, &file), self.chunk_bytes, &self.tensors, begin)?;
         if part.is_empty() {
             return self.finish(part);
         }

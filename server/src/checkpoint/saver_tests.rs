@@ -51,7 +51,7 @@ impl Store for Bad {
 fn saver(store: Bad, drain: Duration, has_room: impl Fn() + Send + 'static) -> Saver {
     let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
     let own = (Rank(0), Incarnation(1), 4096);
-    Saver::over(Some(Arc::new(store)), &settings, own, drain, Box::new(has_room)).unwrap()
+    Saver::over(Some(Arc::new(store)), &settings, own, (drain, None), Box::new(has_room)).unwrap()
 }
 
 fn begin(lane: &LaneSaver, round: u64) {

@@ -15,7 +15,7 @@ use super::saving::Savings;
 use super::streams::Copying;
 use proto_common::batch::{BatchHeader, BatchKind, Block, Landing, OpKind, SlotGrant, Status};
 use proto_common::config::WorkerLoss;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Rank, Version};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank, Version};
 use proto_common::limits::OPERATIONS_PER_WORKER_MAX;
 use std::collections::{HashMap, VecDeque};
 
@@ -197,26 +197,6 @@ impl LaneEngine {
         self.index.get(&id).map(|chunk| Version(self.chunks[*chunk as usize].version))
     }
 
-    /// A tensor's chunks, each with the first round whose rule is still open.
-    pub fn rounds_of(&self, key: Key) -> impl Iterator<Item = (u32, u64)> + '_ {
-        // A copy's rule changes with its primary's.
-        let serves = |chunk: &Chunk| chunk.role.is_some_and(Role::serves);
-        let chunks = (0u32..).zip(&self.chunks);
-        let chunks = chunks.filter(move |(_, chunk)| chunk.spec.id.key == key && serves(chunk));
-        chunks.map(|(at, chunk)| (at, chunk.round() + u64::from(chunk.is_complete())))
-    }
-
-    /// Chunks of a tensor that this server serves, and since when.
-    pub fn served_since(&self, key: Key) -> impl Iterator<Item = (u32, Epoch)> + '_ {
-        self.rounds_of(key).map(|(index, _)| (index, self.chunks[index as usize].since))
-    }
-
-    /// Can a worker know which of a tensor's rounds are open? Only where none ends without it.
-    #[must_use]
-    pub fn has_common_rounds(&self, key: Key) -> bool {
-        self.chunks.iter().find(|chunk| chunk.spec.id.key == key).is_none_or(|chunk| chunk.tally.is_none())
-    }
-
     /// The life of a connected worker; zero of one that is not.
     #[must_use]
     pub fn peer_incarnation(&self, rank: Rank) -> Incarnation {
@@ -372,7 +352,7 @@ impl LaneEngine {
         if block.op == OpKind::Call {
             return self.call(batch, block, now_ms, out);
         }
-        if self.is_farewell(peer, block) {
+        if self.is_farewell(peer, block, out) {
             return true;
         }
         let Some(index) = self.serves(&block.id) else {

@@ -239,7 +239,7 @@ impl Member {
         let (epoch, members) = self.roster.clone().unwrap_or_default();
         let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
         let (rank, epoch) = (self.config.rank, epoch.max(map.epoch));
-        Resume { rank, term: epoch.term, epoch, members, left, map, barriers }
+        Resume { rank, term: epoch.term, restore: None, epoch, members, left, map, barriers }
     }
 
     /// There is a new scheduler: what may not have reached the last one is said again.

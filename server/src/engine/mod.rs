@@ -27,6 +27,7 @@ mod ranks;
 mod role;
 mod roles;
 mod roster;
+mod rules;
 mod sabotage;
 mod saving;
 mod streams;

@@ -60,7 +60,9 @@ impl LaneEngine {
     pub(super) fn join_group(&mut self, index: u32) {
         let key = self.chunks[index as usize].spec.id.key;
         let before = index.checked_sub(1).map(|before| &self.chunks[before as usize]);
-        let group = before.filter(|before| before.spec.id.key == key).and_then(|before| before.group);
+        let group = before
+            .filter(|before| before.spec.id.key == key && before.role.is_some())
+            .and_then(|before| before.group);
         let group = group.unwrap_or_else(|| {
             self.groups.push(Group { chunks: index..index, ready: 0 });
             self.groups.len() as u32 - 1

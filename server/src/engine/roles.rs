@@ -39,7 +39,6 @@ impl LaneEngine {
             self.index.iter().filter(|(id, _)| !stay.contains(*id)).map(|(_, index)| *index).collect();
         gone.sort_unstable();
         gone.into_iter().for_each(|index| self.give_up(index));
-        self.leave_shown(all);
         let mut promoted = Vec::new();
         for (at, (spec, role)) in all.iter().enumerate() {
             if !self.index.contains_key(&spec.id) {
@@ -58,6 +57,23 @@ impl LaneEngine {
         // Last: storage frees them after it has made the new ones.
         self.free_retired(out);
         changes
+    }
+
+    /// These are new, and nothing can be kept of them: they are given up, and count as none. Of a tensor with norms all chunks
+    /// go, because they lie together.
+    pub fn unmade(&mut self, new: &[u32], out: &mut Commands) {
+        for index in new {
+            let group = self.chunks[*index as usize].group;
+            let all = group.map_or(*index..*index + 1, |group| self.groups[group as usize].chunks.clone());
+            for index in all {
+                if self.index.get(&self.chunks[index as usize].spec.id) == Some(&index) {
+                    self.give_up(index);
+                }
+            }
+        }
+        if !new.is_empty() {
+            self.free_retired(out);
+        }
     }
 
     /// The first of these is new; of a tensor with norms all that follow it are, and lie together.
@@ -165,7 +181,7 @@ impl LaneEngine {
         self.go_on(index, out);
     }
 
-    pub(super) fn give_up(&mut self, index: u32) {
+    fn give_up(&mut self, index: u32) {
         self.leave_group(index);
         let chunk = &mut self.chunks[index as usize];
         if chunk.is_complete() {
@@ -285,6 +301,7 @@ impl LaneEngine {
         self.hide_retired(peer, block);
         let known = self.index.get(&block.id).copied();
         if let Some(index) = known.or_else(|| self.retired_as(&block.id)) {
+            self.chunks[index as usize].hide(peer, block.reading);
             if block.data == BlockData::Placed {
                 self.let_go_of_placed(index, peer);
             }

@@ -5,6 +5,7 @@ use super::chunk::{Chunk, Stage};
 use super::command::Commands;
 use super::image::ChunkState;
 use super::lane::LaneEngine;
+use super::role::Role;
 use proto_common::ids::ChunkId;
 use std::collections::VecDeque;
 
@@ -51,6 +52,8 @@ pub(super) struct Savings {
     current: Option<Checkpoint>,
     /// No checkpoint of this round or an earlier one is begun by itself any more.
     last_round: u64,
+    /// The job has tensors with rounds: checkpoints are of theirs.
+    are_rounds_counted: bool,
     /// Chunks are all copied, and rows of tables are not.
     has_rows_left: bool,
     news: VecDeque<SavingNews>,
@@ -132,6 +135,16 @@ impl LaneEngine {
         self.savings.every_rounds = rounds;
     }
 
+    /// Somewhere in the job there are tensors with rounds: those without begin no checkpoint by themselves.
+    pub fn count_rounds(&mut self) {
+        self.savings.are_rounds_counted = true;
+    }
+
+    /// The round that a chunk is at; outside mode sync about how often each worker has contributed.
+    fn round_of(&self, chunk: &Chunk) -> u64 {
+        if chunk.is_loose() { chunk.version / u64::from(self.config.workers).max(1) } else { chunk.version }
+    }
+
     /// A checkpoint of this round begins, or (`now`) of the moment. False where it has begun, or is over. One that was under
     /// way ends without being complete.
     pub fn begin_save(&mut self, round: u64, now: bool, out: &mut Commands) -> bool {
@@ -159,12 +172,12 @@ impl LaneEngine {
         true
     }
 
-    /// The newest version of any chunk that is served and has rounds; of any, where none has.
+    /// The newest round of any chunk that is served and has rounds; of any, where none has.
     #[must_use]
     pub fn newest_version(&self) -> u64 {
         let served = || self.chunks.iter().filter(|chunk| chunk.is_served());
         let with_rounds = served().filter(|chunk| !chunk.is_loose()).map(|chunk| chunk.version).max();
-        with_rounds.or_else(|| served().map(|chunk| chunk.version).max()).unwrap_or(0)
+        with_rounds.or_else(|| served().map(|chunk| self.round_of(chunk)).max()).unwrap_or(0)
     }
 
     /// Would a checkpoint of this round, not begun here, come too late? Then where training is.
@@ -187,17 +200,18 @@ impl LaneEngine {
     /// Something was published: is a checkpoint due with it?
     pub(super) fn note_published(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];
-        let (version, every) = (chunk.version, self.savings.every_rounds);
-        let every =
-            if chunk.is_loose() { every.saturating_mul(u64::from(self.config.workers)) } else { every };
+        let (version, round, every) = (chunk.version, self.round_of(chunk), self.savings.every_rounds);
+        let is_loose = chunk.is_loose();
+        let each = if is_loose { every.saturating_mul(u64::from(self.config.workers)) } else { every };
         let is_multiple =
-            every > 0 && version.is_multiple_of(every) && chunk.is_served() && !chunk.spec.has_rows();
+            each > 0 && version.is_multiple_of(each) && chunk.is_served() && !chunk.spec.has_rows();
+        let begins = is_multiple && !(is_loose && self.savings.are_rounds_counted);
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
-        if is_multiple && version > self.savings.last_round && self.savings.is_idle() {
+        if begins && round > self.savings.last_round && self.savings.is_idle() {
             // Nothing is held up where none is under way.
             let mut none = Commands::default();
-            self.begin_save(version, false, &mut none);
-            self.savings.news.push_back(SavingNews::Begun(version));
+            self.begin_save(round, false, &mut none);
+            self.savings.news.push_back(SavingNews::Begun(round));
         }
         let Self { chunks, savings, .. } = self;
         let (chunk, Some(current)) = (&mut chunks[index as usize], &mut savings.current) else { return };
@@ -313,6 +327,11 @@ impl LaneEngine {
             Some(_) | None if chunk.stage == Stage::Buffer => self.finish_late(index, out),
             // Rounds that nobody is left for waited for it.
             _ => self.settle(index, out),
+        }
+        let chunk = &self.chunks[index as usize];
+        // It may have become a copy since: an image that had no place has one now.
+        if !chunk.role.is_some_and(Role::serves) && chunk.writable().is_some() {
+            self.say_ready(out);
         }
     }
 

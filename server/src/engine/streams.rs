@@ -12,7 +12,7 @@ use super::sabotage::BrokenRule;
 use proto_common::batch::{
     Block, BlockData, Judgement, Landing, Notice, OpKind, RECORD_INITIALISED, Reading, SlotGrant, Status,
 };
-use proto_common::ids::{Epoch, Incarnation, Key, Operation, Rank};
+use proto_common::ids::{Epoch, Incarnation, Operation, Rank};
 use std::collections::VecDeque;
 use whole::can_begin;
 
@@ -244,13 +244,6 @@ impl LaneEngine {
         if let Err(reason) = result {
             out.push(Command::EndStream { peer: to, ours: true, reason: reason.to_owned() });
         }
-    }
-
-    /// Is every change of a tensor's rule wherever its chunks are copied?
-    #[must_use]
-    pub fn has_rules_everywhere(&self, key: Key) -> bool {
-        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
-        chunks.all(Chunk::has_rules_everywhere)
     }
 
     fn returned(&mut self, to: Rank, slot: SlotGrant) -> Result<(), &'static str> {
@@ -508,7 +501,8 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         OpKind::CopyState => Some(0),
         _ => None,
     };
-    let operation = Operation(match item.op {
+    // What it counts is no operation: none is open before it.
+    let count = Operation(match item.op {
         OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
         _ => chunk.applying().map_or(0, |held| held.round),
     });
@@ -518,15 +512,14 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         dtype: chunk.spec.dtype,
         codec: 0,
         status: Status::None,
-        operation,
+        operation: count,
         round: item.round,
         bytes,
         data: BlockData::Inline { offset: 0 },
         landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
         view: false,
         exact: false,
-        // No operation: nothing is open before it.
-        first_open: operation,
+        first_open: count,
         reading: Reading::default(),
         timeout_ms: 0,
         token: if chunk.initialised { RECORD_INITIALISED } else { 0 },

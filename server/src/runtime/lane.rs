@@ -6,7 +6,7 @@ use super::change::Changed;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
-use super::roles::Changing;
+use super::roles::{AllMade, Changing};
 use super::saving::Saves;
 use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
@@ -202,25 +202,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
         self.epoch = self.epoch.max(epoch);
-        // Engine and storage count alike, whatever stands against filling or registering one; a repeated assignment tries
-        // that again.
-        let mut made = Ok(());
-        for spec in self.engine.assign(epoch, specs) {
-            let Some(index) = self.engine.index_of(spec.id) else { continue };
-            made = made.and(self.storage.add_at(index, &spec));
-            self.saves.is_new(index);
-        }
-        made?;
+        let added = self.engine.assign(epoch, specs);
+        let placed = added.iter().filter_map(|spec| Some((self.engine.index_of(spec.id)?, *spec)));
+        let placed: Vec<_> = placed.collect();
+        let made = self.make(&placed, &mut AllMade::new());
         self.note_stored();
-        self.begin_from_checkpoint(specs.iter())?;
-        for spec in specs {
-            let Some(chunk) = self.engine.index_of(spec.id) else { continue };
-            for buffer in 0..2 {
-                let weights = self.storage.weights(chunk, buffer)?;
-                self.queue.prepare(&weights)?;
-            }
-        }
-        Ok(())
+        let begun = self.begin_from_checkpoint(specs.iter());
+        self.execute()?;
+        made.and(begun)
     }
 
     pub(super) fn note_stored(&mut self) {

@@ -9,6 +9,7 @@ mod embed;
 mod execute;
 mod lane;
 mod link;
+mod making;
 mod moving;
 mod news;
 mod posting;

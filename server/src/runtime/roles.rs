@@ -3,7 +3,7 @@
 //! copy counts) is not put off for it. It must not decide what chunks are for.
 
 use super::lane::{DataLane, LaneError};
-use crate::engine::{ChunkSpec, Role};
+use crate::engine::{ChunkSpec, Role, RoleChanges};
 use crate::storage::Made;
 use fabric::CompletionQueue;
 use proto_common::ids::{ChunkId, Epoch};
@@ -14,7 +14,7 @@ use std::sync::mpsc::SyncSender;
 const PER_TURN: usize = 4;
 
 type Reply = SyncSender<Result<(), String>>;
-type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
+pub(super) type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
 
 /// Roles that are being prepared.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if self.engine.changes_duties(&chunks) {
             // What this server is to serve is never left out: it would say too early that all of it has copies.
             let here =
-                |(spec, role): &&(ChunkSpec, Role)| role.serves() || !self.engine.needs_room(spec, *role);
+                |(spec, role): &&(ChunkSpec, Role)| role.serves() || self.engine.index_of(spec.id).is_some();
             let here: Vec<_> = chunks.iter().filter(here).copied().collect();
             if here.len() < chunks.len() {
                 self.give_roles(epoch, &here, &mut AllMade::new())?;
@@ -125,9 +125,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn prepare_one(&mut self, spec: &ChunkSpec, role: Role, all: &mut AllMade) -> Result<bool, LaneError> {
-        if !self.engine.needs_room(spec, role) {
-            let index = self.engine.index_of(spec.id).filter(|_| has_copies(role));
-            return index.map_or(Ok(false), |index| self.lend_sum(index));
+        if let Some(index) = self.engine.index_of(spec.id) {
+            return if has_copies(role) { self.lend_sum(index) } else { Ok(false) };
         }
         if all.get(&spec.id).is_some_and(|(of, _)| of == spec) {
             return Ok(false);
@@ -156,7 +155,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// All is prepared, but for what cannot be had: that is left out.
     fn end_roles(&mut self, changing: &mut Changing) -> Result<(), LaneError> {
         let Changing { epoch, chunks, made, lacking, failed, .. } = changing;
-        chunks.retain(|(spec, _)| !lacking.contains(&spec.id));
+        // Chunks of a tensor with norms lie together, or not at all.
+        let lacks = |spec: &ChunkSpec, id: &ChunkId| match spec.optimizer.needs_norms() {
+            true => id.key == spec.id.key,
+            false => *id == spec.id,
+        };
+        chunks.retain(|(spec, role)| role.serves() || !lacking.iter().any(|id| lacks(spec, id)));
         let given = self.give_roles(*epoch, chunks, made);
         failed.take().map_or(given, Err)
     }
@@ -168,34 +172,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
         chunks: &[(ChunkSpec, Role)],
         all: &mut AllMade,
     ) -> Result<(), LaneError> {
-        let changes = self.engine.roles(epoch, chunks, &mut self.commands);
-        let mut made = Ok(());
-        for (index, spec) in &changes.added {
-            let put = match all.remove(&spec.id).filter(|(of, _)| of == spec) {
-                Some((_, chunk)) => self.storage.put_at(*index, chunk),
-                None => self.storage.add_at(*index, spec),
-            };
-            made = made.and(put);
-            self.saves.is_new(*index);
-        }
-        made?;
+        let RoleChanges { added, mut lent } = self.engine.roles(epoch, chunks, &mut self.commands);
+        let made = self.make(&added, all);
         let begun = self.begin_from_checkpoint(chunks.iter().map(|(spec, _)| spec));
         self.give_up_save();
         self.note_stored();
-        for (index, _) in &changes.added {
-            for buffer in 0..2 {
-                let weights = self.storage.weights(*index, buffer)?;
-                self.queue.prepare(&weights)?;
-            }
-        }
-        for index in changes.lent {
-            self.lend_sum(index)?;
-        }
+        lent.retain(|index| self.engine.is_served(*index));
+        let lent = lent.into_iter().try_for_each(|index| self.lend_sum(index).map(drop));
+        // What the engine decided is done, whatever could not be made or read.
         self.execute()?;
         let Self { tables, engine, .. } = self;
         tables.keep(|home| engine.has_home(home));
-        // What the engine decided is done, whatever could not be read.
-        begun
+        made.and(begun).and(lent)
     }
 }
 
@@ -327,5 +315,28 @@ mod tests {
         let answer = take(&mut lane, 1, vec![(spec(0), COPY), (odd, COPY), (spec(2), COPY)]);
         assert!(answer.try_recv().unwrap().is_err_and(|why| why.contains("whole elements")));
         assert!(is_here(&lane, 0) && !is_here(&lane, 1) && is_here(&lane, 2));
+    }
+
+    #[test]
+    fn what_is_to_be_served_and_cannot_be_made_counts_as_not_there_until_it_can() {
+        let odd = ChunkSpec { bytes: 3, ..spec(1) };
+        for by_roles in [true, false] {
+            let mut lane = lane();
+            let mut decide = |counter, odd| {
+                let (epoch, specs) = (Epoch { term: 1, counter }, [spec(0), odd, spec(2)]);
+                let result = match by_roles {
+                    true => lane.roles(epoch, &specs.map(|spec| (spec, ALONE))),
+                    false => lane.assign(epoch, &specs),
+                };
+                for chunk in [0, 2] {
+                    let index = lane.engine().index_of(spec(chunk).id).unwrap();
+                    assert!(lane.engine().is_served(index) && lane.weights(index, 1).is_ok());
+                }
+                (result.is_ok(), is_here(&lane, 1))
+            };
+            assert_eq!(decide(1, odd), (false, false));
+            assert_eq!(decide(2, odd), (false, false), "it is tried again");
+            assert_eq!(decide(3, spec(1)), (true, true));
+        }
     }
 }

@@ -241,7 +241,7 @@ fn checkpoints(
     }
     let own = (welcome.rank, incarnation, welcome.shape.chunk_bytes);
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
-    let saver = Saver::start(&settings.checkpoint, own, drain, has_room)?;
+    let saver = Saver::start(&settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
     let open = |name: &String| {
         Restorer::open(place, name, welcome.shape.lanes)
             .map_err(|error| Failure::new(ExitCode::BadData, error))

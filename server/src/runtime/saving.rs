@@ -96,6 +96,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// Copies what is due and has room. True where something was copied.
     pub(super) fn save(&mut self) -> Result<bool, LaneError> {
+        if self.saves.saver.as_ref().is_some_and(LaneSaver::has_rounds) {
+            self.engine.count_rounds();
+        }
         self.tell_savings();
         if self.engine.saving().is_none() && self.saves.rows.is_empty() {
             return Ok(false);
@@ -199,14 +202,20 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // A copy is filled by its stream.
         let Self { saves, engine, .. } = self;
         saves.unread.retain(|index| engine.is_served(*index));
+        let (mut begun, mut unread) = (Ok(()), Vec::new());
         for chunk in chunks {
-            let index = self.engine.index_of(chunk.id);
-            if let Some(index) = index.filter(|index| self.saves.unread.contains(index)) {
-                self.begin_one(chunk)?;
-                self.saves.unread.remove(&index);
+            let index = self.engine.index_of(chunk.id).filter(|index| self.saves.unread.remove(index));
+            let Some(index) = index else { continue };
+            if begun.is_ok() {
+                begun = self.begin_one(chunk);
+            }
+            if begun.is_err() {
+                unread.push(index);
             }
         }
-        Ok(())
+        // Nobody is to go on with zeros instead.
+        self.engine.unmade(&unread, &mut self.commands);
+        begun
     }
 
     fn begin_one(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {

@@ -50,7 +50,8 @@ impl Client {
 
     fn facts(&self) -> Facts {
         let (settings, shape) = (&self.0.settings, self.0.shape);
-        let mut drivers: Vec<Driver> = self.0.links.all().iter().map(|(_, choice)| choice.driver).collect();
+        let links = self.0.links.all();
+        let mut drivers: Vec<Driver> = links.iter().map(|(_, choice)| choice.driver).collect();
         drivers.sort_unstable();
         drivers.dedup();
         // Servers lend half of their spill blocks; they have the same settings as we have, or say no.
@@ -58,7 +59,8 @@ impl Client {
         Facts {
             chunk_bytes: shape.chunk_bytes,
             workers: shape.workers,
-            servers: shape.servers,
+            // Those that are there now: servers may have come since the start, or gone.
+            servers: (links.len() as u32).max(1),
             lanes: shape.lanes,
             budget_bytes,
             spent_bytes: self.0.planned_bytes.load(Ordering::Relaxed),

@@ -131,7 +131,8 @@ impl Member {
     pub fn resume(&self) -> Option<Resume> {
         let Roster { members, left, .. } = self.roster.clone()?;
         let (rank, epoch, map) = (self.config.rank, self.epoch(), self.map.whole());
-        Some(Resume { rank, term: epoch.term, epoch, members, left, map, barriers: Vec::new() })
+        let (term, barriers) = (epoch.term, Vec::new());
+        Some(Resume { rank, term, restore: None, epoch, members, left, map, barriers })
     }
 
     fn servers(&self) -> impl Iterator<Item = &Entry> {

@@ -311,16 +311,7 @@ async fn session(
                     unsaid.push_back(message);
                 }
                 Some(Outgoing::Finish(last, limit)) => {
-                    let is_goodbye = last == ToScheduler::Goodbye;
-                    let said = if is_goodbye { link.goodbye(limit).await } else { link.finish(&last, limit).await };
-                    match said {
-                        Err(error) if is_goodbye => {
-                            tracing::error!(%error, "no scheduler has heard this worker's goodbye; the next one will take it for dead");
-                        }
-                        Err(error) => tracing::debug!(%error, "telling the scheduler of our end"),
-                        Ok(()) => {}
-                    }
-                    return;
+                    return finish(link, &last, limit).await;
                 }
                 None => return,
             },
@@ -333,6 +324,19 @@ async fn session(
         if matches!(outgoing, Outgoing::Finish(..)) {
             return;
         }
+    }
+}
+
+/// Says the last word.
+async fn finish(link: SchedulerLink, last: &ToScheduler, limit: Duration) {
+    let is_goodbye = *last == ToScheduler::Goodbye;
+    let said = if is_goodbye { link.goodbye(limit).await } else { link.finish(last, limit).await };
+    match said {
+        Err(error) if is_goodbye => {
+            tracing::error!(%error, "no scheduler has heard this worker's goodbye; the next one will take it for dead");
+        }
+        Err(error) => tracing::debug!(%error, "telling the scheduler of our end"),
+        Ok(()) => {}
     }
 }
 

@@ -64,6 +64,8 @@ struct State {
     waiting: Vec<MemberCommand>,
     /// Dropping it gives the newest connection to a server up.
     dials: BTreeMap<Rank, Sender<()>>,
+    /// The client leaves: what is decided is taken note of, for the next scheduler, and nothing is done about it.
+    leaves: bool,
 }
 
 impl Members {
@@ -106,12 +108,16 @@ impl Members {
         self.end(fatal);
     }
 
-    /// The client leaves: nobody is connected any more.
+    /// The client leaves: nobody is connected any more. What is known stays, because the goodbye may have to be said to a
+    /// scheduler that has to be told it.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
-        (state.engine, state.connector) = (None, None);
+        (state.connector, state.leaves) = (None, true);
         state.lanes.clear();
         state.dials.clear();
+        state.waiting.clear();
+        drop(state);
+        self.0.changed.notify_all();
     }
 
     /// Takes what the scheduler said on its own account; returns what ends the job.
@@ -152,8 +158,9 @@ impl Members {
     /// From which round of each tensor on this worker counts, which came in between; waits for that to be decided, within a
     /// limit.
     pub(crate) fn counts(&self, within: Duration) -> Option<BTreeMap<Key, u64>> {
-        let undecided =
-            |state: &mut State| state.engine.as_ref().is_some_and(|engine| engine.counts().is_none());
+        let undecided = |state: &mut State| {
+            !state.leaves && state.engine.as_ref().is_some_and(|engine| engine.counts().is_none())
+        };
         let waited = self.0.changed.wait_timeout_while(self.lock(), within, undecided);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.engine.as_ref()?.counts().cloned()
@@ -181,6 +188,9 @@ impl Members {
             // Another life, or another try, has its place.
             return;
         }
+        if state.leaves {
+            return;
+        }
         let fatal = self.execute(&mut state, out);
         match &result {
             Ok(choice) => {
@@ -204,6 +214,9 @@ impl Members {
     /// Says what ends the job, if something does.
     fn execute(&self, state: &mut State, commands: Vec<MemberCommand>) -> Option<OpError> {
         let mut fatal = None;
+        if state.leaves {
+            return fatal;
+        }
         for command in commands {
             if let MemberCommand::Leave(error) = command {
                 fatal.get_or_insert(error);

@@ -1,5 +1,5 @@
 /* What tensors can do beside plain rounds, and tables: priorities, the form of a rule, codecs with feedback and momentum, chunk
- * versions, backup workers and late chunks, placements, rows. Two workers in one process, each on a thread of its own. */
+ * versions, backup workers and late chunks, placements, rows, checkpoints. Two workers in one process, each on a thread of its own. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 
@@ -189,6 +189,30 @@ static void rows(const GradwireClient *client) {
     gradwire_table_free(table);
 }
 
+/* Of the first round, before anything else is contributed to; rank 0 asks. */
+static void checkpoints(const GradwireClient *client, int rank) {
+    GradwireTensorSpec spec = spec_of(60, 4, GRADWIRE_RULE_SUM);
+    GradwireTensor *tensor = declared(client, &spec);
+    const GradwireTensor *all[1] = {tensor};
+    GradwireHandle *handle = NULL;
+    float one[4] = {1, 1, 1, 1}, out[4];
+    char name[256], again[256];
+    WORKS(gradwire_push_pull(client, tensor, one, sizeof(one), out, sizeof(out), 0, &handle));
+    waited(handle);
+    if (rank == 0) {
+        FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "name_bytes is 8", gradwire_checkpoint(client, all, 1, 20000, name, 8));
+        FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "name", gradwire_checkpoint(client, all, 1, 20000, NULL, 256));
+        FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "tensors", gradwire_checkpoint(client, NULL, 1, 20000, name, 256));
+        WORKS(gradwire_checkpoint(client, all, 1, 20000, name, sizeof(name)));
+        REQUIRE(strcmp(name, "round-000000001") == 0);
+        WORKS(gradwire_checkpoint(client, all, 1, 20000, again, sizeof(again)));
+        REQUIRE(strcmp(name, again) == 0);
+        WORKS(gradwire_checkpoint(client, all, 1, 20000, NULL, 0));
+    }
+    WORKS(gradwire_barrier(client, "saved", GRADWIRE_GROUP_WORKERS));
+    gradwire_tensor_free(tensor);
+}
+
 /* A call that starts nothing leaves the buffer with the program. */
 static void refusals(const GradwireClient *client, const GradwireClient *other) {
     GradwireTensorSpec spec = spec_of(50, 4, GRADWIRE_RULE_SUM);
@@ -220,6 +244,7 @@ static void *worker(void *argument) {
     gradwire_settings_free(settings);
     const GradwireClient *client = clients[rank];
     REQUIRE(gradwire_client_rank(client) == (uint32_t)rank);
+    checkpoints(client, rank);
     codecs(client);
     REQUIRE(after_slowing(client, 20, GRADWIRE_FORM_PUBLISHED) == -1.75f);
     REQUIRE(after_slowing(client, 21, GRADWIRE_FORM_MXNET) == -2.0f);

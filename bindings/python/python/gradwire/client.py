@@ -154,6 +154,13 @@ class Client(_native.Client):
         codec had left over in a process that died is lost."""
         return self._resume(list(tensors))
 
+    def checkpoint(self, tensors: Iterable[Tensor], timeout: float = 300.0) -> str:
+        """Has servers write a checkpoint of the round that you have finished of these tensors, which are all that you contribute
+        to, and waits until it is complete, `timeout` seconds at most. Returns its name, for `checkpoint.restore`. Call it between
+        rounds: when the operations of one were waited for, and before you push to the next. One worker is enough; training
+        stands still meanwhile. The cluster has a place for them where `checkpoint.directory` is set."""
+        return self._checkpoint(list(tensors), timeout)
+
     def empty(self, shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
         """An array in the library's registered memory, which travels without a copy, as do contiguous parts of it."""
         element = element_of(dtype)

@@ -2,7 +2,7 @@
 
 use super::losing::{come_again, declared, messages, rig_of};
 use super::*;
-use proto_common::message::{self, PostMessage, PostTo, Resume};
+use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, Resume};
 use proto_common::shard_map::MapChange;
 use proto_common::table::Spread;
 
@@ -127,6 +127,53 @@ fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobody
 }
 
 #[test]
+fn a_job_whose_scheduler_was_started_again_began_from_what_its_members_were_told() {
+    let mut before = rig_of(1, WorkerLoss::Stop);
+    declared(&mut before);
+    let resume = Resume { restore: Some("round-000000100".into()), ..knowledge(&before) };
+    let mut config = before.engine.config.clone();
+    config.checkpoints.restore = Some("round-000000200".into());
+    let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
+    // Told of the newer one, before it was known that this is no fresh job.
+    let early = rig.say_on(
+        90,
+        ToScheduler::Register(Register { wanted_rank: Some(Rank(2)), ..register(Role::Server, 90) }),
+    );
+    let mut commands = Vec::new();
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        commands = come_again(&mut rig, id, &resume);
+    }
+    let restored = messages(&commands).into_iter().filter_map(|message| match message {
+        FromScheduler::Welcome(welcome) => Some(welcome.restore.as_deref()),
+        _ => None,
+    });
+    assert_eq!(restored.collect::<Vec<_>>(), [Some("round-000000100"); 4]);
+    let is_refusal = |message: &&FromScheduler| matches!(message, FromScheduler::Refused(_));
+    let was_let_in = messages(&early).iter().any(|message| matches!(message, FromScheduler::Welcome(_)));
+    assert_eq!(messages(&commands).iter().any(is_refusal), was_let_in);
+    assert_eq!(rig.engine.status(0).servers, 2);
+}
+
+#[test]
+fn a_server_that_died_while_a_checkpoint_was_waited_for_is_missed_when_the_job_goes_on() {
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    declared(&mut rig);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.engine.checkpoints.pending.values_mut().for_each(|pending| pending.is_complete = true);
+    for id in [worker(0), worker(1)] {
+        rig.say(id, ToScheduler::Goodbye);
+    }
+    assert!(rig.engine.saving_until_ms.is_some());
+    rig.lose(server(1));
+    assert!(!rig.engine.declarations.shards.is_empty_at(Rank(1)), "nobody may need it any more");
+    rig.say_on(90, ToScheduler::Register(register(Role::Worker, 90)));
+    assert_eq!((&rig.engine.phase, rig.engine.saving_until_ms), (&Phase::Running, None));
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "others have taken over");
+    assert!(!rig.engine.members.contains_key(&server(1)));
+    assert_eq!((rig.engine.status(0).servers, rig.engine.status(0).workers), (2, 1));
+}
+
+#[test]
 fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often() {
     let mut rig = rig_of(1, WorkerLoss::Stop);
     declared(&mut rig);
@@ -139,9 +186,12 @@ fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often(
         assert!(refusals < 10, "it is asked again and again");
         let error = Some("memlock".to_owned());
         rig.say_on(50, ToScheduler::Assigned { epoch: rig.engine.epoch(), error });
-        let refused = Note::Refused { server: Rank(0), reason: "memlock".into() };
-        assert_eq!(rig.engine.take_notes(), [refused]);
         refusals += 1;
+        // The third time there is nobody left to be asked.
+        let tried = usize::from(refusals < 3);
+        let notes = rig.engine.take_notes();
+        let [Note::Refused { given_up, tried: again, .. }] = notes[..] else { panic!("{notes:?}") };
+        assert_eq!((given_up.min(1), again.min(1)), (1, tried), "{notes:?}");
     }
     assert_eq!(refusals, 3);
     assert!(!rig.engine.unsettled, "nothing is left to be tried");
@@ -168,9 +218,61 @@ fn what_could_not_be_allocated_leaves_the_map() {
     );
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
     assert_eq!(rig.engine.declarations.shards.uncopied(), 0);
-    let commands = rig.say(worker(1), declare);
-    let FromScheduler::Declared { result: Err(error), .. } = only(&commands) else { panic!("{commands:?}") };
-    assert!(error.to_string().contains("no memory"), "{error}");
+    let error = messages(&commands).into_iter().find_map(|message| match message {
+        FromScheduler::Declared { result: Err(error), .. } => Some(error.to_string()),
+        _ => None,
+    });
+    assert!(error.as_ref().is_some_and(|error| error.contains("no memory")), "{commands:?}");
+    // It can be declared anew, in whatever shape.
+    let tensors = vec![TensorSpec::f32(7, 1024, Optimizer::sum())];
+    rig.say(worker(1), ToScheduler::Declare { request: 1, tensors, timeout_ms: 50 });
+    let epoch = rig.engine.epoch();
+    rig.say(server(0), ToScheduler::Assigned { epoch, error: None });
+    let commands = rig.say(server(1), ToScheduler::Assigned { epoch, error: None });
+    assert!(matches!(only(&commands), FromScheduler::Declared { result: Ok(_), .. }), "{commands:?}");
+}
+
+#[test]
+fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_of_it() {
+    for all_come in [true, false] {
+        let mut before = rig_of(1, WorkerLoss::Wait);
+        declared(&mut before);
+        let of_worker = knowledge(&before);
+        let tensors = vec![TensorSpec::f32(9, 1024, Optimizer::sum())];
+        before.say(worker(0), ToScheduler::Declare { request: 2, tensors, timeout_ms: 50 });
+        let of_server = knowledge(&before);
+        let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+        let mut commands = Vec::new();
+        for id in [server(0), server(1), worker(0), worker(1)] {
+            let resume = if id.role == Role::Server { &of_server } else { &of_worker };
+            if all_come || id != worker(1) {
+                commands.extend(come_again(&mut rig, id, resume));
+            }
+        }
+        if !all_come {
+            commands.extend(rig.tick_at(SILENCE_MS));
+        }
+        assert_eq!(rig.engine.phase, Phase::Running);
+        let (mut told, mut notes) = (Vec::new(), Vec::new());
+        for message in messages(&commands) {
+            let FromScheduler::Assign(update) = message else { continue };
+            let (epoch, error) = (update.epoch, Some("its lane does not answer".to_owned()));
+            told.extend(rig.say(server(0), ToScheduler::Assigned { epoch, error }));
+            notes.extend(rig.engine.take_notes());
+            told.extend(rig.say(server(1), ToScheduler::Assigned { epoch, error: None }));
+        }
+        let dropped = messages(&told).into_iter().find_map(|message| match message {
+            FromScheduler::Remap { change: MapChange::Dropped(keys), .. } => Some(keys.clone()),
+            _ => None,
+        });
+        // Whoever has not come may know of it.
+        assert_eq!(dropped, all_come.then(|| vec![Key(9)]));
+        let map = &rig.engine.declarations.shards.map;
+        assert!(map.tensor(Key(7)).is_some() && rig.engine.declarations.is_ready(Key(7)));
+        assert_eq!(map.tensor(Key(9)).is_some(), !all_come);
+        let said = |note: &Note| matches!(note, Note::Refused { reason, .. } if reason.contains("lane"));
+        assert!(notes.iter().any(said), "{notes:?}");
+    }
 }
 
 #[test]
@@ -187,7 +289,6 @@ fn deaths_that_the_job_survives_are_told_with_who_takes_over() {
 
 #[test]
 fn a_server_that_comes_ends_the_checkpoint_that_would_lack_its_parts() {
-    use proto_common::message::CheckpointNews;
     let mut rig = rig_of(1, WorkerLoss::Stop);
     declared(&mut rig);
     rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::checkpoints::{ENDED_KEPT, STALLED_MS_MAX};
-use proto_common::ids::ChunkId;
+use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
 
@@ -307,4 +307,100 @@ fn a_manifest_that_is_never_written_is_given_up() {
     // Written after all, it counts.
     rig.engine.handle(rig.now_ms, Input::ManifestWritten { round: 5, result: Ok("round-5".into()) });
     assert_eq!(rig.engine.last_checkpoint.as_deref(), Some("round-5"));
+}
+
+/// As many chunks of a tensor in mode async as servers have.
+fn loose(rig: &mut Rig) {
+    let elements = 4 * rig.engine.config.shape.chunk_bytes / 4;
+    let spec = TensorSpec {
+        mode: Some(proto_common::mode::Mode::Async),
+        ..TensorSpec::f32(1, elements, Optimizer::sum())
+    };
+    rig.say(worker(0), ToScheduler::Declare { request: 1, tensors: vec![spec], timeout_ms: 1000 });
+    let epoch = rig.engine.epoch();
+    for rank in 0..rig.engine.config.shape.servers {
+        rig.say(server(rank), ToScheduler::Assigned { epoch, error: None });
+    }
+}
+
+fn asks(rig: &mut Rig, from: MemberId, request: u64, round: u64) -> Vec<Command> {
+    rig.say(from, ToScheduler::SaveCheckpoint { request, round, timeout_ms: 100 })
+}
+
+fn part_of(round: u64, version: u64) -> ToScheduler {
+    let ToScheduler::Checkpoint(CheckpointNews::Part(part)) = part(0, 0, 4, version) else { unreachable!() };
+    ToScheduler::Checkpoint(CheckpointNews::Part(PartWritten { round, ..part }))
+}
+
+fn written(rig: &mut Rig, round: u64) -> Vec<Command> {
+    let result = Ok(format!("round-{round}"));
+    rig.engine.handle(rig.now_ms, Input::ManifestWritten { round, result })
+}
+
+#[test]
+fn workers_that_count_for_themselves_do_not_end_one_anothers_checkpoints() {
+    let mut rig = Rig::running(1, 3);
+    loose(&mut rig);
+    let save = |round| [(1, CheckpointOrder::Save { round, now: true })];
+    assert_eq!(orders(&asks(&mut rig, worker(0), 7, 500)), save(500));
+    assert!(asks(&mut rig, worker(1), 8, 300).is_empty(), "it waits");
+    rig.say(server(0), part_of(500, 900));
+    assert!(asks(&mut rig, worker(2), 9, 310).is_empty(), "also for the manifest");
+    let begun = rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 310 }));
+    let drop = [(1, CheckpointOrder::Drop { round: 310 })];
+    assert_eq!(orders(&begun), drop, "an earlier one would be taken for a leftover");
+    let commands = written(&mut rig, 500);
+    assert_eq!(saved(&commands), [(7, Ok("round-500".into()))]);
+    assert_eq!(orders(&commands), save(310), "one for all who wait");
+    assert!(asks(&mut rig, worker(0), 10, 502).is_empty());
+    let late = rig.engine.handle(rig.now_ms + 100, Input::Tick);
+    let [(8 | 9, Err(SaveError::Deadline { .. })), (8 | 9, Err(_)), (10, Err(error))] = &{
+        let mut late = saved(&late);
+        late.sort_by_key(|(request, _)| *request);
+        late
+    }[..] else {
+        panic!("{late:?}")
+    };
+    assert!(error.to_string().contains("round 310 before it is still being written"), "{error}");
+    assert_eq!(rig.engine.status(0).checkpoints.failed, 0);
+}
+
+#[test]
+fn one_of_a_round_that_is_complete_is_not_written_again_while_nothing_has_changed() {
+    let mut rig = Rig::running(1, 2);
+    declared(&mut rig, 4);
+    asks(&mut rig, worker(0), 7, 5);
+    rig.say(server(0), part_of(5, 5));
+    assert!(asks(&mut rig, worker(1), 8, 6).is_empty(), "another round waits for the manifest");
+    let commands = written(&mut rig, 5);
+    assert_eq!(orders(&commands), [(1, CheckpointOrder::Save { round: 6, now: true })]);
+    assert_eq!(saved(&asks(&mut rig, worker(1), 9, 5)), [(9, Ok("round-5".into()))]);
+    // A tensor was behind: it may have come further meanwhile.
+    rig.say(server(0), part_of(6, 5));
+    written(&mut rig, 6);
+    assert_eq!(orders(&asks(&mut rig, worker(1), 10, 6)).len(), 1);
+}
+
+#[test]
+fn who_asked_a_scheduler_that_slept_is_answered() {
+    let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.scheduler_ms = 60_000;
+    declared(&mut rig, 4);
+    operator(&mut rig, 1_000_000);
+    let commands = rig.engine.handle(rig.now_ms + 100 * SILENCE_MS, Input::Tick);
+    assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
+    assert!(error.to_string().contains("slept"), "{error}");
+    assert_eq!(rig.engine.checkpoints.askers(), 0);
+}
+
+#[test]
+fn a_manifest_says_what_the_job_began_from() {
+    let mut rig = Rig::running(1, 1);
+    rig.engine.config.checkpoints.restore = Some("round-000000005".into());
+    declared(&mut rig, 4);
+    asks(&mut rig, worker(0), 7, 5);
+    let commands = rig.say(server(0), part_of(5, 5));
+    let [Command::WriteManifest(completed)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(completed.restore.as_deref(), Some("round-000000005"));
 }

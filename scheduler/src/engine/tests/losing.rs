@@ -1,6 +1,7 @@
 //! What deaths, returns and restarts mean, as lists of commands.
 
 use super::*;
+use proto_common::error::DeathCause;
 use proto_common::message::{self, Coming, ROUNDS_PART_MAX, Resume, RoundsPart, WaitError};
 use proto_common::shard_map::MapChange;
 
@@ -69,6 +70,26 @@ fn a_servers_death_promotes_its_copy_and_the_next_server_gets_one() {
     let map = &rig.engine.declarations.shards.map;
     let at_first: u32 = map.ranges().filter(|range| range.server == Rank(0)).map(|range| range.chunks).sum();
     assert_eq!(at_first, 2, "{:?}", map.ranges().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_server_that_dies_while_all_seem_done_is_taken_over_from_when_a_worker_comes() {
+    use proto_common::message::CheckpointNews;
+    let mut rig = rig_of(1, WorkerLoss::Continue);
+    declared(&mut rig);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(server(1), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(worker(0), ToScheduler::Goodbye);
+    rig.say(worker(1), ToScheduler::Goodbye);
+    assert!(rig.engine.saving_until_ms.is_some());
+    // The job waits for its last checkpoint only, and a worker comes just then.
+    rig.engine.death(0, Death { member: server(0), cause: DeathCause::ConnectionLost }, &mut Vec::new());
+    rig.engine.members.get_mut(&server(0)).unwrap().gone = true;
+    rig.say_on(50, ToScheduler::Register(register(Role::Worker, 9)));
+    let commands = rig.tick_at(1);
+    assert_eq!(rig.engine.phase, Phase::Running);
+    assert!(!rig.engine.members.contains_key(&server(0)), "{commands:?}");
+    assert!(rig.engine.declarations.shards.is_empty_at(Rank(0)));
 }
 
 #[test]
@@ -244,7 +265,7 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
     let members = before.engine.members.iter().map(entry).collect();
     let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
     let barriers = vec![("b".into(), NodeGroup::WORKERS, 1)];
-    let resume = Resume { rank: Rank(0), term: 4, epoch, members, left: Vec::new(), map, barriers };
+    let resume = Resume { rank: Rank(0), term: 4, epoch, members, map, barriers, ..Resume::default() };
     let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
     for id in [server(1), worker(0), worker(1)] {
         assert!(come_again(&mut rig, id, &resume).is_empty());
@@ -269,6 +290,28 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
         FromScheduler::Released { request: 1, result },
         "it was opened for another one"
     );
+}
+
+#[test]
+fn who_waits_to_be_let_in_says_nothing_else() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    come_again(&mut rig, worker(0), &resume);
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 50 };
+    for strange in [ToScheduler::Identify, order, ToScheduler::Goodbye] {
+        assert_eq!(rig.say(worker(0), strange), [], "its connection stays, and so does what it said");
+    }
+    for id in [server(0), server(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    let commands = come_again(&mut rig, worker(1), &resume);
+    let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
+    assert_eq!(welcomes, 4);
 }
 
 #[test]

@@ -141,24 +141,35 @@ fn who_wants_no_rank_gets_one_when_all_are_there() {
 }
 
 #[test]
-fn who_waits_for_a_rank_hears_who_has_not_come() {
+fn where_nobody_of_before_comes_ranks_are_given_and_who_is_missing_is_told() {
     let mut rig = following(2, 1);
     rig.say_on(1, ToScheduler::Register(register(Role::Server, 1)));
     rig.say_on(2, ToScheduler::Register(register(Role::Worker, 2)));
+    assert!(rig.tick_at(SILENCE_MS - 1).is_empty());
+    assert_eq!(rig.tick_at(SILENCE_MS).len(), 2, "both are welcome");
+    for (connection, id) in [(1, server(0)), (2, worker(0))] {
+        assert_eq!(rig.engine.member_of(ConnectionId(connection)), Some(id));
+    }
+    for now_ms in (SILENCE_MS..ASSEMBLE_MS).step_by(50) {
+        rig.now_ms = now_ms;
+        for connection in [1, 2] {
+            rig.say_on(connection, ToScheduler::Heartbeat(MemberReport::default()));
+        }
+    }
     let commands = rig.tick_at(ASSEMBLE_MS);
-    let to: Vec<ConnectionId> = commands
-        .iter()
-        .filter_map(|command| match command {
-            Command::Send { to, message } => {
-                assert!(
-                    matches!(&**message, FromScheduler::Refused(reason)
-                    if reason.to_string().contains("missing: server 1")),
-                    "{message:?}"
-                );
-                Some(to[0])
-            }
-            _ => None,
-        })
-        .collect();
-    assert_eq!(to, [ConnectionId(1), ConnectionId(2)]);
+    let refused = commands.iter().filter(|command| {
+        matches!(command, Command::Send { message, .. } if matches!(&**message, FromScheduler::Refused(reason)
+            if reason.to_string().contains("missing: server 1")))
+    });
+    assert_eq!(refused.count(), 2, "{commands:?}");
+}
+
+#[test]
+fn a_job_that_ends_turns_those_away_who_wait_for_a_rank() {
+    let mut rig = following(2, 1);
+    rig.say_on(1, ToScheduler::Register(register(Role::Server, 1)));
+    let wanted = Register { wanted_rank: Some(Rank(0)), ..register(Role::Worker, 2) };
+    rig.say_on(2, ToScheduler::Register(wanted));
+    let commands = rig.handle(Input::Closed { connection: ConnectionId(2), fault: None });
+    assert!(refusal(&commands).contains("the job is over: worker 0 died"), "{commands:?}");
 }

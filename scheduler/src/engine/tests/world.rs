@@ -289,7 +289,7 @@ impl World {
             let (epoch, map) = (player.epoch.max(player.map.epoch()), player.map.whole());
             let (members, left) = (player.roster.clone(), player.left.clone());
             let (rank, term) = (player.id.rank, player.term);
-            let resume = Resume { rank, term, epoch, members, left, map, barriers: Vec::new() };
+            let resume = Resume { rank, term, epoch, members, left, map, ..Resume::default() };
             let again = Register { resume: Some(resume.head()), ..register(player.id.role, player.life) };
             let from = ConnectionId(connection);
             self.input(Input::Message { from, message: ToScheduler::Register(again) });

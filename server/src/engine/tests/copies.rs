@@ -509,6 +509,29 @@ fn whoever_was_told_to_ask_later_hears_when() {
     assert_eq!(out.list, [Command::TellPrimary { from: OTHER, notice: Notice::Ready }]);
 }
 
+#[test]
+fn an_image_that_waits_for_a_checkpoint_s_copy_is_asked_for_again_when_that_is_made() {
+    let mut engine = LaneEngine::new(config(2));
+    roles(&mut engine, 2, ALONE);
+    assert!(engine.begin_save(0, true, &mut Commands::default()));
+    // What is to be copied for the checkpoint is handed over meanwhile.
+    roles(&mut engine, 3, Role::Copy { of: OTHER });
+    let slots = engine.copy_up(OTHER, Incarnation(5), 2);
+    let whole = Some(Landing { region: 0, offset: 0, bytes: 8 });
+    let image = Block { landing: whole, bytes: 8, ..record(OpKind::CopyState, 0) };
+    let list = deliver(&mut engine, slots[0], &record_header(), image);
+    let later = |command: &Command| {
+        matches!(command, Command::TellPrimary { notice: Notice::Judged(_, Judgement::Later), .. })
+    };
+    assert!(list.iter().any(later), "{list:?}");
+    let mut out = Commands::default();
+    match engine.next_to_save() {
+        Some((index, ..)) => _ = engine.saved(index, &mut out),
+        None => engine.drop_save(0, &mut out),
+    }
+    assert_eq!(out.list, [Command::TellPrimary { from: OTHER, notice: Notice::Ready }]);
+}
+
 proptest! {
     /// Notices of a server with copies, in any order: an engine that is told nonsense ends the stream, and goes on.
     #[test]

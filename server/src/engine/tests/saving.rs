@@ -179,3 +179,28 @@ fn one_of_the_same_round_is_another_one_and_none_far_ahead_stops_those_before() 
     rig.send_wanting(0, 4, &[of(1, push(1, 1))]);
     assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(1)));
 }
+
+#[test]
+fn without_rounds_they_are_of_what_each_worker_has_contributed_and_none_begins_beside_tensors_with_rounds() {
+    let mut rig = Rig::new(config(2));
+    rig.engine = LaneEngine::new(rig.config);
+    let loose = ChunkSpec { mode: Mode::Async, ..spec(1) };
+    rig.engine.assign(Epoch { term: 1, counter: 1 }, &[loose]);
+    (0..2).for_each(|rank| rig.connect(rank));
+    rig.engine.save_every(3);
+    let contribute = |rig: &mut Rig, rounds: std::ops::RangeInclusive<u64>| {
+        for round in rounds {
+            (0..2).for_each(|rank| drop(rig.send(rank, &[push(round, round)])));
+            rig.flush();
+        }
+    };
+    contribute(&mut rig, 1..=3);
+    assert_eq!(rig.version(), 6);
+    assert_eq!(rig.engine.next_saving_news(), Some(SavingNews::Begun(3)));
+    assert_eq!((due(&mut rig), rig.engine.newest_version()), (Some((0, 6)), 3));
+    assert!(saved(&mut rig, 0).0);
+    contribute(&mut rig, 4..=5);
+    rig.engine.count_rounds();
+    contribute(&mut rig, 6..=9);
+    assert_eq!((rig.engine.next_saving_news(), rig.engine.saving()), (None, None));
+}

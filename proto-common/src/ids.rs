@@ -20,7 +20,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A tensor's key, chosen by the user; the whole u64 range is allowed.
+    /// A tensor's key, chosen by the user: any but the 2^32 of tables' rows (`crate::table::HOMES`).
     Key(u64)
 );
 id!(

@@ -2,6 +2,7 @@
 //! lines, and which tensor may have which. It must not know how a server keeps them.
 
 use crate::message::ClusterShape;
+use crate::table::home_of;
 use crate::tensor::{TensorError, TensorSpec};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -145,7 +146,7 @@ impl TensorSpec {
         if mode.has_rounds() && (backup == 0 || !self.dynamic) {
             return None;
         }
-        if self.dynamic {
+        if self.dynamic && home_of(self.key).is_none() {
             // With backup workers, too: others may be a round further on some chunks while one pulls.
             return Some(format!(
                 "a dynamic tensor has one length a round, and in mode {mode} with {backup} backup workers a pull could bring \

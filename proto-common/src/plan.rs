@@ -2,6 +2,7 @@
 //! what the first iteration has shown. It must not know how a placement is done.
 
 use crate::ids::Key;
+use crate::table::home_of;
 use crate::tensor::TensorSpec;
 use crate::transport::Driver;
 use serde::{Deserialize, Serialize};
@@ -215,6 +216,10 @@ fn choose(subject: &Subject, facts: &Facts, left_bytes: u64) -> Planned {
         } else {
             planned(fixed, why)
         };
+    }
+    let over_shm = facts.drivers.iter().all(|driver| *driver == Driver::Shm);
+    if home_of(subject.key).is_some() && !over_shm {
+        return planned(Placement::Slot, "rows travel in batches");
     }
     if subject.is_dynamic() {
         return planned(Placement::RendezvousRead, "its length may change between operations");

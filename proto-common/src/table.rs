@@ -1,9 +1,15 @@
-//! Sparse tables: rows of one width under u64 ids, made at first touch. What a table is, which lane of which server has a
-//! row, and what requests about rows look like. They travel as calls to numbers of their own.
+//! Sparse tables: rows of one width under u64 ids, made at first touch. What a table is, which part of the tables has a row,
+//! and what requests about rows look like. The parts lie in the shard map as tensors of their own, their *homes*: what is
+//! pushed to rows is a contribution to a home, and is copied, moved and counted as others are. What is asked travels as calls
+//! to numbers of their own.
 
-use crate::ids::{Lane, Rank};
+use crate::element::Dtype;
+use crate::ids::{ChunkId, ChunkIndex, Key, Lane};
 use crate::limits::LANES_MAX;
+use crate::mode::Mode;
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
+use crate::shard_map::lane_of;
+use crate::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -182,11 +188,71 @@ impl Spread {
         ((high * parts) >> 32) as usize
     }
 
-    /// Server and lane of a part.
+    /// The home of a part: its key is the first of the part's whose lane is the part's turn.
     #[must_use]
-    pub const fn place(&self, part: usize) -> (Rank, Lane) {
-        let lanes = self.lanes as usize;
-        (Rank((part / lanes) as u32), Lane((part % lanes) as u16))
+    pub fn home(&self, part: usize) -> ChunkId {
+        let (first, lanes) = (HOMES | (part as u64) << 8, self.lanes.max(1));
+        let id = |key| ChunkId { key: Key(key), chunk: ChunkIndex(0) };
+        let turn = Lane((part % usize::from(lanes)) as u16);
+        let own = (first..=first | 0xff).map(id).find(|id| lane_of(*id, lanes) == turn);
+        own.unwrap_or_else(|| id(first))
+    }
+
+    /// What a part's home is declared as. One contribution fits a chunk.
+    #[must_use]
+    pub fn home_spec(&self, part: usize, chunk_bytes: u64) -> TensorSpec {
+        let elements = chunk_bytes / Dtype::F32.bytes() as u64;
+        TensorSpec {
+            name: format!("rows of sparse tables, part {part}"),
+            dynamic: true,
+            ..TensorSpec::f32(self.home(part).key.0, elements, Optimizer::assign()).in_mode(Mode::Async)
+        }
+    }
+}
+
+/// The 2^32 keys from here on are homes'; tensors of trainers have any other.
+pub const HOMES: u64 = 0x6772_7762 << 32;
+
+/// The part whose home has this key; `None` of a tensor.
+#[must_use]
+pub const fn home_of(key: Key) -> Option<u32> {
+    if key.0 >> 32 == HOMES >> 32 { Some(key.0 as u32 >> 8) } else { None }
+}
+
+/// Bytes before a contribution's ids: see [`PushHead`].
+pub const PUSH_HEAD_BYTES: usize = 16;
+
+/// How a contribution to a home begins. Behind it are a declaration's bytes, or ids and then their rows of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushHead {
+    /// To declare, or to push.
+    pub op: RowOp,
+    /// The table.
+    pub key: u32,
+    /// Rows; of a declaration its bytes, behind which there may be zeros.
+    pub count: u32,
+    /// Parts of tables, of a declaration.
+    pub parts: u32,
+}
+
+impl PushHead {
+    /// As it travels.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; PUSH_HEAD_BYTES] {
+        let words = [self.op as u32, self.key, self.count, self.parts];
+        let mut bytes = [0; PUSH_HEAD_BYTES];
+        bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+        bytes
+    }
+
+    /// `None` where it is none, or cut short.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.first_chunk::<PUSH_HEAD_BYTES>()?;
+        let mut words =
+            bytes.chunks_exact(4).map(|word| word.first_chunk().map_or(0, |w| u32::from_le_bytes(*w)));
+        let op = RowOp::from_wire(u8::try_from(words.next()?).ok()?)?;
+        Some(Self { op, key: words.next()?, count: words.next()?, parts: words.next()? })
     }
 }
 
@@ -207,9 +273,10 @@ pub fn table_of(app: u32) -> Option<(u32, Lane)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOp {
-    /// The body is the table's [`TableSpec`].
+    /// Of a call: the body is a [`TableSpec`], and the answer whether the table is declared so. Of a contribution: it is from
+    /// then on.
     Declare = 0,
-    /// The body is ids, then rows of numbers: the rule is applied to each row.
+    /// A contribution only: ids, then rows of numbers. The rule is applied to each row.
     Push = 1,
     /// The body is ids; the reply's is their rows.
     Pull = 2,
@@ -240,8 +307,10 @@ pub enum RowStatus {
     Conflict = 2,
     /// The request is not what the table's rows are like.
     Malformed = 3,
-    /// There is no memory for more rows: pushes to those that are not there were left out.
+    /// There is no memory for what was asked for.
     Full = 4,
+    /// This server does not serve the home, or must not answer yet: ask whom the map says.
+    Elsewhere = 5,
 }
 
 impl RowStatus {
@@ -254,6 +323,7 @@ impl RowStatus {
             2 => Self::Conflict,
             3 => Self::Malformed,
             4 => Self::Full,
+            5 => Self::Elsewhere,
             _ => return None,
         })
     }
@@ -273,11 +343,29 @@ mod tests {
         let mut counts = [0u32; 6];
         (0..60_000u64).for_each(|id| counts[spread.part_of(id)] += 1);
         assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
-        assert_eq!((spread.place(0), spread.place(5)), ((Rank(0), Lane(0)), (Rank(2), Lane(1))));
+        let homes: Vec<ChunkId> = (0..6).map(|part| spread.home(part)).collect();
+        let lanes: Vec<u16> = homes.iter().map(|home| lane_of(*home, 2).0).collect();
+        assert_eq!(lanes, [0, 1, 0, 1, 0, 1]);
+        assert_eq!(
+            homes.iter().map(|home| home_of(home.key)).collect::<Vec<_>>(),
+            (0..6).map(Some).collect::<Vec<_>>()
+        );
+        assert_eq!((home_of(Key(HOMES - 1)), home_of(Key(u64::MAX))), (None, None));
+        assert_eq!(spread.home_spec(5, 4096).validate(4096), Ok(()));
         for (key, lane) in [(0, 0), (7, 3), (TABLES_MAX - 1, LANES_MAX - 1)] {
             assert_eq!(table_of(table_app(key, Lane(lane))), Some((key, Lane(lane))));
         }
         assert_eq!((table_of(0), table_of(TABLE_APPS - 1), table_of(u32::MAX)), (None, None, None));
+    }
+
+    #[test]
+    fn heads_of_contributions_round_trip_and_are_refused_cut_short() {
+        let head = PushHead { op: RowOp::Push, key: 7, count: 3, parts: 9 };
+        assert_eq!(PushHead::from_bytes(&head.to_bytes()), Some(head));
+        for bytes in 0..PUSH_HEAD_BYTES {
+            assert_eq!(PushHead::from_bytes(&head.to_bytes()[..bytes]), None);
+        }
+        assert_eq!(PushHead::from_bytes(&[9; PUSH_HEAD_BYTES]), None);
     }
 
     #[test]

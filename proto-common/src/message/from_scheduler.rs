@@ -167,8 +167,6 @@ pub struct Member {
     pub data_address: Option<String>,
     /// Its HTTP endpoints.
     pub http_address: Option<String>,
-    /// A server: it has rows of sparse tables, of which there are no copies.
-    pub keeps_rows: bool,
 }
 
 /// Why a declaration was refused.

@@ -211,7 +211,4 @@ pub enum ToScheduler {
         /// How long to wait.
         timeout_ms: u64,
     },
-    /// Server: it has sparse tables from now on. Nobody has copies of their rows: it cannot be drained, and its death is the
-    /// end of the job.
-    KeepsRows,
 }

@@ -6,6 +6,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Key, MemberId, Role};
 use proto_common::shard_map::MapChange;
+use proto_common::table::home_of;
 
 /// Tensors that an error names.
 const TENSORS_NAMED_MAX: usize = 5;
@@ -37,14 +38,13 @@ impl Engine {
         let by = self.declarations.shards.successors(id.rank);
         let mut lost = self.declarations.shards.gone(epoch, id.rank);
         lost.retain(|key| self.declarations.is_kept(*key));
-        // Without copies the job's own servers have what no map tells of: tables, and what programs keep in them.
+        // Without copies the job's own servers have what no map tells of: what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
-        let keeps_rows = member.keeps_rows;
-        if !keeps_rows && lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
+        if lost.is_empty() && (alone && !has_any || self.servers().there.is_empty()) {
             return self.end(now_ms, Outcome::Died(death), out);
         }
-        if alone || keeps_rows || !lost.is_empty() {
-            let what = self.loss(&lost, keeps_rows);
+        if alone || !lost.is_empty() {
+            let what = self.loss(&lost);
             let cause = DeathCause::Beyond { cause: Box::new(death.cause), what };
             return self.end(now_ms, Outcome::Died(Death { member: id, cause }), out);
         }
@@ -65,12 +65,13 @@ impl Engine {
     }
 
     /// What went with a server, and what to do.
-    pub(super) fn loss(&self, lost: &[Key], keeps_rows: bool) -> String {
+    pub(super) fn loss(&self, lost: &[Key]) -> String {
         let map = &self.declarations.shards.map;
         let name = |key: &Key| match map.tensor(*key).map(|spec| spec.name.as_str()) {
             None | Some("") => key.to_string(),
             Some(name) => format!("{key} ({name})"),
         };
+        let (homes, lost): (Vec<Key>, Vec<Key>) = lost.iter().partition(|key| home_of(**key).is_some());
         let mut named: Vec<String> = lost.iter().take(TENSORS_NAMED_MAX).map(name).collect();
         if lost.len() > TENSORS_NAMED_MAX {
             named.push(format!("{} more", lost.len() - TENSORS_NAMED_MAX));
@@ -83,10 +84,10 @@ impl Engine {
             }
         };
         let fix = match self.config.shape.replicas {
-            0 if !keeps_rows => "; with cluster.replicas = 1 another server has a copy",
+            0 => "; with cluster.replicas = 1 another server has a copy",
             _ => "",
         };
-        let what = match (named.is_empty(), keeps_rows) {
+        let what = match (named.is_empty(), !homes.is_empty()) {
             (true, _) => "rows of sparse tables".to_owned(),
             (false, false) => format!("part of tensors {}", named.join(", ")),
             (false, true) => format!("rows of sparse tables, nor its part of tensors {}", named.join(", ")),
@@ -140,8 +141,7 @@ impl Engine {
     /// A server that others have taken over from, or that had nothing, leaves. False where it may not.
     pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
         let others = self.servers().there.iter().any(|rank| *rank != id.rank);
-        let keeps_rows = self.members.get(&id).is_some_and(|member| member.keeps_rows);
-        if !others || keeps_rows || !self.declarations.shards.is_empty_at(id.rank) {
+        if !others || !self.declarations.shards.is_empty_at(id.rank) {
             return false;
         }
         self.disconnect(id, out);

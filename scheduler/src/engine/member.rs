@@ -29,8 +29,6 @@ pub(super) struct Member {
     pub(super) links_ready: bool,
     /// It wishes to go, once others have what it has.
     pub(super) draining: bool,
-    /// It has rows of sparse tables, which nobody else has.
-    pub(super) keeps_rows: bool,
     /// It said goodbye; then it is gone as well.
     pub(super) left: bool,
     /// Its connection is closed, by whichever side.
@@ -52,7 +50,6 @@ impl Member {
             rates: Vec::new(),
             links_ready: false,
             draining: false,
-            keeps_rows: false,
             left: false,
             gone: false,
         }
@@ -64,7 +61,6 @@ impl Member {
         member.incarnation = entry.incarnation;
         member.data_address.clone_from(&entry.data_address);
         member.http_address.clone_from(&entry.http_address);
-        member.keeps_rows = entry.keeps_rows;
         member.left = false;
         member
     }
@@ -84,7 +80,6 @@ impl Member {
             rates: Vec::new(),
             links_ready: false,
             draining: false,
-            keeps_rows: false,
             left: true,
             gone: true,
         }

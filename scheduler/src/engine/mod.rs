@@ -440,7 +440,6 @@ impl Engine {
             }
             ToScheduler::Seeded { epoch, to } => self.seeded(id, epoch, to, out),
             ToScheduler::Drain => self.drain(id, out),
-            ToScheduler::KeepsRows => self.keeps_rows(id, out),
             ToScheduler::Resuming { .. } | ToScheduler::Identify | ToScheduler::OrderCheckpoint { .. } => {
                 self.fault(now_ms, id, "it said after it was let in what comes before".into(), out);
             }
@@ -576,7 +575,6 @@ fn name_of(message: &ToScheduler) -> &'static str {
         ToScheduler::Identify => "a question who is there",
         ToScheduler::OrderCheckpoint { .. } => "an operator's wish for a checkpoint",
         ToScheduler::Drain => "a server's wish to go",
-        ToScheduler::KeepsRows => "a word about sparse tables",
         ToScheduler::Rounds { .. } => "the rounds that a worker can count in",
         ToScheduler::Post { .. } => "a message for others",
         ToScheduler::PostReply { .. } => "an answer to a message",

@@ -398,7 +398,7 @@ impl Engine {
         if let Some((rank, keys)) = lost {
             let member = MemberId { role: Role::Server, rank };
             let cause = Box::new(DeathCause::ConnectionLost);
-            let cause = DeathCause::Beyond { cause, what: self.loss(&keys, false) };
+            let cause = DeathCause::Beyond { cause, what: self.loss(&keys) };
             return self.end(now_ms, super::Outcome::Died(Death { member, cause }), out);
         }
         if gone.is_empty() {

@@ -115,18 +115,6 @@ impl Engine {
         self.settle(out);
     }
 
-    /// A server has sparse tables. Everyone is told: the next scheduler must know it also where the server does not come.
-    pub(super) fn keeps_rows(&mut self, id: MemberId, out: &mut Vec<Command>) {
-        let Some(member) = self.members.get_mut(&id).filter(|member| !member.keeps_rows) else { return };
-        if id.role != Role::Server {
-            return;
-        }
-        member.keeps_rows = true;
-        if self.phase == Phase::Running {
-            self.tell_roster(out);
-        }
-    }
-
     /// A server could not do what a decision about copies asked of it: it is given up, and another one is asked.
     pub(super) fn roles_refused(
         &mut self,
@@ -153,10 +141,6 @@ impl Engine {
             return;
         }
         let Some(member) = self.members.get_mut(&id) else { return };
-        // It has been told so, and knows it itself.
-        if member.keeps_rows {
-            return;
-        }
         let connection = member.connection;
         member.draining = true;
         self.unsettled = true;
@@ -177,6 +161,5 @@ pub(super) fn entry(id: MemberId, member: &Member) -> message::Member {
         incarnation: member.incarnation,
         data_address: member.data_address.clone(),
         http_address: member.http_address.clone(),
-        keeps_rows: member.keeps_rows,
     }
 }

@@ -3,7 +3,6 @@
 use crate::engine::ChunkSpec;
 use crate::tables::Rows;
 use checkpoint::{Checkpoint, CheckpointError};
-use proto_common::ids::{Lane, Rank};
 use proto_common::table::{Spread, TableSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,12 +80,7 @@ impl Restorer {
     }
 
     /// Puts the rows that a lane has now into a new table of so many parts; says why not.
-    pub(crate) fn refill(
-        &self,
-        rows: &mut Rows,
-        parts: usize,
-        (server, lane): (Rank, Lane),
-    ) -> Result<(), String> {
+    pub(crate) fn refill(&self, rows: &mut Rows, part: usize) -> Result<(), String> {
         let (ours, name) = (rows.spec().clone(), &self.0.manifest().name);
         let Some(theirs) = self.0.table(ours.key) else {
             tracing::warn!(
@@ -102,8 +96,8 @@ impl Restorer {
             return Err(format!("checkpoint {name} has it as {theirs:?}; declare it as it was"));
         }
         let lanes = self.1.max(1);
-        let spread = Spread { servers: (parts / usize::from(lanes)) as u32, lanes };
-        let is_own = |id: u64| spread.place(spread.part_of(id)) == (server, lane);
+        let spread = Spread { servers: (rows.parts() / usize::from(lanes)) as u32, lanes };
+        let is_own = |id: u64| spread.part_of(id) == part;
         let (width, mut is_full, mut is_odd) = (rows.row_numbers(), false, false);
         let read = self.0.rows(ours.key, is_own, |piece| {
             self.2.count();

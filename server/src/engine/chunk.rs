@@ -15,6 +15,7 @@ use proto_common::ids::{ChunkId, Epoch, Incarnation, Operation, Rank};
 use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
+use proto_common::table::home_of;
 use proto_common::tensor::{ChunkSpan, TensorSpec};
 use std::cmp::Ordering;
 use std::ops::RangeInclusive;
@@ -54,6 +55,17 @@ impl ChunkSpec {
             mode: tensor.settled_mode(),
             backup_workers: tensor.settled_backup(),
         }
+    }
+
+    /// Is it a home of rows of sparse tables? What is contributed to it is done to these.
+    #[must_use]
+    pub const fn has_rows(&self) -> bool {
+        home_of(self.id.key).is_some()
+    }
+
+    /// Does storage say whether what a round makes is in force?
+    pub(super) fn is_asked(&self) -> bool {
+        self.dtype.is_integer() || self.has_rows()
     }
 
     /// Bytes of the payload of a contribution that is `bytes` long as plain numbers.

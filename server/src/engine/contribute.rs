@@ -315,7 +315,7 @@ impl LaneEngine {
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
         chunk.size(index, chunk.round_bytes(), out);
         out.push(Command::Finish { chunk: index, round: chunk.round(), last, old, into, contributors });
-        if chunk.spec.dtype.is_integer() {
+        if chunk.spec.is_asked() {
             chunk.stage = Stage::Verdict { into };
         } else {
             chunk.publish(Some(into));

@@ -28,8 +28,11 @@ impl Chunk {
         self.lengths.live
     }
 
-    /// Is a contribution as long as the others of its round that are here?
+    /// Is a contribution as long as the others of its round that are here? Where each is an update of its own there are none.
     pub(super) fn agrees(&self, round: u64, bytes: u64) -> bool {
+        if self.is_loose() {
+            return true;
+        }
         let collected = self.lengths.round.filter(|_| round == self.round());
         // Those that are held agree with one another: one of them speaks for all.
         let mut held = self.held.of_round(round);

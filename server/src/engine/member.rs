@@ -168,7 +168,6 @@ pub struct Member {
     counting: RoundsSoFar,
     next: u64,
     drain: Drain,
-    keeps_rows: bool,
     /// The next scheduler has been told what this server knows: the last one's decisions count no more.
     is_resuming: bool,
 }
@@ -197,7 +196,6 @@ impl Member {
             counting: RoundsSoFar::default(),
             next: 0,
             drain: Drain::Stays,
-            keeps_rows: false,
             is_resuming: false,
             config,
         }
@@ -248,9 +246,6 @@ impl Member {
     pub fn back(&mut self, out: &mut Vec<MemberCommand>) {
         self.is_resuming = false;
         self.say_seeded(out);
-        if self.keeps_rows {
-            out.push(MemberCommand::Say(ToScheduler::KeepsRows));
-        }
         if self.drain == Drain::Asked || self.drain == Drain::Going {
             self.drain = Drain::Asked;
             out.push(MemberCommand::Say(ToScheduler::Drain));
@@ -269,19 +264,6 @@ impl Member {
             out.push(MemberCommand::Say(ToScheduler::Drain));
         }
         true
-    }
-
-    /// A lane has its first sparse table.
-    pub fn has_tables(&mut self, out: &mut Vec<MemberCommand>) {
-        if !std::mem::replace(&mut self.keeps_rows, true) {
-            out.push(MemberCommand::Say(ToScheduler::KeepsRows));
-        }
-    }
-
-    /// Are there rows here that nobody can take over?
-    #[must_use]
-    pub fn keeps_rows(&self) -> bool {
-        self.keeps_rows
     }
 
     /// How many chunks the map still gives this server, copies included.
@@ -543,7 +525,7 @@ impl Member {
     }
 
     fn leave_when_empty(&mut self, out: &mut Vec<MemberCommand>) {
-        let has_nothing = self.told.is_empty() && self.chunks_left() == 0 && !self.keeps_rows;
+        let has_nothing = self.told.is_empty() && self.chunks_left() == 0;
         if self.drain == Drain::Going && has_nothing {
             self.drain = Drain::Gone;
             out.push(MemberCommand::Leave(Departure::Drained));

@@ -31,7 +31,7 @@ impl Tally {
         if spec.mode.has_rounds() && !drops {
             return None;
         }
-        let marked = if drops || spec.dtype.is_integer() { workers } else { 0 };
+        let marked = if drops || spec.is_asked() { workers } else { 0 };
         let counted = if spec.mode.has_rounds() { 0 } else { workers };
         let made = Made::new(counted);
         Some(Box::new(Self { applying: None, made, marks: vec![(0, 0); marked as usize] }))

@@ -96,6 +96,34 @@ impl LaneEngine {
         self.chunks.get(index as usize).map(|chunk| chunk.spec.id)
     }
 
+    /// The home of rows under an index; none of other chunks.
+    #[must_use]
+    pub fn home(&self, index: u32) -> Option<ChunkId> {
+        self.chunks
+            .get(index as usize)
+            .map(|chunk| &chunk.spec)
+            .filter(|spec| spec.has_rows())
+            .map(|spec| spec.id)
+    }
+
+    /// Is a home here, as served or as a copy?
+    #[must_use]
+    pub fn has_home(&self, home: ChunkId) -> bool {
+        self.index.contains_key(&home)
+    }
+
+    /// Is a home served here?
+    #[must_use]
+    pub fn serves_home(&self, home: ChunkId) -> bool {
+        self.serves(&home).is_some()
+    }
+
+    /// May rows of a home be told? Not while its newest version may be one that nobody else has.
+    #[must_use]
+    pub fn tells_rows(&self, home: ChunkId) -> bool {
+        self.serves(&home).is_some_and(|index| !self.chunks[index as usize].init_pending)
+    }
+
     /// Does this server serve a chunk, by its index?
     #[must_use]
     pub fn is_served(&self, index: u32) -> bool {
@@ -175,7 +203,8 @@ impl LaneEngine {
         let (version, round, every) = (chunk.version, self.round_of(chunk), self.savings.every_rounds);
         let is_loose = chunk.is_loose();
         let each = if is_loose { every.saturating_mul(u64::from(self.config.workers)) } else { every };
-        let is_multiple = each > 0 && version.is_multiple_of(each) && chunk.is_served();
+        let is_multiple =
+            each > 0 && version.is_multiple_of(each) && chunk.is_served() && !chunk.spec.has_rows();
         let begins = is_multiple && !(is_loose && self.savings.are_rounds_counted);
         // One at a time: while the disk is slow, or a tensor is waited for, there are fewer.
         if begins && round > self.savings.last_round && self.savings.is_idle() {

@@ -52,7 +52,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Finish { chunk, round, last, old, into, contributors } => {
                 let round = Round { number: round, last, old, into, contributors };
                 let views = self.views_of(last);
-                let verdict = self.storage.finish(chunk, &round, &views)?;
+                let verdict = match self.engine.home(chunk) {
+                    Some(home) => self.finish_rows((chunk, home), &round, &views)?,
+                    None => self.storage.finish(chunk, &round, &views)?,
+                };
                 self.engine.finished(chunk, verdict, &mut self.commands);
             }
             Command::Prepare { chunk, round, last, old, contributors } => {

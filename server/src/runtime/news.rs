@@ -23,7 +23,6 @@ impl Board {
         let key = match news {
             LaneNews::Seeded { lane, to, .. } => (lane, to.0, 1),
             LaneNews::StreamDown { lane, to, .. } => (lane, to.0, 0),
-            LaneNews::Tables { lane } => (lane, 0, 2),
         };
         self.0.news.lock().unwrap_or_else(PoisonError::into_inner).insert(key, news);
         self.0.written.notify_one();

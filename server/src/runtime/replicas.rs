@@ -232,13 +232,11 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
+        // Nothing of it is under way any more, and the last one may be long.
+        let of_it = self.replicas.streams.iter_mut().filter(|link| link.to == to);
+        of_it.for_each(|link| link.image = None);
         let lane = self.config.engine.lane.0;
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
-    }
-
-    pub(super) fn tell_tables(&mut self) {
-        let lane = self.config.engine.lane.0;
-        self.replicas.news.push_back(LaneNews::Tables { lane });
     }
 
     /// What has happened on a channel between servers. False where it is none.
@@ -315,10 +313,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
         state: &ChunkState,
         live: u8,
     ) -> Result<(), LaneError> {
-        let Self { replicas, storage, queue, engine, commands, .. } = self;
+        let Self { replicas, storage, queue, engine, commands, tables, .. } = self;
         let Replicas { streams, captured, .. } = replicas;
         let Some(link) = streams.iter_mut().find(|link| link.to == to) else { return Ok(()) };
         storage.save_image(chunk, state, live, captured)?;
+        if let Some(home) = engine.home(chunk) {
+            let image_bytes = captured.len() as u64;
+            tables.save_home(home, captured).map_err(LaneError::Unregistered)?;
+            captured.extend(image_bytes.to_le_bytes());
+        }
         if link.image.as_ref().is_none_or(|image| image.len() < captured.len()) {
             let image = storage.sent_buffer(captured.len() as u64)?;
             queue.prepare(&image.span())?;
@@ -327,7 +330,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if let Some(image) = &mut link.image {
             image.copy_in(captured);
         }
-        engine.captured(to, chunk, captured.len() as u64, commands);
+        let bytes = captured.len() as u64;
+        if engine.home(chunk).is_some() {
+            // All rows of a home are no length that is kept for others.
+            *captured = Vec::new();
+        }
+        engine.captured(to, chunk, bytes, commands);
         Ok(())
     }
 

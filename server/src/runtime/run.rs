@@ -67,11 +67,6 @@ pub enum RunError {
         /// How long it waited.
         waited_ms: u64,
     },
-    /// It was to go, and has what nobody can take over.
-    #[error(
-        "this server was to go, and has rows of sparse tables, which nobody can take over: the job ends with it; ask for a checkpoint first (gradwire checkpoint save), and start the job again from it"
-    )]
-    KeepsRows,
     /// A data thread cannot go on.
     #[error("data thread failed: {0}")]
     Lane(#[from] LaneError),
@@ -85,7 +80,6 @@ impl RunError {
             Self::Refused(reason) => code_of_refusal(reason),
             Self::Deposed { .. } => ExitCode::Refused,
             Self::NotDrained { .. } => ExitCode::Deadline,
-            Self::KeepsRows => ExitCode::MemberDied,
             Self::Lane(LaneError::Unregistered(_)) => ExitCode::Transport,
             Self::Lane(_) => ExitCode::Internal,
         }

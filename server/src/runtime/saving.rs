@@ -109,7 +109,8 @@ impl<Q: CompletionQueue> DataLane<Q> {
         if self.saves.begun != begun {
             self.saves.begun = begun;
             let chunks: Vec<ChunkSpec> = self.engine.saved_chunks().map(|(_, spec)| spec).collect();
-            let (rows, tables) = self.tables.to_save();
+            let Self { tables, engine, .. } = &*self;
+            let (rows, tables) = tables.to_save(|home| engine.serves_home(home));
             self.engine.note_rows_left(!rows.is_empty());
             self.saves.rows = rows;
             saver.begin(Begin { round, chunks, tables });
@@ -219,6 +220,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     fn begin_one(&mut self, chunk: &ChunkSpec) -> Result<(), LaneError> {
         let Some(restorer) = &self.saves.restorer else { return Ok(()) };
+        // Its tables are read when they are declared; who contributed what was of another job.
+        if chunk.has_rows() {
+            return Ok(());
+        }
         let Some(image) = restorer.image(chunk, self.config.chunk_bytes)? else { return Ok(()) };
         let Some(index) = self.engine.index_of(chunk.id) else { return Ok(()) };
         let wrong = |why: String| CheckpointError::Corrupt { file: format!("chunk {:?}", chunk.id), why };

@@ -103,9 +103,7 @@ impl Serving<'_> {
             }
             End::Failed(error) => {
                 let last = match &error {
-                    RunError::Lane(_) | RunError::KeepsRows => {
-                        Some(ToScheduler::Failing { reason: error.to_string() })
-                    }
+                    RunError::Lane(_) => Some(ToScheduler::Failing { reason: error.to_string() }),
                     RunError::NotDrained { .. } => Some(ToScheduler::Goodbye),
                     _ => None,
                 };
@@ -128,9 +126,6 @@ impl Serving<'_> {
             // We were asked to go before the others' trouble began: it is not ours to report.
             Ok(End::Failed(_)) => return End::Orderly(reason),
             Err(_) => {}
-        }
-        if lock(&self.member).keeps_rows() {
-            return End::Failed(RunError::KeepsRows);
         }
         let mut out = Vec::new();
         if !lock(&self.member).drain(&mut out) {
@@ -265,7 +260,6 @@ impl Serving<'_> {
                     self.standing.stream_down(to, number);
                     lock(&self.member).stream_down(to, number, &mut out);
                 }
-                LaneNews::Tables { .. } => lock(&self.member).has_tables(&mut out),
             }
         }
         self.execute(out)

@@ -1,13 +1,17 @@
-//! Requests about rows: calls that the lane's own tables answer, at once and on its data thread. Where the worker's memory
-//! can be read and written where it lies, values are taken from there and rows put there.
+//! Rows of sparse tables: calls about them, which the lane's own tables answer, at once and on its data thread; and what a
+//! round of a home is. Where the worker's memory can be read and written where it lies, ids are taken from there and rows put
+//! there.
 
 use super::calls::{AnswerBody, Request};
 use super::lane::{DataLane, LaneError};
 use crate::app::{CallBuffer, ReplyBody};
-use crate::tables::{Asked, Room, Rows, TableStats, Told};
+use crate::engine::Verdict;
+use crate::storage::{Round, Views};
+use crate::tables::{Asked, Room, Rows, TableStats, Told, home_key_of};
+use checkpoint::CheckpointError;
 use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
-use proto_common::ids::Rank;
-use proto_common::table::{RowStatus, table_of};
+use proto_common::ids::{ChunkId, Rank};
+use proto_common::table::{RowStatus, home_of, table_of};
 
 /// Rows of one request that are written where the worker wants them: a worker that closes does not wait long for that.
 const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
@@ -21,9 +25,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
         };
         let Some(request) = self.calls.take_request(call) else { return Ok(()) };
         let told = self.ask_table(call, key, &request);
-        if self.tables.has_first() {
-            self.tell_tables();
-        }
         match told {
             Ok(Told::Placed(bytes)) => self.note_placed(call, &[RowStatus::Done as u8], bytes),
             Ok(Told::Status(status, why)) => {
@@ -47,6 +48,13 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     fn ask_table(&mut self, call: u64, key: u32, request: &Request) -> Result<Told, PostError> {
+        let home = home_key_of(&request.head).map_or(ChunkId::default(), |key| ChunkId::new(key, 0));
+        if home_of(home.key).is_none() {
+            return Ok(Told::Status(RowStatus::Malformed, String::new()));
+        }
+        if !self.engine.tells_rows(home) {
+            return Ok(Told::Status(RowStatus::Elsewhere, String::new()));
+        }
         let in_place = 1..=IN_PLACE_BYTES_MAX;
         let landing = self.engine.call_landing(call).filter(|landing| in_place.contains(&landing.bytes));
         let Request { peer, head, body, lies } = request;
@@ -60,25 +68,15 @@ impl<Q: CompletionQueue> DataLane<Q> {
             (None, Some(body)) => Asked::Here(body),
             (None, None) => return Err(PostError::Closed),
         };
-        let Self { queue, tables, calls, links, saves, config, .. } = self;
-        let place = (config.rank, config.engine.lane);
-        let refill = |rows: &mut Rows, parts: usize| match saves.restorer() {
-            Some(restorer) => restorer.refill(rows, parts, place),
-            None => Ok(()),
-        };
+        let Self { queue, tables, calls, links, .. } = self;
         let allocate = |bytes| calls.allocate(bytes);
         if lies.is_none() && there.is_none() {
-            return Ok(tables.request(
-                key,
-                head,
-                &body,
-                &Room { there, allocate: &allocate, refill: &refill },
-            ));
+            return Ok(tables.request(home, key, head, &body, &Room { there, allocate: &allocate }));
         }
         let link = links.get(peer.0 as usize).and_then(Option::as_ref).ok_or(PostError::Closed)?;
-        let room = Room { there, allocate: &allocate, refill: &refill };
+        let room = Room { there, allocate: &allocate };
         let mut told = None;
-        queue.while_open(link.channel, &mut || told = Some(tables.request(key, head, &body, &room)))?;
+        queue.while_open(link.channel, &mut || told = Some(tables.request(home, key, head, &body, &room)))?;
         told.ok_or(PostError::Closed)
     }
 
@@ -96,8 +94,34 @@ impl<Q: CompletionQueue> DataLane<Q> {
         link.mapped.view(queue, link.channel, at, bytes).map(Some)
     }
 
-    /// What the lane's tables have done.
+    /// What the tables that this lane serves have done.
     pub(super) fn table_stats(&self) -> TableStats {
-        self.tables.stats()
+        self.tables.stats(|home| self.engine.serves_home(home))
+    }
+
+    /// A round of a home is complete: what was contributed is done to its rows.
+    pub(super) fn finish_rows(
+        &mut self,
+        (chunk, home): (u32, ChunkId),
+        round: &Round,
+        views: &Views,
+    ) -> Result<Verdict, LaneError> {
+        if let Some(last) = round.last {
+            self.storage.reduce(chunk, last, views)?;
+        }
+        let Self { engine, storage, tables, saves, .. } = self;
+        let serves = engine.serves_home(home);
+        let refill = |rows: &mut Rows, part: usize| match saves.restorer() {
+            Some(restorer) => restorer.refill(rows, part),
+            None => Ok(()),
+        };
+        let is_done = tables.apply(home, serves, storage.sum_of_round(chunk)?, &refill);
+        // A copy that cannot be what its server has would be found out when it is needed.
+        if let Some(why) = tables.lacks(home).filter(|_| !is_done && !serves) {
+            return Err(
+                CheckpointError::Corrupt { file: "rows of a table".into(), why: why.to_owned() }.into()
+            );
+        }
+        Ok(if is_done { Verdict::Fits } else { Verdict::BadValue })
     }
 }

@@ -130,11 +130,6 @@ pub enum LaneNews {
         /// Of its dial.
         number: u64,
     },
-    /// It has its first sparse table.
-    Tables {
-        /// The lane that says it.
-        lane: u16,
-    },
 }
 
 /// What a lane tells about itself.

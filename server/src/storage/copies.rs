@@ -40,6 +40,10 @@ impl Typed {
         on_sum!(self, sum => fill(sum, from, at, bytes))
     }
 
+    fn sum_bytes_now(&mut self) -> &mut [u8] {
+        on_sum!(self, sum => sum.as_mut_bytes())
+    }
+
     fn left(&mut self) -> Option<&mut bool> {
         match self {
             Self::I8(integers) => Some(&mut integers.left),
@@ -82,6 +86,13 @@ impl Storage {
     /// As [`Storage::lend_sum`], of a chunk without an index.
     pub fn lend_made(&self, made: &mut Made) -> Result<Option<Span>, StorageError> {
         lend(&mut made.0, &self.sent)
+    }
+
+    /// The sum of the round that ends now, of a chunk whose elements are summed as they are.
+    pub fn sum_of_round(&mut self, chunk: u32) -> Result<&[u8], StorageError> {
+        let stored = self.stored_mut(chunk)?;
+        let now = stored.now;
+        Ok(stored.numbers.sum_bytes_now().get(..now).unwrap_or_default())
     }
 
     /// Part of a chunk's sum, to be sent: it was lent.

@@ -1,6 +1,8 @@
-//! The sparse tables of one lane: requests about rows, executed where the rows are, on the lane's data thread. How requests
-//! come, and that each is executed once, is the business of calls.
+//! The sparse tables of one lane, home by home: what is pushed to rows, and asked about them, done where the rows are, on the
+//! lane's data thread. How pushes come, are copied and count once is the business of the homes' chunks; how requests come, of
+//! calls.
 
+mod image;
 mod index;
 mod places;
 mod rows;
@@ -11,14 +13,17 @@ pub use rows::{Rows, Scratch, TableStats};
 pub(crate) use saved::{Refill, RowsToSave};
 
 use fabric::{Buffer, FabricError, View};
+use proto_common::ids::ChunkId;
 use proto_common::message;
-use proto_common::table::{ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
+use proto_common::table::{
+    PUSH_HEAD_BYTES, PushHead, ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec,
+};
 use std::collections::HashMap;
 
 /// Tables of one server.
 const TABLES_MAX: usize = 1024;
-/// Bytes of a request's head: operation, three of nothing, and how many rows (of a declaration: how many parts).
-const HEAD_BYTES: usize = 8;
+/// Bytes of a request's head: operation, three of nothing, how many rows (of a declaration: how many parts), and the home's key.
+const HEAD_BYTES: usize = 16;
 const ID_BYTES: usize = 8;
 
 /// What a request is answered.
@@ -38,17 +43,22 @@ pub(crate) struct Room<'a> {
     pub(crate) there: Option<View>,
     /// Memory to send them from, else.
     pub(crate) allocate: &'a dyn Fn(u64) -> Result<Buffer, FabricError>,
-    /// What a new table begins with.
-    pub(crate) refill: Refill<'a>,
+}
+
+/// The key of the home that a request's head names.
+pub(crate) fn home_key_of(head: &[u8]) -> Option<u64> {
+    let head = head.first_chunk::<HEAD_BYTES>()?;
+    head.last_chunk().map(|key| u64::from_le_bytes(*key))
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Tables {
-    tables: HashMap<u32, Rows>,
-    /// It was told that there are some.
-    is_told: bool,
-    /// Bytes of all of them, and how many there may be.
+    tables: HashMap<(ChunkId, u32), Rows>,
+    /// Why the last table that could not begin did not, for whoever asks.
+    refused: Option<(ChunkId, u32, String)>,
+    /// Bytes of all of them, and how many there may be. Copies count, and are not refused: whoever serves their rows has the
+    /// same bound.
     bytes: u64,
     most_bytes: u64,
     /// Used again by each request.
@@ -58,8 +68,8 @@ pub(crate) struct Tables {
 
 impl Default for Tables {
     fn default() -> Self {
-        let (tables, ids, scratch) = Default::default();
-        Self { tables, is_told: false, bytes: 0, most_bytes: u64::MAX, ids, scratch }
+        let (tables, refused, ids, scratch) = Default::default();
+        Self { tables, refused, bytes: 0, most_bytes: u64::MAX, ids, scratch }
     }
 }
 
@@ -68,14 +78,10 @@ fn malformed() -> Told {
 }
 
 impl Tables {
-    /// Counts of all tables.
-    pub(crate) fn stats(&self) -> TableStats {
-        self.tables.values().map(Rows::stats).fold(TableStats::default(), |sum, table| sum.plus(&table))
-    }
-
-    /// True once, when the first table is there.
-    pub(crate) fn has_first(&mut self) -> bool {
-        !self.tables.is_empty() && !std::mem::replace(&mut self.is_told, true)
+    /// Counts of the rows that are served here.
+    pub(crate) fn stats(&self, serves: impl Fn(ChunkId) -> bool) -> TableStats {
+        let served = self.tables.iter().filter(|((home, _), _)| serves(*home));
+        served.map(|(_, rows)| rows.stats()).fold(TableStats::default(), |sum, table| sum.plus(&table))
     }
 
     /// Bytes that tables take at most, all told.
@@ -83,46 +89,56 @@ impl Tables {
         self.most_bytes = bytes;
     }
 
-    /// Executes a request. Without memory for more rows pulls bring what rows would begin with, and pushes to rows that are
-    /// not there are left out and told; a table with a limit of its own gives older rows up instead.
-    pub(crate) fn request(&mut self, key: u32, head: &[u8], body: &Asked<'_>, room: &Room<'_>) -> Told {
-        let Some([op, _, _, _, count @ ..]) = head.first_chunk::<HEAD_BYTES>() else {
+    /// Homes that this lane has no part in any more: their rows are let go.
+    pub(crate) fn keep(&mut self, is_here: impl Fn(ChunkId) -> bool) {
+        self.tables.retain(|(home, _), _| is_here(*home));
+        self.bytes = self.tables.values().map(Rows::bytes).sum();
+    }
+
+    /// Executes a request. Without memory for more rows pulls bring what rows would begin with; a table with a limit of its
+    /// own gives older rows up instead.
+    pub(crate) fn request(
+        &mut self,
+        home: ChunkId,
+        key: u32,
+        head: &[u8],
+        body: &Asked<'_>,
+        room: &Room<'_>,
+    ) -> Told {
+        let Some([op, _, _, _, a, b, c, d, ..]) = head.first_chunk::<HEAD_BYTES>() else {
             return malformed();
         };
-        let count = u32::from_le_bytes(*count) as usize;
+        let count = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
         let op = RowOp::from_wire(*op);
         if op == Some(RowOp::Declare) {
             return match body {
-                Asked::Here(body) => self.declare(key, count, body, room.refill),
+                Asked::Here(body) => self.is_declared(home, key, count, body),
                 Asked::There(_) => malformed(),
             };
         }
-        let Some(rows) = self.tables.get_mut(&key) else {
+        let Some(rows) = self.tables.get_mut(&(home, key)) else {
             return Told::Status(RowStatus::Undeclared, String::new());
         };
         let row_bytes = rows.spec().row_bytes();
-        if count == 0
+        if op != Some(RowOp::Pull)
+            || count == 0
             || count > ROWS_PER_REQUEST_MAX
             || count * row_bytes > ROW_BYTES_PER_REQUEST_MAX
             || !body.ids(count, &mut self.ids)
+            || body.len() != (count * ID_BYTES) as u64
         {
             return malformed();
         }
         let before = rows.bytes();
+        rows.set_copy(false);
         rows.limit(before.saturating_add(self.most_bytes.saturating_sub(self.bytes)));
-        let rest = body.len() - (count * ID_BYTES) as u64;
-        let (ids, scratch) = (&self.ids, &mut self.scratch);
-        let told = match op {
-            Some(RowOp::Push) if rest == (count * row_bytes) as u64 => push(rows, ids, body, scratch),
-            Some(RowOp::Pull) if rest == 0 => pull(rows, ids, room, scratch),
-            _ => malformed(),
-        };
+        let told = pull(rows, &self.ids, room, &mut self.scratch);
         self.bytes += rows.bytes() - before;
         told
     }
 
-    /// Every worker declares a table; the first one makes it.
-    fn declare(&mut self, key: u32, parts: usize, body: &[u8], refill: Refill<'_>) -> Told {
+    /// Is a table declared, and as this says? Where it is not, whether it can be.
+    fn is_declared(&self, home: ChunkId, key: u32, parts: usize, body: &[u8]) -> Told {
         let spec = match message::decode::<TableSpec>(body) {
             Ok(spec) if spec.key == key => spec,
             _ => return malformed(),
@@ -131,43 +147,98 @@ impl Tables {
         if let Err(error) = spec.validate() {
             return conflict(error.to_string());
         }
-        match self.tables.get(&key).map(Rows::spec) {
-            Some(before) if *before == spec => {}
-            Some(before) => return conflict(format!("it was declared before as {before:?}")),
+        if let Some((.., why)) = self.refused.as_ref().filter(|(at, of, _)| (*at, *of) == (home, key)) {
+            return conflict(why.clone());
+        }
+        match self.tables.get(&(home, key)).map(Rows::spec) {
+            Some(before) if *before == spec => Told::Status(RowStatus::Done, String::new()),
+            Some(before) => conflict(format!("it was declared before as {before:?}")),
             None if self.tables.len() >= TABLES_MAX => {
-                return conflict(format!("a server has at most {TABLES_MAX} tables"));
+                conflict(format!("a server has at most {TABLES_MAX} tables on a lane"))
             }
             None => {
-                let rows = Rows::new(spec, parts);
-                let bytes = rows.bytes();
+                let bytes = Rows::new(spec, parts).bytes();
                 if bytes > self.most_bytes.saturating_sub(self.bytes) {
                     let why =
                         format!("the table takes {bytes} bytes before it has rows; raise memory.table_bytes");
                     return Told::Status(RowStatus::Full, why);
                 }
-                self.bytes += bytes;
-                self.tables.insert(key, rows);
-                if let Err(told) = self.refill(key, parts, refill) {
-                    return told;
-                }
+                Told::Status(RowStatus::Undeclared, String::new())
             }
         }
-        Told::Status(RowStatus::Done, String::new())
     }
-}
 
-fn push(rows: &mut Rows, ids: &[u64], body: &Asked<'_>, scratch: &mut Scratch) -> Told {
-    let without_room = rows.without_room();
-    let from = size_of_val(ids);
-    match body {
-        Asked::Here(body) => rows.push(ids, &body.get(from..).unwrap_or_default(), scratch),
-        Asked::There(view) => match view.slice(from as u64, view.len() - from as u64) {
-            Ok(values) => rows.push(ids, &values, scratch),
-            Err(_) => return malformed(),
-        },
+    /// A contribution to a home is in force, here or (`serves` not) at the server whose copy this is. False where not all of
+    /// it could be done: then who contributed is told. What is not a contribution changes nothing.
+    pub(crate) fn apply(&mut self, home: ChunkId, serves: bool, bytes: &[u8], refill: Refill<'_>) -> bool {
+        let Some(head) = PushHead::from_bytes(bytes) else { return false };
+        let body = bytes.get(PUSH_HEAD_BYTES..).unwrap_or_default();
+        match head.op {
+            RowOp::Declare => {
+                let spec =
+                    body.get(..head.count as usize).and_then(|spec| message::decode::<TableSpec>(spec).ok());
+                let sound = spec.filter(|spec| spec.key == head.key && spec.validate().is_ok());
+                sound.is_some_and(|spec| self.declare(home, serves, spec, (head.parts as usize, refill)))
+            }
+            RowOp::Push => self.push(home, serves, (head.key, head.count as usize), body),
+            RowOp::Pull => false,
+        }
     }
-    let is_short = rows.without_room() > without_room;
-    Told::Status(if is_short { RowStatus::Full } else { RowStatus::Done }, String::new())
+
+    /// Why a home lacks a table that was declared last, if it does.
+    pub(crate) fn lacks(&self, home: ChunkId) -> Option<&str> {
+        self.refused.as_ref().filter(|(at, ..)| *at == home).map(|(.., why)| why.as_str())
+    }
+
+    /// Every worker declares a table; the first one makes it.
+    fn declare(
+        &mut self,
+        home: ChunkId,
+        serves: bool,
+        spec: TableSpec,
+        (parts, refill): (usize, Refill<'_>),
+    ) -> bool {
+        let key = spec.key;
+        if let Some(before) = self.tables.get(&(home, key)) {
+            return *before.spec() == spec;
+        }
+        let rows = Rows::new(spec, parts);
+        let bytes = rows.bytes();
+        let has_room = bytes <= self.most_bytes.saturating_sub(self.bytes) && self.tables.len() < TABLES_MAX;
+        if serves && !has_room {
+            return false;
+        }
+        self.bytes += bytes;
+        self.tables.insert((home, key), rows);
+        self.refused = None;
+        match self.refill((home, key), serves, refill) {
+            Ok(()) => true,
+            Err(why) => {
+                tracing::error!(table = key, why, "a table cannot begin with what a checkpoint has of it");
+                self.refused = Some((home, key, why));
+                false
+            }
+        }
+    }
+
+    /// Pushes to rows that there is no memory for are left out, and told; so are those to rows that are not admitted, which
+    /// is no fault.
+    fn push(&mut self, home: ChunkId, serves: bool, (key, count): (u32, usize), body: &[u8]) -> bool {
+        let Some(rows) = self.tables.get_mut(&(home, key)) else { return false };
+        let (row_bytes, ids_bytes) = (rows.spec().row_bytes(), count.saturating_mul(ID_BYTES));
+        let is_whole = body.len() == ids_bytes.saturating_add(count.saturating_mul(row_bytes));
+        if count == 0 || !is_whole || !Asked::Here(body).ids(count, &mut self.ids) {
+            return false;
+        }
+        let before = rows.bytes();
+        let most_bytes = before.saturating_add(self.most_bytes.saturating_sub(self.bytes));
+        rows.set_copy(!serves);
+        rows.limit(if serves { most_bytes } else { u64::MAX });
+        let without_room = rows.without_room();
+        rows.push(&self.ids, &body.get(ids_bytes..).unwrap_or_default(), &mut self.scratch);
+        self.bytes += rows.bytes() - before;
+        rows.without_room() == without_room
+    }
 }
 
 fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) -> Told {

@@ -70,6 +70,9 @@ pub struct Rows {
     width: usize,
     optimizer: Optimizer,
     spec: TableSpec,
+    parts: usize,
+    /// Another server serves these rows, and has decided what is admitted, and that there is room.
+    is_copy: bool,
     /// Rows that are kept at most; 0 for no limit.
     rows_max: usize,
     index: Index,
@@ -126,6 +129,8 @@ impl Rows {
             most_bytes: u64::MAX,
             without_room: 0,
             stats: TableStats::default(),
+            parts,
+            is_copy: false,
             spec,
         }
     }
@@ -134,6 +139,17 @@ impl Rows {
     #[must_use]
     pub fn spec(&self) -> &TableSpec {
         &self.spec
+    }
+
+    /// Parts of the table, of which this is one.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// Does another server serve these rows? Then all are admitted that come.
+    pub fn set_copy(&mut self, is_copy: bool) {
+        self.is_copy = is_copy;
     }
 
     /// Counts so far.
@@ -186,7 +202,7 @@ impl Rows {
 
     /// Counts a touch of a row that is not there; true when it is admitted with it.
     fn admits(&mut self, id: u64) -> bool {
-        if self.counts.is_empty() {
+        if self.counts.is_empty() || self.is_copy {
             return true;
         }
         self.counted += 1;
@@ -404,6 +420,15 @@ impl Rows {
     #[must_use]
     pub fn places(&self) -> usize {
         self.meta.len()
+    }
+
+    /// All places, the least recently touched row first where that counts.
+    pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
+        let (first, is_listed) = if self.rows_max > 0 { (self.oldest, true) } else { (0, false) };
+        let next = move |at: &u32| {
+            if is_listed { self.meta.get(*at as usize).map(|meta| meta.newer) } else { Some(at + 1) }
+        };
+        std::iter::successors(Some(first), next).map(|at| at as usize).take(self.meta.len())
     }
 
     /// Numbers of a row, with what the rule keeps.

@@ -1,10 +1,11 @@
 //! Tables in checkpoints: rows are copied some at a time while pushes go on, each row whole; and a new table begins with the
 //! rows that a checkpoint has for its lane. It must not touch files.
 
-use super::{Rows, Tables, Told};
+use super::{Rows, Tables};
 use checkpoint::RowsPiece;
-use proto_common::table::{RowStatus, TableSpec};
-use std::collections::VecDeque;
+use proto_common::ids::ChunkId;
+use proto_common::table::{TableSpec, home_of};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes of the numbers that are copied at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -12,11 +13,11 @@ const PIECE_BYTES: usize = 1 << 20;
 /// What is to be copied of a lane's tables: those that were there when it began.
 #[derive(Debug, Default)]
 pub(crate) struct RowsToSave {
-    /// Table, next place, and the one behind the last.
-    left: VecDeque<(u32, usize, usize)>,
+    /// Home and table, next place, and the one behind the last.
+    left: VecDeque<((ChunkId, u32), usize, usize)>,
 }
 
-/// Puts the rows of a table that a checkpoint has into it; says why not.
+/// Puts the rows that a checkpoint has of a part of a table into it; says why not.
 pub(crate) type Refill<'a> = &'a dyn Fn(&mut Rows, usize) -> Result<(), String>;
 
 impl RowsToSave {
@@ -34,14 +35,22 @@ fn rows_at_once(rows: &Rows) -> usize {
 }
 
 impl Tables {
-    /// All rows that there are now are to be copied; tables with how many pieces they come in.
-    pub(crate) fn to_save(&self) -> (RowsToSave, Vec<(TableSpec, u64)>) {
-        let mut tables: Vec<&Rows> = self.tables.values().collect();
-        tables.sort_unstable_by_key(|rows| rows.spec().key);
-        let left = tables.iter().filter(|rows| rows.places() > 0);
-        let left = left.map(|rows| (rows.spec().key, 0, rows.places())).collect();
-        let pieces = |rows: &&Rows| rows.places().div_ceil(rows_at_once(rows)) as u64;
-        (RowsToSave { left }, tables.iter().map(|rows| (rows.spec().clone(), pieces(rows))).collect())
+    /// All rows that are served here now are to be copied; tables with how many pieces they come in.
+    pub(crate) fn to_save(&self, serves: impl Fn(ChunkId) -> bool) -> (RowsToSave, Vec<(TableSpec, u64)>) {
+        let served: BTreeMap<(u32, ChunkId), &Rows> = self
+            .tables
+            .iter()
+            .filter(|((home, _), _)| serves(*home))
+            .map(|((home, key), rows)| ((*key, *home), rows))
+            .collect();
+        let left = served.iter().filter(|(_, rows)| rows.places() > 0);
+        let left = left.map(|((key, home), rows)| ((*home, *key), 0, rows.places())).collect();
+        let mut tables: BTreeMap<u32, (TableSpec, u64)> = BTreeMap::new();
+        for ((key, _), rows) in &served {
+            let table = tables.entry(*key).or_insert_with(|| (rows.spec().clone(), 0));
+            table.1 += rows.places().div_ceil(rows_at_once(rows)) as u64;
+        }
+        (RowsToSave { left }, tables.into_values().collect())
     }
 
     /// Bytes of the piece that is copied next.
@@ -55,7 +64,7 @@ impl Tables {
     /// Copies it.
     pub(crate) fn next_piece(&self, save: &mut RowsToSave) -> Option<RowsPiece> {
         let (key, next, end) = save.left.front_mut()?;
-        let (key, rows) = (*key, self.tables.get(key)?);
+        let (key, rows) = (key.1, self.tables.get(key)?);
         let places = *next..(*next + rows_at_once(rows)).min(*end);
         *next = places.end;
         if next == end {
@@ -71,18 +80,22 @@ impl Tables {
         Some(piece)
     }
 
-    /// A table that has just been made begins with what a checkpoint has of it.
-    pub(super) fn refill(&mut self, key: u32, parts: usize, refill: Refill<'_>) -> Result<(), Told> {
-        let Some(rows) = self.tables.get_mut(&key) else { return Ok(()) };
+    /// A table that has just been made begins with what a checkpoint has of it; or it is not there.
+    pub(super) fn refill(
+        &mut self,
+        at: (ChunkId, u32),
+        serves: bool,
+        refill: Refill<'_>,
+    ) -> Result<(), String> {
+        let Some(rows) = self.tables.get_mut(&at) else { return Ok(()) };
         let before = rows.bytes();
-        rows.limit(before.saturating_add(self.most_bytes.saturating_sub(self.bytes)));
-        let refilled = refill(rows, parts);
+        let most_bytes = before.saturating_add(self.most_bytes.saturating_sub(self.bytes));
+        rows.limit(if serves { most_bytes } else { u64::MAX });
+        let refilled = home_of(at.0.key).map_or(Ok(()), |part| refill(rows, part as usize));
         self.bytes += rows.bytes() - before;
-        refilled.map_err(|why| {
-            if let Some(rows) = self.tables.remove(&key) {
-                self.bytes -= rows.bytes();
-            }
-            Told::Status(RowStatus::Conflict, why)
-        })
+        if refilled.is_err() {
+            self.bytes -= self.tables.remove(&at).map_or(0, |rows| rows.bytes());
+        }
+        refilled
     }
 }

@@ -182,10 +182,15 @@ impl Client {
                 format!("numbers from {TABLE_APPS} on are tables'; register the handler with another one");
             return Err(ClientError::BadCall { app, server: Rank(server), reason });
         }
+        if server >= self.0.shape.servers {
+            let reason =
+                format!("there are {} servers, 0 to {}", self.0.shape.servers, self.0.shape.servers - 1);
+            return Err(ClientError::BadCall { app, server: Rank(server), reason });
+        }
         self.call_any(app, server, request)
     }
 
-    /// As [`Client::call`], also to a table.
+    /// As [`Client::call`], also to a table, and to servers that came later.
     pub(super) fn call_any(
         &self,
         app: u32,
@@ -270,13 +275,6 @@ impl Client {
 
     fn check_call(&self, app: u32, server: Rank, request: &CallRequest) -> Result<(), ClientError> {
         let bad = |reason: String| Err(ClientError::BadCall { app, server, reason });
-        if server.0 >= self.0.shape.servers {
-            return bad(format!(
-                "there are {} servers, 0 to {}",
-                self.0.shape.servers,
-                self.0.shape.servers - 1
-            ));
-        }
         if request.head.len() > CALL_HEAD_BYTES_MAX {
             let bytes = request.head.len();
             return bad(format!(

@@ -77,6 +77,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 dead,
                 registrations,
                 calls: Default::default(),
+                homes: Mutex::default(),
                 frames: Default::default(),
             })))
         }

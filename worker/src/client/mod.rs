@@ -8,6 +8,7 @@ mod coded;
 mod connect;
 mod element;
 mod handle;
+mod homes;
 mod placing;
 mod registrations;
 mod resume;
@@ -41,7 +42,8 @@ use proto_common::message::{ClusterShape, Coming, DeclareError, NodeGroup, ToSch
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::{MapUpdate, ShardMap};
-use proto_common::tensor::{RuleChange, TensorSpec};
+use proto_common::table::{HOMES, home_of};
+use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use proto_common::transport::{Choice, Driver};
 use registrations::RegistrationCache;
 use std::collections::BTreeMap;
@@ -83,6 +85,8 @@ pub(crate) struct Inner {
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
     calls: call::Lines,
+    /// Where rows of tables are, once one was declared.
+    homes: Mutex<Option<Arc<homes::Homes>>>,
     /// Frames of short calls.
     frames: Spares,
 }
@@ -159,6 +163,16 @@ impl Client {
     /// Tensors with LAMB have all of their chunks under way at once: those that lie on one lane of one server fit
     /// `memory.operations` together, or the one too many is refused, and cannot be used by this worker.
     pub fn declare(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
+        if let Some(key) = specs.iter().map(|spec| spec.key).find(|key| home_of(*key).is_some()) {
+            let what =
+                format!("the 2^32 keys from {HOMES} on are those of sparse tables' rows; use another one");
+            return Err(DeclareError::from(TensorError::Unsupported { key, what }).into());
+        }
+        self.declare_any(specs)
+    }
+
+    /// As [`Client::declare`], also homes of rows.
+    fn declare_any(&self, specs: &[TensorSpec]) -> Result<Vec<Tensor>, ClientError> {
         let (chunk_bytes, most) = (self.0.shape.chunk_bytes, together::in_flight_max(&self.0.settings));
         for spec in specs {
             spec.clone().settled(&self.0.shape).validate_in(&self.0.shape).map_err(DeclareError::from)?;

@@ -1,16 +1,18 @@
-//! Rows of sparse tables: spread over servers and lanes by their ids, pushed and pulled in requests of a bounded size, many
-//! at once. Requests are calls to the tables' own numbers.
+//! Rows of sparse tables: spread over homes by their ids, pushed and pulled in pieces of a bounded size, many at once. Pushes
+//! are contributions to homes, pulls are calls to the tables' own numbers.
 
 use super::call::{CallHandle, CallReply, CallRequest, Piece};
-use super::{Client, TensorBuffer};
-use crate::error::ClientError;
-use proto_common::ids::Incarnation;
+use super::homes::{Home, Homes, is_elsewhere};
+use super::{Client, Handle, TensorBuffer};
+use crate::error::{ClientError, OpError};
+use proto_common::ids::{ChunkId, Incarnation};
 use proto_common::message;
 use proto_common::table::{
-    ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix, table_app,
+    PUSH_HEAD_BYTES, PushHead, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// Bytes of rows in one request. Several fit a cache: what one side has just written, the other reads from there.
@@ -25,7 +27,9 @@ const ID_BYTES: usize = size_of::<u64>();
 #[derive(Clone, Debug)]
 pub struct Table {
     spec: TableSpec,
-    spread: Spread,
+    homes: Arc<Homes>,
+    /// Bytes that one push to a home may have.
+    most_bytes: usize,
     /// Whose it is: rows are numbered by that client.
     of: Incarnation,
 }
@@ -42,16 +46,46 @@ impl Table {
         (REQUEST_BYTES / (ID_BYTES + self.spec.row_bytes())).clamp(1, ROWS_PER_REQUEST_MAX)
     }
 
-    /// Rows that a server takes in one push.
+    /// Rows that a push aims at: half of what it may have, as shares are not all alike.
+    fn usual_pushed(&self) -> usize {
+        (self.most_pushed() / 2).clamp(1, self.most_rows())
+    }
+
+    /// Rows that one push may have.
     fn most_pushed(&self) -> usize {
-        (ROW_BYTES_PER_REQUEST_MAX / self.spec.row_bytes()).clamp(1, ROWS_PER_REQUEST_MAX)
+        self.most_bytes.saturating_sub(PUSH_HEAD_BYTES) / (ID_BYTES + self.spec.row_bytes())
+    }
+}
+
+/// A contribution to a home on its way.
+#[derive(Debug)]
+struct Pushed {
+    handle: Handle,
+    homes: Arc<Homes>,
+    part: usize,
+}
+
+impl Pushed {
+    /// Waits until it is in force. The buffer that it was in.
+    fn wait(self, key: u32) -> Result<Option<TensorBuffer>, ClientError> {
+        let Self { handle, homes, part } = self;
+        let result = handle.wait();
+        homes.parts[part].end();
+        match result {
+            Ok(ended) => Ok(ended.source),
+            Err(ClientError::Op(OpError::BadValue { .. })) => Err(refused(
+                key,
+                "a server has no memory for more rows, so pushes to new ones were left out; give its tables a rows_max, or raise the server's memory.table_bytes",
+            )),
+            Err(error) => Err(error),
+        }
     }
 }
 
 /// A push of rows in flight. Dropping it does not cancel it.
 #[derive(Debug)]
 pub struct RowsHandle {
-    calls: Vec<CallHandle>,
+    pushes: Vec<Pushed>,
     key: u32,
 }
 
@@ -59,13 +93,13 @@ impl RowsHandle {
     /// Waits until all rows have been pushed to; the error names who was waited for.
     pub fn wait(self) -> Result<(), ClientError> {
         let key = self.key;
-        self.calls.into_iter().try_for_each(|call| ended(key, call).map(drop))
+        self.pushes.into_iter().try_for_each(|pushed| pushed.wait(key).map(drop))
     }
 
     /// Has it ended, well or not?
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.calls.iter().all(CallHandle::is_done)
+        self.pushes.iter().all(|pushed| pushed.handle.is_done())
     }
 }
 
@@ -109,19 +143,77 @@ impl Parts {
 
 impl Client {
     /// Declares a table at every server; every worker declares the same. Repeating it is harmless; another declaration of a
-    /// known key is refused. Rows are made by pulls and pushes.
+    /// known key is refused. Rows are made by pulls and pushes. A row fits a chunk (`cluster.chunk_bytes`), with a few bytes
+    /// beside it.
     pub fn declare_table(&self, spec: &TableSpec) -> Result<Table, ClientError> {
         spec.validate().map_err(|error| ClientError::Table { key: spec.key, reason: error.to_string() })?;
-        let spread = Spread { servers: self.servers(), lanes: self.0.shape.lanes };
-        let table = Table { spec: spec.clone(), spread, of: self.0.incarnation };
+        let most_bytes = self.0.shape.chunk_bytes as usize;
+        let row_bytes = PUSH_HEAD_BYTES + ID_BYTES + spec.row_bytes();
+        if row_bytes > most_bytes {
+            let reason = format!(
+                "a row of it takes {row_bytes} bytes on its way, and a chunk has {most_bytes}; raise cluster.chunk_bytes"
+            );
+            return Err(ClientError::Table { key: spec.key, reason });
+        }
+        let table = Table { spec: spec.clone(), homes: self.homes()?, most_bytes, of: self.0.incarnation };
         let body = message::encode(spec).map_err(|error| ClientError::Internal(error.to_string()))?;
-        let declare = |part| {
-            let request = request(RowOp::Declare, spread.parts(), Piece::Bytes(body.clone()), 1);
-            self.call_table(&table, part, request)
+        let unknown = self.unknown_at(&table, &body)?;
+        if unknown.is_empty() {
+            return Ok(table);
+        }
+        let declare = |part: &usize| self.declare_at(&table, *part, &body);
+        let declared: Vec<Pushed> = unknown.iter().map(declare).collect::<Result<_, _>>()?;
+        // Why one was refused is asked for.
+        let result = RowsHandle { pushes: declared, key: spec.key }.wait();
+        let left = self.unknown_at(&table, &body)?;
+        if left.is_empty() { Ok(table) } else { Err(result.err().unwrap_or_else(|| unknown_table(spec.key))) }
+    }
+
+    /// Parts that do not know the table yet. An error where one knows another.
+    fn unknown_at(&self, table: &Table, body: &[u8]) -> Result<Vec<usize>, ClientError> {
+        let (key, homes) = (table.spec.key, &table.homes);
+        let ask = |home: &Home| {
+            request(RowOp::Declare, homes.parts.len(), home.id(), Piece::Bytes(body.to_vec()), 1)
         };
-        let calls: Vec<CallHandle> = (0..spread.parts()).map(declare).collect::<Result<_, _>>()?;
-        RowsHandle { calls, key: spec.key }.wait()?;
-        Ok(table)
+        let asked: Vec<_> = homes.parts.iter().map(|home| self.ask_home(key, home, ask(home))).collect();
+        let mut unknown = Vec::new();
+        for (part, (home, asked)) in homes.parts.iter().zip(asked).enumerate() {
+            let result = asked?.wait();
+            let reply = if is_elsewhere(&result) {
+                self.answer_of_home(key, home, || Ok(ask(home)))?
+            } else {
+                result?
+            };
+            match told(key, reply) {
+                Ok(Some(_)) => {}
+                Ok(None) => unknown.push(part),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(unknown)
+    }
+
+    fn declare_at(&self, table: &Table, part: usize, spec: &[u8]) -> Result<Pushed, ClientError> {
+        let (key, parts) = (table.spec.key, table.homes.parts.len() as u32);
+        let head = PushHead { op: RowOp::Declare, key, count: spec.len() as u32, parts };
+        let mut body =
+            self.allocate((PUSH_HEAD_BYTES + spec.len().next_multiple_of(size_of::<f32>())) as u64)?;
+        body.fill(0);
+        body[..PUSH_HEAD_BYTES].copy_from_slice(&head.to_bytes());
+        body[PUSH_HEAD_BYTES..][..spec.len()].copy_from_slice(spec);
+        self.contribute(table, part, body)
+    }
+
+    fn contribute(&self, table: &Table, part: usize, body: TensorBuffer) -> Result<Pushed, ClientError> {
+        let home = &table.homes.parts[part];
+        home.begin();
+        match self.push(&home.tensor, body) {
+            Ok(handle) => Ok(Pushed { handle, homes: table.homes.clone(), part }),
+            Err(error) => {
+                home.end();
+                Err(error)
+            }
+        }
     }
 
     /// Pushes values to rows: `width` of them for each id, in the order of the ids. The table's rule is applied at once, to
@@ -130,25 +222,26 @@ impl Client {
     pub fn push_rows(&self, table: &Table, ids: &[u64], values: &[f32]) -> Result<RowsHandle, ClientError> {
         let width = table.spec.width as usize;
         self.check_rows(table, ids, values.len())?;
-        let shares = ids.len().div_ceil(table.spread.parts() * table.most_rows()).max(1);
-        let parts = Parts::new(table.spread, ids, shares);
-        let mut calls = VecDeque::new();
+        let spread = table.homes.spread;
+        let shares = ids.len().div_ceil(spread.parts() * table.usual_pushed()).max(1);
+        let parts = Parts::new(spread, ids, shares);
+        let mut pushes = VecDeque::new();
         for (share, range) in parts.ranges.iter().enumerate() {
             let part = share / shares;
             if range.len() <= table.most_pushed() {
                 if !range.is_empty() {
-                    self.push_request(table, part, (&parts, ids, values), range.clone(), &mut calls)?;
+                    self.push_request(table, part, (&parts, ids, values), range.clone(), &mut pushes)?;
                 }
                 continue;
             }
             // What has one id is in one request, however often it stands there.
             let (ids, values) = summed(&parts, ids, values, range.clone(), width);
             let all = Parts { places: Vec::new(), ranges: Vec::new() };
-            for rows in cut(&(0..ids.len()), table.most_rows()) {
-                self.push_request(table, part, (&all, &ids, &values), rows, &mut calls)?;
+            for rows in cut(&(0..ids.len()), table.usual_pushed()) {
+                self.push_request(table, part, (&all, &ids, &values), rows, &mut pushes)?;
             }
         }
-        Ok(RowsHandle { calls: calls.into(), key: table.spec.key })
+        Ok(RowsHandle { pushes: pushes.into(), key: table.spec.key })
     }
 
     fn push_request(
@@ -157,13 +250,16 @@ impl Client {
         part: usize,
         (parts, ids, values): (&Parts, &[u64], &[f32]),
         rows: Range<usize>,
-        calls: &mut VecDeque<CallHandle>,
+        pushes: &mut VecDeque<Pushed>,
     ) -> Result<(), ClientError> {
         let (width, row_bytes) = (table.spec.width as usize, table.spec.row_bytes());
         let ids_bytes = rows.len() * ID_BYTES;
-        let bytes = ids_bytes + rows.len() * row_bytes;
-        let mut body = self.push_buffer(table, bytes, calls)?;
-        let (to_ids, to_values) = body[..bytes].split_at_mut(ids_bytes);
+        let bytes = PUSH_HEAD_BYTES + ids_bytes + rows.len() * row_bytes;
+        let mut body = self.push_buffer(table, bytes, pushes)?;
+        let (to_head, rest) = body[..bytes].split_at_mut(PUSH_HEAD_BYTES);
+        let head = PushHead { op: RowOp::Push, key: table.spec.key, count: rows.len() as u32, parts: 0 };
+        to_head.copy_from_slice(&head.to_bytes());
+        let (to_ids, to_values) = rest.split_at_mut(ids_bytes);
         write_ids(parts, ids, rows.clone(), to_ids);
         match parts.places.is_empty() {
             true => to_values.copy_from_slice(values[rows.start * width..rows.end * width].as_bytes()),
@@ -173,8 +269,7 @@ impl Client {
                 }
             }
         }
-        let request = request(RowOp::Push, rows.len(), Piece::Buffer(body), 1);
-        calls.push_back(self.call_table(table, part, request)?);
+        pushes.push_back(self.contribute(table, part, body)?);
         Ok(())
     }
 
@@ -183,15 +278,12 @@ impl Client {
         &self,
         table: &Table,
         bytes: usize,
-        calls: &mut VecDeque<CallHandle>,
+        pushes: &mut VecDeque<Pushed>,
     ) -> Result<TensorBuffer, ClientError> {
-        let is_over = |call: &CallHandle| call.is_done();
-        if calls.len() >= PUSHES_AHEAD || calls.front().is_some_and(is_over) {
-            let reply = calls.pop_front().map(|call| ended(table.spec.key, call)).transpose()?;
-            let body = reply.and_then(|reply| reply.request.into_iter().next());
-            if let Some(Piece::Buffer(buffer)) = body
-                && buffer.len() == bytes
-            {
+        let is_over = |pushed: &Pushed| pushed.handle.is_done();
+        if pushes.len() >= PUSHES_AHEAD || pushes.front().is_some_and(is_over) {
+            let before = pushes.pop_front().map(|pushed| pushed.wait(table.spec.key)).transpose()?.flatten();
+            if let Some(buffer) = before.filter(|buffer| buffer.len() == bytes) {
                 return Ok(buffer);
             }
         }
@@ -201,25 +293,61 @@ impl Client {
     /// Pulls rows into `out`: `width` numbers for each id, in the order of the ids. Waits for them.
     pub fn pull_rows(&self, table: &Table, ids: &[u64], out: &mut [f32]) -> Result<(), ClientError> {
         self.check_rows(table, ids, out.len())?;
-        let parts = Parts::new(table.spread, ids, 1);
+        let parts = Parts::new(table.homes.spread, ids, 1);
+        let homes = parts.ranges.iter().zip(&table.homes.parts);
+        self.settle_homes(homes.filter(|(range, _)| !range.is_empty()).map(|(_, home)| home))?;
         let most = table.most_rows();
         let requests = |(part, range)| cut(range, most).map(move |rows| (part, rows));
-        let mut calls = VecDeque::with_capacity(PULLS_AHEAD);
+        let mut asked = VecDeque::with_capacity(PULLS_AHEAD);
         for (part, rows) in parts.ranges.iter().enumerate().flat_map(requests) {
-            let free = match calls.len() >= PULLS_AHEAD {
+            let free = match asked.len() >= PULLS_AHEAD {
                 true => {
-                    calls.pop_front().map(|call| scatter(table, &parts, call, out)).transpose()?.flatten()
+                    let first = asked.pop_front();
+                    first.map(|first| self.scatter(table, (&parts, ids), first, out)).transpose()?.flatten()
                 }
                 false => None,
             };
-            let mut body = self.allocate((rows.len() * ID_BYTES) as u64)?;
-            write_ids(&parts, ids, rows.clone(), &mut body);
-            let bytes = (rows.len() * table.spec.row_bytes()) as u64;
-            let mut request = request(RowOp::Pull, rows.len(), Piece::Buffer(body), bytes);
-            request.reply_into = free;
-            calls.push_back((rows, self.call_table(table, part, request)?));
+            let request =
+                CallRequest { reply_into: free, ..self.pull_request(table, part, (&parts, ids), &rows)? };
+            asked.push_back((part, rows, self.ask_home(table.spec.key, &table.homes.parts[part], request)?));
         }
-        calls.into_iter().try_for_each(|call| scatter(table, &parts, call, out).map(drop))
+        asked.into_iter().try_for_each(|one| self.scatter(table, (&parts, ids), one, out).map(drop))
+    }
+
+    fn pull_request(
+        &self,
+        table: &Table,
+        part: usize,
+        (parts, ids): (&Parts, &[u64]),
+        rows: &Range<usize>,
+    ) -> Result<CallRequest, ClientError> {
+        let mut body = self.allocate((rows.len() * ID_BYTES) as u64)?;
+        write_ids(parts, ids, rows.clone(), &mut body);
+        let (bytes, home) = ((rows.len() * table.spec.row_bytes()) as u64, table.homes.parts[part].id());
+        Ok(request(RowOp::Pull, rows.len(), home, Piece::Buffer(body), bytes))
+    }
+
+    /// Waits for rows and copies them to where they belong. Returns the buffer that they were in.
+    fn scatter(
+        &self,
+        table: &Table,
+        (parts, ids): (&Parts, &[u64]),
+        (part, rows, asked): (usize, Range<usize>, CallHandle),
+        out: &mut [f32],
+    ) -> Result<Option<TensorBuffer>, ClientError> {
+        let key = table.spec.key;
+        let result = asked.wait();
+        let again = || self.pull_request(table, part, (parts, ids), &rows);
+        let reply = match is_elsewhere(&result) {
+            true => self.answer_of_home(key, &table.homes.parts[part], again)?,
+            false => result?,
+        };
+        let reply = told(key, reply)?.ok_or_else(|| unknown_table(key))?;
+        if reply.body.len() != rows.len() * table.spec.row_bytes() {
+            return Err(refused(key, "the server sent rows of another length"));
+        }
+        read_rows(parts, rows, &reply.body, table.spec.width as usize, out);
+        Ok(reply.body.into_buffer())
     }
 
     fn check_rows(&self, table: &Table, ids: &[u64], numbers: usize) -> Result<(), ClientError> {
@@ -241,26 +369,21 @@ impl Client {
             }
         }
     }
-
-    fn call_table(
-        &self,
-        table: &Table,
-        part: usize,
-        request: CallRequest,
-    ) -> Result<CallHandle, ClientError> {
-        let (server, lane) = table.spread.place(part);
-        self.call_any(table_app(table.spec.key, lane), server.0, request)
-    }
 }
 
 fn refused(key: u32, reason: &str) -> ClientError {
     ClientError::Table { key, reason: reason.to_owned() }
 }
 
-fn request(op: RowOp, count: usize, body: Piece, reply_bytes: u64) -> CallRequest {
+fn unknown_table(key: u32) -> ClientError {
+    refused(key, "a server does not know it; call declare_table first")
+}
+
+fn request(op: RowOp, count: usize, home: ChunkId, body: Piece, reply_bytes: u64) -> CallRequest {
     let mut head = vec![op as u8, 0, 0, 0];
     // Bounded by what one request may have.
     head.extend((count as u32).to_le_bytes());
+    head.extend(home.key.0.to_le_bytes());
     CallRequest { head, body: vec![body], reply_bytes: reply_bytes.max(1), ..CallRequest::default() }
 }
 
@@ -310,35 +433,17 @@ fn read_rows(parts: &Parts, rows: Range<usize>, from: &[u8], width: usize, out: 
     }
 }
 
-/// Waits for rows and copies them to where they belong. Returns the buffer that they were in.
-fn scatter(
-    table: &Table,
-    parts: &Parts,
-    (rows, call): (Range<usize>, CallHandle),
-    out: &mut [f32],
-) -> Result<Option<TensorBuffer>, ClientError> {
-    let reply = ended(table.spec.key, call)?;
-    if reply.body.len() != rows.len() * table.spec.row_bytes() {
-        return Err(refused(table.spec.key, "the server sent rows of another length"));
-    }
-    read_rows(parts, rows, &reply.body, table.spec.width as usize, out);
-    Ok(reply.body.into_buffer())
-}
-
-/// Waits for a request, and reads how it ended.
-fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
-    let reply = call.wait()?;
+/// Reads how a request ended; none where the table is not known.
+fn told(key: u32, reply: CallReply) -> Result<Option<CallReply>, ClientError> {
     let status = reply.head.first().copied().and_then(RowStatus::from_wire);
     match status {
-        Some(RowStatus::Done) => Ok(reply),
-        Some(RowStatus::Undeclared) => {
-            Err(refused(key, "a server does not know it; call declare_table first"))
-        }
+        Some(RowStatus::Done) => Ok(Some(reply)),
+        Some(RowStatus::Undeclared) => Ok(None),
         Some(RowStatus::Conflict) => {
             let why = String::from_utf8_lossy(&reply.body).into_owned();
             Err(refused(key, &format!("refused: {why}; all workers must declare the same")))
         }
-        Some(RowStatus::Full) if !reply.body.is_empty() => {
+        Some(RowStatus::Full) => {
             let why = String::from_utf8_lossy(&reply.body);
             Err(refused(
                 key,
@@ -347,11 +452,7 @@ fn ended(key: u32, call: CallHandle) -> Result<CallReply, ClientError> {
                 ),
             ))
         }
-        Some(RowStatus::Full) => Err(refused(
-            key,
-            "a server has no memory for more rows, so pushes to new ones were left out; give its tables a rows_max, or raise the server's memory.table_bytes",
-        )),
-        Some(RowStatus::Malformed) | None => {
+        Some(RowStatus::Malformed | RowStatus::Elsewhere) | None => {
             Err(refused(key, "the server refused the request; run the same release everywhere"))
         }
     }

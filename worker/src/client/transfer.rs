@@ -11,6 +11,7 @@ use fabric::{Buffer, Span, UserBuffer};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Rank, Version};
 use proto_common::plan::Placement;
+use proto_common::table::home_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -316,7 +317,7 @@ impl Client {
         }
         // The order of a tensor's operations is settled; starting them takes no lock of the tensor's.
         drop(numbers);
-        if kind.contributes() {
+        if kind.contributes() && home_of(tensor.key()).is_none() {
             self.look_at_round(round);
         }
         open &= self.kick(used);

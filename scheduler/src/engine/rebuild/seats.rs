@@ -23,8 +23,7 @@ impl Engine {
                 came.and_then(|connection| Some((connection, rebuild.arrivals.remove(&connection)?)));
             match arrival {
                 Some((connection, arrival)) => {
-                    let mut member = Member::new(connection, arrival.register, now_ms);
-                    member.keeps_rows = entry.keeps_rows;
+                    let member = Member::new(connection, arrival.register, now_ms);
                     self.members.insert(entry.id, member);
                     self.connections.insert(connection, entry.id);
                     self.welcome(entry.id, connection, Coming::Start, out);

@@ -4,37 +4,45 @@ use super::losing::{come_again, declared, messages, rig_of};
 use super::*;
 use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, Resume};
 use proto_common::shard_map::MapChange;
+use proto_common::table::Spread;
 
-#[test]
-fn a_server_with_rows_cannot_go_and_its_death_is_the_end() {
-    let mut rig = rig_of(1, WorkerLoss::Stop);
-    declared(&mut rig);
-    let commands = rig.say(server(1), ToScheduler::KeepsRows);
-    let FromScheduler::Roster { members, .. } = only(&commands) else { panic!("{commands:?}") };
-    let keep: Vec<MemberId> = members.iter().filter(|one| one.keeps_rows).map(|one| one.id).collect();
-    assert_eq!(keep, [server(1)]);
-    assert!(rig.say(server(1), ToScheduler::KeepsRows).is_empty(), "everyone knows");
-    assert!(rig.say(server(1), ToScheduler::Drain).is_empty());
-    assert!(rig.engine.servers().draining.is_empty());
-    let commands = rig.lose(server(1));
-    let FromScheduler::MemberDied(death) = only(&commands) else { panic!("{commands:?}") };
-    assert!(death.to_string().contains("rows of sparse tables"), "{death}");
+/// The homes of a cluster's tables, declared and allocated.
+fn with_homes(rig: &mut Rig) {
+    let spread = Spread { servers: 2, lanes: rig.engine.config.shape.lanes };
+    let chunk_bytes = rig.engine.config.shape.chunk_bytes;
+    let homes = (0..spread.parts()).map(|part| spread.home_spec(part, chunk_bytes)).collect();
+    rig.say(worker(0), ToScheduler::Declare { request: 1, tensors: homes, timeout_ms: 50 });
+    let epoch = rig.engine.epoch();
+    for rank in 0..2 {
+        rig.say(server(rank), ToScheduler::Assigned { epoch, error: None });
+    }
 }
 
 #[test]
-fn the_next_scheduler_knows_who_had_rows() {
-    let mut before = rig_of(1, WorkerLoss::Wait);
-    declared(&mut before);
-    before.say(server(0), ToScheduler::KeepsRows);
-    before.say(server(1), ToScheduler::KeepsRows);
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
-    let resume = knowledge(&before);
-    come_again(&mut rig, server(1), &resume);
-    come_again(&mut rig, worker(0), &resume);
-    let commands = rig.tick_at(SILENCE_MS);
-    let died = |m: &&FromScheduler| matches!(m, FromScheduler::MemberDied(death) if death.to_string().contains("rows of sparse"));
-    assert!(messages(&commands).iter().any(died), "{commands:?}");
-    assert!(rig.engine.members[&server(1)].keeps_rows, "also of those that came");
+fn the_death_of_a_server_with_rows_goes_by_their_copies() {
+    for replicas in [0, 1] {
+        let mut rig = rig_of(replicas, WorkerLoss::Stop);
+        with_homes(&mut rig);
+        assert!(rig.engine.declarations.shards.map.ranges().any(|range| range.server == Rank(1)));
+        let commands = rig.lose(server(1));
+        let died = |m: &&FromScheduler| matches!(m, FromScheduler::MemberDied(death) if death.to_string().contains("rows of sparse tables"));
+        assert_eq!(messages(&commands).iter().any(died), replicas == 0, "{commands:?}");
+        if replicas > 0 {
+            assert!(rig.engine.declarations.shards.map.ranges().all(|range| range.server == Rank(0)));
+        }
+    }
+}
+
+#[test]
+fn homes_go_from_a_server_that_wishes_to_go() {
+    let mut rig = rig_of(0, WorkerLoss::Stop);
+    with_homes(&mut rig);
+    let commands = rig.say(server(1), ToScheduler::Drain);
+    let moves = messages(&commands).into_iter().filter_map(|m| match m {
+        FromScheduler::Remap { change: MapChange::Ranges(ranges), .. } => Some(ranges),
+        _ => None,
+    });
+    assert!(moves.flatten().any(|range| range.seeding == Some(Rank(0))), "{commands:?}");
 }
 
 /// What members of a cluster tell the next scheduler.

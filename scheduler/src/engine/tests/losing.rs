@@ -104,7 +104,7 @@ fn without_copies_the_error_names_what_went_and_what_to_do() {
         assert!(text.contains(words), "{words}: {text}");
     }
     rig.engine.last_checkpoint = None;
-    let text = rig.engine.loss(&[Key(7)], false);
+    let text = rig.engine.loss(&[Key(7)]);
     assert!(text.contains("there is no checkpoint: start the job anew"), "{text}");
 }
 
@@ -421,7 +421,6 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
         incarnation: Incarnation(connection(server(0)).0 + 1),
         data_address: None,
         http_address: None,
-        keeps_rows: false,
     };
     let stale = Resume {
         epoch: Epoch { term: 1, counter: 9 },

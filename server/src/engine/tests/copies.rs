@@ -1,9 +1,10 @@
 //! Streams and copies, as lists of commands; and whatever another server sends, no panic and no slot that is lost.
 
 use super::*;
-use crate::engine::{Payload, RecordContext, Role};
+use crate::engine::{Payload, RecordContext, Role, Verdict};
 use proptest::prelude::*;
 use proto_common::batch::Judgement;
+use proto_common::table::Spread;
 
 const OTHER: Rank = Rank(1);
 const ALONE: Role = Role::Primary { backup: None, seeding: None };
@@ -402,6 +403,61 @@ fn a_copy_takes_nothing_of_whom_it_is_not_a_copy() {
         let list = deliver(&mut engine, slots[1], &wrong, record(OpKind::CopyUpdate, 1));
         assert!(matches!(list[..], [Command::EndStream { ours: false, .. }]), "{wrong:?}: {list:?}");
     }
+}
+
+/// The home of rows of tables: what the copy has confirmed of a push is not done again, and what it never had is.
+#[test]
+fn a_push_to_rows_counts_once_where_a_copy_takes_over() {
+    let id = Spread { servers: 1, lanes: 1 }.home(0);
+    let home = ChunkSpec { id, dynamic: true, mode: Mode::Async, optimizer: Optimizer::assign(), ..spec(1) };
+    let as_role = |engine: &mut LaneEngine, counter, role| {
+        let mut out = Commands::default();
+        engine.roles(epoch(counter), &[(home, role)], &mut out);
+        out.list
+    };
+    let mut rig = Rig::new(config(1));
+    as_role(&mut rig.engine, 2, Role::Copy { of: OTHER });
+    assert_eq!((rig.engine.has_home(id), rig.engine.serves_home(id)), (true, false));
+    let index = rig.engine.index_of(id).unwrap();
+    let slots = rig.engine.copy_up(OTHER, Incarnation(5), 2);
+    let (header, checked) = (record_header(), Block { id, ..record(OpKind::CopyCheck, 0) });
+    deliver(&mut rig.engine, slots[0], &header, checked);
+    // The one worker's first push.
+    let update = Block { id, operation: Operation(1), ..record(OpKind::CopyUpdate, 1) };
+    let mut out = Commands::default();
+    assert!(rig.engine.record_notified(OTHER, slots[1], &mut out));
+    let (blocks, contributors) = (&[update][..], &[0b1][..]);
+    rig.engine.record(
+        &RecordContext { from: OTHER, slot: slots[1], header: &header, blocks, contributors },
+        &mut out,
+    );
+    let ends = |command: &Command| matches!(command, Command::Finish { round: 1, .. });
+    assert!(out.list.iter().any(ends), "{:?}", out.list);
+    assert_eq!(rig.engine.home(index), Some(id));
+    rig.engine.finished(index, Verdict::Fits, &mut Commands::default());
+    as_role(&mut rig.engine, 3, ALONE);
+    assert!(rig.engine.serves_home(id) && rig.engine.tells_rows(id));
+    // It had no answer: the worker, which knows of the decision, sends it again, and another one.
+    let send = |rig: &mut Rig, block: Block| {
+        let slot = rig.workers[0].credits.pop_front().unwrap();
+        let header = BatchHeader { epoch: epoch(3), ..rig.header(0) };
+        rig.deliver(0, slot, &header, &[block], &[])
+    };
+    let again = Block { id, ..push(1, 1) };
+    let is_done = |list: &[Command]| list.iter().any(|command| matches!(command, Command::Finish { .. }));
+    let list = send(&mut rig, again);
+    assert!(!is_done(&list), "{list:?}");
+    let answered = rig.flush();
+    assert_eq!(answered.iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Done]);
+    let list = send(&mut rig, Block { id, ..push(2, 2) });
+    assert!(is_done(&list), "{list:?}");
+    rig.engine.finished(index, Verdict::BadValue, &mut Commands::default());
+    let answered = rig.flush();
+    assert_eq!(
+        answered.iter().map(|answer| answer.status).collect::<Vec<_>>(),
+        [Status::BadValue],
+        "no room"
+    );
 }
 
 #[test]

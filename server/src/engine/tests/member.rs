@@ -23,12 +23,12 @@ fn epoch(counter: u32) -> Epoch {
 fn server(rank: u32, life: u64) -> Entry {
     let id = MemberId { role: MemberRole::Server, rank: Rank(rank) };
     let data_address = Some(format!("server-{rank}:{life}"));
-    Entry { id, incarnation: Incarnation(life), data_address, http_address: None, keeps_rows: false }
+    Entry { id, incarnation: Incarnation(life), data_address, http_address: None }
 }
 
 fn worker(rank: u32, life: u64) -> Entry {
     let id = MemberId { role: MemberRole::Worker, rank: Rank(rank) };
-    Entry { id, incarnation: Incarnation(life), data_address: None, http_address: None, keeps_rows: false }
+    Entry { id, incarnation: Incarnation(life), data_address: None, http_address: None }
 }
 
 fn roster(counter: u32, members: &[Entry]) -> FromScheduler {
@@ -348,21 +348,4 @@ fn alone_there_is_nobody_to_drain_to() {
     assert_eq!(with(&mut member, |member, out| assert!(!member.drain(out))), []);
     hear(&mut member, roster(1, &[server(0, 100), worker(0, 10)]));
     assert_eq!(with(&mut member, |member, out| assert!(!member.drain(out))), []);
-}
-
-#[test]
-fn a_server_with_rows_says_so_and_never_goes_as_drained() {
-    let mut member = member();
-    assert!(!member.keeps_rows());
-    assert_eq!(with(&mut member, Member::has_tables), [MemberCommand::Say(ToScheduler::KeepsRows)]);
-    assert!(member.keeps_rows());
-    assert_eq!(with(&mut member, Member::has_tables), [], "another lane");
-    assert_eq!(with(&mut member, Member::back), [MemberCommand::Say(ToScheduler::KeepsRows)]);
-    with(&mut member, |member, out| assert!(member.drain(out)));
-    let commands = hear(&mut member, ranges(4, &[]));
-    let (number, ..) = told(&commands[0]);
-    let said = with(&mut member, |member, out| {
-        (1..=number).for_each(|number| member.lanes_answered(number, Ok(()), out));
-    });
-    assert!(!said.contains(&MemberCommand::Leave(Departure::Drained)), "{said:?}");
 }

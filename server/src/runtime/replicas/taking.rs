@@ -11,6 +11,14 @@ use proto_common::ids::Rank;
 use proto_common::message::decode;
 use proto_common::optimizer::Optimizer;
 
+/// A home's image, and what is behind it: how long it is stands last.
+fn without_rows(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let split = bytes.split_last_chunk().and_then(|(bytes, image_bytes)| {
+        bytes.split_at_checked(usize::try_from(u64::from_le_bytes(*image_bytes)).ok()?)
+    });
+    split.unwrap_or_default()
+}
+
 impl<Q: CompletionQueue> DataLane<Q> {
     /// Part of an image of a copy has come.
     pub(in super::super) fn take_part(
@@ -20,7 +28,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
         total: u64,
         chunk: u32,
     ) -> Result<(), LaneError> {
-        let most = self.storage.image_bytes_max(chunk)? as u64;
+        // A home's rows are behind its image: as many as their server has room for.
+        let has_rows = self.engine.home(chunk).is_some();
+        let most = if has_rows { u64::MAX } else { self.storage.image_bytes_max(chunk)? as u64 };
         let link = self.replicas.copies.iter_mut().find(|link| link.from == from);
         let Some(link) = link else { return Ok(()) };
         if at + bytes > total || total > most {
@@ -41,12 +51,19 @@ impl<Q: CompletionQueue> DataLane<Q> {
         into: u8,
         keeps_other: bool,
     ) -> Result<(), LaneError> {
-        let Self { replicas, storage, engine, commands, .. } = self;
+        let Self { replicas, storage, engine, commands, tables, .. } = self;
         let link = replicas.copies.iter_mut().find(|link| link.from == from);
         let Some(link) = link else { return Ok(()) };
-        let state = match Image::read(&link.image) {
+        let home = engine.home(chunk);
+        let (image, rows) =
+            if home.is_some() { without_rows(&link.image) } else { (&link.image[..], &[][..]) };
+        let state = match Image::read(image) {
             Ok(image) => {
-                let sound = engine.check_state(chunk, &image.state).is_ok();
+                let loaded = home.map_or(Ok(()), |home| tables.load_home(home, rows));
+                if let Err(reason) = &loaded {
+                    tracing::warn!(server = from.0, reason, "a server's rows cannot be taken");
+                }
+                let sound = loaded.is_ok() && engine.check_state(chunk, &image.state).is_ok();
                 let loaded =
                     sound.then(|| storage.load_image(chunk, &image, into, keeps_other).ok()).flatten();
                 loaded.map(|()| {
@@ -62,6 +79,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 None
             }
         };
+        if home.is_some() {
+            link.image = Vec::new();
+        }
         engine.loaded((from, slot), chunk, state.as_ref().map(|state| (state, into)), commands);
         Ok(())
     }

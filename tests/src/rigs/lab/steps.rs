@@ -212,7 +212,6 @@ impl Lab {
             match news {
                 LaneNews::Seeded { lane, to, epoch } => server.member.seeded(lane, to, epoch, &mut out),
                 LaneNews::StreamDown { to, number, .. } => server.member.stream_down(to, number, &mut out),
-                LaneNews::Tables { .. } => server.member.has_tables(&mut out),
             }
         }
         self.run_server(at, out);

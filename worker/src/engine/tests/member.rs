@@ -37,7 +37,7 @@ fn epoch(counter: u32) -> Epoch {
 
 fn entry(role: Role, rank: u32, life: u64) -> Entry {
     let id = MemberId { role, rank: Rank(rank) };
-    Entry { id, incarnation: Incarnation(life), data_address: None, http_address: None, keeps_rows: false }
+    Entry { id, incarnation: Incarnation(life), data_address: None, http_address: None }
 }
 
 /// These servers by rank and life, and this worker.

@@ -1,0 +1,164 @@
+//! Rows of sparse tables while servers are killed, come and go: whatever was acknowledged is there, once, and workers that push
+//! and pull notice nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+
+use gradwire_tests::over_each;
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::job::{join, only};
+use gradwire_tests::rigs::process::Process;
+use gradwire_worker::{Client, Table};
+use proto_common::optimizer::Optimizer;
+use proto_common::table::{Initial, TableSpec};
+use proto_common::transport::Driver;
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const WIDTH: usize = 4;
+const WORKERS: u32 = 2;
+const ROWS: u64 = 500;
+/// Pushes of each worker before something happens, and after it.
+const STEPS: u64 = 30;
+
+over_each!(
+    no_row_is_lost_with_a_server_that_is_killed,
+    a_spare_server_gets_the_copies_and_then_takes_over,
+    a_server_with_rows_is_emptied_before_it_goes
+);
+
+/// A cluster, its clients, and a table that every one of them has declared.
+struct Bed {
+    clients: Vec<Client>,
+    tables: Vec<Table>,
+    cluster: Cluster,
+    words: Vec<&'static str>,
+}
+
+impl Bed {
+    fn new(driver: Driver, servers: u32, replicas: bool) -> Self {
+        let mut words = vec!["--set", "cluster.lanes=2", "--set", "cluster.chunk_bytes=16384"];
+        let copies: &[&str] = if replicas { &["--set", "cluster.replicas=1"] } else { &[] };
+        let mut cluster = Cluster::new(servers, WORKERS, &[&words[..], copies].concat());
+        words.extend(["--transport", if driver == Driver::Shm { "shm" } else { "tcp" }]);
+        cluster.add_servers(servers, &words);
+        let clients = join(&cluster, WORKERS, |settings| {
+            settings.cluster.chunk_bytes = 16384;
+            settings.transport = only(driver);
+        });
+        let spec = TableSpec::new(3, WIDTH as u32, Optimizer::sum(), Initial::Constant(0.0));
+        let tables = clients.iter().map(|client| client.declare_table(&spec).unwrap()).collect();
+        Self { clients, tables, cluster, words }
+    }
+
+    /// All workers push one to every row, again and again, while `happens` does; each push is acknowledged, and its worker's
+    /// next pull has it. As many pushes as were made in all.
+    fn train(&mut self, happens: impl FnOnce(&mut Cluster, &[&str])) -> u64 {
+        let (pushed, is_over) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        let Self { clients, tables, cluster, words } = self;
+        let ids: Vec<u64> = (0..ROWS).collect();
+        std::thread::scope(|scope| {
+            for (client, table) in clients.iter().zip(tables.iter()) {
+                let (pushed, is_over, ids) = (&pushed, &is_over, &ids);
+                scope.spawn(move || {
+                    let mut out = vec![0.0; ids.len() * WIDTH];
+                    let mut own = 0;
+                    while own < is_over.load(Ordering::Acquire) {
+                        client.push_rows(table, ids, &vec![1.0; out.len()]).unwrap().wait().unwrap();
+                        own += 1;
+                        pushed.fetch_add(1, Ordering::AcqRel);
+                        if own % 8 == 0 {
+                            client.pull_rows(table, ids, &mut out).unwrap();
+                            assert!(
+                                out.iter().all(|number| *number >= own as f32),
+                                "a push of its own is missing"
+                            );
+                        }
+                    }
+                });
+            }
+            let reach = |goal: u64| {
+                let deadline = Instant::now() + PATIENCE;
+                while pushed.load(Ordering::Acquire) < goal {
+                    if Instant::now() > deadline {
+                        is_over.store(0, Ordering::Release);
+                        panic!("{goal} pushes were not reached");
+                    }
+                    // Sleep: workers tell by a count.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            reach(STEPS);
+            happens(cluster, words);
+            let least = pushed.load(Ordering::Acquire);
+            reach(least + STEPS);
+            is_over.store(0, Ordering::Release);
+        });
+        pushed.into_inner()
+    }
+
+    /// Every row has so many pushes, as every worker sees it.
+    fn check(&self, pushes: u64) {
+        let ids: Vec<u64> = (0..ROWS).collect();
+        for (client, table) in self.clients.iter().zip(&self.tables) {
+            let mut out = vec![0.0; ids.len() * WIDTH];
+            client.pull_rows(table, &ids, &mut out).unwrap();
+            let wrong = out.iter().position(|number| *number != pushes as f32);
+            assert_eq!(wrong.map(|at| (at / WIDTH, out[at])), None, "of {pushes} pushes");
+        }
+    }
+
+    fn end(mut self, killed: &[usize]) {
+        self.clients.iter().for_each(Client::close);
+        for (rank, server) in self.cluster.servers.iter_mut().enumerate() {
+            let code = server.expect_end(PATIENCE);
+            assert!(code == 0 || killed.contains(&rank), "{} failed with {code}", server.name());
+        }
+        assert_eq!(self.cluster.scheduler.expect_end(PATIENCE), 0);
+        self.cluster.assert_no_panic();
+    }
+}
+
+fn kill(cluster: &mut Cluster, server: usize, witness: usize, rank: u32) {
+    cluster.servers[server].kill();
+    let line = format!("a server's life is over: its channels are closed server={rank}");
+    cluster.servers[witness].expect_line(&line, PATIENCE);
+}
+
+fn no_row_is_lost_with_a_server_that_is_killed(driver: Driver) {
+    let mut bed = Bed::new(driver, 3, true);
+    let pushes = bed.train(|cluster, _| kill(cluster, 1, 0, 1));
+    bed.check(pushes);
+    bed.end(&[1]);
+}
+
+/// One after the other, until nobody is left of those that the job began with.
+fn a_spare_server_gets_the_copies_and_then_takes_over(driver: Driver) {
+    let mut bed = Bed::new(driver, 2, true);
+    let first = bed.train(|cluster, words| {
+        kill(cluster, 1, 0, 1);
+        let mut command = cluster.member("gradwire-server", &[], None, words);
+        cluster.servers.push(Process::start("the spare server", &mut command));
+        cluster.servers[0].expect_line("the copies made there are complete server=1", PATIENCE);
+    });
+    bed.check(first);
+    let second = bed.train(|cluster, _| kill(cluster, 0, 2, 0));
+    bed.check(first + second);
+    bed.end(&[0, 1]);
+}
+
+fn a_server_with_rows_is_emptied_before_it_goes(driver: Driver) {
+    let mut sum = 0;
+    let replicas = driver == Driver::Shm;
+    let mut bed = Bed::new(driver, 3, replicas);
+    for server in [1, 0] {
+        sum += bed.train(|cluster, _| {
+            cluster.servers[server].signal(Signal::TERM);
+            assert_eq!(cluster.servers[server].expect_end(PATIENCE), 0);
+            let said = cluster.servers[server].log().text();
+            assert!(said.contains("others have taken over all that this server had"), "{said}");
+        });
+        bed.check(sum);
+    }
+    bed.end(&[]);
+}

@@ -1,0 +1,149 @@
+//! Where the rows of tables are: their homes, which lie in the shard map as tensors do, and whom to ask about rows. It must not
+//! know what is asked.
+
+use super::call::{CallHandle, CallReply, CallRequest};
+use super::{Client, Handle, Tensor, lock};
+use crate::error::{CallFault, ClientError, OpError};
+use proto_common::batch::OpKind;
+use proto_common::ids::{ChunkId, Lane};
+use proto_common::message::Coming;
+use proto_common::table::{RowStatus, Spread, home_of, table_app};
+use proto_common::tensor::TensorSpec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Between two questions about rows that nobody serves at the moment.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// One part's home.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub(super) tensor: Tensor,
+    lane: Lane,
+    /// Contributions that were made, and those of them that were seen to end.
+    made: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Home {
+    /// What a request's head names it by.
+    pub(super) fn id(&self) -> ChunkId {
+        ChunkId::new(self.tensor.key().0, 0)
+    }
+
+    /// A contribution is on its way.
+    pub(super) fn begin(&self) {
+        self.made.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One has ended.
+    pub(super) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// May one be under way?
+    fn is_open(&self) -> bool {
+        self.ended.load(Ordering::Acquire) != self.made.load(Ordering::Acquire)
+    }
+}
+
+/// All homes of a cluster. Tables share them.
+#[derive(Debug)]
+pub(super) struct Homes {
+    pub(super) spread: Spread,
+    pub(super) parts: Vec<Home>,
+}
+
+impl Client {
+    /// The homes, declared with the first table.
+    pub(super) fn homes(&self) -> Result<Arc<Homes>, ClientError> {
+        let mut known = lock(&self.0.homes);
+        if let Some(homes) = &*known {
+            return Ok(homes.clone());
+        }
+        let spread = Spread { servers: self.servers(), lanes: self.0.shape.lanes };
+        let specs: Vec<TensorSpec> =
+            (0..spread.parts()).map(|part| spread.home_spec(part, self.0.shape.chunk_bytes)).collect();
+        let tensors = self.declare_any(&specs)?;
+        self.go_on_counting(&tensors)?;
+        let lane_of =
+            |tensor: &Tensor| self.0.members.with_map(|map| map.lane_of(ChunkId::new(tensor.key().0, 0)));
+        let home = |tensor: Tensor| {
+            let lane = lane_of(&tensor).unwrap_or_default();
+            Home { tensor, lane, made: AtomicU64::new(0), ended: AtomicU64::new(0) }
+        };
+        let homes = Arc::new(Homes { spread, parts: tensors.into_iter().map(home).collect() });
+        *known = Some(homes.clone());
+        Ok(homes)
+    }
+
+    /// An earlier life of this rank may have contributed to homes: what this one does is counted behind that.
+    fn go_on_counting(&self, homes: &[Tensor]) -> Result<(), ClientError> {
+        if self.coming() == Coming::Between {
+            return Ok(());
+        }
+        let tell = |tensor: &Tensor| self.tell(tensor, OpKind::Release);
+        let asked = homes.iter().map(tell).collect::<Result<Vec<Handle>, _>>()?;
+        for (home, asked) in homes.iter().zip(asked) {
+            let made = asked.wait()?.version.0;
+            home.numbers().go_on_after(made, false);
+        }
+        Ok(())
+    }
+
+    /// Waits until what this client has contributed to these homes is in force, so that its pulls see it.
+    pub(super) fn settle_homes<'a>(&self, homes: impl Iterator<Item = &'a Home>) -> Result<(), ClientError> {
+        let open = homes.filter(|home| home.is_open());
+        let asked: Vec<Handle> =
+            open.map(|home| self.tell(&home.tensor, OpKind::Release)).collect::<Result<_, _>>()?;
+        asked.into_iter().try_for_each(|asked| asked.wait().map(drop))
+    }
+
+    /// Asks whoever the map says serves a home.
+    pub(super) fn ask_home(
+        &self,
+        key: u32,
+        home: &Home,
+        request: CallRequest,
+    ) -> Result<CallHandle, ClientError> {
+        let server = self.0.members.with_map(|map| map.server_of(home.id())).flatten();
+        let closed = || ClientError::from(OpError::Closed("it was closed before".into()));
+        self.call_any(table_app(key, home.lane), server.ok_or_else(closed)?.0, request)
+    }
+
+    /// As [`Client::ask_home`], until somebody answers who serves the home.
+    pub(super) fn answer_of_home(
+        &self,
+        key: u32,
+        home: &Home,
+        request: impl Fn() -> Result<CallRequest, ClientError>,
+    ) -> Result<CallReply, ClientError> {
+        let until = Instant::now() + Duration::from_millis(u64::from(self.operation_ms()));
+        loop {
+            let result = self.ask_home(key, home, request()?)?.wait();
+            if !is_elsewhere(&result) {
+                return result;
+            }
+            if Instant::now() >= until {
+                let part = home_of(home.tensor.key()).unwrap_or_default();
+                let reason = format!(
+                    "no server answers for its rows of part {part}, which the map gives to {:?}; look at that server's log, and whether its copies are reached (`gradwire status`)",
+                    self.0.members.with_map(|map| map.server_of(home.id())).flatten()
+                );
+                return Err(ClientError::Table { key, reason });
+            }
+            // Sleep: no event says when somebody serves it. A server may be behind the map, or ahead of it.
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Is somebody else to be asked?
+pub(super) fn is_elsewhere(result: &Result<CallReply, ClientError>) -> bool {
+    match result {
+        Ok(reply) => reply.head.first() == Some(&(RowStatus::Elsewhere as u8)),
+        Err(ClientError::Op(OpError::Call { fault: CallFault::ServerDied, .. })) => true,
+        Err(_) => false,
+    }
+}

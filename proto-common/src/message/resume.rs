@@ -112,6 +112,7 @@ mod tests {
         let whole = Resume {
             rank: Rank(3),
             term: 3,
+            restore: Some("round-8".into()),
             epoch: Epoch { term: 2, counter: 9 },
             members: Vec::new(),
             left: vec![Rank(5)],

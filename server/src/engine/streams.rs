@@ -503,23 +503,24 @@ fn record_block(chunk: &Chunk, item: &Item, bytes: u64) -> Block {
         OpKind::CopyState => Some(0),
         _ => None,
     };
+    let operation = Operation(match item.op {
+        OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
+        _ => chunk.applying().map_or(0, |held| held.round),
+    });
     Block {
         id: chunk.spec.id,
         op: item.op,
         dtype: chunk.spec.dtype,
         codec: 0,
         status: Status::None,
-        operation: Operation(match item.op {
-            OpKind::CopyCheck => chunk.since_of(item.keep).to_number(),
-            _ => chunk.applying().map_or(0, |held| held.round),
-        }),
+        operation,
         round: item.round,
         bytes,
         data: BlockData::Inline { offset: 0 },
         landing: whole.map(|region| Landing { region, offset: item.at, bytes: item.total }),
         view: false,
         exact: false,
-        first_open: Operation(0),
+        first_open: operation,
         reading: Reading::default(),
         timeout_ms: 0,
         token: if chunk.initialised { RECORD_INITIALISED } else { 0 },

@@ -141,12 +141,11 @@ mod broken {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
-    const CAUGHT: [(BrokenRule, u64); 5] = [
-        (BrokenRule::Fencing, 0),
+    const CAUGHT: [(BrokenRule, u64); 4] = [
         (BrokenRule::CreditReturn, 0),
-        (BrokenRule::Dedupe, 4),
+        (BrokenRule::Dedupe, 1),
         (BrokenRule::EpochCheck, 41),
-        (BrokenRule::AckAfterReplicate, 5),
+        (BrokenRule::AckAfterReplicate, 0),
     ];
 
     /// Why a seed's run failed, if it did.
@@ -176,8 +175,11 @@ mod broken {
     #[test]
     #[ignore = "a search"]
     fn first_seeds() {
-        for (rule, _) in CAUGHT {
-            let found = (0..300).find_map(|seed| Some((seed, trouble(seed, rule, true)?)));
+        for rule in CAUGHT.map(|(rule, _)| rule).into_iter().chain([BrokenRule::Fencing]) {
+            let found = (0..2_000).find_map(|seed| {
+                let trouble = |is_broken| trouble(seed, rule, is_broken);
+                trouble(true).filter(|_| trouble(false).is_none()).map(|caught| (seed, caught))
+            });
             println!("{rule:?}: {found:?}");
         }
     }

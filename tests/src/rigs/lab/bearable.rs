@@ -64,8 +64,10 @@ impl Lab {
     }
 
     /// Can the scheduler be away? Where a worker is there that the next one can learn from, or all servers know all.
+    /// Who has no roster yet ends with it.
     pub(super) fn can_lose_scheduler(&self) -> bool {
-        self.workers_that_know() > 0 || self.all_servers_know()
+        self.servers().all(|server| server.member.has_roster())
+            && (self.workers_that_know() > 0 || self.all_servers_know())
     }
 
     /// Those of a role that may be gone, as far as the scheduler can see.

@@ -28,7 +28,8 @@ pub enum OpKind {
     /// of the body lie). Answers of calls before `first_open` are kept no longer. The result's payload is two bytes with the
     /// length of the reply's head, the head and, where there is no landing, the body of `round` bytes.
     Call = 6,
-    /// Record of a stream: has the copy version `round`? `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
+    /// Record of a stream: has the copy version `round`? `operation`: the decision that there is to be one, as a number.
+    /// `token`: see [`crate::batch::RECORD_INITIALISED`]. No payload.
     CopyCheck = 16,
     /// Record: the contributions of `round`, summed. In records `landing` says of which whole the payload is a part: `bytes`
     /// and `offset`, and in `region` bytes of the round's weights. A second block has the set of contributors; `operation` is

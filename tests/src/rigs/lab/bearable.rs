@@ -33,7 +33,8 @@ impl Lab {
 
     /// Is a death not decided about yet, by a scheduler that is there?
     pub(super) fn is_undecided(&self) -> bool {
-        !self.is_settled() && self.brain.is_running(self.now_us())
+        let is_before = |trouble_us| self.brain.decided_us < trouble_us;
+        self.trouble_us.is_some_and(is_before) && self.brain.is_running(self.now_us())
     }
 
     /// Has everything been decided that is to be, and do all servers know of it? Then a scheduler needs no worker to learn
@@ -64,8 +65,12 @@ impl Lab {
     }
 
     /// Can the scheduler be away? Where a worker is there that the next one can learn from, or all servers know all.
+    /// Who has no roster yet ends with it.
     pub(super) fn can_lose_scheduler(&self) -> bool {
-        self.workers_that_know() > 0 || self.all_servers_know()
+        let has_roster =
+            |at: &usize| self.seats[*at].server_ref().is_some_and(|server| server.member.has_roster());
+        self.living(Some(Role::Server)).iter().all(has_roster)
+            && (self.workers_that_know() > 0 || self.all_servers_know())
     }
 
     /// Those of a role that may be gone, as far as the scheduler can see.

@@ -40,7 +40,12 @@ impl Lab {
             Mode::Bounded(bound) => u64::from(bound),
             Mode::Async => u64::MAX,
         };
-        let all_through = self.gate && live.round == self.shape.rounds && !live.kind.contributes();
+        // Who is cut off may read from a server that is: such a one has what it had.
+        let is_known =
+            self.seats.iter().filter(|seat| seat.worker_ref().is_some_and(|worker| worker.rank == rank));
+        let is_known = is_known.filter_map(|seat| seat.process.as_ref()).all(|process| !process.is_doubtful);
+        let all_through =
+            is_known && self.gate && live.round == self.shape.rounds && !live.kind.contributes();
         for (index, chunk) in weights.chunks((CHUNK_BYTES / 4) as usize).enumerate() {
             assert!(chunk.iter().all(|weight| *weight == chunk[0]), "{name}: a chunk is of one version");
             for other in 0..self.shape.workers {

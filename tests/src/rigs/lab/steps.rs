@@ -27,6 +27,7 @@ impl Lab {
         self.run_until("a roster", |lab| {
             lab.seats.iter().all(|seat| match seat.process.as_ref().map(|process| &process.body) {
                 Some(Body::Worker(worker)) => worker.member.resume().is_some(),
+                Some(Body::Server(server)) => server.member.has_roster(),
                 _ => seat.role != Role::Worker,
             })
         });

@@ -317,8 +317,10 @@ async fn session(
             },
         }
     };
-    posts.lose(&error.to_string());
+    let why = error.to_string();
+    // First: whoever is let go of by what is lost asks how it ended.
     fatal(error, shared, &*on_event);
+    posts.lose(&why);
     // Go on only to end in order.
     while let Some(outgoing) = queue.recv().await {
         if matches!(outgoing, Outgoing::Finish(..)) {

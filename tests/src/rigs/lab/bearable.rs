@@ -125,7 +125,7 @@ impl Lab {
                 let has = |rank| range.server == rank || range.backup == Some(rank);
                 has(first) && has(rank)
             };
-            map.ranges().any(|range| of_both(&range))
+            map.ranges().any(of_both)
         };
         let rank = |at: &usize| self.seats[*at].server_ref().map(|server| server.rank);
         let others = self.living(Some(Role::Server)).into_iter().filter(|at| rank(at).is_some());

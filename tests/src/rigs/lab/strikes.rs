@@ -172,7 +172,8 @@ impl Lab {
     }
 
     fn crash_second(&mut self, first: Rank, back_us: u64) {
-        if !self.is_undecided() {
+        // A backup that wishes to go may be let go meanwhile.
+        if !self.is_undecided() || self.struck.contains_key("a server goes") {
             return;
         }
         let (apart, bound) = self.second_servers(first);

@@ -119,14 +119,8 @@ impl<'a> Cluster<'a> {
             None => Command::new(program),
         };
         let log = self.log_of(seat).code(ExitCode::Io)?;
-        // What the machine's environment says about Gradwire is not part of it.
-        for (name, _) in std::env::vars_os() {
-            let text = name.to_string_lossy();
-            if text.starts_with("GRADWIRE_") || text.starts_with("DMLC_") {
-                command.env_remove(&name);
-            }
-        }
-        command.env(DIE_WITH_PARENT, std::process::id().to_string()).args(self.words(seat));
+        own_environment(&mut command);
+        command.args(self.words(seat));
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone().code(ExitCode::Io)?)
@@ -167,6 +161,7 @@ impl<'a> Cluster<'a> {
         words.extend(self.training());
         words.extend(["--reference".into(), "--workers".into(), self.args.workers.to_string()]);
         let mut command = Command::new(program);
+        own_environment(&mut command);
         command.args(words).stdin(Stdio::null()).kill_on_drop(true);
         let said = command.output().await.context("cannot start the reference").code(ExitCode::Io)?;
         hash_in(&String::from_utf8_lossy(&said.stdout)).ok_or_else(|| {
@@ -347,4 +342,15 @@ fn free_port(host: &str, turn: u16) -> Result<u16, Failure> {
         let text = format!("no port from {} to {} of {host} is free", PORTS.start, PORTS.end);
         Failure::message(ExitCode::Io, text)
     })
+}
+
+/// What the machine's environment says about Gradwire is not part of a trial, and nothing of it outlives this process.
+fn own_environment(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("GRADWIRE_") || text.starts_with("DMLC_") {
+            command.env_remove(&name);
+        }
+    }
+    command.env(DIE_WITH_PARENT, std::process::id().to_string());
 }

@@ -142,10 +142,10 @@ mod broken {
 
     /// A rule, and a seed that catches who breaks it: of `everything_goes_wrong`, or of `late_writes_are_fenced`.
     const CAUGHT: [(BrokenRule, u64); 5] = [
-        (BrokenRule::Fencing, 1103),
+        (BrokenRule::Fencing, 2013),
         (BrokenRule::CreditReturn, 0),
         (BrokenRule::Dedupe, 23),
-        (BrokenRule::EpochCheck, 40),
+        (BrokenRule::EpochCheck, 20),
         (BrokenRule::AckAfterReplicate, 11),
     ];
 

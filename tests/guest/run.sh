@@ -17,7 +17,7 @@ tests/guest/boot.sh -m 1536 -t 400 "$folder/base" tests/guest/fabric.sh \
 tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,rdma_train} \
     "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.
-tests/guest/boot.sh -m 3000 -t 500 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
+tests/guest/boot.sh -m 3000 -t 800 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
     "$bin"/{rdma_train,process_placement,process_buffers} "$(command -v setpriv)" examples/digits/digits.csv
 tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/calls.sh "$bin"/gradwire-{scheduler,server,worker} \
     "$bin/process_calls"

@@ -8,7 +8,7 @@ use gradwire_tests::rigs::cluster::{Cluster, Place};
 use gradwire_tests::rigs::job::join;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::hash_in;
-use gradwire_worker::{Client, Tensor};
+use gradwire_worker::{Client, ClientError, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
@@ -420,6 +420,32 @@ fn halves_keep_their_exact_weights() {
     let second = bed(1, 2, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
     assert!(step(&second.clients, 12) == expected);
     second.end();
+}
+
+#[test]
+fn tensors_that_are_not_in_step_are_not_gone_on_with() {
+    let directory = tempfile::tempdir().unwrap();
+    let bed = bed(1, 1, directory.path(), |_| {});
+    let specs = [1, 2].map(|key| TensorSpec::f32(key, 8, Optimizer::sum()));
+    let contribute = |client: &Client| {
+        let tensors = client.declare(&specs).unwrap();
+        let mut out = [0.0_f32; 8];
+        for _ in 0..2 {
+            client.push_pull_slice(&tensors[1], &[1.0_f32; 8], &mut out).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        bed.clients.iter().for_each(|client| drop(scope.spawn(|| contribute(client))))
+    });
+    let client = &bed.clients[0];
+    let tensors: Vec<Tensor> = [1, 2].map(|key| client.tensor(key).unwrap()).into();
+    let error = client.resume(&tensors).unwrap_err();
+    let Some(ClientError::Uneven { behind, ahead, least: 0, greatest: 2 }) = Some(error) else {
+        panic!("rounds 0 and 2 are gone on with")
+    };
+    assert_eq!((behind.0, ahead.0), (1, 2));
+    assert_eq!(client.resume(&tensors[1..]).unwrap(), 2);
+    bed.end();
 }
 
 #[test]

@@ -339,6 +339,20 @@ pub enum ClientError {
         /// The newest round.
         newest: Version,
     },
+    /// Tensors are at rounds so far from each other that there is none that they all have been left at.
+    #[error(
+        "tensor {behind} is at round {least} and tensor {ahead} at {greatest}: they were not contributed to in step, so no one round is where training is; resume those together that are"
+    )]
+    Uneven {
+        /// The one that is behind.
+        behind: Key,
+        /// Its round.
+        least: u64,
+        /// The one that is ahead.
+        ahead: Key,
+        /// Its round.
+        greatest: u64,
+    },
     /// The key was never declared here.
     #[error("key {0} is not declared; call declare with it first, on every worker")]
     Undeclared(Key),
@@ -410,6 +424,7 @@ impl ClientError {
             | Self::WrongLength { .. }
             | Self::WrongDtype { .. }
             | Self::Dynamic { .. }
+            | Self::Uneven { .. }
             | Self::NotFinite { .. }
             | Self::BadCall { .. }
             | Self::Table { .. }

@@ -107,6 +107,7 @@ fn class_of(error: &ClientError) -> (Kind, &'static str) {
         ClientError::WrongLength { .. } => (Kind::Input, "wrong_length"),
         ClientError::WrongDtype { .. } => (Kind::Input, "wrong_dtype"),
         ClientError::Dynamic { .. } => (Kind::Input, "dynamic"),
+        ClientError::Uneven { .. } => (Kind::Input, "uneven"),
         ClientError::NotFinite { .. } => (Kind::Input, "not_finite"),
         ClientError::Torn { .. } => (Kind::Operation, "torn"),
         ClientError::Undeclared(_) => (Kind::Input, "undeclared"),

@@ -323,9 +323,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
             captured.extend(image_bytes.to_le_bytes());
         }
         if link.image.as_ref().is_none_or(|image| image.len() < captured.len()) {
-            let image = storage.sent_buffer(captured.len() as u64)?;
-            queue.prepare(&image.span())?;
-            link.image = Some(image);
+            let image = storage.sent_buffer(captured.len() as u64);
+            let image = image.map_err(|error| error.to_string()).and_then(|image| {
+                queue.prepare(&image.span()).map_err(|error| error.to_string())?;
+                Ok(image)
+            });
+            match image {
+                Ok(image) => link.image = Some(image),
+                Err(error) => {
+                    tracing::warn!(
+                        server = to.0,
+                        error,
+                        "no memory to send a chunk's whole copy from; it is tried again"
+                    );
+                    self.end_stream(to, true);
+                    return Ok(());
+                }
+            }
         }
         if let Some(image) = &mut link.image {
             image.copy_in(captured);
@@ -454,11 +468,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
             match queue.post_write(link.channel, &write) {
                 Ok(()) => drop(link.backlog.pop_front()),
                 Err(PostError::Full | PostError::Closed) => return Ok(()),
-                Err(error @ PostError::Unregistered) => {
-                    return Err(LaneError::Unregistered(self.queue.explain(error)));
-                }
+                // Without memory for copies this server may have what nobody else has: it lives, and tries again.
                 Err(error) => {
-                    tracing::warn!(server = to.0, %error, "a server's slots for records cannot be written");
+                    let error = self.queue.explain(error);
+                    tracing::warn!(server = to.0, error, "a server's slots for records cannot be written");
                     self.end_stream(to, true);
                     return Ok(());
                 }

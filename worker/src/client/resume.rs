@@ -30,15 +30,29 @@ impl Client {
         let asked = tensors.iter().map(tell).collect::<Result<Vec<_>, _>>()?;
         let versions = asked.into_iter().map(|handle| Ok(handle.wait()?.version.0));
         let versions = versions.collect::<Result<Vec<u64>, ClientError>>()?;
+        self.in_step(tensors, &versions)?;
         // Nobody is further than the round after it, because that needs this worker.
         let round = versions.into_iter().min().unwrap_or(0);
         // Then servers keep the version before the one in force.
-        let exactly = self.0.shape.worker_loss == WorkerLoss::Wait && self.0.coming != Coming::Between;
+        let exactly = self.0.shape.worker_loss == WorkerLoss::Wait;
         for tensor in tensors {
-            let has_rounds = tensor.spec().settled_mode().has_rounds() && tensor.spec().settled_backup() == 0;
-            tensor.numbers().go_on_after(round, exactly && has_rounds);
+            tensor.numbers().go_on_after(round, exactly && has_rounds_of_all(tensor));
         }
         Ok(round)
+    }
+
+    /// What is repeated of rounds that a tensor has already counts for nothing: so they are to be at one round, or at it and
+    /// the next.
+    fn in_step(&self, tensors: &[Tensor], versions: &[u64]) -> Result<(), ClientError> {
+        let all = || tensors.iter().zip(versions).filter(|(tensor, _)| has_rounds_of_all(tensor));
+        let (behind, ahead) = (all().min_by_key(|(_, at)| **at), all().max_by_key(|(_, at)| **at));
+        match (behind, ahead) {
+            (Some((behind, least)), Some((ahead, greatest))) if *greatest > *least + 1 => {
+                let (behind, ahead) = (behind.spec().key, ahead.spec().key);
+                Err(ClientError::Uneven { behind, least: *least, ahead, greatest: *greatest })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What this worker came into, as the scheduler said it.
@@ -46,4 +60,9 @@ impl Client {
     pub fn coming(&self) -> Coming {
         self.0.coming
     }
+}
+
+/// Does each of its rounds need every worker?
+fn has_rounds_of_all(tensor: &Tensor) -> bool {
+    tensor.spec().settled_mode().has_rounds() && tensor.spec().settled_backup() == 0
 }

@@ -177,8 +177,9 @@ pub(super) enum Stage {
 pub(super) enum Lineage {
     /// Nobody's: it was never changed.
     Zeros,
-    /// That server's, in that life.
-    Of(Rank, Incarnation),
+    /// That server's, in that life, and a copy since that decision: what was one before it, and not in between, is of another
+    /// time, also where this server never heard of what came in between.
+    Of(Rank, Incarnation, Epoch),
     /// This server's own.
     Own,
 }
@@ -194,6 +195,8 @@ pub(super) struct Chunk {
     pub(super) init_pending: bool,
     /// Of a copy: whose it is.
     pub(super) lineage: Lineage,
+    /// The decision since which its server means it to be a copy.
+    pub(super) copy_since: Epoch,
     /// It is published without a backup since this epoch, by a decision that whoever is answered is to know.
     pub(super) alone_since: Epoch,
     /// Changes of its rule that this server made.
@@ -261,6 +264,7 @@ impl Chunk {
             copies: [None, None],
             init_pending: false,
             lineage: Lineage::Zeros,
+            copy_since: Epoch::default(),
             alone_since: Epoch::default(),
             rules: 0,
             since: Epoch::default(),

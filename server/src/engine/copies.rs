@@ -165,21 +165,23 @@ impl LaneEngine {
     fn checked(&mut self, from: Rank, block: &Block) -> Judgement {
         let life = self.copy_incarnation(from);
         // A copy from before that decision is given up when we hear of what came in between.
-        if Epoch::from_number(block.operation.0) > self.epoch {
+        let since = Epoch::from_number(block.operation.0);
+        if since > self.epoch {
             return Judgement::Later;
         }
         let Some((_, chunk)) = self.copy_of(from, block) else { return Judgement::Later };
+        chunk.copy_since = since;
         let (has, asked) = (chunk.promised(), block.round);
         let initialised = block.token & RECORD_INITIALISED != 0;
         let is_its = match chunk.lineage {
             Lineage::Zeros => asked == 0 && has == 0 && !initialised && !chunk.initialised,
-            Lineage::Of(rank, incarnation) => (rank, incarnation) == (from, life),
+            lineage @ Lineage::Of(..) => lineage == Lineage::Of(from, life, since),
             Lineage::Own => false,
         };
         if !is_its {
             return Judgement::Wanting;
         }
-        chunk.lineage = Lineage::Of(from, life);
+        chunk.lineage = Lineage::Of(from, life, since);
         match has.checked_sub(asked) {
             Some(0) if chunk.initialised == initialised => Judgement::Confirmed,
             Some(1) => Judgement::Ahead,
@@ -195,7 +197,7 @@ impl LaneEngine {
         let Some((index, chunk)) = self.copy_of(from, block) else {
             return not_now(is_last, self, record, out);
         };
-        if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life) {
+        if chunk.promised() + 1 != block.round || chunk.lineage != Lineage::Of(from, life, chunk.copy_since) {
             return whole_wanted(is_last, self, record, out);
         }
         if chunk.stage != Stage::Contributions {
@@ -295,7 +297,9 @@ impl LaneEngine {
         if !restored {
             return end(from, "its image is none of this chunk", out);
         }
-        self.chunks[index as usize].lineage = Lineage::Of(from, self.copy_incarnation(from));
+        let life = self.copy_incarnation(from);
+        let chunk = &mut self.chunks[index as usize];
+        chunk.lineage = Lineage::Of(from, life, chunk.copy_since);
         self.drop_halves(index);
         self.judge(from, slot, Judgement::Confirmed, out);
         self.give_back_slot(from, slot, out);

@@ -46,6 +46,8 @@ pub enum Broken {
     LowerTerm,
     /// A copy's round more counts as a confirmation whoever it had the round from.
     AnyonesRound,
+    /// A server says for a copy that it had before that it is the one that is to be made.
+    OldCopy,
     /// A restarted scheduler decides although neither all workers nor all servers have come to it.
     NoWorkerShown,
     /// A worker counts an answer of an epoch that it has not heard of.

@@ -10,7 +10,11 @@ impl Protocol {
         let known = |map: &crate::Map| {
             map.lives[usize::from(from)] == primary.life && map.lives[usize::from(to)] == copy.life
         };
+        // A copy from before the decision that it is to be one is given up when its server hears of what came in between.
+        let seeding = primary.map.seeding.filter(|(place, _)| *place == to);
+        let heard = seeding.is_none_or(|(_, since)| copy.map.epoch >= since) || self.lacks(Broken::OldCopy);
         !state.streams.contains_key(&(from, to))
+            && heard
             && primary.leads(from)
             && primary.map.copies(to)
             && copy.copy_of(to) == Some(from)

@@ -121,5 +121,6 @@ fn rules_of_rare_cases_are_needed() {
     refuted(Broken::SeededForgotten, small(Mode::Sync, again), &[LOST, KEPT_UP]);
     let moved = Budget { deposed: 1, moves: 1, ..NONE };
     let three = Protocol { servers: 3, ..small(Mode::Async, moved) };
-    refuted(Broken::AnyonesRound, three, &[LOST, TWICE, FORKED, KEPT_UP]);
+    refuted(Broken::AnyonesRound, three.clone(), &[LOST, TWICE, FORKED, KEPT_UP]);
+    refuted(Broken::OldCopy, three, &[LOST, TWICE, FORKED, KEPT_UP]);
 }

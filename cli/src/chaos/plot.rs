@@ -115,7 +115,8 @@ fn panel(
         }
     }
     let every = (soak.samples.len() / LINE_POINTS_MAX).max(1);
-    for ((seat, pid), samples) in soak.lives() {
+    for ((seat, _), samples) in soak.lives() {
+        let pid = samples.first().map_or(0, |sample| sample.pid);
         let known = samples.iter().filter(|sample| value(&sample.values).is_finite());
         let points: Vec<String> = known
             .step_by(every)

@@ -118,11 +118,16 @@ impl Soak {
         text
     }
 
-    /// The samples of each life, in order.
+    /// The samples of each life, in order; lives of a seat are counted, because the system uses process ids again.
     pub(super) fn lives(&self) -> BTreeMap<(Seat, u32), Vec<&Sample>> {
         let mut lives: BTreeMap<(Seat, u32), Vec<&Sample>> = BTreeMap::new();
+        let mut now: BTreeMap<Seat, (u32, u32)> = BTreeMap::new();
         for sample in &self.samples {
-            lives.entry((sample.seat, sample.pid)).or_default().push(sample);
+            let (life, pid) = now.entry(sample.seat).or_insert((0, sample.pid));
+            if *pid != sample.pid {
+                (*life, *pid) = (*life + 1, sample.pid);
+            }
+            lives.entry((sample.seat, *life)).or_default().push(sample);
         }
         lives
     }
@@ -130,8 +135,8 @@ impl Soak {
     /// Of each life that is long enough, and of each seat.
     pub(super) fn verdicts(&self) -> Vec<Flat> {
         let mut verdicts = Vec::new();
-        for ((seat, pid), samples) in self.lives() {
-            judge(seat, Some(pid), &samples, &mut verdicts);
+        for ((seat, _), samples) in self.lives() {
+            judge(seat, samples.first().map(|sample| sample.pid), &samples, &mut verdicts);
         }
         let seats: BTreeSet<Seat> = self.samples.iter().map(|sample| sample.seat).collect();
         for seat in seats {
@@ -253,6 +258,16 @@ mod tests {
         assert!(text.contains("stayed flat: 1 lives"), "{text}");
         assert_eq!(warm.verdicts().len(), 6);
         assert!(Soak::new().verdicts().is_empty());
+    }
+
+    #[test]
+    fn a_process_id_that_comes_again_is_another_life() {
+        let mut soak = soak(50, |_, _| 10.0 * MIB);
+        for sample in &mut soak.samples {
+            sample.pid = if sample.seconds < 50.0 || sample.seconds >= 350.0 { 7 } else { sample.pid + 10 };
+        }
+        assert_eq!(grown(&soak), []);
+        assert_eq!(soak.lives().len(), 8);
     }
 
     #[test]

@@ -165,8 +165,9 @@ impl Protocol {
             for (worker, round) in pending.into_iter().chain(collected) {
                 state.answers.insert(Answer { from: at, worker, round, epoch: map.epoch, done: None });
             }
-        } else if !led {
-            // What it has is its own now.
+        }
+        if (leads && !led) || (!leads && of.is_none()) {
+            // What it has is its own now, or was given up.
             server.source = None;
         }
         self.tell_seeded(state, at);

@@ -258,14 +258,13 @@ impl Rig {
         let from = self.one(program);
         let group = program.pick(&[NodeGroup::WORKERS, NodeGroup::SERVERS, NodeGroup::ALL]);
         let (request, timeout_ms) = (program.number(), program.number());
-        let message = match program.below(8) {
+        let message = match program.below(7) {
             0 => ToScheduler::Goodbye,
             1 => ToScheduler::Drain,
-            2 => ToScheduler::KeepsRows,
-            3 => ToScheduler::Failing { reason: "x".into() },
-            4 => ToScheduler::LinksReady,
-            5 => ToScheduler::SaveCheckpoint { request, round: program.number(), timeout_ms },
-            6 => ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms },
+            2 => ToScheduler::Failing { reason: "x".into() },
+            3 => ToScheduler::LinksReady,
+            4 => ToScheduler::SaveCheckpoint { request, round: program.number(), timeout_ms },
+            5 => ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms },
             _ => {
                 let passed = program.number();
                 ToScheduler::Barrier { request, name: "b".into(), group, passed, timeout_ms }

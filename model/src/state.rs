@@ -39,6 +39,11 @@ pub struct Map {
 }
 
 impl Map {
+    /// The decision that there is to be a copy at `place`; the first one where it has been a backup for long.
+    pub(crate) fn since(&self, place: Place) -> Epoch {
+        self.seeding.filter(|(at, _)| *at == place).map_or_else(Epoch::default, |(_, since)| since)
+    }
+
     /// Has `place` a copy, or one being made?
     pub(crate) fn copies(&self, place: Place) -> bool {
         self.backup == Some(place) || self.seeding.is_some_and(|(at, _)| at == place)
@@ -60,8 +65,8 @@ pub(crate) struct Server {
     pub(crate) map: Map,
     pub(crate) version: u8,
     pub(crate) applied: Applied,
-    /// Whose stream the last record came by: place and life.
-    pub(crate) source: Option<(Place, u8)>,
+    /// Whose stream the last record came by: place, life, and the decision since which that one means it to be a copy.
+    pub(crate) source: Option<(Place, u8, Epoch)>,
     pub(crate) collected: Vec<Entry>,
     pub(crate) pending: Option<Pending>,
     /// Copies that the chunk is in the stream of.

@@ -53,7 +53,7 @@ impl Protocol {
         let map =
             Map { epoch, primary: 0, backup, seeding: None, moving: false, lives: vec![1; self.servers] };
         let mut servers: Vec<_> = (0..self.servers).map(|_| Server::blank(map.clone(), 1)).collect();
-        servers.iter_mut().skip(1).take(1).for_each(|server| server.source = Some((0, 1)));
+        servers.iter_mut().skip(1).take(1).for_each(|server| server.source = Some((0, 1, Epoch::default())));
         let worker = Worker { map: map.clone(), acked: 0, acked_ever: 0, sent: None };
         State {
             to_servers: vec![Vec::new(); self.servers],

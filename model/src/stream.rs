@@ -26,7 +26,8 @@ impl Protocol {
     pub(crate) fn connect(&self, state: &mut State, from: Place, to: Place) {
         let (theirs, ours) = {
             let (primary, copy) = (&state.servers[usize::from(from)], &state.servers[usize::from(to)]);
-            let ours = copy.source == Some((from, primary.life)) || self.lacks(Broken::AnyonesRound);
+            let ours = copy.source == Some((from, primary.life, primary.map.since(to)))
+                || self.lacks(Broken::AnyonesRound);
             (copy.version, ours)
         };
         let server = &mut state.servers[usize::from(from)];
@@ -57,7 +58,10 @@ impl Protocol {
 
     /// A copy takes the next record of a stream, and confirms it.
     pub(crate) fn take_record(&self, state: &mut State, from: Place, to: Place) {
-        let life = state.servers[usize::from(from)].life;
+        let (life, since) = {
+            let primary = &state.servers[usize::from(from)];
+            (primary.life, primary.map.since(to))
+        };
         let Some(stream) = state.streams.get_mut(&(from, to)) else { return };
         let record = stream.records.remove(0);
         let copy = &mut state.servers[usize::from(to)];
@@ -66,7 +70,7 @@ impl Protocol {
             Record::Update { version, .. } if version != copy.version + 1 => return,
             Record::Update { version, entries } => copy.apply(version, &entries),
         }
-        copy.source = Some((from, life));
+        copy.source = Some((from, life, since));
         stream.acked.push(copy.version);
     }
 

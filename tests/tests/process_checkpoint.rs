@@ -435,7 +435,7 @@ fn tensors_that_are_not_in_step_are_not_gone_on_with() {
         }
     };
     std::thread::scope(|scope| {
-        bed.clients.iter().for_each(|client| drop(scope.spawn(|| contribute(client))))
+        bed.clients.iter().for_each(|client| drop(scope.spawn(|| contribute(client))));
     });
     let client = &bed.clients[0];
     let tensors: Vec<Tensor> = [1, 2].map(|key| client.tensor(key).unwrap()).into();

@@ -75,6 +75,7 @@ test-all:
 check:
 	@deploy/bootstrap.sh check
 	cargo fmt --all --check
+	cd fuzz && cargo fmt --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p gradwire-fabric -p gradwire-tests --features gradwire-fabric/verbs,gradwire-tests/verbs --all-targets \
 	    --locked --target-dir $(BUILT)/guest -- -D warnings
@@ -88,6 +89,7 @@ fix:
 	@deploy/bootstrap.sh fix
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
+	cd fuzz && cargo fmt
 
 ## bench     Gradwire beside this machine's best copy and other ways to do the same [JSON=FILE PEER=CMD BENCH='--help']
 bench:

@@ -12,7 +12,8 @@ fuzz_target!(|input: (u16, &[u8])| {
         let _ = Header::length(*first, bytes.len() as u64, "fuzzed");
     }
     if let Ok(header) = Header::parse(bytes, u64::from(data_bytes), "fuzzed") {
-        let covered: u64 = header.entries.values().map(|entry| entry.data_offsets[1] - entry.data_offsets[0]).sum();
+        let covered: u64 =
+            header.entries.values().map(|entry| entry.data_offsets[1] - entry.data_offsets[0]).sum();
         assert_eq!(covered, u64::from(data_bytes));
     }
 });

@@ -4,11 +4,10 @@
 //! ends within its drain.
 #![no_main]
 
-use gradwire_fuzz::{JOB, Program};
+use gradwire_fuzz::{JOB, Program, fuzz_programs};
 use gradwire_scheduler::engine::{
     CheckpointConfig, Command, ConnectionId, Engine, EngineConfig, Input, LOCAL,
 };
-use libfuzzer_sys::fuzz_target;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
@@ -29,14 +28,7 @@ const SERVERS: u32 = 2;
 const WORKERS: u32 = 2;
 const PLACES: u32 = 3;
 
-fuzz_target!(|data: &[u8]| {
-    let mut program = Program::new(data);
-    let mut rig = Rig::new(&mut program);
-    while !program.is_over() {
-        rig.step(&mut program);
-    }
-    rig.finish();
-});
+fuzz_programs!(Rig);
 
 struct Rig {
     engine: Engine,
@@ -201,14 +193,17 @@ impl Rig {
                     self.map.insert(spec.key, (spec.clone(), ranges.copied().collect()));
                 }
             }
-            FromScheduler::ChangeRule { epoch, .. } => owe(ToScheduler::Assigned { epoch: *epoch, error: None }),
+            FromScheduler::ChangeRule { epoch, .. } => {
+                owe(ToScheduler::Assigned { epoch: *epoch, error: None })
+            }
             FromScheduler::Remap { epoch, change: MapChange::Ranges(ranges) } => {
                 for range in ranges {
                     if let Some(to) = range.seeding {
                         owe(ToScheduler::Seeded { epoch: *epoch, to });
                     }
                     if let Some((_, known)) = self.map.get_mut(&range.first.key) {
-                        *known = ranges.iter().filter(|one| one.first.key == range.first.key).copied().collect();
+                        *known =
+                            ranges.iter().filter(|one| one.first.key == range.first.key).copied().collect();
                     }
                 }
             }
@@ -281,7 +276,8 @@ impl Rig {
             0 => ToScheduler::Assigned { epoch, error: program.one_in(2).then(|| "no".into()) },
             1 => ToScheduler::Seeded { epoch, to: rank },
             2 => {
-                let rounds = (0..program.below(3)).map(|_| (Key(program.number()), program.number())).collect();
+                let rounds =
+                    (0..program.below(3)).map(|_| (Key(program.number()), program.number())).collect();
                 let rounds = RoundsPart { part: program.below(3), last: program.one_in(2), rounds };
                 ToScheduler::Rounds { rank, incarnation: Incarnation(program.number()), rounds }
             }
@@ -336,7 +332,14 @@ impl Rig {
             ranges.extend(held);
         }
         let map = MapUpdate { epoch, tensors, ranges };
-        let mut known = Resume { rank: Rank(program.below(4)), term: epoch.term, epoch, members, map, ..Resume::default() };
+        let mut known = Resume {
+            rank: Rank(program.below(4)),
+            term: epoch.term,
+            epoch,
+            members,
+            map,
+            ..Resume::default()
+        };
         match program.below(10) {
             0 => known.term = program.number() as u32,
             1 => known.epoch = self.epoch(program),
@@ -349,7 +352,9 @@ impl Rig {
                 let backup = program.one_in(2).then(|| Rank(program.below(4)));
                 known.map.ranges.push(KeyRange { backup, ..range });
             }
-            6 => known.map.tensors.push(TensorSpec::f32(program.number(), program.number(), Optimizer::sum())),
+            6 => {
+                known.map.tensors.push(TensorSpec::f32(program.number(), program.number(), Optimizer::sum()))
+            }
             _ => {}
         }
         known

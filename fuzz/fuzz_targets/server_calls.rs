@@ -3,9 +3,8 @@
 //! once, in its worker's order; what is let go of is known, and nothing is kept for ever.
 #![no_main]
 
-use gradwire_fuzz::{OWN_LIFE, PAYLOAD_BYTES, Program, header};
+use gradwire_fuzz::{OWN_LIFE, PAYLOAD_BYTES, Program, fuzz_programs, header};
 use gradwire_server::engine::{BatchContext, CallAnswer, Command, Commands, EngineConfig, LaneEngine};
-use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{BatchKind, Block, BlockData, Landing, OpKind, Reading, SlotGrant, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, call_id};
 use proto_common::config::WorkerLoss;
@@ -14,14 +13,7 @@ use proto_common::ids::{Epoch, Incarnation, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
 use std::collections::BTreeMap;
 
-fuzz_target!(|data: &[u8]| {
-    let mut program = Program::new(data);
-    let mut rig = Rig::new(&mut program);
-    while !program.is_over() {
-        rig.step(&mut program);
-    }
-    rig.finish();
-});
+fuzz_programs!(Rig);
 
 const JOB: proto_common::ids::JobId = gradwire_fuzz::JOB;
 const WORKERS: u32 = 2;

@@ -4,13 +4,14 @@
 //! the end's version. In hostile programs the other server writes what it likes: never a panic.
 #![no_main]
 
-use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, Program, header, request};
+use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, Program, fuzz_programs, header, request};
 use gradwire_server::engine::{
     BatchContext, ChunkSpec, ChunkState, Command, Commands, EngineConfig, LaneEngine, Payload, RecordContext,
     Role, Verdict,
 };
-use libfuzzer_sys::fuzz_target;
-use proto_common::batch::{BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, SlotGrant, Status};
+use proto_common::batch::{
+    BatchKind, Block, BlockData, Judgement, Landing, Notice, OpKind, SlotGrant, Status,
+};
 use proto_common::codec::Codec;
 use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
@@ -26,14 +27,7 @@ const TENSORS: usize = 4;
 const CHUNKS: usize = TENSORS + 1;
 const SLOTS: u32 = 3;
 
-fuzz_target!(|data: &[u8]| {
-    let mut program = Program::new(data);
-    let mut rig = Rig::new(&mut program);
-    while !program.is_over() {
-        rig.step(&mut program);
-    }
-    rig.finish();
-});
+fuzz_programs!(Rig);
 
 fn spec(chunk: usize) -> ChunkSpec {
     let id = ChunkId::new(chunk.min(TENSORS - 1) as u64, chunk.saturating_sub(TENSORS - 1) as u32);
@@ -44,7 +38,16 @@ fn spec(chunk: usize) -> ChunkSpec {
         2 => (Dtype::F32, Mode::Async, Optimizer::sum()),
         _ => (Dtype::F32, Mode::Sync, lamb()),
     };
-    ChunkSpec { id, bytes: 96, dynamic: false, dtype, codec: Codec::Plain, optimizer, mode, backup_workers: 0 }
+    ChunkSpec {
+        id,
+        bytes: 96,
+        dynamic: false,
+        dtype,
+        codec: Codec::Plain,
+        optimizer,
+        mode,
+        backup_workers: 0,
+    }
 }
 
 fn tensor_of(chunk: usize) -> usize {
@@ -138,7 +141,8 @@ impl Rig {
         let at = program.below(2) as usize;
         match program.byte() % 16 {
             0..=4 => {
-                let (rank, chunk) = (program.below(WORKERS as u32) as usize, program.below(CHUNKS as u32) as usize);
+                let (rank, chunk) =
+                    (program.below(WORKERS as u32) as usize, program.below(CHUNKS as u32) as usize);
                 let op = program.pick(&[OpKind::PushPull, OpKind::Push, OpKind::Pull, OpKind::Init]);
                 self.ask(rank, chunk, op);
             }
@@ -216,10 +220,9 @@ impl Rig {
                 let Place { server, backup, seeding } = self.places[tensor_of(chunk)];
                 let other = rank(1 - at);
                 let role = match server == at {
-                    true => Role::Primary {
-                        backup: backup.then_some(other),
-                        seeding: seeding.map(|_| other),
-                    },
+                    true => {
+                        Role::Primary { backup: backup.then_some(other), seeding: seeding.map(|_| other) }
+                    }
                     false if backup || seeding.is_some() => Role::Copy { of: other },
                     false => continue,
                 };
@@ -349,7 +352,14 @@ impl Rig {
         true
     }
 
-    fn record(&mut self, at: usize, slot: SlotGrant, blocks: &[Block], contributors: &[u64], out: &mut Commands) {
+    fn record(
+        &mut self,
+        at: usize,
+        slot: SlotGrant,
+        blocks: &[Block],
+        contributors: &[u64],
+        out: &mut Commands,
+    ) {
         let from = rank(1 - at);
         let mut header = header(BatchKind::Record, from, self.servers[1 - at].life);
         (header.epoch, header.receiver_incarnation) = (self.epoch, OWN_LIFE);
@@ -388,7 +398,8 @@ impl Rig {
             let notice = program.pick(&[judged, Notice::Returned(slot), Notice::Ready, Notice::Batch(slot)]);
             self.servers[at].engine.stream_notice(rank(1 - at), notice, &mut out);
         } else {
-            let kinds = [OpKind::CopyCheck, OpKind::CopyUpdate, OpKind::CopyState, OpKind::CopyRules, OpKind::Push];
+            let kinds =
+                [OpKind::CopyCheck, OpKind::CopyUpdate, OpKind::CopyState, OpKind::CopyRules, OpKind::Push];
             let mut block = program.block(PAYLOAD_BYTES);
             block.op = program.pick(&kinds);
             let spec = spec(program.below(CHUNKS as u32) as usize);
@@ -441,7 +452,12 @@ impl Rig {
             Command::TellPrimary { notice, .. } => server.words.push_back(Word::Notice(*notice)),
             Command::Load { from, chunk, into, slot, .. } => {
                 let state = server.image.take();
-                server.engine.loaded((*from, *slot), *chunk, state.as_ref().map(|state| (state, *into)), more);
+                server.engine.loaded(
+                    (*from, *slot),
+                    *chunk,
+                    state.as_ref().map(|state| (state, *into)),
+                    more,
+                );
             }
             Command::Seeded { epoch, .. } => self.seeded.push_back((at, *epoch)),
             Command::EndStream { peer, ours, reason } => {
@@ -486,7 +502,11 @@ impl Rig {
         if self.hostile {
             return;
         }
-        (0..2).filter(|at| !self.streams[*at]).collect::<Vec<_>>().into_iter().for_each(|at| self.connect(at));
+        (0..2)
+            .filter(|at| !self.streams[*at])
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|at| self.connect(at));
         for _ in 0..400 {
             (0..2).for_each(|at| self.take_roles(at));
             self.flush();
@@ -511,7 +531,10 @@ impl Rig {
                 }
             }
         }
-        panic!("not all rounds end: {:?}", self.doing.map(|doing| doing.map(|one| (one.operation, one.round, one.open, one.sent))));
+        panic!(
+            "not all rounds end: {:?}",
+            self.doing.map(|doing| doing.map(|one| (one.operation, one.round, one.open, one.sent)))
+        );
     }
 
     /// The newest round that anybody has contributed to, of any chunk of a tensor: norms are of all of them.
@@ -523,7 +546,8 @@ impl Rig {
 
     fn is_even(&self) -> bool {
         let is_quiet = self.doing.iter().flatten().all(|doing| doing.open.is_none());
-        let is_there = |chunk: usize, doing: &[Doing; CHUNKS]| doing[chunk].round == self.rounds_of(tensor_of(chunk));
+        let is_there =
+            |chunk: usize, doing: &[Doing; CHUNKS]| doing[chunk].round == self.rounds_of(tensor_of(chunk));
         is_quiet && (0..CHUNKS).all(|chunk| self.doing.iter().all(|doing| is_there(chunk, doing)))
     }
 
@@ -537,7 +561,10 @@ impl Rig {
                 Mode::Sync => answered.iter().copied().max().unwrap_or(0),
                 _ => answered.iter().sum(),
             };
-            assert_eq!(version, needed, "chunk {chunk} counts each contribution that was answered, once: {answered:?}");
+            assert_eq!(
+                version, needed,
+                "chunk {chunk} counts each contribution that was answered, once: {answered:?}"
+            );
         }
     }
 }

@@ -3,11 +3,10 @@
 //! buffers are used by one at a time and come back.
 #![no_main]
 
-use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, header, request};
+use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, PAYLOAD_OFFSET, Program, fuzz_programs, header, request};
 use gradwire_server::engine::{
     Addend, BatchContext, ChunkSpec, Command, Commands, EngineConfig, LaneEngine, Onto, Source, Verdict,
 };
-use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Landing, Notice, OpKind, SlotGrant, Status,
 };
@@ -22,14 +21,7 @@ use proto_common::optimizer::Optimizer;
 /// Slots of each worker's inbox.
 const RESULT_SLOTS: u32 = 2;
 
-fuzz_target!(|data: &[u8]| {
-    let mut program = Program::new(data);
-    let mut rig = Rig::new(&mut program);
-    while !program.is_over() {
-        rig.step(&mut program);
-    }
-    rig.finish();
-});
+fuzz_programs!(Rig);
 
 /// Tensors there are.
 const TENSORS: usize = 5;
@@ -426,7 +418,9 @@ impl Rig {
                 }
                 Command::Notice { peer, .. } => assert!(self.workers[peer.0 as usize].life.is_some()),
                 Command::Expel { peer, .. } => expelled.push(*peer),
-                _ => unreachable!("nobody calls here, no chunk needs norms, and none has copies: {command:?}"),
+                _ => {
+                    unreachable!("nobody calls here, no chunk needs norms, and none has copies: {command:?}")
+                }
             }
         }
         judged.into_iter().for_each(|(chunk, into)| self.judge(chunk, into));

@@ -1,12 +1,12 @@
 //! The worker's engine under servers that keep the protocol, and worse ones: an input is a program of
-//! operations, channels, chunks that move, servers that are gone, results, notices, flushes and ticks. Never a panic; each operation ends once, fails at
-//! most once and not after its end, and all end as soon as the servers behave.
+//! operations, channels, chunks that move, servers that are gone, results, notices, flushes and ticks.
+//! Never a panic; each operation ends once, fails at most once and not after its end, and all end as soon
+//! as the servers behave.
 #![no_main]
 
-use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, Program, header};
+use gradwire_fuzz::{JOB, OWN_LIFE, PAYLOAD_BYTES, Program, fuzz_programs, header};
 use gradwire_worker::OpError;
 use gradwire_worker::engine::{Command, Commands, EngineConfig, LaneEngine, PartSpec, ResultContext, Submit};
-use libfuzzer_sys::fuzz_target;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Kept, Landing, Notice, OpKind, Reading, SlotGrant, Status,
 };
@@ -23,14 +23,7 @@ const KEYS: u64 = 4;
 const SLOT_BYTES: u64 = 16 << 10;
 const CHUNK_BYTES: u64 = 4 << 10;
 
-fuzz_target!(|data: &[u8]| {
-    let mut program = Program::new(data);
-    let mut rig = Rig::new(&mut program);
-    while !program.is_over() {
-        rig.step(&mut program);
-    }
-    rig.finish();
-});
+fuzz_programs!(Rig);
 
 /// A server, as far as its side of the protocol goes.
 #[derive(Default)]
@@ -207,8 +200,14 @@ impl Rig {
         let mut blocks = Vec::new();
         if !state.taken.is_empty() {
             let at = program.below(state.taken.len() as u32) as usize;
-            let statuses =
-                [Status::Done, Status::Late, Status::Retry, Status::DeadlineBehind, Status::Refused, Status::Reroute];
+            let statuses = [
+                Status::Done,
+                Status::Late,
+                Status::Retry,
+                Status::DeadlineBehind,
+                Status::Refused,
+                Status::Reroute,
+            ];
             let taken = state.taken.swap_remove(at);
             blocks.push(match taken.data {
                 BlockData::Announced { .. } | BlockData::ByReference { .. } if program.byte() & 1 == 1 => {

@@ -37,6 +37,21 @@ pub fn request(operation: u64) -> Block {
     }
 }
 
+/// A target whose input is a program for a `$rig`: it is made, steps until the program is over, and is judged.
+#[macro_export]
+macro_rules! fuzz_programs {
+    ($rig:ty) => {
+        libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+            let mut program = $crate::Program::new(data);
+            let mut rig = <$rig>::new(&mut program);
+            while !program.is_over() {
+                rig.step(&mut program);
+            }
+            rig.finish();
+        });
+    };
+}
+
 /// An input read as a sequence of choices. Past its end every choice is 0, the plainest one.
 #[derive(Debug)]
 pub struct Program<'a> {

@@ -2,7 +2,7 @@
 //! Settings may lower some of these; nothing may raise them.
 
 /// Wire version of control messages and of the data-plane bootstrap. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Bytes of a control frame before the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;

@@ -248,6 +248,19 @@ fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
     assert!(matches!(only(&commands), FromScheduler::MemberDied(_)), "the last one may not");
 }
 
+/// What a member of this cluster knows.
+fn known_in(before: &Rig) -> Resume {
+    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
+    let members = before.engine.members.iter().map(entry).collect();
+    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
+    Resume { epoch, members, map, ..Resume::default() }
+}
+
+/// A scheduler that is started with the settings of this one.
+fn next_after(before: &Rig) -> Rig {
+    Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 }
+}
+
 /// What a member of that cluster says to the next scheduler.
 pub(super) fn come_again(rig: &mut Rig, id: MemberId, resume: &Resume) -> Vec<Command> {
     let resume = Resume { rank: id.rank, ..resume.clone() };
@@ -261,12 +274,9 @@ pub(super) fn come_again(rig: &mut Rig, id: MemberId, resume: &Resume) -> Vec<Co
 fn the_next_scheduler_decides_nothing_before_all_have_come() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
     let barriers = vec![("b".into(), NodeGroup::WORKERS, 1)];
-    let resume = Resume { rank: Rank(0), term: 4, epoch, members, map, barriers, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = Resume { rank: Rank(0), term: 4, barriers, ..known_in(&before) };
+    let mut rig = next_after(&before);
     for id in [server(1), worker(0), worker(1)] {
         assert!(come_again(&mut rig, id, &resume).is_empty());
     }
@@ -296,11 +306,8 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
 fn who_waits_to_be_let_in_says_nothing_else() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let resume = Resume { epoch, members, map, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
     come_again(&mut rig, worker(0), &resume);
     let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 50 };
     for strange in [ToScheduler::Identify, order, ToScheduler::Goodbye] {
@@ -322,12 +329,9 @@ fn the_next_scheduler_asks_again_from_where_workers_count() {
     // It came in between, and the scheduler died before servers had answered.
     let commands = before.say_on(connection(worker(1)).0, ToScheduler::Register(register(Role::Worker, 99)));
     assert!(messages(&commands).iter().any(|m| matches!(m, FromScheduler::AskRounds { rank: Rank(1), .. })));
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members: Vec<_> = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let life = |id: MemberId| members.iter().find(|one| one.id == id).map(|one| one.incarnation);
-    let resume = Resume { epoch, members: members.clone(), map, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let life = |id: MemberId| resume.members.iter().find(|one| one.id == id).map(|one| one.incarnation);
+    let mut rig = next_after(&before);
     let mut commands = Vec::new();
     for id in [server(0), server(1), worker(0), worker(1)] {
         let resume = Resume { rank: id.rank, ..resume.clone() };
@@ -360,11 +364,8 @@ fn the_next_scheduler_asks_again_from_where_workers_count() {
 fn who_does_not_come_to_the_next_scheduler_is_dead() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let resume = Resume { epoch, members, map, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
     come_again(&mut rig, server(1), &resume);
     assert!(rig.tick_at(SILENCE_MS).is_empty(), "without any worker nothing is decided");
     let commands = come_again(&mut rig, worker(0), &resume);
@@ -385,10 +386,7 @@ fn who_does_not_come_to_the_next_scheduler_is_dead() {
 fn without_workers_all_servers_are_enough_for_one_that_follows() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let resume = Resume { epoch, members, map, ..Resume::default() };
+    let resume = known_in(&before);
     let mut config = EngineConfig { resume: true, ..before.engine.config.clone() };
     config.shape.scheduler_ms = 10 * SILENCE_MS;
     let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
@@ -444,11 +442,8 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
 fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler_lives() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let resume = Resume { epoch, members, map, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
     let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
     rig.say_on(80, ToScheduler::Register(again));
     for id in [server(0), server(1), worker(0)] {
@@ -470,11 +465,8 @@ fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler
 fn who_wants_no_rank_waits_until_it_is_known_whose_are_free() {
     let mut before = rig_of(1, WorkerLoss::Wait);
     declared(&mut before);
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = before.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
-    let resume = Resume { epoch, members, map, ..Resume::default() };
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
     assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty());
     for id in [worker(1), worker(0), server(0)] {
         come_again(&mut rig, id, &resume);

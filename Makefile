@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz lab clean help
+.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz fuzz-keep lab clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -107,16 +107,22 @@ bench-scale:
 	@cargo build --release --locked -p gradwire-scheduler -p gradwire-server -p gradwire-benches
 	@$(RELEASE)/gradwire-bench scale $(if $(JSON),--json $(JSON)) $(SCALE)
 
-## fuzz      every decoder and engine under libFuzzer [SECONDS=60 each, TARGETS='batch_decode …']
+## fuzz      every decoder and engine under libFuzzer, from the inputs in fuzz/seeds [SECONDS=60 each, TARGETS='batch_decode …']
 fuzz:
 	@deploy/bootstrap.sh fuzz
 	@export RUSTC_BOOTSTRAP=1; mkdir -p fuzz/target; \
 	for target in $(or $(TARGETS),$$(cargo fuzz list)); do \
 	    echo "== $$target, $(SECONDS) s, log in fuzz/target/$$target.log"; \
+	    fuzz/seeds.sh unpack $$target || exit 1; \
 	    cargo fuzz run $$target -- -max_total_time=$(SECONDS) -print_final_stats=1 -rss_limit_mb=2048 \
 	        > fuzz/target/$$target.log 2>&1 || { tail -n 60 fuzz/target/$$target.log; exit 1; }; \
 	    grep -E 'DONE|^Done|^stat::' fuzz/target/$$target.log; \
 	done
+
+## fuzz-keep what runs of it have found goes to fuzz/seeds: to be committed, and where the next run starts [TARGETS='…']
+fuzz-keep:
+	@deploy/bootstrap.sh fuzz
+	@export RUSTC_BOOTSTRAP=1; for target in $(or $(TARGETS),$$(cargo fuzz list)); do fuzz/seeds.sh keep $$target || exit 1; done
 
 ## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000 FIRST=0]
 lab:

@@ -227,3 +227,22 @@ fn seats_are_filled_again_where_the_job_goes_on() {
     assert!(err.contains("worker 0 failed first: killed by signal 9"), "{err}");
     bed.assert_nobody_left();
 }
+
+/// Who was turned away for the moment is started again; who is told that another life would be turned away as well is not.
+#[test]
+fn seats_of_those_who_may_come_later_are_filled_again() {
+    let bed = Bed::new();
+    let lives = bed.path("worker");
+    let wait = ["--restart=2", "--set", "cluster.worker_loss=wait"];
+    for (code, expected, made) in [(69, 0, 2), (73, 73, 1)] {
+        let script = format!(r#"echo life >> $0.lives; [ $(wc -l < $0.lives) -ge 2 ] || exit {code}"#);
+        let (output, _) = bed.run(&wait, &["sh", "-c", &script, lives.to_str().unwrap()]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(expected), "{err}");
+        assert_eq!(err.contains("it is started again in 250 ms (1 of 2)"), expected == 0, "{err}");
+        let lived = std::fs::read_to_string(bed.path("worker.lives")).unwrap();
+        assert_eq!(lived.lines().count(), made, "{err}");
+        std::fs::remove_file(bed.path("worker.lives")).unwrap();
+    }
+    bed.assert_nobody_left();
+}

@@ -93,8 +93,10 @@ impl Chunk {
         self.copies.iter().flatten().all(|keep| !keep.blocks() || (keep.has_initial && keep.at == At::In))
     }
 
-    pub(super) fn has_rules_everywhere(&self) -> bool {
-        self.copies.iter().flatten().all(|keep| !keep.blocks() || keep.rules.1 >= self.rules)
+    /// Servers whose confirmation a change of the rule waits for.
+    pub(super) fn lacking_rules(&self) -> impl Iterator<Item = Rank> + '_ {
+        let lacks = |keep: &&Keep| keep.blocks() && keep.rules.1 < self.rules;
+        self.copies.iter().flatten().filter(lacks).map(|keep| keep.to)
     }
 
     /// Servers whose confirmation the complete round, or the initial value, waits for.

@@ -4,7 +4,7 @@
 use super::chunk::Chunk;
 use super::lane::LaneEngine;
 use super::role::Role;
-use proto_common::ids::{Epoch, Key};
+use proto_common::ids::{Epoch, Key, Rank};
 
 impl LaneEngine {
     /// A tensor's chunks, each with the first round whose rule is still open.
@@ -27,10 +27,8 @@ impl LaneEngine {
         self.chunks.iter().find(|chunk| chunk.spec.id.key == key).is_none_or(|chunk| chunk.tally.is_none())
     }
 
-    /// Is every change of a tensor's rule wherever its chunks are copied?
-    #[must_use]
-    pub fn has_rules_everywhere(&self, key: Key) -> bool {
-        let mut chunks = self.chunks.iter().filter(|chunk| chunk.spec.id.key == key);
-        chunks.all(Chunk::has_rules_everywhere)
+    /// Servers that have copies of a tensor's chunks, but not every change of its rule; one for each of these chunks.
+    pub fn lacking_rules(&self, key: Key) -> impl Iterator<Item = Rank> + '_ {
+        self.chunks.iter().filter(move |chunk| chunk.spec.id.key == key).flat_map(Chunk::lacking_rules)
     }
 }

@@ -278,18 +278,19 @@ pub(super) fn answers_while<T>(
     within: Duration,
     read: impl Fn() -> u64,
 ) -> Result<Vec<T>, String> {
-    let (mut deadline, mut seen) = (Instant::now() + within, read());
+    let before = read();
+    let (mut deadline, mut seen) = (Instant::now() + within, before);
     let mut take = |(index, answer): (usize, Receiver<T>)| loop {
         match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(answer) => return Ok(answer),
             Err(RecvTimeoutError::Timeout) if read() != seen => {
                 (deadline, seen) = (Instant::now() + within, read());
             }
-            Err(_) if seen > 0 => {
+            Err(_) if seen > before => {
                 let what = "of the checkpoint, and then nothing more";
-                let within_ms = within.as_millis();
+                let (chunks, within_ms) = (seen - before, within.as_millis());
                 return Err(format!(
-                    "lane {index} of this server does not answer: {seen} chunks were read {what} for {within_ms} ms; look at the disk that checkpoint.directory is on"
+                    "lane {index} of this server does not answer: {chunks} chunks were read {what} for {within_ms} ms; look at the disk that checkpoint.directory is on"
                 ));
             }
             Err(_) => return Err(format!("lane {index} of this server does not answer")),
@@ -324,9 +325,18 @@ mod tests {
             read.get()
         };
         assert_eq!(answers_while(vec![answer], within, looked), Ok(vec![7]));
-        let (_reply, answer) = sync_channel::<u32>(1);
-        let error = answers_while(vec![answer], within, || 12).unwrap_err();
+        let silent = |looked: &dyn Fn() -> u64| {
+            let (_reply, answer) = sync_channel::<u32>(1);
+            answers_while(vec![answer], within, looked).unwrap_err()
+        };
+        let read = std::cell::Cell::new(100);
+        let error = silent(&|| {
+            read.set((read.get() + 1).min(113));
+            read.get()
+        });
         assert!(error.contains("lane 0") && error.contains("12 chunks") && error.contains("disk"), "{error}");
+        let error = silent(&|| 113);
+        assert!(!error.contains("disk"), "what was read before is no reason: {error}");
     }
 
     fn worker(rank: u32) -> MemberId {

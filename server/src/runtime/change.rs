@@ -3,9 +3,15 @@
 
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
-use proto_common::ids::{Epoch, Key};
+use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::tensor::RuleChange;
+use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+/// How long copies may take to confirm a change. Less than whoever asks lanes waits for them, so that it hears whom this
+/// waits for; one that is silent for so long is dead by then, and waited for no more.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A change that is made here, and is answered when copies have confirmed it: it is to outlive this server.
 #[derive(Debug)]
@@ -13,7 +19,34 @@ pub(super) struct Changed {
     key: Key,
     /// Chunks that were changed here, and since when this server serves each.
     chunks: Vec<(u32, Epoch)>,
+    made: Instant,
     reply: SyncSender<Result<(), String>>,
+}
+
+impl Changed {
+    /// What is to be said of it now; nothing yet while servers that lack it may still confirm it.
+    fn answer(
+        &self,
+        moved: bool,
+        lacking: impl Iterator<Item = Rank>,
+        waited: Duration,
+    ) -> Option<Result<(), String>> {
+        let key = self.key;
+        if moved {
+            let what = "it moved to another server while its rule was changed; change it again";
+            return Some(Err(format!("tensor {key}: {what}")));
+        }
+        let lacking: BTreeSet<u32> = lacking.map(|server| server.0).collect();
+        if lacking.is_empty() {
+            return Some(Ok(()));
+        }
+        (waited >= CONFIRMED_WITHIN).then(|| {
+            let waited_ms = waited.as_millis();
+            Err(format!(
+                "tensor {key}: its rule was changed here, but servers {lacking:?}, which have copies, have not confirmed it for {waited_ms} ms; look at them, and change it again"
+            ))
+        })
+    }
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -23,7 +56,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         match self.change_rule(change) {
             Ok(()) => {
                 let chunks = self.engine.served_since(change.key).collect();
-                self.changed.push(Changed { key: change.key, chunks, reply });
+                self.changed.push(Changed { key: change.key, chunks, made: Instant::now(), reply });
             }
             // Nobody listens any more where the deadline has passed.
             Err(error) => _ = reply.try_send(Err(error.to_string())),
@@ -35,16 +68,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
     /// heard of the change, or not.
     pub(super) fn answer_changes(&mut self) {
         let Self { changed, engine, .. } = self;
-        changed.retain(|Changed { key, chunks, reply }| {
-            let moved = engine.served_since(*key).ne(chunks.iter().copied());
-            let waits = !moved && !engine.has_rules_everywhere(*key);
-            if moved {
-                let what = "it moved to another server while its rule was changed; change it again";
-                let _ = reply.try_send(Err(format!("tensor {key}: {what}")));
-            } else if !waits {
-                let _ = reply.try_send(Ok(()));
-            }
-            waits
+        changed.retain(|change| {
+            let key = change.key;
+            let moved = engine.served_since(key).ne(change.chunks.iter().copied());
+            let answer = change.answer(moved, engine.lacking_rules(key), change.made.elapsed());
+            // Nobody listens any more where the asker's deadline has passed.
+            answer.map(|answer| change.reply.try_send(answer)).is_none()
         });
     }
 
@@ -62,5 +91,26 @@ impl<Q: CompletionQueue> DataLane<Q> {
         // Copies hear of it in its place between updates.
         chunks.iter().for_each(|(chunk, _)| self.engine.rule_changed(*chunk));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::sync_channel;
+
+    #[test]
+    fn a_change_that_copies_do_not_confirm_ends_with_their_names() {
+        let reply = sync_channel(1).0;
+        let change = Changed { key: Key(7), chunks: Vec::new(), made: Instant::now(), reply };
+        let lacking = || [Rank(2), Rank(1), Rank(2)].into_iter();
+        assert_eq!(change.answer(false, lacking(), CONFIRMED_WITHIN - Duration::from_millis(1)), None);
+        let late = change.answer(false, lacking(), CONFIRMED_WITHIN).and_then(Result::err).unwrap();
+        assert!(
+            late.contains("tensor 7") && late.contains("servers {1, 2}") && late.contains("30000 ms"),
+            "{late}"
+        );
+        assert_eq!(change.answer(false, std::iter::empty(), Duration::ZERO), Some(Ok(())));
+        assert!(change.answer(true, lacking(), Duration::ZERO).unwrap().unwrap_err().contains("moved"));
     }
 }

@@ -182,8 +182,8 @@ mod broken {
         (BrokenRule::Fencing, 2013),
         (BrokenRule::CreditReturn, 0),
         (BrokenRule::Dedupe, 23),
-        (BrokenRule::EpochCheck, 20),
-        (BrokenRule::AckAfterReplicate, 11),
+        (BrokenRule::EpochCheck, 40),
+        (BrokenRule::AckAfterReplicate, 29),
     ];
 
     /// Why a seed's run failed, if it did.

@@ -309,6 +309,22 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_not_made_any_more_is_waited_for_no_more() {
+        let mut lane = lane();
+        let (count, epoch) = (2 * PER_TURN as u32, |counter| Epoch { term: 1, counter });
+        let to = |server| Role::Primary { backup: None, seeding: Some(Rank(server)) };
+        lane.roles(epoch(1), &all(0..1, to(1))).unwrap();
+        assert!(
+            lane.engine().changes_duties(&all(0..1, ALONE))
+                && lane.engine().changes_duties(&all(0..1, to(2)))
+        );
+        assert!(!lane.engine().changes_duties(&all(0..1, to(1))));
+        let answer = take(&mut lane, 2, [all(0..1, ALONE), all(1..count, COPY)].concat());
+        assert!(answer.try_recv().is_err(), "copies are made for it still");
+        assert_eq!(lane.engine().copies().0, 0);
+    }
+
+    #[test]
     fn chunks_that_are_declared_meanwhile_stay() {
         let mut lane = lane();
         let many = 3 * PER_TURN as u32;

@@ -159,6 +159,7 @@ fn thousands_of_seeds() {
         "data: reorder",
         "clock: offset and drift",
         "restart",
+        "slots of records checked",
     ];
     tried.had(ENOUGH, by_itself);
     let while_away = [

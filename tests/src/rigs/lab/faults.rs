@@ -199,6 +199,7 @@ impl Lab {
         let is_off = |clock: &Clock| u64::from(clock.rate_ppm != 1_000_000);
         let clocks = self.seats.iter().map(|seat| &seat.clock).chain([&self.brain.clock]);
         add("clock: offset and drift", clocks.map(is_off).sum());
+        add("slots of records checked", self.watch.record_slots);
         tally.retain(|_, count| *count > 0);
         tally
     }

@@ -191,6 +191,8 @@ impl Lab {
             self.in_trouble(self.now_us());
         } else if self.shape.plan.fatal
             && !self.gate
+            // The next scheduler ends the job as well; but where no server is left it names the server only, not what is lost.
+            && self.brain.engine.is_some()
             && let Some(at) = self.one_of(&bound)
         {
             self.kill("crash: chunk and copy", at, back_us);

@@ -23,6 +23,7 @@ const STEPS: u64 = 30;
 
 over_each!(
     no_row_is_lost_with_a_server_that_is_killed,
+    whoever_takes_over_has_the_rows_that_there_were_and_no_others,
     a_spare_server_gets_the_copies_and_then_takes_over,
     a_server_with_rows_is_emptied_before_it_goes
 );
@@ -129,6 +130,33 @@ fn no_row_is_lost_with_a_server_that_is_killed(driver: Driver) {
     let mut bed = Bed::new(driver, 3, true);
     let pushes = bed.train(|cluster, _| kill(cluster, 1, 0, 1));
     bed.check(pushes);
+    bed.end(&[1]);
+}
+
+fn whoever_takes_over_has_the_rows_that_there_were_and_no_others(driver: Driver) {
+    let mut bed = Bed::new(driver, 2, true);
+    let spec = TableSpec { key: 4, admit_after: 3, rows_max: 4 * ROWS, ..bed.tables[0].spec().clone() };
+    let (client, others) = bed.clients.split_first().unwrap();
+    let late = client.declare_table(&spec).unwrap();
+    others.iter().for_each(|other| drop(other.declare_table(&spec).unwrap()));
+    let push = |ids: std::ops::Range<u64>| {
+        let ids: Vec<u64> = ids.collect();
+        client.push_rows(&late, &ids, &vec![1.0; ids.len() * WIDTH]).unwrap().wait().unwrap();
+    };
+    // Rows that are kept, and then many times as many as a table may have that never are.
+    (0..3).for_each(|_| push(0..ROWS));
+    (1..40).for_each(|lap| push(lap * ROWS..(lap + 1) * ROWS));
+    push(ROWS..2 * ROWS);
+    kill(&mut bed.cluster, 1, 0, 1);
+    let pull = |ids: std::ops::Range<u64>| {
+        let mut out = vec![0.0; (ROWS as usize) * WIDTH];
+        client.pull_rows(&late, &ids.collect::<Vec<u64>>(), &mut out).unwrap();
+        out
+    };
+    assert_eq!(pull(0..ROWS), vec![1.0; ROWS as usize * WIDTH], "no row went for one that was left out");
+    assert_eq!(pull(ROWS..2 * ROWS), vec![0.0; ROWS as usize * WIDTH], "nobody has admitted these");
+    push(ROWS..2 * ROWS);
+    assert_eq!(pull(ROWS..2 * ROWS), vec![1.0; ROWS as usize * WIDTH], "it counts on from what there was");
     bed.end(&[1]);
 }
 

@@ -136,3 +136,6 @@ impl<Q: CompletionQueue> DataLane<Q> {
 fn refill_of(saves: &Saves) -> impl Fn(&mut Rows, usize) -> Result<(), String> + '_ {
     |rows, part| saves.restorer().map_or(Ok(()), |restorer| restorer.refill(rows, part))
 }
+
+#[cfg(test)]
+mod tests;

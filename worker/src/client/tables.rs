@@ -219,6 +219,9 @@ impl Client {
     /// Pushes values to rows: `width` of them for each id, in the order of the ids. The table's rule is applied at once, to
     /// each row by itself; values of an id that stands there several times are summed first. This worker's later pulls see
     /// it.
+    ///
+    /// It counts once whatever becomes of servers and channels. Not so where this worker dies with it under way, comes again and
+    /// repeats it ([`Client::resume`]): servers that had taken their part of it apply that once more.
     pub fn push_rows(&self, table: &Table, ids: &[u64], values: &[f32]) -> Result<RowsHandle, ClientError> {
         let width = table.spec.width as usize;
         self.check_rows(table, ids, values.len())?;

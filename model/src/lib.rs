@@ -46,7 +46,7 @@ pub enum Broken {
     LowerTerm,
     /// A copy's round more counts as a confirmation whoever it had the round from.
     AnyonesRound,
-    /// A server says for a copy that it had before that it is the one that is to be made.
+    /// What a copy had before it was given up counts when it is to be one again, though others may have served in between.
     OldCopy,
     /// A restarted scheduler decides although neither all workers nor all servers have come to it.
     NoWorkerShown,

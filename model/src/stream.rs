@@ -12,7 +12,7 @@ impl Protocol {
         };
         // A copy from before the decision that it is to be one is given up when its server hears of what came in between.
         let seeding = primary.map.seeding.filter(|(place, _)| *place == to);
-        let heard = seeding.is_none_or(|(_, since)| copy.map.epoch >= since) || self.lacks(Broken::OldCopy);
+        let heard = seeding.is_none_or(|(_, since)| copy.map.epoch >= since);
         !state.streams.contains_key(&(from, to))
             && heard
             && primary.leads(from)
@@ -26,8 +26,11 @@ impl Protocol {
     pub(crate) fn connect(&self, state: &mut State, from: Place, to: Place) {
         let (theirs, ours) = {
             let (primary, copy) = (&state.servers[usize::from(from)], &state.servers[usize::from(to)]);
-            let ours = copy.source == Some((from, primary.life, primary.map.since(to)))
-                || self.lacks(Broken::AnyonesRound);
+            let ours = copy.source.is_some_and(|(place, life, since)| {
+                let is_this_time = since == primary.map.since(to) || self.lacks(Broken::OldCopy);
+                (place, life) == (from, primary.life) && is_this_time
+            });
+            let ours = ours || self.lacks(Broken::AnyonesRound);
             (copy.version, ours)
         };
         let server = &mut state.servers[usize::from(from)];

@@ -70,11 +70,10 @@ impl Engine {
             return;
         }
         if self.workers_left() {
-            if self.pass_checkpoints(out) {
-                self.saving_until_ms = Some(now_ms + self.config.drain_ms);
-                return;
+            if !self.pass_checkpoints(out) {
+                return self.end_done(now_ms, out);
             }
-            return self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
+            self.saving_until_ms = Some(now_ms + self.config.drain_ms);
         }
         self.tell_roster(out);
     }
@@ -104,6 +103,18 @@ impl Engine {
         }
         self.saving_until_ms = None;
         self.fail_checkpoints("the job ended, and it was not complete within deadlines.drain_ms", out);
+        self.end_done(now_ms, out);
+    }
+
+    /// A scheduler that follows finds a job that is over: the one before waited for its last checkpoint only, which was given
+    /// up with it. Nobody would say goodbye to this one.
+    pub(super) fn end_if_left(&mut self, now_ms: u64, out: &mut Vec<Command>) {
+        if self.phase == Phase::Running && !self.left().is_empty() && self.workers_left() {
+            self.end_done(now_ms, out);
+        }
+    }
+
+    fn end_done(&mut self, now_ms: u64, out: &mut Vec<Command>) {
         self.end(now_ms, Outcome::Done { reason: "all workers are done".into() }, out);
     }
 

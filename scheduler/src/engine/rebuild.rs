@@ -415,6 +415,7 @@ impl Engine {
         for (connection, register) in rebuild.waiting {
             self.register(now_ms, connection, register, out);
         }
+        self.end_if_left(now_ms, out);
     }
 
     /// What the job began from is what its members were told, whatever `latest` means by now. True where this scheduler had

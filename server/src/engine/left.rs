@@ -9,12 +9,15 @@ use proto_common::batch::{Block, OpKind, Status};
 use proto_common::ids::{Operation, Rank};
 
 impl LaneEngine {
-    /// Is anything else changed by these roles than what is new, and where copies are made?
+    /// Is anything else changed by these roles than what is new, and where more copies are made? Where one is not made any more,
+    /// rounds may be waiting for it.
     #[must_use]
     pub fn changes_duties(&self, all: &[(ChunkSpec, Role)]) -> bool {
         let known = || all.iter().filter_map(|(spec, role)| Some((*self.index.get(&spec.id)?, *role)));
         let is_other = |(index, role): (u32, Role)| match (self.chunks[index as usize].role, role) {
-            (Some(Role::Primary { backup: before, .. }), Role::Primary { backup, .. }) => before != backup,
+            (Some(Role::Primary { backup: before, seeding: was }), Role::Primary { backup, seeding }) => {
+                before != backup || was.is_some_and(|was| seeding != Some(was))
+            }
             (before, role) => before != Some(role),
         };
         known().count() < self.index.len() || known().any(is_other)

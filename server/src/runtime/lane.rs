@@ -204,6 +204,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// New chunks to hold.
     pub fn assign(&mut self, epoch: Epoch, specs: &[ChunkSpec]) -> Result<(), LaneError> {
+        // Decisions are applied in order. One that is prepared still knows nothing of these: it would give them up; and
+        // what is said of this epoch would be believed of copies that it has not made yet.
+        while self.change_roles() {}
         self.epoch = self.epoch.max(epoch);
         let added = self.engine.assign(epoch, specs);
         let placed = added.iter().filter_map(|spec| Some((self.engine.index_of(spec.id)?, *spec)));

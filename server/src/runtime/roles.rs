@@ -310,6 +310,47 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_not_made_any_more_is_waited_for_no_more() {
+        let mut lane = lane();
+        let (count, epoch) = (2 * PER_TURN as u32, |counter| Epoch { term: 1, counter });
+        let to = |server| Role::Primary { backup: None, seeding: Some(Rank(server)) };
+        lane.roles(epoch(1), &all(0..1, to(1))).unwrap();
+        assert!(
+            lane.engine().changes_duties(&all(0..1, ALONE))
+                && lane.engine().changes_duties(&all(0..1, to(2)))
+        );
+        assert!(!lane.engine().changes_duties(&all(0..1, to(1))));
+        let answer = take(&mut lane, 2, [all(0..1, ALONE), all(1..count, COPY)].concat());
+        assert!(answer.try_recv().is_err(), "copies are made for it still");
+        assert_eq!(lane.engine().copies().0, 0);
+    }
+
+    #[test]
+    fn chunks_that_are_declared_meanwhile_stay() {
+        let mut lane = lane();
+        let many = 3 * PER_TURN as u32;
+        let answer = take(&mut lane, 1, all(0..many, COPY));
+        assert!(answer.try_recv().is_err());
+        lane.assign(Epoch { term: 1, counter: 2 }, &[spec(many)]).unwrap();
+        assert_eq!(answer.try_recv(), Ok(Ok(())), "the decision before it is applied before it");
+        assert!(is_here(&lane, 0) && is_here(&lane, many - 1) && is_here(&lane, many));
+        assert!(!lane.step(1).unwrap(), "and nothing of it comes later");
+        assert!(is_here(&lane, many));
+    }
+
+    #[test]
+    fn copies_that_are_still_to_be_made_count_before_a_later_declaration_is_heard_of() {
+        let mut lane = lane();
+        let seeds = Role::Primary { backup: None, seeding: Some(Rank(1)) };
+        let count = 2 * PER_TURN as u32;
+        lane.assign(Epoch { term: 1, counter: 1 }, &(0..count).map(spec).collect::<Vec<_>>()).unwrap();
+        take(&mut lane, 2, all(0..count, seeds));
+        assert_eq!(lane.engine().copies().0, 0);
+        lane.assign(Epoch { term: 1, counter: 3 }, &[]).unwrap();
+        assert_eq!(lane.engine().copies().0, count as usize);
+    }
+
+    #[test]
     fn what_cannot_be_made_is_left_out_and_said() {
         let mut lane = lane();
         let odd = ChunkSpec { bytes: 3, ..spec(1) };

@@ -25,11 +25,12 @@ pub(super) struct ShownBy {
     is_told: bool,
 }
 
-/// Views of a chunk that were given before this operation have ended.
+/// Views of a chunk have ended, but for those that the trainer reads as of this operation: the same server may have shown some
+/// again since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Farewell {
     id: ChunkId,
-    before: Operation,
+    reading: Reading,
 }
 
 impl ShownBy {
@@ -41,6 +42,10 @@ impl ShownBy {
             Kept::All => true,
         };
         self.operation < reading.from && !is_kept
+    }
+
+    fn say_again(&mut self) {
+        self.is_told = false;
     }
 }
 
@@ -60,7 +65,7 @@ impl Farewell {
             landing: None,
             view: false,
             exact: false,
-            reading: Reading { from: self.before, kept: Kept::None },
+            reading: self.reading,
             timeout_ms: 0,
             token: NO_PART,
         };
@@ -122,17 +127,23 @@ impl LaneEngine {
             }
             let link = links.get_mut(shown.server.0 as usize).filter(|link| link.up);
             if let Some(link) = link {
-                link.farewells.push_back(Farewell { id, before: reading.from });
+                link.farewells.push_back(Farewell { id, reading: *reading });
                 shown.is_told = true;
             }
         }
     }
 
-    /// An answer to what is no part of an operation. False where it is another one.
+    /// An answer to what is no part of an operation. False where it is another one. What came changed on the way is said again
+    /// with the chunk's next operation.
     pub(super) fn is_farewell(&mut self, server: Rank, block: &Block) -> bool {
         let is_one = block.token == NO_PART;
         if is_one && let Some(chunk) = self.chunks.get_mut(&block.id) {
-            chunk.shown_by.retain(|shown| shown.server != server || !shown.is_told);
+            match block.status {
+                Status::Done => chunk.shown_by.retain(|shown| shown.server != server || !shown.is_told),
+                _ => {
+                    chunk.shown_by.iter_mut().filter(|one| one.server == server).for_each(ShownBy::say_again)
+                }
+            }
         }
         is_one
     }
@@ -140,7 +151,7 @@ impl LaneEngine {
     /// A channel has ended: what the server was told may not have come.
     pub(super) fn tell_again(&mut self, server: Rank) {
         let all = self.chunks.values_mut().flat_map(|chunk| &mut chunk.shown_by);
-        all.filter(|shown| shown.server == server).for_each(|shown| shown.is_told = false);
+        all.filter(|shown| shown.server == server).for_each(ShownBy::say_again);
     }
 
     /// A server's life is over, and what it showed is nobody's to free.

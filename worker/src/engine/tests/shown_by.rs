@@ -38,7 +38,7 @@ fn a_server_that_had_the_chunk_hears_once_that_nobody_reads_what_it_showed() {
     let held = reading(2, Kept::Version(Version(5)));
     assert_eq!(push(&mut rig, 2, held), [(1, 2, held)], "it is read still");
     let newer = reading(3, Kept::Version(Version(6)));
-    let told = (0, 0, reading(3, Kept::None));
+    let told = (0, 0, newer);
     assert_eq!(push(&mut rig, 3, newer), [told, (1, 3, newer)]);
     let none = reading(4, Kept::None);
     assert_eq!(push(&mut rig, 4, none), [(1, 4, none)], "once");
@@ -72,6 +72,38 @@ fn what_a_channel_may_have_lost_is_said_again() {
     rig.up(0, 4);
     assert_eq!(push(&mut rig, 5, none(5)).len(), 1, "it has heard it");
     assert_eq!(rig.engine.stats().duplicates, 0);
+}
+
+#[test]
+fn what_a_server_shows_again_is_not_given_up_with_what_it_showed_before() {
+    let mut rig = Rig::new(40);
+    view(&mut rig, 1, reading(1, Kept::None), 0);
+    rig.engine.remap(&[(ID, Rank(1))]);
+    rig.engine.remap(&[(ID, Rank(0))]);
+    let first = reading(2, Kept::Version(Version(5)));
+    rig.submit_as(Submit { view: true, reading: first, parts: &[part(1, 0)], ..submit(OpKind::Pull, 2) });
+    let sent = rig.sent();
+    let landing = Some(Landing { region: 0, offset: 0, bytes: BYTES });
+    let answer = Block { view: true, landing, ..reply(&sent[0].blocks[0], Status::Done, 9) };
+    rig.results(0, &[answer], &grants(9..10));
+    let second = reading(3, Kept::Version(Version(9)));
+    assert_eq!(push(&mut rig, 3, second), [(0, 0, second), (0, 3, second)]);
+}
+
+#[test]
+fn what_was_changed_on_the_way_is_said_again() {
+    let mut rig = Rig::new(40);
+    view(&mut rig, 1, reading(1, Kept::None), 0);
+    rig.engine.remap(&[(ID, Rank(1))]);
+    let none = |from| reading(from, Kept::None);
+    for (operation, status, said) in
+        [(2, Status::Corrupt, true), (3, Status::Done, true), (4, Status::Done, false)]
+    {
+        let sent = push(&mut rig, operation, none(operation));
+        assert_eq!(sent.contains(&(0, 0, none(operation))), said, "{operation}: {sent:?}");
+        let answer = Block { token: u64::MAX, ..reply(&farewell(none(operation)), status, 0) };
+        rig.results(0, &[answer], &grants(operation as u32 + 10..operation as u32 + 11));
+    }
 }
 
 fn farewell(reading: Reading) -> Block {

@@ -5,10 +5,14 @@
 mod image;
 mod index;
 mod places;
+mod reach;
 mod rows;
 mod saved;
 
 pub use places::{Asked, RowsHere, Sink, Values};
+// For the fuzz target only.
+#[doc(hidden)]
+pub use reach::TablesReached;
 pub use rows::{Rows, Scratch, TableStats};
 pub(crate) use saved::{Refill, RowsToSave};
 

@@ -3,7 +3,9 @@
 //! has as many bytes as it says.
 #![no_main]
 
-use checkpoint::{Checkpoint, CheckpointError, Entry, Header, Manifest, Part, PartRecord, Shape, Store, TableRecord};
+use checkpoint::{
+    Checkpoint, CheckpointError, Entry, Header, Manifest, Part, PartRecord, Shape, Store, TableRecord,
+};
 use gradwire_fuzz::Program;
 use libfuzzer_sys::fuzz_target;
 use proto_common::element::Dtype;
@@ -20,8 +22,16 @@ const FILE: &str = "part-a.safetensors";
 const CHUNK_BYTES: u64 = 16;
 /// Names of entries, read or passed over.
 const NAMES: [&str; 10] = [
-    "w", "w#master", "w#state0", "w#state1", "table.3#ids", "table.3#pushes", "table.3#rows", "table.9#ids",
-    "gradwire#marks", "other",
+    "w",
+    "w#master",
+    "w#state0",
+    "w#state1",
+    "table.3#ids",
+    "table.3#pushes",
+    "table.3#rows",
+    "table.9#ids",
+    "gradwire#marks",
+    "other",
 ];
 
 /// A checkpoint's files, in memory.
@@ -98,7 +108,8 @@ fn part(program: &mut Program<'_>) {
         json[at] = program.byte();
     }
     let length = (json.len() as u64).to_le_bytes();
-    let sums = data.chunks(256 << 10).flat_map(|block| crc32c::crc32c(block).to_le_bytes()).collect::<Vec<u8>>();
+    let sums =
+        data.chunks(256 << 10).flat_map(|block| crc32c::crc32c(block).to_le_bytes()).collect::<Vec<u8>>();
     let index = [&length[..], &json, &sums].concat();
     let mut file = [&length[..], &json, &data, &sums].concat();
     let mut record = PartRecord {
@@ -157,10 +168,14 @@ fn restore(checkpoint: &Checkpoint, spec: &TensorSpec) {
         }
     }
     for key in [3, 9] {
-        let _ = checkpoint.rows(key, |id| id % 3 < 2, |piece| {
-            assert_eq!(piece.ids.len(), piece.pushes.len());
-            assert!(piece.numbers.len().is_multiple_of(piece.ids.len()));
-        });
+        let _ = checkpoint.rows(
+            key,
+            |id| id % 3 < 2,
+            |piece| {
+                assert_eq!(piece.ids.len(), piece.pushes.len());
+                assert!(piece.numbers.len().is_multiple_of(piece.ids.len()));
+            },
+        );
     }
 }
 
@@ -195,7 +210,7 @@ fn contents(program: &mut Program<'_>) -> (Header, Vec<u8>) {
         } else {
             data.extend((0..bytes).map(|_| program.byte()));
         }
-        let end = if program.one_in(16) { first + program.number() } else { first + shape[0] };
+        let end = if program.one_in(16) { first.saturating_add(program.number()) } else { first + shape[0] };
         let is_bare = name.starts_with("gradwire") || name == "w" && program.byte() & 1 == 1;
         let name = if is_bare { name.to_owned() } else { format!("{name}[{first}:{end}]") };
         if header.entries.contains_key(&name) {

@@ -84,7 +84,13 @@ impl Rig {
         self.copy.contribute(home, false, &mut bytes);
     }
 
-    fn ask(&mut self, (home, key): (ChunkId, u32), op: RowOp, count: u32, body: &[u8]) -> (RowStatus, Vec<u8>) {
+    fn ask(
+        &mut self,
+        (home, key): (ChunkId, u32),
+        op: RowOp,
+        count: u32,
+        body: &[u8],
+    ) -> (RowStatus, Vec<u8>) {
         let before = self.one.bytes();
         let told = self.one.request(home, key, &TablesReached::head(op, count, home), body);
         assert!(self.one.bytes() <= before.max(self.most_bytes), "more bytes than are allowed");

@@ -19,7 +19,8 @@ pub struct TablesReached {
 impl TablesReached {
     /// Tables of so many bytes.
     pub fn new(most_bytes: u64) -> Result<Self, FabricError> {
-        let pool = Pool::new(ANSWER_BYTES, "fuzz").map_err(|error| FabricError::Internal(error.to_string()))?;
+        let pool =
+            Pool::new(ANSWER_BYTES, "fuzz").map_err(|error| FabricError::Internal(error.to_string()))?;
         let mut tables = Tables::default();
         tables.limit(most_bytes);
         Ok(Self { tables, pool })

@@ -2,8 +2,11 @@
 # grow. What it drew comes between two lines of its own.
 . /bin/device.sh
 gradwire chaos --transport verbs --minutes "${MINUTES:-5}" --epochs 6 --silence-ms 20000 --patience 180 --out /tmp/chaos \
-    -- --data "$DATA"
+    -- --data "$DATA" > /tmp/said 2>&1
 code=$?
+cat /tmp/said
+# Nobody lived long enough to be judged: then flat means nothing.
+! grep -q ': 0 lives' /tmp/said || code=1
 echo "== soak.svg"
 cat /tmp/chaos/soak.svg
 echo "== end"

@@ -20,8 +20,6 @@ const LOOK_MS: u64 = 10;
 const SAMPLE_MS: u64 = 1_000;
 /// Everybody who hears of the end of the job has ended this long after the silence that shows it.
 const END_MS: u64 = 10_000;
-/// Milliseconds that servers and scheduler may take to end after the last worker.
-const LAST_MS: u64 = 10_000;
 /// A recovery is over when everybody has finished so many rounds more than anybody had when the fault came: the first may have
 /// had all that it needs by then.
 const ROUNDS_AFTER: u64 = 2;
@@ -365,8 +363,7 @@ impl<'a> Run<'a> {
         if was_killed {
             return Ok(());
         }
-        let is_typed = code != ExitCode::Internal as i32
-            && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code);
+        let is_typed = is_typed(code);
         if matches!(&self.phase, Phase::Struck(hit) if hit.is_end) && is_typed && code != 0 {
             return Ok(());
         }
@@ -411,20 +408,40 @@ impl<'a> Run<'a> {
         Duration::from_secs(self.args.patience)
     }
 
-    /// The end: servers and scheduler follow the workers, nobody has panicked, and rank 0 has said the hash.
-    async fn close(&mut self, result: Result<(), Wrong>) -> Result<Option<String>, Wrong> {
+    /// All workers are done: whoever runs still follows them, in good order.
+    async fn follow(&mut self) -> Result<(), Wrong> {
         let over = Instant::now();
-        let is_spent = self.is_spent();
-        while result.is_ok() && !is_spent && over.elapsed() < Duration::from_millis(LAST_MS) {
-            if let Err(failure) = self.cluster.ended() {
-                return Err(failure.into());
+        loop {
+            for Ended { seat, code, was_killed } in self.cluster.ended()? {
+                // It comes late to hear that it was taken for dead.
+                let is_deposed = code != 0 && is_typed(code) && self.deposed == Some(seat);
+                if !was_killed && code != 0 && !is_deposed {
+                    let last = self.last_words(seat);
+                    return Err(wrong(format!("{seat} ended with code {code} after the training: {last}")));
+                }
             }
             if self.cluster.lives.is_empty() {
-                break;
+                return Ok(());
+            }
+            if over.elapsed() >= self.patience() {
+                let left: Vec<String> = self.cluster.lives.keys().map(ToString::to_string).collect();
+                let (left, patience) = (left.join(", "), self.args.patience);
+                return Err(wrong(format!(
+                    "{patience} s after the end of the training these run still: {left}"
+                )));
             }
             // Sleep: the ends of several children are looked for at once.
             sleep(Duration::from_millis(LOOK_MS)).await;
         }
+    }
+
+    /// The end: servers and scheduler follow the workers, nobody has panicked, and rank 0 has said the hash.
+    async fn close(&mut self, result: Result<(), Wrong>) -> Result<Option<String>, Wrong> {
+        let is_spent = self.is_spent();
+        let result = match result {
+            Ok(()) if !is_spent => self.follow().await,
+            result => result,
+        };
         if result.is_err() {
             self.watch.keep(&self.cluster).await;
         }
@@ -445,6 +462,11 @@ impl<'a> Run<'a> {
         let hash = hash_in(&said).ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))?;
         Ok(Some(hash))
     }
+}
+
+/// Is it one of the codes that `gradwire env` lists, and not that of a bug?
+fn is_typed(code: i32) -> bool {
+    code != ExitCode::Internal as i32 && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code)
 }
 
 fn words(hit: &Hit) -> String {

@@ -44,9 +44,9 @@ pub(super) struct Flat {
     pub(super) pid: Option<u32>,
     pub(super) seconds: f64,
     pub(super) what: &'static str,
-    /// Medians of the second and of the last quarter of the time.
-    pub(super) second: f64,
-    pub(super) last: f64,
+    /// Medians of the second and of the last quarter of the time; none where it could never be read in one of them.
+    pub(super) second: Option<f64>,
+    pub(super) last: Option<f64>,
     pub(super) is_flat: bool,
 }
 
@@ -161,13 +161,13 @@ fn judge(seat: Seat, pid: Option<u32>, samples: &[&Sample], verdicts: &mut Vec<F
             let known = of.filter_map(|sample| sample.values.get(column).copied());
             let mut values: Vec<f64> = known.filter(|value| value.is_finite()).collect();
             values.sort_by(f64::total_cmp);
-            median(&values)
+            (!values.is_empty()).then(|| median(&values))
         };
         let second = within(begin + quarter, begin + 2.0 * quarter);
         let last = within(begin + 3.0 * quarter, end);
-        let bound = second * GROWTH + SLACK.get(column).copied().unwrap_or(0.0);
-        let seat = seat.to_string();
-        verdicts.push(Flat { seat, pid, seconds, what, second, last, is_flat: last <= bound });
+        let slack = SLACK.get(column).copied().unwrap_or(0.0);
+        let is_flat = second.zip(last).is_some_and(|(second, last)| last <= second * GROWTH + slack);
+        verdicts.push(Flat { seat: seat.to_string(), pid, seconds, what, second, last, is_flat });
     }
 }
 
@@ -178,13 +178,18 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
         let Flat { seat, pid, seconds, what, second, last, .. } = flat;
         let who = pid.map_or("from life to life".to_owned(), |pid| format!("in one life (process {pid})"));
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{seat}: {what} grew {who} from {second:.0} to {last:.0} in {seconds:.0} s");
+        let _ = match second.zip(*last) {
+            Some((second, last)) => {
+                writeln!(text, "{seat}: {what} grew {who} from {second:.0} to {last:.0} in {seconds:.0} s")
+            }
+            None => writeln!(text, "{seat}: {what} could not be read {who} in {seconds:.0} s"),
+        };
     }
     let is_flat = text.is_empty();
     for seat in verdicts.iter().filter(|flat| flat.pid.is_none() && flat.what == NAMES[0]) {
         let last = |what| {
             let mut of = verdicts.iter().filter(|flat| flat.pid.is_none() && flat.seat == seat.seat);
-            of.find(|flat| flat.what == what).map_or(0.0, |flat| flat.last)
+            of.find(|flat| flat.what == what).and_then(|flat| flat.last).unwrap_or(f64::NAN)
         };
         let [rss, files, registered] = NAMES.map(last);
         let (rss, registered) = (rss / MIB, registered / MIB);
@@ -197,7 +202,11 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
     let lives: BTreeSet<_> = verdicts.iter().filter_map(|flat| Some((&flat.seat, flat.pid?))).collect();
     let longest = verdicts.iter().filter(|flat| flat.pid.is_some()).map(|flat| flat.seconds);
     let (count, longest) = (lives.len(), longest.fold(0.0, f64::max));
-    let how = if is_flat { "memory, open files and registered bytes stayed flat" } else { "something grew" };
+    let how = if is_flat {
+        "memory, open files and registered bytes stayed flat"
+    } else {
+        "something grew, or could not be read"
+    };
     let _ =
         writeln!(text, "{how}: {count} lives of {JUDGED_S:.0} to {longest:.0} s were judged, and each seat");
     text
@@ -271,12 +280,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_never_read_is_not_flat() {
+        let mut soak = soak(400, |_, _| 10.0 * MIB);
+        soak.samples.iter_mut().filter(|one| one.seconds >= 300.0).for_each(|one| one.values[2] = f64::NAN);
+        assert_eq!(grown(&soak), [Some(7), None]);
+        let text = told(&soak.verdicts());
+        assert!(text.contains("server 1: registered_bytes could not be read in one life"), "{text}");
+    }
+
+    #[test]
     fn growth_with_age_shows_where_seats_look_flat() {
         let leak = soak(100, |_, age| (10.0 + age / 10.0) * MIB);
         assert_eq!(grown(&leak), [7, 8, 9, 10].map(Some));
         let text = told(&leak.verdicts());
         assert!(text.contains("server 1: rss_bytes grew in one life (process 8)"), "{text}");
-        assert!(text.contains("something grew: 4 lives of 60 to 99 s"), "{text}");
+        assert!(text.contains("something grew, or could not be read: 4 lives of 60 to 99 s"), "{text}");
         assert_eq!(grown(&soak(30, |_, age| (10.0 + age / 10.0) * MIB)), [], "too short to tell");
         let handed_on = soak(30, |second, _| (10.0 + second / 50.0) * MIB);
         assert_eq!(grown(&handed_on), [None], "what one life hands to the next");

@@ -150,7 +150,8 @@ mod tests {
         let home = ChunkId::new(7, 0);
         let plain = TableSpec::new(3, 2, Optimizer::sum(), Initial::Constant(0.0));
         let mut tables = declared(home, &plain);
-        assert!(push(&mut tables, home, true, &[1, 2]));
+        let rows = tables.tables.get_mut(&(home, 3)).unwrap();
+        assert!(rows.put(1, 0, &[1.0; 2]) && rows.put(2, 0, &[1.0; 2]));
         let whole = saved(&tables, home);
         let row = BESIDE_BYTES + plain.row_bytes();
         let mut twice = whole.clone();

@@ -5,14 +5,10 @@
 mod image;
 mod index;
 mod places;
-mod reach;
 mod rows;
 mod saved;
 
 pub use places::{Asked, RowsHere, Sink, Values};
-// For the fuzz target only.
-#[doc(hidden)]
-pub use reach::TablesReached;
 pub use rows::{Rows, Scratch, TableStats};
 pub(crate) use saved::{Refill, RowsToSave};
 
@@ -260,6 +256,11 @@ fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) ->
         Err(error) => Told::Status(RowStatus::Full, error.to_string()),
     }
 }
+
+// For the fuzz target only.
+mod reach;
+#[doc(hidden)]
+pub use reach::TablesReached;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! All rows of a home as bytes, and back: what a new copy begins with. It must not know how they travel.
 
-use super::{Rows, Tables};
+use super::{Rows, TABLES_MAX, Tables};
 use proto_common::ids::ChunkId;
 use proto_common::message::{decode, encode};
 use proto_common::table::TableSpec;
@@ -45,6 +45,9 @@ impl Tables {
             if tables.iter().any(|other| other.spec().key == rows.spec().key) {
                 return Err("a home has a table twice".into());
             }
+            if tables.len() == TABLES_MAX {
+                return Err(format!("a home has more than {TABLES_MAX} tables"));
+            }
             tables.push(rows);
         }
         self.tables.retain(|(at, _), _| *at != home);
@@ -84,7 +87,8 @@ fn read_table(bytes: &mut &[u8]) -> Option<Rows> {
             return None;
         }
     }
-    Some(rows)
+    // Fewer where a row stands there twice, or more than are kept.
+    (rows.places() == count).then_some(rows)
 }
 
 #[cfg(test)]
@@ -274,6 +278,41 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn rows_that_stand_there_twice_are_refused_and_so_are_more_than_are_kept() {
+        let home = ChunkId::new(7, 0);
+        let plain = TableSpec::new(3, 2, Optimizer::sum(), Initial::Constant(0.0));
+        let mut tables = declared(home, &plain);
+        let rows = tables.tables.get_mut(&(home, 3)).unwrap();
+        assert!(rows.put(1, 0, &[1.0; 2]) && rows.put(2, 0, &[1.0; 2]));
+        let whole = saved(&tables, home);
+        let row = BESIDE_BYTES + plain.row_bytes();
+        let mut twice = whole.clone();
+        twice.copy_within(whole.len() - 2 * row..whole.len() - row, whole.len() - row);
+        assert!(tables.load_home(home, &twice).is_err());
+        let few = encode(&TableSpec { rows_max: 1, ..plain.clone() }).unwrap();
+        let mut many = whole.clone();
+        many[LEAD_BYTES..][..few.len()].copy_from_slice(&few);
+        assert!(tables.load_home(home, &many).is_err());
+        assert_eq!(saved(&tables, home), whole, "nothing has changed");
+    }
+
+    #[test]
+    fn a_home_has_so_many_tables_at_most() {
+        let home = ChunkId::new(7, 0);
+        let image = |tables: usize| {
+            let mut image = Vec::new();
+            for key in 0..tables {
+                let spec = TableSpec::new(key as u32, 2, Optimizer::sum(), Initial::Constant(0.0));
+                image.extend(saved(&declared(home, &spec), home));
+            }
+            image
+        };
+        let mut tables = Tables::default();
+        tables.load_home(home, &image(TABLES_MAX)).unwrap();
+        assert!(tables.load_home(home, &image(TABLES_MAX + 1)).unwrap_err().contains("1024 tables"));
     }
 
     #[test]

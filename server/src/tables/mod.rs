@@ -189,5 +189,10 @@ fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) ->
     }
 }
 
+// For the fuzz target only.
+mod reach;
+#[doc(hidden)]
+pub use reach::TablesReached;
+
 #[cfg(test)]
 mod tests;

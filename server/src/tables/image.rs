@@ -99,18 +99,23 @@ mod tests {
     use proto_common::optimizer::{Optimizer, Rule};
     use proto_common::table::{HOMES, Initial, PushHead, RowOp};
 
-    fn contribution(op: RowOp, count: usize, body: &[u8]) -> Vec<u8> {
-        let head = PushHead { op, key: 3, count: count as u32, parts: 1, room: u32::MAX };
+    fn contribution(op: RowOp, key: u32, count: usize, body: &[u8]) -> Vec<u8> {
+        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX };
         [&head.to_bytes()[..], body].concat()
     }
 
     fn push_of(ids: &[u64]) -> Vec<u8> {
-        contribution(RowOp::Push, ids.len(), &[ids.as_bytes(), vec![1f32; 2 * ids.len()].as_bytes()].concat())
+        contribution(
+            RowOp::Push,
+            3,
+            ids.len(),
+            &[ids.as_bytes(), vec![1f32; 2 * ids.len()].as_bytes()].concat(),
+        )
     }
 
     fn declaration_of(spec: &TableSpec) -> Vec<u8> {
         let body = encode(spec).unwrap();
-        contribution(RowOp::Declare, body.len(), &[&body[..], &[0; 3]].concat())
+        contribution(RowOp::Declare, spec.key, body.len(), &[&body[..], &[0; 3]].concat())
     }
 
     /// Planned and applied where it is served, and then by whoever has a copy.

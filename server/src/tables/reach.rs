@@ -1,7 +1,7 @@
 //! A door to tables for the fuzz target only: what bytes of workers and of other servers reach. It must not do more than pass
 //! them on, and nothing of the server may use it.
 
-use super::{Asked, Room, RowOp, Tables, Told};
+use super::{Applied, Asked, Room, RowOp, Tables, Told};
 use fabric::{FabricError, Pool};
 use proto_common::ids::ChunkId;
 use proto_common::table::RowStatus;
@@ -28,7 +28,10 @@ impl TablesReached {
 
     /// A contribution comes into force, at its server or at a copy; is all of it done?
     pub fn contribute(&mut self, home: ChunkId, serves: bool, bytes: &mut [u8]) -> bool {
-        self.tables.apply(home, serves, bytes, &|_, _| Ok(()))
+        if serves {
+            self.tables.plan(home, bytes, &|_, _| Ok(()));
+        }
+        self.tables.apply(home, bytes, &|_, _| Ok(())) == Applied::Done
     }
 
     /// A request, as it comes: how it ended, and the rows.

@@ -189,6 +189,15 @@ impl LaneEngine {
         self.copying.streams.iter().map(|stream| stream.used.len()).sum()
     }
 
+    /// Slots that a server has granted for records: those that may be written, and those that were and are not given back.
+    #[must_use]
+    pub fn record_slots(&self, to: Rank) -> (Vec<SlotGrant>, Vec<SlotGrant>) {
+        let Some(stream) = self.copying.streams.iter().find(|stream| stream.to == to) else {
+            return Default::default();
+        };
+        (stream.free.iter().copied().collect(), stream.used.iter().map(|(slot, _)| *slot).collect())
+    }
+
     /// Asks a server which version of a chunk it has, if it is to have a copy.
     pub(super) fn check(&mut self, index: u32, to: Rank) {
         let Self { chunks, copying, .. } = self;

@@ -210,7 +210,8 @@ mod tests {
         for _ in 0..3 {
             tables.plan(home(), &mut push_of(&[1, 2, 3]), &|_, _| Ok(()));
             assert!(tables.bytes > before, "room is kept for it");
-            tables.plan(home(), &mut declaration_of(&TableSpec { key: 9, ..spec() }), &|_, _| Ok(()));
+            let body = encode(&TableSpec { key: 9, ..spec() }).unwrap();
+            tables.plan(home(), &mut contribution(RowOp::Declare, 3, body.len(), &body), &|_, _| Ok(()));
             assert_eq!(tables.bytes, before, "the key is another than the head's");
         }
         // Two homes share the bytes: what one was promised the other does not get.

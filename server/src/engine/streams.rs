@@ -177,6 +177,12 @@ impl LaneEngine {
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
     }
 
+    /// Is a chunk's image still being sent to a server?
+    #[must_use]
+    pub fn sends_image(&self, to: Rank) -> bool {
+        self.copying.streams.iter().any(|stream| stream.to == to && stream.image.is_some())
+    }
+
     /// Slots for records that were written and not given back.
     #[must_use]
     pub fn records_unreturned(&self) -> usize {

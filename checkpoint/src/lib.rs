@@ -16,8 +16,8 @@ mod store;
 mod writer;
 
 pub use catalog::{
-    Listed, Verified, clean, commit, left_behind, list, name_beside, newest, remove, retain, round_name,
-    verify,
+    Listed, Removed, Verified, clean, commit, discard, left_behind, list, name_beside, newest,
+    newest_readable, remove, retain, round_name, sweep, verify,
 };
 pub use directory::Directory;
 pub use entry::What;
@@ -29,5 +29,7 @@ pub use restore::{Checkpoint, ChunkState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 
+#[cfg(test)]
+mod catalog_tests;
 #[cfg(test)]
 mod tests;

@@ -70,14 +70,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
         What::Delete(one) => delete(one),
         What::Save(args) => return crate::save::run(args),
     };
-    let text = text.map_err(|error| {
-        let code = match &error {
-            CheckpointError::Io { .. } => ExitCode::Io,
-            CheckpointError::BadName { .. } | CheckpointError::BadPlace { .. } => ExitCode::Usage,
-            _ => ExitCode::BadData,
-        };
-        Failure::new(code, error)
-    })?;
+    let text = text.map_err(|error| Failure::new(error.exit_code(), error))?;
     match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
@@ -233,9 +226,11 @@ fn delete(one: &One) -> Text {
     if !store.names()?.contains(&one.name) {
         return Err(CheckpointError::Missing { name: one.name.clone(), place: store.place() });
     }
-    remove(&*store, &one.name)?;
+    let is_gone = remove(&*store, &one.name)?;
     Ok(if one.place.json {
-        json!({ "deleted": one.name }).to_string()
+        json!({ "deleted": one.name, "directory_stays": !is_gone }).to_string()
+    } else if !is_gone {
+        format!("{} is deleted; its directory stays, because something else is in it", one.name)
     } else {
         format!("{} is deleted", one.name)
     })

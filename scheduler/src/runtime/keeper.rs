@@ -192,3 +192,7 @@ fn tell(Removed { gone, left, failed }: Removed) {
 fn tensor((spec, version, newest): (proto_common::tensor::TensorSpec, u64, u64)) -> TensorRecord {
     TensorRecord { spec, version, newest }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -35,6 +35,12 @@ fn round_of(name: &str) -> Option<u64> {
     (round_name(round) == first).then_some(round)
 }
 
+/// Is this what a checkpoint is called?
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    round_of(name).is_some()
+}
+
 /// Is this a file that servers or the scheduler write, whole or half?
 fn is_ours(file: &str) -> bool {
     let file = file.strip_prefix(STAGED).unwrap_or(file);

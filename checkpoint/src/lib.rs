@@ -16,7 +16,7 @@ mod store;
 mod writer;
 
 pub use catalog::{
-    Listed, Removed, Verified, clean, commit, discard, left_behind, list, name_beside, newest,
+    Listed, Removed, Verified, clean, commit, discard, is_name, left_behind, list, name_beside, newest,
     newest_readable, remove, retain, round_name, sweep, verify,
 };
 pub use directory::Directory;

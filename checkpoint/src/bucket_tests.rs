@@ -102,7 +102,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         checkpoint.rows(5, |_| true, right).unwrap();
         assert_eq!(rows, 5000);
         assert_eq!(
-            catalog::retain(&*store, &written[2], 2, |_| false).unwrap().gone,
+            crate::retain(&*store, &written[2], 2, |_| false).unwrap().gone,
             [written[0].name.clone()]
         );
         assert_eq!(store.names().unwrap(), [written[1].name.clone(), written[2].name.clone()]);
@@ -111,7 +111,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         store.put_bytes(&written[1].name, "part-0.safetensors", b"short").unwrap();
         let error = catalog::verify(&store, &written[1].name, |_, _| ()).unwrap_err();
         assert!(matches!(error, CheckpointError::Corrupt { .. }), "{error}");
-        [1, 2].iter().for_each(|at| assert!(catalog::remove(&*store, &written[*at].name).unwrap()));
+        [1, 2].iter().for_each(|at| assert!(crate::remove(&*store, &written[*at].name).unwrap()));
         assert!(store.names().unwrap().is_empty());
     }
 }

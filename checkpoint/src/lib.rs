@@ -11,13 +11,14 @@ mod error;
 mod header;
 mod manifest;
 mod reader;
+mod removal;
 mod restore;
 mod store;
 mod writer;
 
 pub use catalog::{
-    Listed, Removed, Verified, clean, commit, discard, is_name, left_behind, list, name_beside, newest,
-    newest_readable, remove, retain, round_name, sweep, verify,
+    Listed, Verified, commit, is_name, left_behind, list, name_beside, newest, newest_readable, round_name,
+    verify,
 };
 pub use directory::Directory;
 pub use entry::What;
@@ -25,6 +26,7 @@ pub use error::CheckpointError;
 pub use header::{Entry, Header};
 pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use reader::{Part, Stretch, TableRows};
+pub use removal::{Removed, clean, discard, remove, retain, sweep};
 pub use restore::{Checkpoint, ChunkState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};

@@ -213,9 +213,9 @@ impl Store for Bucket {
         self.wait("remove", &key, async move { store.delete(&at).await }).map(drop)
     }
 
-    fn forget(&self, _: &str) -> Result<(), CheckpointError> {
+    fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
         // A name without objects is not there.
-        Ok(())
+        Ok(self.files(name)?.is_empty())
     }
 }
 

@@ -1,7 +1,7 @@
-//! All checkpoints of a place: which are complete, which is the newest, what may go.
+//! All checkpoints of a place: which are complete, which is the newest, in which order they were written.
 
 use crate::error::CheckpointError;
-use crate::manifest::{Manifest, is_plain};
+use crate::manifest::Manifest;
 use crate::reader::Part;
 use crate::restore;
 use crate::store::{MANIFEST, Store};
@@ -26,6 +26,19 @@ pub fn name_beside(round: u64, restore: Option<&str>) -> String {
     if restore == Some(name.as_str()) { format!("{name}{AGAIN}") } else { name }
 }
 
+/// The round in a checkpoint's name; none where it is no name of ours, letter by letter: others may have directories beside.
+pub(crate) fn round_of(name: &str) -> Option<u64> {
+    let first = name.strip_suffix(AGAIN).unwrap_or(name);
+    let round = first.strip_prefix(ROUND)?.parse().ok()?;
+    (round_name(round) == first).then_some(round)
+}
+
+/// Is this what a checkpoint is called?
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    round_of(name).is_some()
+}
+
 /// A checkpoint of a place.
 #[derive(Debug)]
 pub struct Listed {
@@ -48,7 +61,7 @@ impl Listed {
 /// All checkpoints, in the order in which they were complete: those of an earlier training may be of later rounds.
 pub fn list(store: &dyn Store) -> Result<Vec<Listed>, CheckpointError> {
     let mut all = Vec::new();
-    for name in store.names()?.into_iter().filter(|name| is_plain(name) && name.starts_with(ROUND)) {
+    for name in store.names()?.into_iter().filter(|name| round_of(name).is_some()) {
         let bytes = store.files(&name)?.iter().map(|(_, bytes)| bytes).sum();
         let manifest = restore::manifest(store, &name);
         all.push(Listed { name, bytes, manifest });
@@ -57,8 +70,18 @@ pub fn list(store: &dyn Store) -> Result<Vec<Listed>, CheckpointError> {
     Ok(all)
 }
 
-/// The complete one that was written last.
+/// The complete one that was written last. One that cannot be read may be that one: it is an error.
 pub fn newest(store: &dyn Store) -> Result<Option<Manifest>, CheckpointError> {
+    let mut newest = None;
+    for Listed { name, manifest, .. } in list(store)? {
+        let unclear = |why| CheckpointError::Unclear { name, place: store.place(), why: Box::new(why) };
+        newest = manifest.map_err(unclear)?.or(newest);
+    }
+    Ok(newest)
+}
+
+/// The complete one that was written last, of those that can be read.
+pub fn newest_readable(store: &dyn Store) -> Result<Option<Manifest>, CheckpointError> {
     Ok(list(store)?.into_iter().rev().find_map(|listed| listed.manifest.ok().flatten()))
 }
 
@@ -118,52 +141,4 @@ pub fn verify(
         }
     }
     Ok(Verified { parts: manifest.parts.len(), bytes: total })
-}
-
-/// Removes a checkpoint: first it is complete no more, then its files go.
-pub fn remove(store: &dyn Store, name: &str) -> Result<(), CheckpointError> {
-    if !is_plain(name) || !name.starts_with(ROUND) {
-        return Err(CheckpointError::BadName { name: name.into() });
-    }
-    store.remove(name, MANIFEST)?;
-    for (file, _) in store.files(name)? {
-        store.remove(name, &file)?;
-    }
-    store.forget(name)
-}
-
-/// Removes what a complete checkpoint's directory has beside it: leftovers of writers that ended before.
-pub fn clean(store: &dyn Store, manifest: &Manifest) -> Result<(), CheckpointError> {
-    for (file, _) in store.files(&manifest.name)? {
-        if file != MANIFEST && !manifest.parts.iter().any(|part| part.file == file) {
-            store.remove(&manifest.name, &file)?;
-        }
-    }
-    Ok(())
-}
-
-/// After `newest` is complete: keeps so many complete ones (0: all), those written last, and removes what older rounds left
-/// incomplete. Those whose manifest cannot be read stay: somebody is to look at them. So
-/// does `needed`: a job that began from it still reads it. Says which went.
-pub fn retain(
-    store: &dyn Store,
-    newest: &Manifest,
-    keep: u32,
-    needed: Option<&str>,
-) -> Result<Vec<String>, CheckpointError> {
-    let all = list(store)?;
-    let complete = all.iter().filter_map(Listed::complete);
-    let complete: Vec<&Manifest> =
-        complete.filter(|manifest| Some(manifest.name.as_str()) != needed).collect();
-    let too_many = if keep == 0 { 0 } else { complete.len().saturating_sub(keep as usize) };
-    let old = complete.iter().filter(|manifest| manifest.name != newest.name).take(too_many);
-    let mut gone: Vec<String> = old.map(|manifest| manifest.name.clone()).collect();
-    let incomplete =
-        all.iter().filter(|listed| matches!(listed.manifest, Ok(None)) && listed.name < newest.name);
-    gone.extend(incomplete.map(|listed| listed.name.clone()));
-    for name in &gone {
-        remove(store, name)?;
-    }
-    clean(store, newest)?;
-    Ok(gone)
 }

@@ -1,7 +1,7 @@
 //! Checkpoints in a directory that everybody sees. Files come to their names by renaming, after they are on the disk.
 
 use crate::error::CheckpointError;
-use crate::store::{MANIFEST, Store};
+use crate::store::{MANIFEST, STAGED, Store};
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -9,8 +9,6 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What files are called that are being written.
-const STAGED: &str = ".tmp-";
 /// Parts that are kept open: a part is read block by block, and several lanes read at once.
 const KEPT_OPEN_MAX: usize = 16;
 
@@ -132,7 +130,13 @@ impl Store for Directory {
         self.let_go(&path);
         let about = absent(fs::metadata(&path));
         let about = about.map_err(CheckpointError::io("look at", path.display().to_string()))?;
-        Ok(about.filter(fs::Metadata::is_file).map(|about| about.len()))
+        match about {
+            // A pipe in a file's place would be waited for.
+            Some(about) if !about.is_file() => {
+                Err(CheckpointError::corrupt(&path.display().to_string(), "it is not a file"))
+            }
+            about => Ok(about.map(|about| about.len())),
+        }
     }
 
     fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
@@ -162,8 +166,13 @@ impl Store for Directory {
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let staged = self.stage(name, file)?;
         let written = File::create(&staged).and_then(|mut file| file.write_all(bytes));
-        written.map_err(CheckpointError::io("write", staged.display().to_string()))?;
-        self.put(name, file, &staged)
+        let written = written.map_err(CheckpointError::io("write", staged.display().to_string()));
+        let put = written.and_then(|()| self.put(name, file, &staged));
+        if put.is_err() {
+            // On a full disk, half of a file takes the room of the next one. What is in its place is not there.
+            let _ = fs::remove_file(&staged);
+        }
+        put
     }
 
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
@@ -174,11 +183,19 @@ impl Store for Directory {
         if path.parent().is_some_and(Path::is_dir) { Self::sync(&self.root.join(name)) } else { Ok(()) }
     }
 
-    fn forget(&self, name: &str) -> Result<(), CheckpointError> {
+    fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
         let path = self.root.join(name);
-        let removed = absent(fs::remove_dir(&path))
-            .map_err(CheckpointError::io("remove", path.display().to_string()))?;
-        if removed.is_some() { Self::sync(&self.root) } else { Ok(()) }
+        match fs::remove_dir(&path) {
+            Ok(()) => Self::sync(&self.root).map(|()| true),
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound => Ok(true),
+                // Something is in it; or it is a link to where somebody put it.
+                ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                    Ok(false)
+                }
+                _ => Err(CheckpointError::io("remove", path.display().to_string())(error)),
+            },
+        }
     }
 }
 

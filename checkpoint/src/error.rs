@@ -1,5 +1,6 @@
 //! What can be wrong with a checkpoint, and what to do about it.
 
+use proto_common::error::ExitCode;
 use proto_common::ids::Key;
 use std::io;
 use thiserror::Error;
@@ -59,6 +60,18 @@ pub enum CheckpointError {
         /// What is wrong.
         why: String,
     },
+    /// Which one is the newest cannot be said.
+    #[error(
+        "which checkpoint is the newest cannot be said, because it may be {name}: {why}; set checkpoint.restore to the name of the one to begin from, or remove it (`gradwire checkpoint delete {place} {name}`)"
+    )]
+    Unclear {
+        /// The one that cannot be read.
+        name: String,
+        /// Where it is.
+        place: String,
+        /// Why it cannot be read.
+        why: Box<CheckpointError>,
+    },
     /// The checkpoint's grid of chunks is not the cluster's.
     #[error(
         "checkpoint {name} was written with cluster.chunk_bytes = {theirs}, the cluster has {ours}; set it to {theirs}"
@@ -101,6 +114,17 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// What a program that cannot go on for it ends with.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Io { .. } => ExitCode::Io,
+            Self::BadName { .. } | Self::BadPlace { .. } => ExitCode::Usage,
+            Self::Unclear { why, .. } => why.exit_code(),
+            _ => ExitCode::BadData,
+        }
+    }
+
     pub(crate) fn io(what: &'static str, file: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, file: file.into(), source }
     }

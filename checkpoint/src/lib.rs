@@ -11,12 +11,13 @@ mod error;
 mod header;
 mod manifest;
 mod reader;
+mod removal;
 mod restore;
 mod store;
 mod writer;
 
 pub use catalog::{
-    Listed, Verified, clean, commit, left_behind, list, name_beside, newest, remove, retain, round_name,
+    Listed, Verified, commit, is_name, left_behind, list, name_beside, newest, newest_readable, round_name,
     verify,
 };
 pub use directory::Directory;
@@ -25,9 +26,12 @@ pub use error::CheckpointError;
 pub use header::{Entry, Header};
 pub use manifest::{Manifest, PartRecord, Shape, TableRecord, TensorRecord};
 pub use reader::{Part, Stretch, TableRows};
+pub use removal::{Removed, clean, discard, remove, retain, sweep};
 pub use restore::{Checkpoint, ChunkState};
 pub use store::{Store, open};
 pub use writer::{PartPlan, PartWriter, Planned, RowsPiece};
 
+#[cfg(test)]
+mod catalog_tests;
 #[cfg(test)]
 mod tests;

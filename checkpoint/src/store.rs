@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 /// The manifest's file.
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// What the names of files begin with that are being written.
+pub(crate) const STAGED: &str = ".tmp-";
 
 /// See the module. Names and files are plain names, which [`crate::Manifest::parse`] checks.
 pub trait Store: Debug + Send + Sync {
@@ -29,8 +31,8 @@ pub trait Store: Debug + Send + Sync {
     fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError>;
     /// Removes a file, if it is there.
     fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError>;
-    /// Removes what is left of a checkpoint that has no files any more.
-    fn forget(&self, name: &str) -> Result<(), CheckpointError>;
+    /// Removes what is left of a checkpoint that has no files any more. False: it has some, and stays.
+    fn forget(&self, name: &str) -> Result<bool, CheckpointError>;
 }
 
 /// The store at a directory's path or an object store's URL.

@@ -1,12 +1,13 @@
 //! `gradwire checkpoint`: what lies in a place of checkpoints. It reads files and removes them; asking a cluster for one is
 //! `save`'s business.
 
-use ::checkpoint::{CheckpointError, Listed, Manifest, Store, list, open, remove, verify};
+use ::checkpoint::{CheckpointError, Listed, Manifest, Store, is_name, list, open, remove, verify};
 use clap::{Args, Subcommand};
 use daemon::exit::Failure;
 use proto_common::error::ExitCode;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
 
@@ -70,14 +71,7 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
         What::Delete(one) => delete(one),
         What::Save(args) => return crate::save::run(args),
     };
-    let text = text.map_err(|error| {
-        let code = match &error {
-            CheckpointError::Io { .. } => ExitCode::Io,
-            CheckpointError::BadName { .. } | CheckpointError::BadPlace { .. } => ExitCode::Usage,
-            _ => ExitCode::BadData,
-        };
-        Failure::new(code, error)
-    })?;
+    let text = text.map_err(|error| Failure::new(error.exit_code(), error))?;
     match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
@@ -93,8 +87,25 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<(), anyhow::Error> {
 
 type Text = Result<String, CheckpointError>;
 
+/// The place, which is to be there: who looks at another one than is written to would see none, and believe it.
+fn open_there(dir: &str) -> Result<Arc<dyn Store>, CheckpointError> {
+    if dir.is_empty() {
+        return Err(CheckpointError::BadPlace { place: "\"\"".into(), why: "it is empty".into() });
+    }
+    if !dir.contains("://") {
+        let failed = |source| CheckpointError::Io { what: "list", file: dir.into(), source };
+        fs::read_dir(dir).map_err(failed)?;
+    }
+    open(dir)
+}
+
+/// The same for everything that takes a name.
+fn checked(name: &str) -> Result<&str, CheckpointError> {
+    if is_name(name) { Ok(name) } else { Err(CheckpointError::BadName { name: name.into() }) }
+}
+
 fn list_all(place: &Place) -> Text {
-    let all = list(&*open(&place.dir)?)?;
+    let all = list(&*open_there(&place.dir)?)?;
     if place.json {
         return Ok(Value::from(all.iter().map(summary).collect::<Vec<_>>()).to_string());
     }
@@ -145,7 +156,7 @@ fn manifest_of(store: &dyn Store, name: &str) -> Result<Manifest, CheckpointErro
 }
 
 fn show(one: &One) -> Text {
-    let manifest = manifest_of(&*open(&one.place.dir)?, &one.name)?;
+    let manifest = manifest_of(&*open_there(&one.place.dir)?, checked(&one.name)?)?;
     if one.place.json {
         return Ok(serde_json::to_value(&manifest).unwrap_or_default().to_string());
     }
@@ -180,9 +191,9 @@ fn show(one: &One) -> Text {
 
 /// A line for each, and how many are damaged.
 fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError> {
-    let store: Arc<dyn Store> = open(&several.place.dir)?;
+    let store = open_there(&several.place.dir)?;
     let names: Vec<String> = match &several.name {
-        Some(name) => vec![name.clone()],
+        Some(name) => vec![checked(name)?.to_owned()],
         // One whose manifest cannot be read is to be told, too.
         None => {
             let all = list(&*store)?.into_iter();
@@ -193,8 +204,8 @@ fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError>
     for name in names {
         let done = match verify(&store, &name, |done, total| progress(&name, done, total)) {
             Ok(done) => done,
-            // Which of the others are sound is what is asked for.
-            Err(error) if several.name.is_none() => {
+            // Which of the others are sound is what is asked for; and programs read what is wrong with this one.
+            Err(error) if several.name.is_none() || (several.place.json && is_damage(&error)) => {
                 let _ = writeln!(text, "{name}: {error}");
                 all.push(json!({ "name": name, "sound": false, "why": error.to_string() }));
                 damaged += 1;
@@ -219,6 +230,10 @@ fn verify_several(several: &Several) -> Result<(String, usize), CheckpointError>
     Ok((text, damaged))
 }
 
+fn is_damage(error: &CheckpointError) -> bool {
+    matches!(error, CheckpointError::Corrupt { .. } | CheckpointError::Foreign { .. })
+}
+
 fn progress(name: &str, done: u64, total: u64) {
     let mut stderr = io::stderr().lock();
     if stderr.is_terminal() {
@@ -229,13 +244,15 @@ fn progress(name: &str, done: u64, total: u64) {
 }
 
 fn delete(one: &One) -> Text {
-    let store = open(&one.place.dir)?;
-    if !store.names()?.contains(&one.name) {
+    let (store, wanted) = (open_there(&one.place.dir)?, checked(&one.name)?);
+    if !store.names()?.iter().any(|name| name == wanted) {
         return Err(CheckpointError::Missing { name: one.name.clone(), place: store.place() });
     }
-    remove(&*store, &one.name)?;
+    let is_gone = remove(&*store, &one.name)?;
     Ok(if one.place.json {
-        json!({ "deleted": one.name }).to_string()
+        json!({ "deleted": one.name, "directory_stays": !is_gone }).to_string()
+    } else if !is_gone {
+        format!("{} is deleted; its directory stays, because something else is in it", one.name)
     } else {
         format!("{} is deleted", one.name)
     })
@@ -270,6 +287,38 @@ fn time(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_there_and_what_is_no_name_are_said_alike_by_all() {
+        let place = std::env::temp_dir().join(format!("gradwire-cli-{}", std::process::id()));
+        let at = |dir: &str| Place { dir: dir.into(), json: true };
+        let all = |dir: &str, name: &str| {
+            let several = Several { place: at(dir), name: Some(name.into()) };
+            [
+                show(&One { place: at(dir), name: name.into() }).unwrap_err(),
+                delete(&One { place: at(dir), name: name.into() }).unwrap_err(),
+                verify_several(&several).unwrap_err(),
+            ]
+        };
+        let gone = place.display().to_string();
+        let nowhere = [list_all(&at(&gone)).unwrap_err()].into_iter().chain(all(&gone, "round-000000001"));
+        for error in nowhere {
+            assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+            assert!(error.to_string().contains(&gone), "{error}");
+        }
+        assert_eq!(list_all(&at("")).unwrap_err().exit_code(), ExitCode::Usage);
+        let damaged = place.join("round-000000001");
+        fs::create_dir_all(&damaged).unwrap();
+        fs::write(damaged.join("manifest.json"), "cut").unwrap();
+        let codes = all(&gone, "../x").map(|error| error.exit_code());
+        let one = Several { place: at(&gone), name: Some("round-000000001".into()) };
+        let verified = verify_several(&one);
+        fs::remove_dir_all(&place).unwrap();
+        assert_eq!(codes, [ExitCode::Usage; 3]);
+        let (text, count) = verified.unwrap();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((count, &json[0]["sound"]), (1, &Value::Bool(false)));
+    }
 
     #[test]
     fn times_and_sizes_are_those_of_people() {

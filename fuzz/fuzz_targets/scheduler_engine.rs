@@ -175,6 +175,7 @@ impl Rig {
                 Command::Send { to, message } => to.iter().for_each(|to| self.told(*to, &message)),
                 Command::Close { connection } => _ = self.open.remove(&connection),
                 Command::WriteManifest(completed) => self.manifests.push(completed.round),
+                Command::ClearAway(_) => {}
                 Command::End(_) => self.ended = true,
             }
         }

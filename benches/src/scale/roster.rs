@@ -60,7 +60,7 @@ impl Driver {
             }
             Command::Close { .. } => self.refuse("it closed a connection"),
             Command::End(outcome) => self.refuse(&outcome.to_string()),
-            Command::WriteManifest(_) => self.refuse("it wrote a checkpoint"),
+            Command::WriteManifest(_) | Command::ClearAway(_) => self.refuse("it wrote a checkpoint"),
         }
     }
 

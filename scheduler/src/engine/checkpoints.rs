@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 mod orders;
 mod pending;
 
-pub use pending::Completed;
 pub(super) use pending::{Asker, Pending, Wanted};
+pub use pending::{Clearing, Completed};
 
 /// Members that wait for one.
 pub(super) const ASKERS_MAX: usize = 8192;
@@ -168,7 +168,12 @@ impl Checkpoints {
             self.ordered.askers.append(&mut pending.askers);
         }
         self.fail_all("a worker asked for another one before it was complete", &wanted.servers, out);
-        self.pending.insert(round, Pending { begun: epoch, ..Pending::default() });
+        let restore = wanted.restore.map(str::to_owned);
+        let pending = Pending { begun: epoch, restore: restore.clone(), ..Pending::default() };
+        self.pending.insert(round, pending);
+        let writing = self.pending.keys().copied().collect();
+        // Servers have been told to give up what is not among them, and no file's name is used twice.
+        out.push(Command::ClearAway(Clearing::Before { round, writing, restore }));
         order(&wanted.servers, CheckpointOrder::Save { round, now }, out);
     }
 
@@ -216,7 +221,11 @@ impl Checkpoints {
 
     fn part(&mut self, from: Rank, part: PartWritten, wanted: &Wanted<'_>, out: &mut Vec<Command>) {
         let round = part.round;
-        let Some(pending) = self.pending.get_mut(&round) else { return };
+        let Some(pending) = self.pending.get_mut(&round) else {
+            // It was given up before this was heard of.
+            let (files, restore) = (vec![part.file], wanted.restore.map(str::to_owned));
+            return out.push(Command::ClearAway(Clearing::GivenUp { round, files, restore }));
+        };
         if part.lane >= wanted.lanes || pending.is_complete {
             return;
         }
@@ -280,6 +289,9 @@ impl Checkpoints {
         self.is_failure_new = true;
         answer(&pending.askers, &Err(error), out);
         order(servers, CheckpointOrder::Drop { round }, out);
+        // What is whole is of no use without the others, and would keep a disk full for ever.
+        let files = pending.parts.into_values().map(|part| part.file).collect();
+        out.push(Command::ClearAway(Clearing::GivenUp { round, files, restore: pending.restore }));
     }
 
     /// Who serves what has changed: parts that were to come will not, or lack something. `servers` are those that are left.

@@ -26,7 +26,7 @@ mod status;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
-pub use checkpoints::Completed;
+pub use checkpoints::{Clearing, Completed};
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
@@ -170,6 +170,8 @@ pub enum Command {
     },
     /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
     WriteManifest(Box<Completed>),
+    /// Remove what was left of incomplete checkpoints, in the order of these and of manifests.
+    ClearAway(Clearing),
     /// The job is over; nothing follows.
     End(Outcome),
 }

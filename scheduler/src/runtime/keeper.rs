@@ -1,12 +1,26 @@
 //! The scheduler's hands for checkpoints: finds the one to begin from, writes manifests, and removes what is too old. It must
 //! not decide what is complete.
 
-use crate::engine::{CheckpointConfig, Completed};
-use checkpoint::{CheckpointError, Manifest, PartRecord, Shape, Store, TableRecord, TensorRecord};
+use crate::engine::{CheckpointConfig, Clearing, Completed};
+use checkpoint::{CheckpointError, Manifest, PartRecord, Removed, Shape, Store, TableRecord, TensorRecord};
 use proto_common::config::Settings;
-use std::sync::Arc;
+use std::future::Future;
+use std::mem::replace;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::oneshot::{Receiver, channel};
+use tokio::task::spawn_blocking;
+
+/// What there is to do at the place of checkpoints.
+#[derive(Debug)]
+pub(super) enum Task {
+    Write(Box<Completed>),
+    Clear(Clearing),
+}
+
+/// A round, and the name under which it is complete now, or why it is not.
+type Written = (u64, Result<String, String>);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -17,16 +31,23 @@ pub(super) struct Keeper {
     keep: u32,
     /// When the newest one was complete.
     last_unix_ms: Arc<AtomicU64>,
+    /// Resolves when what was begun last is over, whatever came of it.
+    before: Arc<Mutex<Receiver<()>>>,
 }
 
-/// Looks at the place of checkpoints, if there is one, and at what the job is to begin from.
-pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointConfig), CheckpointError> {
+/// Looks at the place of checkpoints, if there is one, and at what the job is to begin from. Members of a job that is resumed
+/// will say what that was.
+pub(super) fn open(
+    settings: &Settings,
+    resume: bool,
+) -> Result<(Option<Keeper>, CheckpointConfig), CheckpointError> {
     let wanted = &settings.checkpoint;
     if wanted.directory.is_empty() {
         return Ok((None, CheckpointConfig::default()));
     }
     let store = checkpoint::open(&wanted.directory)?;
-    let last = checkpoint::newest(&*store)?;
+    let is_asked = wanted.restore == "latest" && !resume;
+    let last = if is_asked { checkpoint::newest(&*store)? } else { checkpoint::newest_readable(&*store)? };
     let last_unix_ms = Arc::new(AtomicU64::new(last.as_ref().map_or(0, |manifest| manifest.unix_ms)));
     let last = last.map(|manifest| manifest.name);
     let restore = match wanted.restore.as_str() {
@@ -56,15 +77,65 @@ pub(super) fn open(settings: &Settings) -> Result<(Option<Keeper>, CheckpointCon
         deterministic: cluster.deterministic,
     };
     let (job, keep) = (settings.job.0, wanted.keep);
-    let keeper = Keeper { store, job, shape, keep, last_unix_ms };
+    // Its sender is gone: nothing is before the first task.
+    let before = Arc::new(Mutex::new(channel().1));
+    let keeper = Keeper { store, job, shape, keep, last_unix_ms, before };
     // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
     let last = restore.clone().or(last);
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
 }
 
 impl Keeper {
+    /// Begins a task behind all that were begun before: two at once would take each other's files for leftovers.
+    pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Written>> + Send + use<> {
+        let (over, next) = channel();
+        let before = replace(&mut *self.before.lock().unwrap_or_else(PoisonError::into_inner), next);
+        let keeper = self.clone();
+        async move {
+            // An error is its end, too.
+            let _ = before.await;
+            let round = if let Task::Write(completed) = &task { Some(completed.round) } else { None };
+            let kept = spawn_blocking(move || {
+                let result = keeper.execute(&task);
+                drop(over);
+                result
+            });
+            let result = kept.await.unwrap_or_else(|error| Some(Err(error.to_string())));
+            round.zip(result)
+        }
+    }
+
+    /// The name of what is complete then. Blocks.
+    fn execute(&self, task: &Task) -> Option<Result<String, String>> {
+        match task {
+            Task::Write(completed) => Some(self.write(completed).map_err(|error| error.to_string())),
+            Task::Clear(clearing) => {
+                if let Err(error) = self.clear(clearing) {
+                    tracing::warn!(%error, "what is left of a checkpoint that was given up cannot be removed");
+                }
+                None
+            }
+        }
+    }
+
+    fn clear(&self, clearing: &Clearing) -> Result<(), CheckpointError> {
+        match clearing {
+            Clearing::GivenUp { round, files, restore } => {
+                let name = checkpoint::name_beside(*round, restore.as_deref());
+                checkpoint::discard(&*self.store, &name, files)
+            }
+            Clearing::Before { round, writing, restore } => {
+                let restore = restore.as_deref();
+                let is_written =
+                    |name: &str| writing.iter().any(|round| checkpoint::name_beside(*round, restore) == name);
+                let is_needed = |name: &str| Some(name) == restore || is_written(name);
+                checkpoint::sweep(&*self.store, *round, is_needed).map(tell)
+            }
+        }
+    }
+
     /// Writes the manifest: from then on the checkpoint is complete. Then what is too old goes. Blocks.
-    pub(super) fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
+    fn write(&self, completed: &Completed) -> Result<String, CheckpointError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         // Whosever clock goes back: what is written later is newer.
@@ -97,9 +168,8 @@ impl Keeper {
             parts = manifest.parts.len(),
             "a checkpoint is complete"
         );
-        match checkpoint::retain(&*self.store, &manifest, self.keep, restore) {
-            Ok(gone) if gone.is_empty() => {}
-            Ok(gone) => tracing::info!(checkpoints = ?gone, "old checkpoints are removed"),
+        match checkpoint::retain(&*self.store, &manifest, self.keep, |name| Some(name) == restore) {
+            Ok(removed) => tell(removed),
             // The new one is complete all the same.
             Err(error) => tracing::warn!(%error, "an old checkpoint cannot be removed"),
         }
@@ -107,6 +177,22 @@ impl Keeper {
     }
 }
 
+fn tell(Removed { gone, left, failed }: Removed) {
+    if !gone.is_empty() {
+        tracing::info!(checkpoints = ?gone, "old checkpoints are removed");
+    }
+    if !left.is_empty() {
+        tracing::warn!(checkpoints = ?left, "old checkpoints are removed, but not their directories: something else is in them");
+    }
+    if let Some(error) = failed {
+        tracing::warn!(%error, "an old checkpoint cannot be removed");
+    }
+}
+
 fn tensor((spec, version, newest): (proto_common::tensor::TensorSpec, u64, u64)) -> TensorRecord {
     TensorRecord { spec, version, newest }
 }
+
+#[cfg(test)]
+#[path = "keeper_tests.rs"]
+mod tests;

@@ -7,7 +7,7 @@ mod embed;
 mod keeper;
 mod metrics;
 
-use crate::engine::{Command, Completed, ConnectionId, Engine, EngineConfig, Input, LOCAL, Note, Outcome};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Note, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
 use daemon::control::{Connection, frame_of};
@@ -17,7 +17,7 @@ use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
 pub use embed::Scheduler;
-use keeper::Keeper;
+use keeper::{Keeper, Task};
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -113,7 +113,8 @@ async fn run_with(
     (program, resume): (Option<Posts>, bool),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
-    let (keeper, checkpoints) = keeper::open(settings).code(ExitCode::BadData)?;
+    let opened = keeper::open(settings, resume).map_err(|error| Failure::new(error.exit_code(), error));
+    let (keeper, checkpoints) = opened?;
     let pid = std::process::id();
     let config = EngineConfig { resume, pid, checkpoints, ..EngineConfig::new(settings, incarnation) };
     let engine = Engine::new(config, 0);
@@ -378,7 +379,8 @@ impl Core {
                 match command {
                     Command::Send { to, message } => self.send(&to, &message, &mut inputs),
                     Command::Close { connection } => drop(self.connections.remove(&connection)),
-                    Command::WriteManifest(completed) => self.write_manifest(*completed),
+                    Command::WriteManifest(completed) => self.keep(Task::Write(completed)),
+                    Command::ClearAway(clearing) => self.keep(Task::Clear(clearing)),
                     Command::End(end) => outcome = Some(end),
                 }
             }
@@ -386,18 +388,15 @@ impl Core {
         outcome
     }
 
-    /// Disks are slow: the manifest is written beside everything else.
-    fn write_manifest(&mut self, completed: Completed) {
-        let Some(keeper) = self.keeper.clone() else { return };
-        let (events, round) = (self.events.clone(), completed.round);
+    /// Disks are slow: what is done there is done beside everything else, one after another.
+    fn keep(&mut self, task: Task) {
+        let Some(keeper) = &self.keeper else { return };
+        let (kept, events) = (keeper.begin(task), self.events.clone());
         self.tasks.spawn(async move {
-            let written = tokio::task::spawn_blocking(move || keeper.write(&completed)).await;
-            let result = match written {
-                Ok(result) => result.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            };
-            // A core that is gone needs no answer.
-            let _ = events.send(Event::Written { round, result }).await;
+            if let Some((round, result)) = kept.await {
+                // A core that is gone needs no answer.
+                let _ = events.send(Event::Written { round, result }).await;
+            }
         });
     }
 

@@ -43,8 +43,8 @@ impl Store for Bad {
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
         Ok(())
     }
-    fn forget(&self, _: &str) -> Result<(), CheckpointError> {
-        Ok(())
+    fn forget(&self, _: &str) -> Result<bool, CheckpointError> {
+        Ok(true)
     }
 }
 

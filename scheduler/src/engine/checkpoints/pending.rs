@@ -22,6 +22,29 @@ pub struct Completed {
     pub restore: Option<String>,
 }
 
+/// What is to be cleared away of checkpoints that are not complete. `restore` is the one that the job began from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Clearing {
+    /// Of one that was given up: these files lie there, and nobody writes to them any more.
+    GivenUp {
+        /// Its round.
+        round: u64,
+        /// Parts that servers have said to be there.
+        files: Vec<String>,
+        /// See above.
+        restore: Option<String>,
+    },
+    /// One begins: whatever earlier rounds have left is to make room.
+    Before {
+        /// Its round.
+        round: u64,
+        /// Those that are not over.
+        writing: Vec<u64>,
+        /// See above.
+        restore: Option<String>,
+    },
+}
+
 /// What a checkpoint is to have.
 pub(in super::super) struct Wanted<'a> {
     /// Tensors that servers hold, each with the epoch that it was placed in.
@@ -47,6 +70,8 @@ pub(in super::super) struct Asker {
 #[derive(Debug, Default)]
 pub(in super::super) struct Pending {
     pub(in super::super) begun: Epoch,
+    /// What the job began from then.
+    pub(in super::super) restore: Option<String>,
     pub(in super::super) parts: BTreeMap<(Rank, u16), PartWritten>,
     pub(in super::super) askers: Vec<Asker>,
     /// An operator asked for it.

@@ -1,7 +1,7 @@
 //! When a checkpoint is complete, and what keeps it from it.
 
 use super::*;
-use crate::engine::checkpoints::{ENDED_KEPT, STALLED_MS_MAX};
+use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX};
 use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
@@ -403,4 +403,44 @@ fn a_manifest_says_what_the_job_began_from() {
     let commands = rig.say(server(0), part_of(5, 5));
     let [Command::WriteManifest(completed)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(completed.restore.as_deref(), Some("round-000000005"));
+}
+
+fn cleared(commands: Vec<Command>) -> Vec<Clearing> {
+    let clearings = commands.into_iter().filter_map(|command| match command {
+        Command::ClearAway(clearing) => Some(clearing),
+        _ => None,
+    });
+    clearings.collect()
+}
+
+#[test]
+fn what_came_of_one_that_is_given_up_is_cleared_away_whenever_it_came() {
+    let mut rig = Rig::running(2, 1);
+    declared(&mut rig, 4);
+    let restore = || Some("round-000000003".to_owned());
+    rig.engine.config.checkpoints.restore = restore();
+    let begun = rig.say(worker(0), ask(7));
+    let writing = vec![5];
+    assert_eq!(cleared(begun), [Clearing::Before { round: 5, writing, restore: restore() }]);
+    assert_eq!(cleared(rig.say(server(0), part(0, 0, 2, 5))), []);
+    let failed = CheckpointNews::Failed { round: 5, reason: "no room".into() };
+    let given_up = |file: &str| {
+        let files = vec![file.to_owned()];
+        [Clearing::GivenUp { round: 5, files, restore: restore() }]
+    };
+    let commands = rig.say(server(1), ToScheduler::Checkpoint(failed));
+    assert_eq!(cleared(commands), given_up("part-0-0"));
+    assert_eq!(cleared(rig.say(server(1), part(0, 2, 2, 5))), given_up("part-0-2"), "on its way then");
+}
+
+#[test]
+fn where_the_manifest_cannot_be_written_the_parts_are_cleared_away() {
+    let mut rig = Rig::running(1, 1);
+    declared(&mut rig, 2);
+    rig.say(worker(0), ask(7));
+    assert_eq!(rig.say(server(0), part(0, 0, 2, 5)).len(), 1);
+    let written = Input::ManifestWritten { round: 5, result: Err("no room".into()) };
+    let files = vec!["part-0-0".to_owned()];
+    let cleared = cleared(rig.engine.handle(0, written));
+    assert_eq!(cleared, [Clearing::GivenUp { round: 5, files, restore: None }]);
 }

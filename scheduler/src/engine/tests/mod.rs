@@ -156,7 +156,7 @@ fn only(commands: &[Command]) -> &FromScheduler {
     let mut messages = commands.iter().filter_map(|command| match command {
         Command::Send { message, .. } if **message == FromScheduler::GoodbyeAck => None,
         Command::Send { message, .. } => Some(message.as_ref()),
-        Command::Close { .. } | Command::WriteManifest(_) | Command::End(_) => None,
+        Command::Close { .. } | Command::WriteManifest(_) | Command::ClearAway(_) | Command::End(_) => None,
     });
     let first = messages.next().unwrap_or_else(|| panic!("no message in {commands:?}"));
     assert!(messages.next().is_none(), "several messages in {commands:?}");

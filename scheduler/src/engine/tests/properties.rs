@@ -58,7 +58,7 @@ impl Observer {
                 Command::Close { connection } => {
                     assert!(self.closed.insert(*connection), "{connection:?} closed twice");
                 }
-                Command::WriteManifest(_) => {}
+                Command::WriteManifest(_) | Command::ClearAway(_) => {}
                 Command::End(_) => self.ended = true,
             }
         }

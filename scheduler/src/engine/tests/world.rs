@@ -99,7 +99,7 @@ impl World {
             match command {
                 Command::Send { to, message } => self.send(&to, *message),
                 Command::Close { connection } => self.players.retain(|p| p.connection != connection.0),
-                Command::WriteManifest(_) => {}
+                Command::WriteManifest(_) | Command::ClearAway(_) => {}
                 Command::End(outcome) => self.outcome = Some(outcome),
             }
         }

@@ -156,7 +156,7 @@ impl Lab {
                     }
                 }
                 // Nothing of this laboratory asks for checkpoints.
-                Command::WriteManifest(_) => {}
+                Command::WriteManifest(_) | Command::ClearAway(_) => {}
                 Command::Close { connection } => {
                     self.wires.deafen(connection.0);
                     self.wires.close_down(connection.0, now_us);

@@ -1,0 +1,166 @@
+//! What is removed of a place of checkpoints, and what is not, whoever put it there. How files are read is `tests`' business.
+
+use super::tests::{store_in, write};
+use super::*;
+use proto_common::error::ExitCode;
+use std::fs;
+use std::sync::Arc;
+
+const PART: &str = "part-s0000-l00-0000000000000001-0001.safetensors";
+
+/// Something of a checkpoint that is not complete.
+fn leftover(store: &Arc<dyn Store>, round: u64, file: &str) {
+    fs::write(store.stage(&round_name(round), file).unwrap(), b"half").unwrap();
+    store.put_bytes(&round_name(round), file, b"whole").unwrap();
+    fs::write(store.stage(&round_name(round), file).unwrap(), b"half").unwrap();
+}
+
+#[test]
+fn what_others_have_put_there_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    let notes = ["round-0-notes", "round-000000000", "round-7", "round-000000001", "notes"];
+    for name in notes {
+        fs::create_dir(place.path().join(name)).unwrap();
+        fs::write(place.path().join(name).join("notes.txt"), "x").unwrap();
+    }
+    write(&store, 1, 1);
+    leftover(&store, 2, PART);
+    fs::create_dir(place.path().join(round_name(2)).join("inner")).unwrap();
+    leftover(&store, 3, PART);
+    let newest = write(&store, 4, 1);
+    fs::write(place.path().join(&newest.name).join("why.md"), "x").unwrap();
+    leftover(&store, 4, PART);
+    let removed = retain(&*store, &newest, 1, |_| false).unwrap();
+    assert_eq!(removed.gone, [round_name(3)]);
+    assert_eq!(removed.left, [round_name(1), round_name(2)]);
+    assert!(removed.failed.is_none());
+    for name in notes {
+        assert_eq!(store.files(name).unwrap(), [("notes.txt".into(), 1)], "{name}");
+    }
+    assert!(place.path().join(round_name(2)).join("inner").is_dir());
+    let files: Vec<String> = store.files(&newest.name).unwrap().into_iter().map(|(file, _)| file).collect();
+    assert_eq!(files, ["manifest.json", "part-0.safetensors", "why.md"]);
+    let again = retain(&*store, &newest, 1, |_| false).unwrap();
+    assert!(again.gone.is_empty() && again.left.is_empty(), "said once: {again:?}");
+    for name in ["round-0-notes", "round-7", "round-000000001-notes", "round-+00000001"] {
+        assert!(matches!(remove(&*store, name), Err(CheckpointError::BadName { .. })), "{name}");
+    }
+}
+
+#[test]
+fn what_is_given_up_or_left_goes_and_what_is_complete_or_written_does_not() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    let complete = write(&store, 1, 1);
+    let parts = [complete.parts[0].file.clone(), PART.into(), "../x".into()];
+    store.put_bytes(&complete.name, PART, b"whole").unwrap();
+    discard(&*store, &complete.name, &parts).unwrap();
+    assert!(verify(&store, &complete.name, |_, _| ()).is_ok());
+    assert_eq!(store.files(&complete.name).unwrap().len(), 2, "what was whole of another try is gone");
+
+    leftover(&store, 2, PART);
+    discard(&*store, &round_name(2), &[PART.into()]).unwrap();
+    let left = [(format!(".tmp-{PART}"), 4)];
+    assert_eq!(store.files(&round_name(2)).unwrap(), left, "it may be written to");
+
+    leftover(&store, 3, PART);
+    leftover(&store, 4, PART);
+    leftover(&store, 5, PART);
+    let removed = sweep(&*store, 5, |name| name == round_name(3)).unwrap();
+    assert_eq!(removed.gone, [round_name(2), round_name(4)]);
+    assert_eq!(store.names().unwrap(), [1, 3, 5].map(round_name));
+}
+
+#[test]
+fn a_directory_that_goes_while_a_part_begins_is_made_again() {
+    let place = tempfile::tempdir().unwrap();
+    let name = round_name(1);
+    let store: Arc<dyn Store> = Arc::new(Clearing(Directory::new(place.path()), std::sync::Once::new()));
+    let writer = PartWriter::begin(store.clone(), &name, PART, &PartPlan::default()).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(store.files(&name).unwrap().len(), 1);
+}
+
+/// A place that somebody clears up once, just before a part's file is made.
+#[derive(Debug)]
+struct Clearing(Directory, std::sync::Once);
+
+impl Store for Clearing {
+    fn place(&self) -> String {
+        self.0.place()
+    }
+    fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        self.0.names()
+    }
+    fn files(&self, name: &str) -> Result<Vec<(String, u64)>, CheckpointError> {
+        self.0.files(name)
+    }
+    fn bytes(&self, name: &str, file: &str) -> Result<Option<u64>, CheckpointError> {
+        self.0.bytes(name, file)
+    }
+    fn read(&self, name: &str, file: &str, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        self.0.read(name, file, offset, into)
+    }
+    fn stage(&self, name: &str, file: &str) -> Result<std::path::PathBuf, CheckpointError> {
+        let path = self.0.stage(name, file)?;
+        self.1.call_once(|| assert!(self.forget(name).unwrap()));
+        Ok(path)
+    }
+    fn put(&self, name: &str, file: &str, staged: &std::path::Path) -> Result<(), CheckpointError> {
+        self.0.put(name, file, staged)
+    }
+    fn put_bytes(&self, name: &str, file: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.0.put_bytes(name, file, bytes)
+    }
+    fn remove(&self, name: &str, file: &str) -> Result<(), CheckpointError> {
+        self.0.remove(name, file)
+    }
+    fn forget(&self, name: &str) -> Result<bool, CheckpointError> {
+        self.0.forget(name)
+    }
+}
+
+#[test]
+fn the_newest_cannot_be_said_where_one_cannot_be_read() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    assert!(newest(&*store).unwrap().is_none());
+    let (first, second) = (write(&store, 1, 1), write(&store, 2, 1));
+    let path = place.path().join(&second.name).join("manifest.json");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[40] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let error = newest(&*store).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::BadData);
+    let text = error.to_string();
+    let path = path.display().to_string();
+    for words in [path.as_str(), "checkpoint.restore", "gradwire checkpoint delete"] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert_eq!(newest_readable(&*store).unwrap().unwrap().name, first.name);
+    remove(&*store, &second.name).unwrap();
+    assert_eq!(newest(&*store).unwrap().unwrap().name, first.name);
+}
+
+#[test]
+fn a_manifest_that_is_no_file_is_an_error_and_is_not_waited_for() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    let path = place.path().join(round_name(1));
+    fs::create_dir(&path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path.join("manifest.json")).status().unwrap().success());
+    assert!(matches!(&list(&*store).unwrap()[0].manifest, Err(CheckpointError::Corrupt { .. })));
+    let error = newest(&*store).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+}
+
+#[test]
+fn an_earlier_one_that_looks_later_removes_no_newer_one() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    let (old, first, second) = (write(&store, 1, 1), write(&store, 2, 1), write(&store, 3, 1));
+    assert_eq!(retain(&*store, &first, 1, |_| false).unwrap().gone, [old.name]);
+    assert_eq!(store.names().unwrap(), [&*first.name, &*second.name]);
+    assert_eq!(retain(&*store, &second, 1, |_| false).unwrap().gone, [first.name]);
+}

@@ -1,0 +1,68 @@
+//! The keeper over a real directory: in which order things are done there, and what it does not begin with.
+
+use super::*;
+use proto_common::error::ExitCode;
+use std::path::Path;
+
+fn settings(place: &Path, keep: u32) -> Settings {
+    let mut settings = Settings::default();
+    settings.checkpoint.directory = place.display().to_string();
+    settings.checkpoint.keep = keep;
+    settings.checkpoint.restore = "latest".into();
+    settings
+}
+
+fn write(round: u64) -> Task {
+    let (tensors, tables, parts, restore) = Default::default();
+    Task::Write(Box::new(Completed { round, tensors, tables, parts, restore }))
+}
+
+#[tokio::test]
+async fn tasks_are_done_in_the_order_in_which_they_were_begun() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
+    let keeper = keeper.unwrap();
+    let (first, second) = (keeper.begin(write(1)), keeper.begin(write(2)));
+    let name = |round: u64| Some((round, Ok(checkpoint::round_name(round))));
+    // The second one runs first, and waits.
+    let second = tokio::spawn(second);
+    tokio::task::yield_now().await;
+    assert_eq!(first.await, name(1));
+    assert_eq!(second.await.unwrap(), name(2));
+    assert_eq!(keeper.store.names().unwrap(), [checkpoint::round_name(2)]);
+}
+
+#[tokio::test]
+async fn who_was_given_up_makes_room_and_what_is_being_written_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
+    let keeper = keeper.unwrap();
+    let part = "part-s0000-l00-0000000000000001-0001.safetensors".to_owned();
+    let names = [1, 2, 3].map(checkpoint::round_name);
+    names.iter().for_each(|name| keeper.store.put_bytes(name, &part, b"whole").unwrap());
+    let files = vec![part];
+    let restore = None;
+    keeper.begin(Task::Clear(Clearing::GivenUp { round: 3, files, restore: restore.clone() })).await;
+    assert_eq!(keeper.store.names().unwrap(), names[..2]);
+    keeper.begin(Task::Clear(Clearing::Before { round: 3, writing: vec![2, 3], restore })).await;
+    assert_eq!(keeper.store.names().unwrap(), names[1..2]);
+}
+
+#[test]
+fn what_cannot_be_read_is_not_passed_over() {
+    let place = tempfile::tempdir().unwrap();
+    let settings = settings(place.path(), 0);
+    let directory = place.path().join(checkpoint::round_name(7));
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("manifest.json"), "gone").unwrap();
+    let error = open(&settings, false).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+    assert!(open(&settings, true).is_ok(), "members know what it was");
+
+    let file = place.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let mut settings = settings;
+    settings.checkpoint.directory = file.display().to_string();
+    let error = open(&settings, false).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+}

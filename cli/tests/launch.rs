@@ -246,3 +246,57 @@ fn seats_of_those_who_may_come_later_are_filled_again() {
     }
     bed.assert_nobody_left();
 }
+
+/// Whose death the settings spare is no end: nobody is told to go, and the rest decides the code.
+#[test]
+fn a_job_that_goes_on_without_a_member_is_left_alone() {
+    let bed = Bed::new();
+    let go_on = ["-n", "3", "--set", "cluster.worker_loss=continue"];
+    // Longer than both of the launcher's graces after the death.
+    let script = r#"[ "$GRADWIRE_NODE__RANK" = 1 ] && kill -9 $$; sleep 1; [ "$GRADWIRE_NODE__RANK" = 0 ] && echo done; exit 0"#;
+    let (output, _) = bed.run(&go_on, &["sh", "-c", script]);
+    let err = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "done\n"), "{err}");
+    for words in [
+        "worker 1 ended: killed by signal 9; the job goes on without it",
+        "well without worker 1, which died",
+    ] {
+        assert!(err.contains(words), "{words:?} is missing in {err}");
+    }
+    // A server with a copy of what it has, too.
+    bed.program("gradwire-server", "[ \"$GRADWIRE_NODE__RANK\" = 0 ] || kill -9 $$\nexec $BED/nap 1\n");
+    let copies = ["-s", "2", "--set", "cluster.replicas=1"];
+    let (output, _) = bed.run(&copies, &["sh", "-c", "sleep 1"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert!(err.contains("server 1 ended: killed by signal 9; the job goes on without it"), "{err}");
+    bed.assert_nobody_left();
+}
+
+/// Where the job ends all the same, the code is that of the first who died, after the grace.
+#[test]
+fn a_loss_that_ends_the_job_in_the_end_gives_the_code() {
+    let bed = Bed::new();
+    let go_on = ["-n", "3", "--set", "cluster.worker_loss=continue"];
+    let script = r#"case $GRADWIRE_NODE__RANK in 1) kill -9 $$;; 0) sleep 0.3; exit 71;; esac; sleep 1000"#;
+    // Neither the last worker nor any with the default goes on alone, and a scheduler is not done without.
+    let last = r#"sleep 0.$GRADWIRE_NODE__RANK; exit 5"#;
+    for (flags, script, code, words) in [
+        (&go_on[..], script, 137, "worker 1 failed first: killed by signal 9"),
+        (&go_on, last, 5, "worker 2 failed first: exit code 5"),
+        (&["-n", "3"], script, 137, "worker 1 failed first: killed by signal 9"),
+        (
+            &["-n", "3", "--set", "cluster.worker_loss=wait"],
+            script,
+            137,
+            "the others would wait for it, and without --restart nobody starts it again",
+        ),
+    ] {
+        let (output, took) = bed.run(flags, &["sh", "-c", script]);
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        assert!(err.contains(words), "{words:?} is missing in {err}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    }
+    bed.assert_nobody_left();
+}

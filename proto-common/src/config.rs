@@ -308,7 +308,7 @@ fn within<T: PartialOrd + std::fmt::Display + Copy>(
 }
 
 impl Settings {
-    /// Checks every bound and relation. Called once, after all sources are merged.
+    /// Checks every bound, and the relations of what members use. Called once, after all sources are merged.
     pub fn validate(&self) -> Result<(), SettingError> {
         let cluster = &self.cluster;
         cluster.validate()?;
@@ -352,9 +352,11 @@ impl Settings {
         Ok(())
     }
 
-    /// The scheduler binds `scheduler.bind` or `scheduler.host`: the same rule holds there.
+    /// The cluster's shape is the scheduler's to say, so it has to be whole. It binds `scheduler.bind` or `scheduler.host`: the
+    /// same rule holds there.
     pub fn validate_scheduler(&self) -> Result<(), SettingError> {
         self.validate()?;
+        self.cluster.validate_shape()?;
         match &self.scheduler.bind {
             Some(bind) => self.check_loopback("scheduler.bind", bind),
             None => self.check_loopback("scheduler.host", &self.scheduler.host),
@@ -486,7 +488,7 @@ mod tests {
             settings.cluster.workers = 3;
             settings.cluster.mode = mode;
             (settings.cluster.backup_workers, settings.cluster.deterministic) = (backup, deterministic);
-            let fault = settings.validate().err().map(|error| error.to_string());
+            let fault = settings.validate_scheduler().err().map(|error| error.to_string());
             assert_eq!(fault.is_some(), wrong.is_some(), "{fault:?}");
             assert!(fault.unwrap_or_default().contains(wrong.unwrap_or_default()));
         };
@@ -495,6 +497,26 @@ mod tests {
         check(Mode::Sync, 1, true, Some("cluster.deterministic = false"));
         check(Mode::Async, 1, false, Some("cluster.mode = \"sync\""));
         check(Mode::Bounded(0), 0, true, None);
+    }
+
+    #[test]
+    fn members_need_not_know_the_whole_shape() {
+        let check = |edit: fn(&mut ClusterSettings), key| {
+            let mut settings = Settings::default();
+            edit(&mut settings.cluster);
+            assert_eq!(
+                settings.validate(),
+                Ok(()),
+                "{key}: the scheduler has the number of servers and workers"
+            );
+            assert_eq!(settings.validate_scheduler().err().map(|error| error.key), Some(key));
+        };
+        check(|cluster| cluster.replicas = 1, "cluster.replicas");
+        check(|cluster| cluster.workers_min = 2, "cluster.workers_min");
+        check(|cluster| cluster.backup_workers = 1, "cluster.backup_workers");
+        let mut settings = Settings::default();
+        settings.cluster.replicas = 2;
+        assert_eq!(settings.validate().err().map(|error| error.key), Some("cluster.replicas"));
     }
 
     #[test]

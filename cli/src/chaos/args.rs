@@ -82,7 +82,7 @@ pub(crate) struct ChaosArgs {
     #[arg(long, value_name = "WHAT", default_value = "same")]
     pub(super) expect: Expect,
     /// The hash of the weights; without it an undisturbed run says it.
-    #[arg(long, value_name = "SHA256")]
+    #[arg(long, value_name = "SHA256", value_parser = sha256)]
     pub(super) hash: Option<String>,
     /// Epochs of each run: 40, or with --minutes as many as take about so long. A short trial says how many, and one process
     /// alone the hash.
@@ -208,7 +208,7 @@ impl ChaosArgs {
         let mut line = format!(
             "gradwire chaos --seed {seed} {how_long} --roles {roles} --faults {faults} \
              --transport {transport} --workers {} --servers {} --replicas {} --expect {expect} --epochs {} \
-             --jitter-us {} --away-ms {} --silence-ms {} --checkpoint-rounds {}",
+             --jitter-us {} --away-ms {} --silence-ms {} --patience {} --checkpoint-rounds {}",
             self.workers,
             self.servers,
             self.replicas,
@@ -216,6 +216,7 @@ impl ChaosArgs {
             self.jitter_us,
             self.away_ms,
             self.silence_ms,
+            self.patience,
             self.checkpoint_rounds,
         );
         for (flag, pairs) in
@@ -223,6 +224,7 @@ impl ChaosArgs {
         {
             line.extend(pairs.iter().map(|pair| format!(" {flag} {pair}")));
         }
+        line.extend(self.hash.iter().map(|hash| format!(" --hash {hash}")));
         if self.double {
             line.push_str(" --double");
         }
@@ -232,6 +234,14 @@ impl ChaosArgs {
         }
         line
     }
+}
+
+/// The hash as trainers print it.
+fn sha256(text: &str) -> Result<String, String> {
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err("use the 64 hexadecimal digits that a trainer prints as weights_sha256".into());
+    }
+    Ok(text.to_ascii_lowercase())
 }
 
 /// As the command line names it.
@@ -257,13 +267,15 @@ mod tests {
     #[test]
     fn a_replayed_run_is_the_same_command() {
         let line = "x --seed 9 --kills 7 --roles server,worker --faults kill,stop --transport tcp --replicas 0 \
-                    --set cluster.lanes=2 --away-ms 10 --double -- --layers 64,10";
-        let args = parse(line);
+                    --set cluster.lanes=2 --away-ms 10 --double --patience 9";
+        let line = format!("{line} --hash {} -- --layers 64,10", "0A".repeat(32));
+        let args = parse(&line);
         let again = parse(args.replay(11, 3).strip_prefix("gradwire ").unwrap());
         assert_eq!((again.seed, again.kills, again.kills_per_run), (11, 3, Some(3)));
         assert_eq!((&again.roles, &again.faults, &again.set), (&args.roles, &args.faults, &args.set));
         assert_eq!((&again.train, again.replicas, again.away_ms), (&args.train, 0, 10));
         assert_eq!((again.transport, again.double), (Transport::Tcp, true));
+        assert_eq!((again.patience, again.hash), (9, Some("0a".repeat(32))));
     }
 
     #[test]
@@ -283,9 +295,14 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        for line in
-            ["x --kills 0", "x --minutes 5 --kills 3", "x --faults hang", "x --roles king", "x --replicas 2"]
-        {
+        for line in [
+            "x --hash zz",
+            "x --kills 0",
+            "x --minutes 5 --kills 3",
+            "x --faults hang",
+            "x --roles king",
+            "x --replicas 2",
+        ] {
             assert!(Cli::try_parse_from(line.split_whitespace()).is_err(), "{line}");
         }
     }

@@ -19,6 +19,7 @@ use cluster::Cluster;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::settings::Transport;
 use proto_common::error::ExitCode;
+use proto_common::ids::Role;
 use report::{Report, RunReport, times};
 use run::{Allowance, Run, Wrong};
 use schedule::Kind;
@@ -67,6 +68,11 @@ fn check(args: &ChaosArgs) -> Result<(), Failure> {
     }
     if args.faults.contains(&Kind::Partition) && args.transport == Transport::Shm {
         return wrong("hosts share no memory: --faults partition needs --transport tcp or verbs");
+    }
+    if args.expect == Expect::End && args.replicas > 0 && args.menu().roles.contains(&Role::Server) {
+        return wrong(
+            "--expect end needs --replicas 0 where servers die: with copies the job goes on; or leave server out of --roles",
+        );
     }
     if args.menu().is_empty() {
         return wrong(

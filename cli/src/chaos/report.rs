@@ -149,6 +149,9 @@ impl Report {
             "{struck} faults in {} runs, of which {equal} were as they must be",
             self.runs.len()
         );
+        if struck == 0 && equal > 0 {
+            text.push_str("no fault came: training was over before the first one; raise --epochs\n");
+        }
         for run in &self.runs {
             if let Some(failure) = &run.failure {
                 let _ = writeln!(text, "seed {}: {failure}", run.seed);
@@ -190,6 +193,10 @@ mod tests {
             ]
         );
         assert_eq!(times.iter().map(|times| times.own_worst_ms).collect::<Vec<_>>(), [2.0, 23.0, 5.0]);
+        let idle = RunReport { recoveries: Vec::new(), failure: None, ..run.clone() };
+        let idle =
+            Report { command: "c".into(), hash: None, runs: vec![idle], times: Vec::new(), is_equal: false };
+        assert!(idle.table().contains("no fault came") && idle.table().contains("raise --epochs"));
         let report = Report { command: "c".into(), hash: None, runs: vec![run], times, is_equal: false };
         let table = report.table();
         assert!(

@@ -1,4 +1,5 @@
-//! Seats that are filled again: who may, how often, and when. It decides; the supervisor starts.
+//! Seats that are filled again: who may, how often, and when; and those that the job goes on without. It decides; the
+//! supervisor starts.
 
 use super::plan::{ChildSpec, Plan};
 use daemon::exit::{Failure, WithCode as _};
@@ -29,8 +30,10 @@ const FINAL: [ExitCode; 7] = [
 pub(super) struct Restarts {
     /// New lives of each seat; none unless asked for.
     limit: u32,
-    /// Roles without one of which the job goes on.
+    /// Roles whose members may be missing for a while.
     roles: Vec<Role>,
+    /// Those of them without one of which the job goes on for good.
+    spared: Vec<Role>,
     made: BTreeMap<MemberId, u32>,
     due: Vec<(Instant, ChildSpec)>,
 }
@@ -50,13 +53,39 @@ impl Restarts {
         env: &[(String, String)],
         plan: &Plan,
     ) -> Result<(Self, Vec<String>), Failure> {
-        let Some(limit) = limit else { return Ok(Default::default()) };
         // What comes later counts, as in a process's environment.
         let all = env.iter().chain(&plan.common).chain(&plan.of_servers).cloned();
         let all: Vec<(String, String)> = all.collect::<BTreeMap<_, _>>().into_iter().collect();
-        let loaded = load_settings(Role::Scheduler, &all, None, &[]).code(ExitCode::Config)?;
+        let loaded = match (load_settings(Role::Scheduler, &all, None, &[]), limit) {
+            (Ok(loaded), _) => loaded,
+            // The processes say themselves what is wrong with theirs.
+            (Err(_), None) => return Ok(Default::default()),
+            (Err(error), Some(_)) => return Err(error).code(ExitCode::Config),
+        };
         let (roles, notes) = survivable(&loaded.settings);
-        Ok((Self { limit, roles, ..Self::default() }, notes))
+        let spared = spared(&loaded.settings);
+        let notes = if limit.is_some() { notes } else { Vec::new() };
+        Ok((Self { limit: limit.unwrap_or(0), roles, spared, ..Self::default() }, notes))
+    }
+
+    /// Does the job go on for good without a member of this role?
+    pub(super) fn spares(&self, role: Role) -> bool {
+        self.spared.contains(&role)
+    }
+
+    /// Why the job ends with a death that another life would have mended, where that is so.
+    pub(super) fn nobody_comes(&self, id: MemberId) -> Option<String> {
+        if !self.roles.contains(&id.role) || self.spares(id.role) {
+            return None;
+        }
+        let made = self.made.get(&id).copied().unwrap_or(0);
+        match self.limit {
+            0 => Some("the others would wait for it, and without --restart nobody starts it again".into()),
+            limit if made >= limit => {
+                Some(format!("the others would wait for it, and --restart={limit} is used up"))
+            }
+            _ => None,
+        }
     }
 
     /// A process has ended by itself with this code: is its seat filled again?
@@ -131,6 +160,16 @@ fn survivable(settings: &Settings) -> (Vec<Role>, Vec<String>) {
     (roles, notes)
 }
 
+/// The roles without a member of which the job goes on, though nobody comes in its place. Members wait for a scheduler, and
+/// with `wait` rounds do for a worker.
+fn spared(settings: &Settings) -> Vec<Role> {
+    let rules = [
+        (Role::Server, settings.cluster.replicas > 0),
+        (Role::Worker, settings.cluster.worker_loss == WorkerLoss::Continue),
+    ];
+    rules.into_iter().filter(|(_, goes_on)| *goes_on).map(|(role, _)| role).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::plan::Seat;
@@ -193,5 +232,33 @@ mod tests {
         let (roles, notes) = survivable(&settings);
         assert_eq!(roles, [Role::Server, Role::Worker]);
         assert!(notes[0].contains("a scheduler is not started again"), "{notes:?}");
+    }
+    #[test]
+    fn who_is_waited_for_is_not_who_can_be_done_without() {
+        let mut settings = Settings::default();
+        for (replicas, loss, expected) in [
+            (0, WorkerLoss::Stop, &[][..]),
+            (1, WorkerLoss::Wait, &[Role::Server]),
+            (0, WorkerLoss::Continue, &[Role::Worker]),
+            (1, WorkerLoss::Continue, &[Role::Server, Role::Worker]),
+        ] {
+            (settings.cluster.replicas, settings.cluster.worker_loss) = (replicas, loss);
+            assert_eq!(spared(&settings), expected, "{replicas} {loss:?}");
+        }
+    }
+
+    #[test]
+    fn it_is_said_where_another_life_would_have_mended_it() {
+        let mut all = restarts(1, &[Role::Scheduler, Role::Server, Role::Worker]);
+        all.spared = vec![Role::Server];
+        let (worker, server) = (spec(Role::Worker, 0), spec(Role::Server, 0));
+        let why = |restarts: &Restarts, spec: &ChildSpec| restarts.nobody_comes(spec.id).unwrap_or_default();
+        assert_eq!(why(&all, &worker), "", "it ended with a code that another life would end with, too");
+        assert!(all.again(&worker, 137, Instant::now()).is_some());
+        assert!(why(&all, &worker).contains("--restart=1 is used up"));
+        all.limit = 0;
+        assert!(why(&all, &worker).contains("without --restart"));
+        assert_eq!(why(&all, &server), "", "nobody waits for it");
+        assert_eq!(why(&restarts(0, &[]), &worker), "", "the job ends with it");
     }
 }

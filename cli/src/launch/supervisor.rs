@@ -104,6 +104,8 @@ pub(super) struct Supervisor {
     verdict: Option<u8>,
     /// The failure to blame, while that is not said yet.
     blamed: Option<Blame>,
+    /// Who died while the job went on, in that order.
+    lost: Vec<Blame>,
     /// Signals the launcher itself got.
     interrupts: u32,
     grace: Duration,
@@ -138,6 +140,7 @@ impl Supervisor {
             escalation: VecDeque::new(),
             verdict: None,
             blamed: None,
+            lost: Vec::new(),
             interrupts: 0,
             grace: Duration::from_millis(args.grace_ms),
             timeout: args.timeout.map(Duration::from_secs),
@@ -162,6 +165,10 @@ impl Supervisor {
         }
         self.watch(deadline).await;
         self.say_blame().await;
+        if self.verdict.is_none() && !self.lost.is_empty() {
+            let lost = names(self.lost.iter().map(|blame| &blame.id));
+            self.printer.say(&format!("the job ended well without {lost}, which died")).await;
+        }
         // Whoever is still there holds a pipe and nothing else: its group has been killed.
         let drained = async { while self.pipes.join_next().await.is_some() {} };
         let _ = timeout(Duration::from_millis(PIPES_MS), drained).await;
@@ -359,24 +366,57 @@ impl Supervisor {
                 format!("{id}{on} ended: {words}; it is started again in {after} ms ({number} of {limit})");
             return self.printer.say(&text).await;
         }
-        // Nobody else notices who was never there: the others would wait for it.
-        let is_awaited = !self.members.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
-        let never_joined = is_awaited && self.never_joined(id).await;
-        if never_joined {
-            let needs_none = if code == 0 { "; what needs no cluster is run without launch" } else { "" };
-            let code = if code == 0 { ExitCode::Failure as u8 } else { code };
-            let words = format!("{words}, before it joined the cluster{needs_none}");
-            self.failed(Blame { id, on, code, words, tail }).await;
-            self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
-        } else if code != 0 {
-            self.failed(Blame { id, on, code, words, tail }).await;
-        }
+        self.not_again(Blame { id, on, code, words, tail }, goes_on).await;
         let worker_left =
             self.restarts.awaits(Role::Worker) || self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
             // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
             self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
         }
+    }
+
+    /// A process has ended, and is not started again: well, or as a loss that the job goes on with, or as the job's end.
+    async fn not_again(&mut self, mut blame: Blame, goes_on: bool) {
+        let (id, is_done) = (blame.id, blame.code == 0);
+        let spares = goes_on && !is_done && self.spares(id);
+        // Nobody else notices who was never there: the others would wait for it.
+        let is_awaited = !self.members.is_empty() && self.verdict.is_none() && id.role != Role::Scheduler;
+        let status = if is_awaited || spares { self.ask().await } else { None };
+        if is_awaited && status.as_ref().is_some_and(|status| never_joined(status, id)) {
+            let needs_none = if is_done { "; what needs no cluster is run without launch" } else { "" };
+            blame.code = if is_done { ExitCode::Failure as u8 } else { blame.code };
+            blame.words = format!("{}, before it joined the cluster{needs_none}", blame.words);
+            self.failed(blame).await;
+            return self.escalate(&[(Duration::ZERO, Signal::TERM), (self.grace, Signal::KILL)]);
+        }
+        if is_done {
+            return;
+        }
+        // The scheduler knows whether the job goes on. Where it does not say, whoever tells of another's death is believed.
+        let is_over = match status {
+            Some(status) => !matches!(status.phase, JobPhase::Running | JobPhase::Rebuilding),
+            None => blame.is_echo(),
+        };
+        if spares && !is_over {
+            let Blame { on, words, .. } = &blame;
+            self.printer.say(&format!("{id}{on} ended: {words}; the job goes on without it")).await;
+            return self.lost.push(blame);
+        }
+        if let Some(why) = self.restarts.nobody_comes(id).filter(|_| goes_on && !blame.is_echo()) {
+            blame.words = format!("{}; {why}", blame.words);
+        }
+        self.failed(blame).await;
+    }
+
+    /// Do the settings, and who is left, let the job go on without this one? Of a cluster that others start the rest of, only
+    /// the scheduler knows who is left.
+    fn spares(&self, id: MemberId) -> bool {
+        let mut left = self.members.keys();
+        let is_left = match self.is_part {
+            true => left.next().is_some(),
+            false => left.any(|other| other.role == id.role) || self.restarts.awaits(id.role),
+        };
+        is_left && self.restarts.spares(id.role)
     }
 
     /// Seats whose time has come.
@@ -410,15 +450,10 @@ impl Supervisor {
         }
     }
 
-    /// Does the cluster still wait for this member, which has ended? The scheduler knows; where it does not say, it is
-    /// taken for one that the others will hear of.
-    async fn never_joined(&self, id: MemberId) -> bool {
-        let Some(address) = &self.status_at else { return false };
-        let asked = timeout(Duration::from_millis(ASK_MS), get(address, "/status")).await;
-        let Ok(Ok(answer)) = asked else { return false };
-        let Ok(status) = serde_json::from_slice::<ClusterStatus>(&answer) else { return false };
-        let has_joined = status.members.iter().any(|member| (member.role, member.rank) == (id.role, id.rank));
-        status.phase == JobPhase::Assembling && !has_joined
+    /// What the scheduler says of the cluster, where it says anything.
+    async fn ask(&self) -> Option<ClusterStatus> {
+        let asked = timeout(Duration::from_millis(ASK_MS), get(self.status_at.as_ref()?, "/status")).await;
+        serde_json::from_slice(&asked.ok()?.ok()?).ok()
     }
 
     async fn failed(&mut self, failure: Blame) {
@@ -440,7 +475,13 @@ impl Supervisor {
 
     /// Says who failed first, once. From here on failures are effects.
     async fn say_blame(&mut self) {
-        if let Some(Blame { id, on, words, tail, .. }) = self.blamed.take() {
+        if let Some(mut blame) = self.blamed.take() {
+            // Whoever tells of another's death, where nobody else turns up, tells of one that the job went on after.
+            if blame.is_echo() && !self.lost.is_empty() {
+                blame = self.lost.remove(0);
+                self.verdict = Some(blame.code);
+            }
+            let Blame { id, on, words, tail, .. } = blame;
             let failed = if self.is_part { "failed" } else { "failed first" };
             self.printer.say(&format!("{id}{on} {failed}: {words}")).await;
             for line in tail {
@@ -473,6 +514,12 @@ async fn at(instant: Option<Instant>) {
         Some(instant) => sleep_until(instant).await,
         None => std::future::pending().await,
     }
+}
+
+/// Does the cluster still wait for this member, which has ended?
+fn never_joined(status: &ClusterStatus, id: MemberId) -> bool {
+    let has_joined = status.members.iter().any(|member| (member.role, member.rank) == (id.role, id.rank));
+    status.phase == JobPhase::Assembling && !has_joined
 }
 
 fn names<'a>(ids: impl Iterator<Item = &'a MemberId>) -> String {

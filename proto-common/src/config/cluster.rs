@@ -81,6 +81,7 @@ impl ClusterSettings {
         if self.servers_max == 0 { self.servers } else { self.servers_max }
     }
 
+    /// Bounds of each, for everybody.
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         within("cluster.workers", self.workers, 1, WORKERS_MAX)?;
         within("cluster.servers", self.servers, 1, SERVERS_MAX)?;
@@ -90,6 +91,11 @@ impl ClusterSettings {
             return wrong("cluster.chunk_bytes", self.chunk_bytes, "use a multiple of 4096");
         }
         within("cluster.replicas", self.replicas, 0, 1)?;
+        within("cluster.workers_min", self.workers_min, 1, WORKERS_MAX)
+    }
+
+    /// How they have to fit each other, for the scheduler: members may know some of them only.
+    pub(super) fn validate_shape(&self) -> Result<(), SettingError> {
         if self.replicas > 0 && self.servers < 2 {
             let fix = "a copy lies on another server: use it with cluster.servers of 2 and more";
             return wrong("cluster.replicas", self.replicas, fix);

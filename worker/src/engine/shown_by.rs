@@ -141,7 +141,7 @@ impl LaneEngine {
             match block.status {
                 Status::Done => chunk.shown_by.retain(|shown| shown.server != server || !shown.is_told),
                 _ => {
-                    chunk.shown_by.iter_mut().filter(|one| one.server == server).for_each(ShownBy::say_again)
+                    chunk.shown_by.iter_mut().filter(|one| one.server == server).for_each(ShownBy::say_again);
                 }
             }
         }

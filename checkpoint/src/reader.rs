@@ -91,13 +91,18 @@ impl Part {
     /// Its entries of tensors: what they have, which elements, and where they lie.
     pub fn tensors(&self) -> Result<Vec<Stretch<'_>>, CheckpointError> {
         let keys: BTreeMap<String, Key> = self.word(KEYS)?;
-        let entries = self.header.entries.iter();
-        let ours = entries.filter_map(|(name, entry)| {
+        let mut ours = Vec::new();
+        for (name, entry) in &self.header.entries {
             let length = entry.shape.first().copied().unwrap_or(0);
-            let (key, what, range) = entry::parse(name, length, &keys)?;
-            Some((key, what, range, entry))
-        });
-        Ok(ours.collect())
+            let Some((key, what, range)) = entry::parse(name, length, &keys) else { continue };
+            // Another shape has other bytes than are looked for there.
+            if entry.shape.len() != 1 {
+                let why = format!("its entry {name:?} has another shape than its name says");
+                return Err(CheckpointError::corrupt(&self.path(), why));
+            }
+            ours.push((key, what, range, entry));
+        }
+        Ok(ours)
     }
 
     /// Its tables, with their rows' entries: ids, pushes, numbers of each stretch.

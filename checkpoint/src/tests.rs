@@ -140,6 +140,35 @@ fn whoever_wrote_which_chunk_every_one_is_found() {
     }
 }
 
+/// Changes a part's header, which keeps its length, and the checksum of it in what is handed back.
+fn with_header(path: &Path, record: &PartRecord, from: &str, to: &str) -> PartRecord {
+    let mut bytes = std::fs::read(path.join(&record.file)).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let json = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+    assert!(json.contains(from));
+    let changed = format!("{:length$}", json.replace(from, to).trim_end());
+    bytes[8..8 + length].copy_from_slice(changed.as_bytes());
+    std::fs::write(path.join(&record.file), &bytes).unwrap();
+    let blocks = 4 * Header::parse(changed.as_bytes(), (bytes.len() - 8 - length) as u64, "f")
+        .unwrap()
+        .entries["gradwire#blocks"]
+        .shape[0] as usize;
+    let index = [&bytes[..8 + length], &bytes[bytes.len() - blocks..]].concat();
+    PartRecord { crc32c: crc32c::crc32c(&bytes), index_crc32c: crc32c::crc32c(&index), ..record.clone() }
+}
+
+#[test]
+fn a_stretch_of_another_shape_than_its_name_says_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let manifest = write(&store, 1, 1);
+    let path = directory.path().join(&manifest.name);
+    let (from, to) = (r#""shape":[1024]"#, r#""shape":[1024,1]"#);
+    let record = with_header(&path, &manifest.parts[0], from, to);
+    let part = Part::open(store, &manifest.name, &record).unwrap();
+    assert!(part.tensors().unwrap_err().to_string().contains("another shape"));
+}
+
 #[test]
 fn the_formats_own_reader_finds_whole_tensors_where_one_part_has_them() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The scheduler: every decision is an epoch, told to all members of the roster in order.
 
 use crate::state::{Epoch, Map, Place, Rebuild, Scheduler, Seeded, Server, State};
-use crate::{Broken, Mode, Protocol};
+use crate::{Broken, Protocol};
 
 impl Protocol {
     /// A decision: it is told to everybody who is in the roster then.
@@ -110,14 +110,11 @@ impl Protocol {
     }
 
     /// Has the restarted scheduler heard enough to decide? Workers must have come: what a server published in an epoch that
-    /// no server has come to tell of, those know that were answered. In mode sync any of them does, because no round is published
-    /// that it has no part in. Or all servers of the newest roster: then there is none.
+    /// no server has come to tell of, those know that were answered. Or all servers of the newest roster: then there is none.
     pub(crate) fn may_decide(&self, state: &State, rebuild: &Rebuild) -> bool {
         let Some(shown) = &rebuild.shown else { return false };
         let came = |place: &usize| shown.lives[*place] == 0 || rebuild.servers.contains(&(*place as Place));
-        let (came_again, all) = (rebuild.workers.len(), state.workers.len());
-        came_again == all
-            || (self.mode == Mode::Sync && came_again > 0)
+        rebuild.workers.len() == state.workers.len()
             || (0..self.servers).all(|place| came(&place))
             || self.lacks(Broken::NoWorkerShown)
     }

@@ -1,4 +1,4 @@
-//! Sparse tables: rows of one width under u64 ids, made at first touch. What a table is, which part of the tables has a row,
+//! Sparse tables: rows of one width under u64 ids, made at the first push. What a table is, which part of the tables has a row,
 //! and what requests about rows look like. The parts lie in the shard map as tensors of their own, their *homes*: what is
 //! pushed to rows is a contribution to a home, and is copied, moved and counted as others are. What is asked travels as calls
 //! to numbers of their own.
@@ -19,7 +19,7 @@ pub const TABLE_APPS: u32 = 1 << 31;
 pub const TABLES_MAX: u32 = 1 << 16;
 /// Elements of a row.
 pub const ROW_WIDTH_MAX: u32 = 1 << 16;
-/// Touches that a row can be made to wait for: they are counted in a byte.
+/// Pushes that a row can be made to wait for: they are counted in a byte.
 pub const ADMIT_AFTER_MAX: u32 = 255;
 /// Rows of one request.
 pub const ROWS_PER_REQUEST_MAX: usize = 1 << 20;
@@ -75,13 +75,13 @@ pub struct TableSpec {
     pub optimizer: Optimizer,
     /// What rows begin with.
     pub initial: Initial,
-    /// Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to
-    /// it are left out; at most [`ADMIT_AFTER_MAX`]. 0 and 1: at its first touch. Counted in so few bytes that ids may share a
-    /// count, so a row may be admitted too early; and counts are halved now and then, so what is touched rarely for ever
-    /// is never admitted.
+    /// Pushes before a row gets memory: with this one it does, and those before are left out; at most [`ADMIT_AFTER_MAX`]. 0 and
+    /// 1: at its first push. Pulls do not count, nor make rows: they bring what a row would begin with. Counted in so few bytes
+    /// that ids may share a count, so a row may be admitted too early; and counts are halved now and then, so what is pushed to
+    /// rarely for ever is never admitted.
     pub admit_after: u32,
-    /// Rows that are kept, spread evenly over servers and lanes, which keep at least one each: beyond that the least recently
-    /// touched ones go. 0: no limit.
+    /// Rows that are kept, spread evenly over servers and lanes, which keep at least one each: beyond that those go that
+    /// were pushed to least recently. 0: no limit.
     pub rows_max: u64,
 }
 
@@ -114,7 +114,7 @@ pub enum TableError {
 }
 
 impl TableSpec {
-    /// A table whose rows are made at first touch, and stay.
+    /// A table whose rows are made at their first push, and stay.
     #[must_use]
     pub const fn new(key: u32, width: u32, optimizer: Optimizer, initial: Initial) -> Self {
         Self { key, width, optimizer, initial, admit_after: 1, rows_max: 0 }
@@ -220,7 +220,7 @@ pub const fn home_of(key: Key) -> Option<u32> {
 }
 
 /// Bytes before a contribution's ids: see [`PushHead`].
-pub const PUSH_HEAD_BYTES: usize = 16;
+pub const PUSH_HEAD_BYTES: usize = 24;
 
 /// How a contribution to a home begins. Behind it are a declaration's bytes, or ids and then their rows of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,13 +233,16 @@ pub struct PushHead {
     pub count: u32,
     /// Parts of tables, of a declaration.
     pub parts: u32,
+    /// Rows that the table may then have at the home, which its server says, whatever stands there, before copies have it: they
+    /// are to leave out what it leaves out.
+    pub room: u32,
 }
 
 impl PushHead {
     /// As it travels.
     #[must_use]
     pub fn to_bytes(self) -> [u8; PUSH_HEAD_BYTES] {
-        let words = [self.op as u32, self.key, self.count, self.parts];
+        let words = [self.op as u32, self.key, self.count, self.parts, self.room];
         let mut bytes = [0; PUSH_HEAD_BYTES];
         bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
         bytes
@@ -252,7 +255,8 @@ impl PushHead {
         let mut words =
             bytes.chunks_exact(4).map(|word| word.first_chunk().map_or(0, |w| u32::from_le_bytes(*w)));
         let op = RowOp::from_wire(u8::try_from(words.next()?).ok()?)?;
-        Some(Self { op, key: words.next()?, count: words.next()?, parts: words.next()? })
+        let [key, count, parts, room] = [words.next()?, words.next()?, words.next()?, words.next()?];
+        Some(Self { op, key, count, parts, room })
     }
 }
 
@@ -360,7 +364,7 @@ mod tests {
 
     #[test]
     fn heads_of_contributions_round_trip_and_are_refused_cut_short() {
-        let head = PushHead { op: RowOp::Push, key: 7, count: 3, parts: 9 };
+        let head = PushHead { op: RowOp::Push, key: 7, count: 3, parts: 9, room: 11 };
         assert_eq!(PushHead::from_bytes(&head.to_bytes()), Some(head));
         for bytes in 0..PUSH_HEAD_BYTES {
             assert_eq!(PushHead::from_bytes(&head.to_bytes()[..bytes]), None);

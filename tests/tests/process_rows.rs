@@ -23,6 +23,7 @@ const STEPS: u64 = 30;
 
 over_each!(
     no_row_is_lost_with_a_server_that_is_killed,
+    whoever_takes_over_has_the_rows_that_there_were_and_no_others,
     a_spare_server_gets_the_copies_and_then_takes_over,
     a_server_with_rows_is_emptied_before_it_goes
 );
@@ -129,6 +130,37 @@ fn no_row_is_lost_with_a_server_that_is_killed(driver: Driver) {
     let mut bed = Bed::new(driver, 3, true);
     let pushes = bed.train(|cluster, _| kill(cluster, 1, 0, 1));
     bed.check(pushes);
+    bed.end(&[1]);
+}
+
+fn whoever_takes_over_has_the_rows_that_there_were_and_no_others(driver: Driver) {
+    let mut bed = Bed::new(driver, 2, true);
+    let spec = TableSpec { key: 4, admit_after: 3, rows_max: 4 * ROWS, ..bed.tables[0].spec().clone() };
+    let (client, others) = bed.clients.split_first().unwrap();
+    let late = client.declare_table(&spec).unwrap();
+    others.iter().for_each(|other| drop(other.declare_table(&spec).unwrap()));
+    let push = |ids: std::ops::Range<u64>| {
+        let ids: Vec<u64> = ids.collect();
+        client.push_rows(&late, &ids, &vec![1.0; ids.len() * WIDTH]).unwrap().wait().unwrap();
+    };
+    // Rows that are kept, and then many times as many as a table may have that never are.
+    (0..3).for_each(|_| push(0..ROWS));
+    (1..40).for_each(|lap| push(lap * ROWS..(lap + 1) * ROWS));
+    push(ROWS..2 * ROWS);
+    let pull = |ids: std::ops::Range<u64>| {
+        let mut out = vec![0.0; (ROWS as usize) * WIDTH];
+        client.pull_rows(&late, &ids.collect::<Vec<u64>>(), &mut out).unwrap();
+        out
+    };
+    let (kept, rare) = (pull(0..ROWS), pull(ROWS..2 * ROWS));
+    kill(&mut bed.cluster, 1, 0, 1);
+    assert!(kept.iter().all(|number| *number == 1.0) && pull(0..ROWS) == kept, "a row went that was kept");
+    // Some share their count with others.
+    let left_out = rare.iter().filter(|number| **number == 0.0).count();
+    assert!(left_out > rare.len() / 2 && pull(ROWS..2 * ROWS) == rare, "of {left_out} some are there");
+    push(ROWS..2 * ROWS);
+    let counted = pull(ROWS..2 * ROWS).iter().zip(&rare).all(|(now, before)| *now == before + 1.0);
+    assert!(counted, "it counts on from what there was");
     bed.end(&[1]);
 }
 

@@ -49,7 +49,8 @@ pub(super) fn measure(client: &Client, name: &str, rows: usize) -> anyhow::Resul
     let mut out = vec![0f32; DRAWS * WIDTH];
     let all: Vec<u64> = (0..rows as u64).collect();
     for ids in all.chunks(DRAWS) {
-        client.pull_rows(&table, ids, &mut out[..ids.len() * WIDTH])?;
+        // Pulls make no rows.
+        client.push_rows(&table, ids, &out[..ids.len() * WIDTH])?.wait()?;
     }
     let own = vec![1f32; rows * WIDTH];
     let mut huge = Floats::zeroed(rows * WIDTH, 0)?;

@@ -759,12 +759,12 @@ typedef struct {
      */
     uint64_t seed;
     /**
-     * Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to it are
-     * left out. 0 and 1: at its first touch.
+     * Pushes before a row gets memory: with this one it does, and those before are left out. 0 and 1: at its first push. Pulls do
+     * not count: they bring what a row would begin with.
      */
     uint32_t admit_after;
     /**
-     * Rows that are kept: beyond that the least recently touched ones go. 0: no limit.
+     * Rows that are kept: beyond that those go that were pushed to least recently. 0: no limit.
      */
     uint64_t rows_max;
     /**

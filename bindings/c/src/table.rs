@@ -45,10 +45,10 @@ pub struct GradwireTableSpec {
     pub high: f32,
     /// See `GradwireInitial`.
     pub seed: u64,
-    /// Touches (pulls or pushes) before a row gets memory: until then pulls bring what it would begin with, and pushes to it are
-    /// left out. 0 and 1: at its first touch.
+    /// Pushes before a row gets memory: with this one it does, and those before are left out. 0 and 1: at its first push. Pulls do
+    /// not count: they bring what a row would begin with.
     pub admit_after: u32,
-    /// Rows that are kept: beyond that the least recently touched ones go. 0: no limit.
+    /// Rows that are kept: beyond that those go that were pushed to least recently. 0: no limit.
     pub rows_max: u64,
     /// Applied to each row by itself, at once, with what one push has for it. Any rule but LAMB.
     pub optimizer: GradwireOptimizer,

@@ -89,7 +89,7 @@ def test_pushes_and_pulls_are_in_the_order_they_were_called(one: gradwire.Client
 
 
 def test_rows_are_admitted_late_and_go_when_there_are_too_many(one: gradwire.Client) -> None:
-    late = one.table("late", 1, admit_after=3)
+    late = one.table("late", 1, admit_after=2)
     ten = np.ones((1, 1), np.float32)
     late.push_rows([8], ten).wait()
     assert late.pull_rows([8]).wait() == 0

@@ -141,7 +141,7 @@ impl Saver {
         Self::over(store, settings, (rank, life, chunk_bytes), (drain, restore), Box::new(has_room))
     }
 
-    fn over(
+    pub(crate) fn over(
         store: Option<Arc<dyn Store>>,
         settings: &CheckpointSettings,
         (rank, life, chunk_bytes): (Rank, Incarnation, u64),
@@ -195,6 +195,11 @@ impl Saver {
     /// What a checkpoint's writing has come to is given up.
     pub(crate) fn drop_part(&self, round: u64) {
         let _ = self.letters.send(Letter::Drop(round));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn try_news(&mut self) -> Option<CheckpointNews> {
+        self.news.try_recv().ok()
     }
 
     /// What the scheduler is to hear.

@@ -73,6 +73,14 @@ impl LaneEngine {
         copy.map_or(Incarnation::default(), |copy| copy.incarnation)
     }
 
+    /// The slots that a server may write, as they are granted now; none without a stream of it.
+    #[must_use]
+    pub fn granted_slots(&self, from: Rank) -> Vec<SlotGrant> {
+        let copy = self.copying.copies.iter().find(|copy| copy.from == from);
+        let slots = (0..).zip(copy.into_iter().flat_map(|copy| &copy.slots));
+        slots.map(|(slot, (generation, _))| SlotGrant { slot, generation: *generation }).collect()
+    }
+
     /// A server says that a record lies in a slot: may it be read? Once: a notice that comes again says nothing.
     pub fn record_notified(&mut self, from: Rank, slot: SlotGrant, out: &mut Commands) -> bool {
         let Some(copy) = self.copying.copies.iter_mut().find(|copy| copy.from == from) else { return false };

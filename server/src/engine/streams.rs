@@ -177,10 +177,25 @@ impl LaneEngine {
         (keeps().count(), keeps().filter(|keep| keep.is_kept_up()).count(), queued)
     }
 
+    /// Is a chunk's image still being sent to a server?
+    #[must_use]
+    pub fn sends_image(&self, to: Rank) -> bool {
+        self.copying.streams.iter().any(|stream| stream.to == to && stream.image.is_some())
+    }
+
     /// Slots for records that were written and not given back.
     #[must_use]
     pub fn records_unreturned(&self) -> usize {
         self.copying.streams.iter().map(|stream| stream.used.len()).sum()
+    }
+
+    /// Slots that a server has granted for records: those that may be written, and those that were and are not given back.
+    #[must_use]
+    pub fn record_slots(&self, to: Rank) -> (Vec<SlotGrant>, Vec<SlotGrant>) {
+        let Some(stream) = self.copying.streams.iter().find(|stream| stream.to == to) else {
+            return Default::default();
+        };
+        (stream.free.iter().copied().collect(), stream.used.iter().map(|(slot, _)| *slot).collect())
     }
 
     /// Asks a server which version of a chunk it has, if it is to have a copy.

@@ -48,6 +48,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Reduce { chunk, addend } => {
                 let views = self.views_of(Some(addend));
                 self.storage.reduce(chunk, addend, &views)?;
+                self.plan_rows(chunk, &addend)?;
             }
             Command::Finish { chunk, round, last, old, into, contributors } => {
                 let round = Round { number: round, last, old, into, contributors };

@@ -66,6 +66,9 @@ pub enum LaneError {
     /// The checkpoint that the job goes on from cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
+    /// Rows that this server has copies of cannot be what their server has.
+    #[error("rows of sparse tables cannot be kept up as a copy: {0}")]
+    Copy(String),
     /// Its thread panicked.
     #[error("the data thread of lane {lane} panicked; please report it with what the log says before")]
     Panicked {

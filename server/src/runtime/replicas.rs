@@ -232,11 +232,21 @@ impl<Q: CompletionQueue> DataLane<Q> {
     }
 
     pub(super) fn say_seeded(&mut self, to: Rank, epoch: Epoch) {
-        // Nothing of it is under way any more, and the last one may be long.
-        let of_it = self.replicas.streams.iter_mut().filter(|link| link.to == to);
-        of_it.for_each(|link| link.image = None);
         let lane = self.config.engine.lane.0;
         self.replicas.news.push_back(LaneNews::Seeded { lane, to, epoch });
+    }
+
+    /// Images that nothing is sent of any more are let go: the last one may be long.
+    pub(super) fn free_images(&mut self) {
+        let Self { replicas, engine, .. } = self;
+        let sent = replicas.streams.iter_mut().filter(|link| !engine.sends_image(link.to));
+        sent.for_each(|link| link.image = None);
+    }
+
+    /// Is there an image to be sent?
+    #[cfg(test)]
+    pub(super) fn sends_from_memory(&self) -> bool {
+        self.replicas.streams.iter().any(|link| link.image.is_some())
     }
 
     /// What has happened on a channel between servers. False where it is none.
@@ -246,7 +256,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
         };
         match &completion.kind {
             CompletionKind::Received { immediate } => match (Notice::from_wire(*immediate), ours) {
-                (Some(notice), true) => self.engine.stream_notice(peer, notice, &mut self.commands),
+                (Some(notice), true) => {
+                    self.engine.stream_notice(peer, notice, &mut self.commands);
+                    self.free_images();
+                }
                 (Some(Notice::Batch(slot)), false) => self.take_record(peer, slot)?,
                 (Some(Notice::Probe | Notice::ProbeReply), false) => {}
                 _ => {

@@ -181,6 +181,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let lent = lent.into_iter().try_for_each(|index| self.lend_sum(index).map(drop));
         // What the engine decided is done, whatever could not be made or read.
         self.execute()?;
+        self.free_images();
         let Self { tables, engine, .. } = self;
         tables.keep(|home| engine.has_home(home));
         made.and(begun).and(lent)

@@ -80,7 +80,7 @@ impl RunError {
             Self::Refused(reason) => code_of_refusal(reason),
             Self::Deposed { .. } => ExitCode::Refused,
             Self::NotDrained { .. } => ExitCode::Deadline,
-            Self::Lane(LaneError::Unregistered(_)) => ExitCode::Transport,
+            Self::Lane(LaneError::Unregistered(_) | LaneError::Copy(_)) => ExitCode::Transport,
             Self::Lane(_) => ExitCode::Internal,
         }
     }

@@ -165,7 +165,10 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     /// A checkpoint ends where chunks that it is to have went elsewhere: their new server knows nothing of it.
     pub(super) fn give_up_save(&mut self) {
-        let Some(round) = self.engine.torn_save() else { return };
+        // The home itself may be written, and some of its rows not.
+        let is_torn = self.saves.rows.is_torn(|home| self.engine.serves_home(home));
+        let with_rows = self.saves.begun.filter(|_| is_torn).map(|(round, _)| round);
+        let Some(round) = self.engine.torn_save().or(with_rows) else { return };
         self.engine.drop_save(round, &mut self.commands);
         self.forget_save();
         let reason = "shards were moved while it was written".into();

@@ -4,11 +4,11 @@
 
 use super::calls::{AnswerBody, Request};
 use super::lane::{DataLane, LaneError};
+use super::saving::Saves;
 use crate::app::{CallBuffer, ReplyBody};
-use crate::engine::Verdict;
+use crate::engine::{Addend, Source, Verdict};
 use crate::storage::{Round, Views};
-use crate::tables::{Asked, Room, Rows, TableStats, Told, home_key_of};
-use checkpoint::CheckpointError;
+use crate::tables::{Applied, Asked, Room, Rows, TableStats, Told, home_key_of};
 use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, View};
 use proto_common::ids::{ChunkId, Rank};
 use proto_common::table::{RowStatus, home_of, table_of};
@@ -99,6 +99,18 @@ impl<Q: CompletionQueue> DataLane<Q> {
         self.tables.stats(|home| self.engine.serves_home(home))
     }
 
+    /// What was contributed to a home that is served here is about to be sent to copies, or applied: it says from now on what
+    /// there is room for.
+    pub(super) fn plan_rows(&mut self, chunk: u32, addend: &Addend) -> Result<(), LaneError> {
+        let Self { engine, storage, tables, saves, .. } = self;
+        // The server whose copy this is has planned what comes from it.
+        let Some(home) = engine.home(chunk).filter(|_| !matches!(addend.from, Source::Record { .. })) else {
+            return Ok(());
+        };
+        tables.plan(home, storage.sum_of_round(chunk)?, &refill_of(saves));
+        Ok(())
+    }
+
     /// A round of a home is complete: what was contributed is done to its rows.
     pub(super) fn finish_rows(
         &mut self,
@@ -108,20 +120,22 @@ impl<Q: CompletionQueue> DataLane<Q> {
     ) -> Result<Verdict, LaneError> {
         if let Some(last) = round.last {
             self.storage.reduce(chunk, last, views)?;
+            self.plan_rows(chunk, &last)?;
         }
         let Self { engine, storage, tables, saves, .. } = self;
-        let serves = engine.serves_home(home);
-        let refill = |rows: &mut Rows, part: usize| match saves.restorer() {
-            Some(restorer) => restorer.refill(rows, part),
-            None => Ok(()),
-        };
-        let is_done = tables.apply(home, serves, storage.sum_of_round(chunk)?, &refill);
-        // A copy that cannot be what its server has would be found out when it is needed.
-        if let Some(why) = tables.lacks(home).filter(|_| !is_done && !serves) {
-            return Err(
-                CheckpointError::Corrupt { file: "rows of a table".into(), why: why.to_owned() }.into()
-            );
+        match tables.apply(home, storage.sum_of_round(chunk)?, &refill_of(saves)) {
+            Applied::Done => Ok(Verdict::Fits),
+            // A copy that cannot be what its server has would be found out when it is needed.
+            Applied::Lacking(why) if !engine.serves_home(home) => Err(LaneError::Copy(why)),
+            Applied::LeftOut | Applied::Lacking(_) => Ok(Verdict::BadValue),
         }
-        Ok(if is_done { Verdict::Fits } else { Verdict::BadValue })
     }
 }
+
+/// Tables begin with what the checkpoint has of them that the job goes on from.
+fn refill_of(saves: &Saves) -> impl Fn(&mut Rows, usize) -> Result<(), String> + '_ {
+    |rows, part| saves.restorer().map_or(Ok(()), |restorer| restorer.refill(rows, part))
+}
+
+#[cfg(test)]
+mod tests;

@@ -89,10 +89,10 @@ impl Storage {
     }
 
     /// The sum of the round that ends now, of a chunk whose elements are summed as they are.
-    pub fn sum_of_round(&mut self, chunk: u32) -> Result<&[u8], StorageError> {
+    pub fn sum_of_round(&mut self, chunk: u32) -> Result<&mut [u8], StorageError> {
         let stored = self.stored_mut(chunk)?;
         let now = stored.now;
-        Ok(stored.numbers.sum_bytes_now().get(..now).unwrap_or_default())
+        Ok(stored.numbers.sum_bytes_now().get_mut(..now).unwrap_or_default())
     }
 
     /// Part of a chunk's sum, to be sent: it was lent.

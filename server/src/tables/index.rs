@@ -24,13 +24,10 @@ impl Index {
         self.taken
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.places.len() as u64 * PLACE_BYTES
-    }
-
-    /// Bytes that one more id makes it grow by.
-    pub(super) fn growth_bytes(&self) -> u64 {
-        if self.is_full() { self.bytes() } else { 0 }
+    /// Bytes that it has, or will have, with so many ids: it does not shrink.
+    pub(super) fn bytes_with(&self, ids: usize) -> u64 {
+        let places = (2 * ids).next_power_of_two().max(self.places.len());
+        places as u64 * PLACE_BYTES
     }
 
     fn is_full(&self) -> bool {
@@ -145,9 +142,9 @@ mod tests {
     fn an_index_says_what_it_grows_by() {
         let mut index = Index::new();
         for id in 0..5000u64 {
-            let (before, growth) = (index.bytes(), index.growth_bytes());
+            let said = index.bytes_with(id as usize + 1);
             index.insert(id, id as u32);
-            assert_eq!(index.bytes(), before + growth, "id {id}");
+            assert_eq!(index.places.len() as u64 * PLACE_BYTES, said, "id {id}");
         }
         assert_eq!((index.get(4999), index.get(5000), index.taken()), (Some(4999), None, 5000));
     }

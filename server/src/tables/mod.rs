@@ -1,23 +1,25 @@
 //! The sparse tables of one lane, home by home: what is pushed to rows, and asked about them, done where the rows are, on the
-//! lane's data thread. How pushes come, are copied and count once is the business of the homes' chunks; how requests come, of
+//! lane's data thread. What is contributed is planned first, by the home's server alone: what there is room for is said in it.
+//! Then it is applied, there and by copies alike. How pushes come, are copied and count once is the business of the homes' chunks; how requests come, of
 //! calls.
 
 mod image;
 mod index;
 mod places;
+mod planned;
 mod rows;
 mod saved;
 
 pub use places::{Asked, RowsHere, Sink, Values};
+pub(crate) use planned::Applied;
 pub use rows::{Rows, Scratch, TableStats};
 pub(crate) use saved::{Refill, RowsToSave};
 
 use fabric::{Buffer, FabricError, View};
+use planned::Planned;
 use proto_common::ids::ChunkId;
 use proto_common::message;
-use proto_common::table::{
-    PUSH_HEAD_BYTES, PushHead, ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec,
-};
+use proto_common::table::{ROW_BYTES_PER_REQUEST_MAX, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, TableSpec};
 use std::collections::HashMap;
 
 /// Tables of one server.
@@ -55,10 +57,12 @@ pub(crate) fn home_key_of(head: &[u8]) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct Tables {
     tables: HashMap<(ChunkId, u32), Rows>,
+    /// What homes that are served here need for what is contributed, and not in force yet.
+    planned: HashMap<ChunkId, Planned>,
     /// Why the last table that could not begin did not, for whoever asks.
     refused: Option<(ChunkId, u32, String)>,
-    /// Bytes of all of them, and how many there may be. Copies count, and are not refused: whoever serves their rows has the
-    /// same bound.
+    /// Bytes of all of that, and how many there may be. Copies count, and are not refused: whoever serves their rows has said
+    /// that there is room.
     bytes: u64,
     most_bytes: u64,
     /// Used again by each request.
@@ -68,8 +72,8 @@ pub(crate) struct Tables {
 
 impl Default for Tables {
     fn default() -> Self {
-        let (tables, refused, ids, scratch) = Default::default();
-        Self { tables, refused, bytes: 0, most_bytes: u64::MAX, ids, scratch }
+        let (tables, planned, refused, ids, scratch) = Default::default();
+        Self { tables, planned, refused, bytes: 0, most_bytes: u64::MAX, ids, scratch }
     }
 }
 
@@ -92,11 +96,16 @@ impl Tables {
     /// Homes that this lane has no part in any more: their rows are let go.
     pub(crate) fn keep(&mut self, is_here: impl Fn(ChunkId) -> bool) {
         self.tables.retain(|(home, _), _| is_here(*home));
-        self.bytes = self.tables.values().map(Rows::bytes).sum();
+        self.planned.retain(|home, _| is_here(*home));
+        self.count_bytes();
     }
 
-    /// Executes a request. Without memory for more rows pulls bring what rows would begin with; a table with a limit of its
-    /// own gives older rows up instead.
+    fn count_bytes(&mut self) {
+        let planned: u64 = self.planned.values().map(Planned::bytes).sum();
+        self.bytes = planned + self.tables.values().map(Rows::bytes).sum::<u64>();
+    }
+
+    /// Executes a request, which changes nothing: what rows there are is a matter of pushes.
     pub(crate) fn request(
         &mut self,
         home: ChunkId,
@@ -129,12 +138,7 @@ impl Tables {
         {
             return malformed();
         }
-        let before = rows.bytes();
-        rows.set_copy(false);
-        rows.limit(before.saturating_add(self.most_bytes.saturating_sub(self.bytes)));
-        let told = pull(rows, &self.ids, room, &mut self.scratch);
-        self.bytes += rows.bytes() - before;
-        told
+        pull(rows, &self.ids, room, &mut self.scratch)
     }
 
     /// Is a table declared, and as this says? Where it is not, whether it can be.
@@ -157,87 +161,15 @@ impl Tables {
                 conflict(format!("a server has at most {TABLES_MAX} tables on a lane"))
             }
             None => {
-                let bytes = Rows::new(spec, parts).bytes();
-                if bytes > self.most_bytes.saturating_sub(self.bytes) {
+                let bytes = Rows::new(spec, parts).bytes_of(1);
+                if bytes > self.free_bytes() {
                     let why =
-                        format!("the table takes {bytes} bytes before it has rows; raise memory.table_bytes");
+                        format!("the table takes {bytes} bytes with its first row; raise memory.table_bytes");
                     return Told::Status(RowStatus::Full, why);
                 }
                 Told::Status(RowStatus::Undeclared, String::new())
             }
         }
-    }
-
-    /// A contribution to a home is in force, here or (`serves` not) at the server whose copy this is. False where not all of
-    /// it could be done: then who contributed is told. What is not a contribution changes nothing.
-    pub(crate) fn apply(&mut self, home: ChunkId, serves: bool, bytes: &[u8], refill: Refill<'_>) -> bool {
-        let Some(head) = PushHead::from_bytes(bytes) else { return false };
-        let body = bytes.get(PUSH_HEAD_BYTES..).unwrap_or_default();
-        match head.op {
-            RowOp::Declare => {
-                let spec =
-                    body.get(..head.count as usize).and_then(|spec| message::decode::<TableSpec>(spec).ok());
-                let sound = spec.filter(|spec| spec.key == head.key && spec.validate().is_ok());
-                sound.is_some_and(|spec| self.declare(home, serves, spec, (head.parts as usize, refill)))
-            }
-            RowOp::Push => self.push(home, serves, (head.key, head.count as usize), body),
-            RowOp::Pull => false,
-        }
-    }
-
-    /// Why a home lacks a table that was declared last, if it does.
-    pub(crate) fn lacks(&self, home: ChunkId) -> Option<&str> {
-        self.refused.as_ref().filter(|(at, ..)| *at == home).map(|(.., why)| why.as_str())
-    }
-
-    /// Every worker declares a table; the first one makes it.
-    fn declare(
-        &mut self,
-        home: ChunkId,
-        serves: bool,
-        spec: TableSpec,
-        (parts, refill): (usize, Refill<'_>),
-    ) -> bool {
-        let key = spec.key;
-        if let Some(before) = self.tables.get(&(home, key)) {
-            return *before.spec() == spec;
-        }
-        let rows = Rows::new(spec, parts);
-        let bytes = rows.bytes();
-        let has_room = bytes <= self.most_bytes.saturating_sub(self.bytes) && self.tables.len() < TABLES_MAX;
-        if serves && !has_room {
-            return false;
-        }
-        self.bytes += bytes;
-        self.tables.insert((home, key), rows);
-        self.refused = None;
-        match self.refill((home, key), serves, refill) {
-            Ok(()) => true,
-            Err(why) => {
-                tracing::error!(table = key, why, "a table cannot begin with what a checkpoint has of it");
-                self.refused = Some((home, key, why));
-                false
-            }
-        }
-    }
-
-    /// Pushes to rows that there is no memory for are left out, and told; so are those to rows that are not admitted, which
-    /// is no fault.
-    fn push(&mut self, home: ChunkId, serves: bool, (key, count): (u32, usize), body: &[u8]) -> bool {
-        let Some(rows) = self.tables.get_mut(&(home, key)) else { return false };
-        let (row_bytes, ids_bytes) = (rows.spec().row_bytes(), count.saturating_mul(ID_BYTES));
-        let is_whole = body.len() == ids_bytes.saturating_add(count.saturating_mul(row_bytes));
-        if count == 0 || !is_whole || !Asked::Here(body).ids(count, &mut self.ids) {
-            return false;
-        }
-        let before = rows.bytes();
-        let most_bytes = before.saturating_add(self.most_bytes.saturating_sub(self.bytes));
-        rows.set_copy(!serves);
-        rows.limit(if serves { most_bytes } else { u64::MAX });
-        let without_room = rows.without_room();
-        rows.push(&self.ids, &body.get(ids_bytes..).unwrap_or_default(), &mut self.scratch);
-        self.bytes += rows.bytes() - before;
-        rows.without_room() == without_room
     }
 }
 
@@ -256,6 +188,11 @@ fn pull(rows: &mut Rows, ids: &[u64], room: &Room<'_>, scratch: &mut Scratch) ->
         Err(error) => Told::Status(RowStatus::Full, error.to_string()),
     }
 }
+
+// For the fuzz target only.
+mod reach;
+#[doc(hidden)]
+pub use reach::TablesReached;
 
 #[cfg(test)]
 mod tests;

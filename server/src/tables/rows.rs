@@ -1,5 +1,6 @@
-//! The rows of one table on one lane: found by id, made when they are admitted, and the least recently touched ones given
-//! up beyond a limit. It must not know of requests.
+//! The rows of one table on one lane: found by id, made when they are admitted, and those that were pushed to least recently
+//! given up beyond a limit. What becomes of them is a function of the pushes alone and of the room that comes with them: copies
+//! have the same. It must not know of requests.
 
 use super::index::{Index, Seen};
 use super::places::{Sink, Values};
@@ -11,9 +12,9 @@ use proto_common::table::{TableSpec, mix};
 
 /// Bytes of one stretch of memory. They are taken as they are touched.
 const SEGMENT_BYTES: usize = 32 << 20;
-/// Counts of touches of rows that are not admitted yet.
+/// Counts of pushes to rows that are not admitted yet.
 const COUNTS: usize = 1 << 20;
-/// Touches after which those counts are halved: an id that is rare for ever is never admitted.
+/// Pushes after which those counts are halved: an id that is rare for ever is never admitted.
 const COUNTS_FADE_AFTER: usize = 4 * COUNTS;
 /// Rows that are asked for ahead of the one that is worked on.
 const AHEAD: usize = 12;
@@ -30,7 +31,7 @@ struct Meta {
     pushes: u64,
     /// The request that last pushed to it, where that counts.
     stamp: u64,
-    /// Neighbours by time of touch, where that counts.
+    /// Neighbours by time of push, where that counts.
     older: u32,
     newer: u32,
 }
@@ -71,8 +72,6 @@ pub struct Rows {
     optimizer: Optimizer,
     spec: TableSpec,
     parts: usize,
-    /// Another server serves these rows, and has decided what is admitted, and that there is room.
-    is_copy: bool,
     /// Rows that are kept at most; 0 for no limit.
     rows_max: usize,
     index: Index,
@@ -81,17 +80,19 @@ pub struct Rows {
     /// Rows of each: a power of two, as its exponent.
     segment_shift: u32,
     meta: Vec<Meta>,
-    /// The ends of the list by time of touch.
+    /// The ends of the list by time of push.
     oldest: u32,
     newest: u32,
-    /// Touches of rows that are not admitted, by hash.
+    /// Pushes to rows that are not admitted, by hash.
     counts: Vec<u8>,
     counted: usize,
     request: u64,
-    /// Bytes that it may have.
-    most_bytes: u64,
-    /// Pushes left out because there was no memory for their rows.
+    /// Rows that there is room for.
+    room: usize,
+    /// Pushes left out because there was no room for their rows.
     without_room: u64,
+    /// There was room for a row, and the system gave no memory for it.
+    is_wanting: bool,
     stats: TableStats,
 }
 
@@ -126,11 +127,11 @@ impl Rows {
             counts: if spec.admit_after > 1 { vec![0; COUNTS] } else { Vec::new() },
             counted: 0,
             request: 0,
-            most_bytes: u64::MAX,
+            room: usize::MAX,
             without_room: 0,
+            is_wanting: false,
             stats: TableStats::default(),
             parts,
-            is_copy: false,
             spec,
         }
     }
@@ -147,11 +148,6 @@ impl Rows {
         self.parts
     }
 
-    /// Does another server serve these rows? Then all are admitted that come.
-    pub fn set_copy(&mut self, is_copy: bool) {
-        self.is_copy = is_copy;
-    }
-
     /// Counts so far.
     #[must_use]
     pub fn stats(&self) -> TableStats {
@@ -165,23 +161,66 @@ impl Rows {
     }
 
     /// As [`Rows::bytes`] with so many rows. Memory beyond the first huge page's worth is taken in huge pages.
-    fn bytes_of(&self, rows: usize) -> u64 {
+    pub(super) fn bytes_of(&self, rows: usize) -> u64 {
         let (numbers, page) = ((rows * row_bytes(&self.spec)) as u64, HUGE_PAGE_BYTES as u64);
         let numbers = if numbers <= page { numbers } else { numbers.next_multiple_of(page) };
         let beside = (rows * size_of::<Meta>() + self.counts.len()) as u64;
-        numbers + beside + self.index.bytes()
+        numbers + beside + self.index.bytes_with(rows)
     }
 
-    /// Bytes that it may have: beyond them the least recently touched rows go, where the table has a limit of its own, or no
-    /// more are made.
-    pub fn limit(&mut self, bytes: u64) {
-        self.most_bytes = bytes;
+    /// How many rows there can be within so many bytes, where so many more are wanted at most. Never fewer than there are.
+    #[must_use]
+    pub fn rows_within(&self, most_bytes: u64, more: usize) -> usize {
+        let rows = self.meta.len();
+        let limit = if self.rows_max > 0 { self.rows_max } else { NONE as usize - 1 };
+        let (mut least, mut most) = (rows, rows.saturating_add(more).min(limit).max(rows));
+        while least < most {
+            let middle = least + (most - least).div_ceil(2);
+            match self.bytes_of(middle) <= most_bytes {
+                true => least = middle,
+                false => most = middle - 1,
+            }
+        }
+        least
     }
 
-    /// Pushes left out so far because there was no memory for their rows.
+    /// As many of so many rows as the system gives memory for, which is taken now.
+    pub fn with_memory(&mut self, rows: usize) -> usize {
+        while self.places_in_memory() < rows && self.add_segment() {}
+        rows.min(self.places_in_memory())
+    }
+
+    /// There is room for so many rows: beyond them those go that were pushed to least recently, where the table has a limit of
+    /// its own, or no more are made.
+    pub fn set_room(&mut self, rows: usize) {
+        self.room = rows;
+    }
+
+    /// Pushes left out so far because there was no room for their rows.
     #[must_use]
     pub fn without_room(&self) -> u64 {
         self.without_room
+    }
+
+    /// Was there room for a row, and the system gave no memory for it? Then this is not what its server has.
+    #[must_use]
+    pub fn is_wanting(&self) -> bool {
+        self.is_wanting
+    }
+
+    /// Pushes to rows that are not admitted yet, as counted; nothing where all are.
+    pub(super) fn counts(&self) -> (u64, &[u8]) {
+        (self.counted as u64, &self.counts)
+    }
+
+    /// Goes on from such counts, which are as many. False where they are not.
+    pub(super) fn set_counts(&mut self, counted: u64, counts: &[u8]) -> bool {
+        let is_right = counts.len() == self.counts.len() && counted < COUNTS_FADE_AFTER as u64;
+        if is_right {
+            self.counts.copy_from_slice(counts);
+            self.counted = counted as usize;
+        }
+        is_right
     }
 
     fn row_elements(&self) -> usize {
@@ -200,9 +239,9 @@ impl Rows {
         &mut self.segments[at >> self.segment_shift][within * elements..][..elements]
     }
 
-    /// Counts a touch of a row that is not there; true when it is admitted with it.
+    /// Counts a push to a row that is not there; true when it is admitted with it.
     fn admits(&mut self, id: u64) -> bool {
-        if self.counts.is_empty() || self.is_copy {
+        if self.counts.is_empty() {
             return true;
         }
         self.counted += 1;
@@ -215,7 +254,7 @@ impl Rows {
         u32::from(*count) >= self.spec.admit_after
     }
 
-    /// The row of an id, touched; `None` where it is not admitted, or there is no room.
+    /// The row of an id that is pushed to; `None` where it is not admitted, or there is no room.
     #[inline]
     fn touch(&mut self, id: u64) -> Option<u32> {
         match self.index.get(id) {
@@ -252,21 +291,20 @@ impl Rows {
         self.link(row);
     }
 
-    /// Memory for one more row: new, or the least recently touched one's, unless the request itself has all of them.
+    /// Memory for one more row: new, or that of the one that was pushed to least recently, unless the request itself has all.
     fn vacate(&mut self) -> Option<u32> {
         let rows = self.meta.len();
         let has_limit = self.rows_max > 0;
-        let is_within = !has_limit || rows < self.rows_max;
-        let bytes = self.bytes_of(rows + 1) + self.index.growth_bytes();
-        let has_room = bytes <= self.most_bytes && rows < NONE as usize - 1;
-        let has_room = has_room && (!is_within || self.has_segment(rows));
+        let (is_within, has_room) = (!has_limit || rows < self.rows_max, rows < self.room);
         if is_within && has_room {
-            return u32::try_from(rows).ok();
+            let has_memory = rows < self.places_in_memory() || self.add_segment();
+            self.is_wanting |= !has_memory;
+            return u32::try_from(rows).ok().filter(|row| has_memory && *row < NONE - 1);
         }
         let row = self.oldest;
         let oldest = self.meta.get(row as usize).filter(|_| has_limit).copied();
         let Some(meta) = oldest.filter(|meta| meta.stamp != self.request) else {
-            self.without_room += u64::from(!has_room);
+            self.without_room += u64::from(is_within);
             return None;
         };
         self.unlink(row);
@@ -275,14 +313,21 @@ impl Rows {
         Some(row)
     }
 
-    /// Is there, or can there be, a place for one more row than so many?
-    fn has_segment(&mut self, rows: usize) -> bool {
-        if rows < self.segments.len() << self.segment_shift {
-            return true;
-        }
+    fn places_in_memory(&self) -> usize {
+        self.segments.len() << self.segment_shift
+    }
+
+    fn add_segment(&mut self) -> bool {
         let small_bytes = if self.segments.is_empty() { HUGE_PAGE_BYTES } else { 0 };
         let segment = Floats::zeroed(self.row_elements() << self.segment_shift, small_bytes);
         segment.map(|segment| self.segments.push(segment)).is_ok()
+    }
+
+    /// The system gives no more memory.
+    #[cfg(test)]
+    pub(super) fn starve(&mut self) {
+        self.segments.clear();
+        self.segment_shift = 50;
     }
 
     fn renew(&mut self, row: u32) {
@@ -316,24 +361,16 @@ impl Rows {
         }
     }
 
-    /// Hands out the rows of these ids. Rows that are not admitted bring what they would begin with.
+    /// Hands out the rows of these ids. Rows that are not there bring what they would begin with, and are not made: copies
+    /// do not see pulls.
     pub fn pull(&mut self, ids: &[u64], out: &mut impl Sink, scratch: &mut Scratch) {
         self.stats.pulled += ids.len() as u64;
-        self.request += 1;
         let Scratch { found, row: initial, .. } = scratch;
         initial.resize(self.width, 0.0);
-        if self.rows_max > 0 {
-            // A row may be given up for a later one of the same request: it is copied before.
-            for (at, id) in ids.iter().enumerate() {
-                let row = self.touch(*id);
-                self.hand_out((at, *id), row, out, initial);
-            }
-            return;
-        }
         found.clear();
         for (at, id) in ids.iter().enumerate() {
             self.look_ahead(ids, at);
-            found.push(self.touch(*id).unwrap_or(NONE));
+            found.push(self.index.get(*id).unwrap_or(NONE));
         }
         for (at, id) in ids.iter().enumerate() {
             self.ask_ahead(found, at);
@@ -422,7 +459,7 @@ impl Rows {
         self.meta.len()
     }
 
-    /// All places, the least recently touched row first where that counts.
+    /// All places, the row that was pushed to least recently first where that counts.
     pub fn in_order(&self) -> impl Iterator<Item = usize> + '_ {
         let (first, is_listed) = if self.rows_max > 0 { (self.oldest, true) } else { (0, false) };
         let next = move |at: &u32| {
@@ -527,7 +564,7 @@ mod tests {
         assert_eq!(pull(&mut rows, &[7, 0, 7]), [initial(7), initial(0), initial(7)]);
         push(&mut rows, &[7, 9, 7, 7], &[1.0, 2.0, 10.0, 100.0]);
         assert_eq!(pull(&mut rows, &[7, 9]), [vec![111.0; 4], vec![2.0; 4]]);
-        assert_eq!(rows.stats(), TableStats { rows: 3, pulled: 5, pushed: 2, left_out: 0, evicted: 0 });
+        assert_eq!(rows.stats(), TableStats { rows: 2, pulled: 5, pushed: 2, left_out: 0, evicted: 0 });
     }
 
     #[test]
@@ -554,18 +591,18 @@ mod tests {
     }
 
     #[test]
-    fn rows_get_memory_after_so_many_touches() {
+    fn rows_get_memory_after_so_many_pushes() {
         let mut rows = Rows::new(TableSpec { admit_after: 3, ..table(Optimizer::sum()) }, 1);
-        push(&mut rows, &[5], &[1.0]);
-        assert_eq!(pull(&mut rows, &[5]), [initial(5)], "its second touch");
-        assert_eq!((rows.stats().rows, rows.stats().left_out), (0, 1));
+        push(&mut rows, &[5, 5], &[1.0; 2]);
+        assert_eq!(pull(&mut rows, &[5]), [initial(5)], "no push");
+        assert_eq!((rows.stats().rows, rows.stats().left_out), (0, 2));
         push(&mut rows, &[5], &[1.0]);
         assert_eq!(pull(&mut rows, &[5]), [plus(&initial(5), 1.0)]);
         assert_eq!(rows.stats().rows, 1);
     }
 
     #[test]
-    fn counts_of_touches_fade() {
+    fn counts_of_pushes_fade() {
         let mut rows = Rows::new(TableSpec { admit_after: 3, ..table(Optimizer::sum()) }, 1);
         push(&mut rows, &[5, 5], &[1.0; 2]);
         assert_eq!(rows.stats().rows, 0);
@@ -577,10 +614,10 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_touched_row_goes() {
+    fn the_row_that_was_pushed_to_least_recently_goes() {
         let mut rows = Rows::new(TableSpec { rows_max: 4, ..table(Optimizer::sum()) }, 2);
-        push(&mut rows, &[1, 2], &[1.0, 2.0]);
-        pull(&mut rows, &[1]);
+        push(&mut rows, &[2, 1], &[2.0, 1.0]);
+        pull(&mut rows, &[2]);
         push(&mut rows, &[3], &[3.0]);
         assert_eq!((rows.stats().rows, rows.stats().evicted), (2, 1));
         assert_eq!(pull(&mut rows, &[1, 3]), [plus(&initial(1), 1.0), plus(&initial(3), 3.0)]);
@@ -599,14 +636,14 @@ mod tests {
             let mut model: HashMap<u64, (f32, usize)> = HashMap::new();
             let mut clock = 0;
             for (pushes, ids) in steps {
-                for id in &ids {
+                for id in ids.iter().filter(|_| pushes) {
                     clock += 1;
                     if !model.contains_key(id) && rows_max > 0 && model.len() as u64 == rows_max {
                         let oldest = *model.iter().min_by_key(|(_, (_, at))| *at).unwrap().0;
                         model.remove(&oldest);
                     }
                     let row = model.entry(*id).or_insert((0.0, 0));
-                    row.0 += if pushes { 1.0 } else { 0.0 };
+                    row.0 += 1.0;
                     row.1 = clock;
                 }
                 if pushes {
@@ -614,13 +651,9 @@ mod tests {
                 } else {
                     let found = pull(&mut rows, &ids);
                     for (id, row) in ids.iter().zip(found) {
-                        // Within one pull a row may come and go: its last word is the model's.
-                        if let Some((value, _)) = model.get(id).filter(|_| ids.len() as u64 <= 12) {
-                            let mut want = initial(*id);
-                            (0..*value as u32).for_each(|_| want.iter_mut().for_each(|number| *number += 1.0));
-                            let near = row.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4);
-                            prop_assert!(near, "{id}: {row:?} {want:?}");
-                        }
+                        let want = plus(&initial(*id), model.get(id).map_or(0.0, |(value, _)| *value));
+                        let near = row.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4);
+                        prop_assert!(near, "{id}: {row:?} {want:?}");
                     }
                 }
                 prop_assert_eq!(rows.stats().rows, model.len() as u64);

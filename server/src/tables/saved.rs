@@ -1,10 +1,9 @@
-//! Tables in checkpoints: rows are copied some at a time while pushes go on, each row whole; and a new table begins with the
-//! rows that a checkpoint has for its lane. It must not touch files.
+//! Tables in checkpoints: rows are copied some at a time while pushes go on, each row whole. It must not touch files.
 
 use super::{Rows, Tables};
 use checkpoint::RowsPiece;
 use proto_common::ids::ChunkId;
-use proto_common::table::{TableSpec, home_of};
+use proto_common::table::TableSpec;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Bytes of the numbers that are copied at once.
@@ -27,6 +26,11 @@ impl RowsToSave {
 
     pub(crate) fn clear(&mut self) {
         self.left.clear();
+    }
+
+    /// Are there rows among them of homes that are served elsewhere by now?
+    pub(crate) fn is_torn(&self, serves: impl Fn(ChunkId) -> bool) -> bool {
+        self.left.iter().any(|((home, _), ..)| !serves(*home))
     }
 }
 
@@ -78,24 +82,5 @@ impl Tables {
             piece.numbers.extend_from_slice(numbers);
         }
         Some(piece)
-    }
-
-    /// A table that has just been made begins with what a checkpoint has of it; or it is not there.
-    pub(super) fn refill(
-        &mut self,
-        at: (ChunkId, u32),
-        serves: bool,
-        refill: Refill<'_>,
-    ) -> Result<(), String> {
-        let Some(rows) = self.tables.get_mut(&at) else { return Ok(()) };
-        let before = rows.bytes();
-        let most_bytes = before.saturating_add(self.most_bytes.saturating_sub(self.bytes));
-        rows.limit(if serves { most_bytes } else { u64::MAX });
-        let refilled = home_of(at.0.key).map_or(Ok(()), |part| refill(rows, part as usize));
-        self.bytes += rows.bytes() - before;
-        if refilled.is_err() {
-            self.bytes -= self.tables.remove(&at).map_or(0, |rows| rows.bytes());
-        }
-        refilled
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use fabric::{Pool, Region};
 use proto_common::optimizer::Optimizer;
-use proto_common::table::Initial;
+use proto_common::table::{Initial, PushHead};
 use zerocopy::IntoBytes;
 
 const WIDTH: usize = 4;
@@ -67,9 +67,10 @@ impl Bed {
 
     /// A contribution comes into force.
     fn apply(&mut self, op: RowOp, key: u32, count: usize, body: &[u8]) -> bool {
-        let head = PushHead { op, key, count: count as u32, parts: 1 };
-        let bytes = [&head.to_bytes()[..], body].concat();
-        self.tables.apply(home(), true, &bytes, &|_, _| Ok(()))
+        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX };
+        let mut bytes = [&head.to_bytes()[..], body].concat();
+        self.tables.plan(home(), &mut bytes, &|_, _| Ok(()));
+        self.tables.apply(home(), &bytes, &|_, _| Ok(())) == Applied::Done
     }
 
     fn declare(&mut self, spec: &TableSpec) -> bool {

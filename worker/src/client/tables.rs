@@ -195,7 +195,7 @@ impl Client {
 
     fn declare_at(&self, table: &Table, part: usize, spec: &[u8]) -> Result<Pushed, ClientError> {
         let (key, parts) = (table.spec.key, table.homes.parts.len() as u32);
-        let head = PushHead { op: RowOp::Declare, key, count: spec.len() as u32, parts };
+        let head = PushHead { op: RowOp::Declare, key, count: spec.len() as u32, parts, room: 0 };
         let mut body =
             self.allocate((PUSH_HEAD_BYTES + spec.len().next_multiple_of(size_of::<f32>())) as u64)?;
         body.fill(0);
@@ -219,6 +219,9 @@ impl Client {
     /// Pushes values to rows: `width` of them for each id, in the order of the ids. The table's rule is applied at once, to
     /// each row by itself; values of an id that stands there several times are summed first. This worker's later pulls see
     /// it.
+    ///
+    /// It counts once whatever becomes of servers and channels. Not so where this worker dies with it under way, comes again and
+    /// repeats it ([`Client::resume`]): servers that had taken their part of it apply that once more.
     pub fn push_rows(&self, table: &Table, ids: &[u64], values: &[f32]) -> Result<RowsHandle, ClientError> {
         let width = table.spec.width as usize;
         self.check_rows(table, ids, values.len())?;
@@ -257,7 +260,8 @@ impl Client {
         let bytes = PUSH_HEAD_BYTES + ids_bytes + rows.len() * row_bytes;
         let mut body = self.push_buffer(table, bytes, pushes)?;
         let (to_head, rest) = body[..bytes].split_at_mut(PUSH_HEAD_BYTES);
-        let head = PushHead { op: RowOp::Push, key: table.spec.key, count: rows.len() as u32, parts: 0 };
+        let head =
+            PushHead { op: RowOp::Push, key: table.spec.key, count: rows.len() as u32, parts: 0, room: 0 };
         to_head.copy_from_slice(&head.to_bytes());
         let (to_ids, to_values) = rest.split_at_mut(ids_bytes);
         write_ids(parts, ids, rows.clone(), to_ids);

@@ -129,8 +129,9 @@ class Client(_native.Client):
     ) -> Table:
         """Declares a table of rows of `width` float32: every worker declares the same. A key is a number below 65536, or a
         name, whose number follows from it. `optimizer` is applied to each row by itself, with each push; `initial` is what
-        rows begin with. A row gets memory at its touch number `admit_after`: until then pulls bring what it would begin
-        with, and pushes to it are left out. Beyond `rows_max` (0: no limit) the least recently touched ones go."""
+        rows begin with. A row gets memory with its push number `admit_after`: until then pulls bring what it would
+        begin with, and pushes to it are left out. Beyond `rows_max` (0: no limit) those go that were pushed to least
+        recently."""
         number, name = tables.key_of(key)
         if self._tables.get(number, name) != name:
             raise DeclareError(

@@ -19,22 +19,37 @@ impl Lab {
 
     /// Workers that a scheduler can learn from.
     fn workers_that_know(&self) -> usize {
+        self.knowing_workers().len()
+    }
+
+    fn knowing_workers(&self) -> Vec<usize> {
         let is_doubtful = |seat: &Seat| seat.process.as_ref().is_none_or(|process| process.is_doubtful);
         let knows = |seat: &&Seat| {
             let worker = seat.worker_ref().filter(|_| !is_doubtful(seat));
             worker.is_some_and(|worker| worker.member.resume().is_some())
         };
-        self.seats.iter().filter(knows).count()
+        (0..self.seats.len()).filter(|at| knows(&&self.seats[*at])).collect()
     }
 
     fn is_settled(&self) -> bool {
         self.trouble_us.is_none_or(|trouble_us| self.brain.decided_us > trouble_us)
     }
 
-    /// Is a death not decided about yet, by a scheduler that is there?
+    /// Is a death not decided about yet, by a scheduler that is there, or by the next one?
     pub(super) fn is_undecided(&self) -> bool {
         let is_before = |trouble_us| self.brain.decided_us < trouble_us;
-        self.trouble_us.is_some_and(is_before) && self.brain.is_running(self.now_us())
+        let is_decided_about = self.brain.is_running(self.now_us()) || self.can_follow();
+        self.trouble_us.is_some_and(is_before) && is_decided_about
+    }
+
+    /// Is nobody there to decide, and can the next scheduler without some server? It has to be shown by a worker what was
+    /// decided last; here by any of them, because all but one may go before it asks.
+    fn can_follow(&self) -> bool {
+        let worker = |at: &usize| self.seats[*at].worker_ref().map(|worker| worker.member.epoch());
+        let knowing = self.knowing_workers();
+        let server = |server: &Server| server.member.peers().map(|peers| peers.epoch);
+        let newest = self.servers().filter_map(server).chain(knowing.iter().filter_map(worker)).max();
+        self.brain.engine.is_none() && !knowing.is_empty() && knowing.iter().all(|at| worker(at) == newest)
     }
 
     /// Has everything been decided that is to be, and do all servers know of it? Then a scheduler needs no worker to learn
@@ -92,7 +107,14 @@ impl Lab {
             !seat.is_done
                 && matches!(seat.process.as_ref().map(|process| &process.body), Some(Body::Worker(_)))
         };
-        living.into_iter().filter(|at| is_borne && may(at)).collect()
+        let knowing = self.knowing_workers();
+        // Where rounds go on without the dead somebody has to be left. And nobody else sets initial values than rank 0: where it
+        // dies before, the others wait for them until their deadline, as it counts from the second round on when it comes.
+        let is_initial = |at: &usize| self.seats[*at].worker_ref().is_none_or(|one| one.rank == Rank(0));
+        let has_begun = (0..self.tensors.len()).all(|tensor| self.watch.begun(tensor, Rank(0)) > 0);
+        let others = |at: &usize| knowing.iter().any(|other| other != at);
+        let is_left = |at: &usize| !self.shape.continues || others(at) && (has_begun || !is_initial(at));
+        living.into_iter().filter(|at| is_borne && may(at) && is_left(at)).collect()
     }
 
     /// Has somebody else all that a server has, by every map that is known, and is nobody else in trouble?
@@ -104,7 +126,7 @@ impl Lab {
         let is_led = self.brain.engine.is_some()
             && (self.workers_that_know() > 0 || self.brain.is_running(now_us))
             && self.brain.paused_until_us <= now_us;
-        if !is_led || !self.is_settled() || self.cut_off_us.max(told_us) > now_us {
+        if !is_led && !self.can_follow() || !self.is_settled() || self.cut_off_us.max(told_us) > now_us {
             return false;
         }
         let map = server.member.map();

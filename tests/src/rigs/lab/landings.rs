@@ -1,6 +1,7 @@
 //! What an operation brought: in mode sync the oracle's bits of its round. Outside it each worker's contributions are ones of
 //! its own digit, so that a chunk's weights say how many of each worker's are in force: none twice, none of one's own lost,
-//! none of others' missing by more than the bound.
+//! none of others' missing by more than the bound. So it is in every mode where rounds go on without the dead: which of their
+//! last contributions are in is known by nobody, but all that were acknowledged are, and nothing that was not begun.
 
 use super::Lab;
 use super::shape::CHUNK_BYTES;
@@ -16,7 +17,8 @@ const BASE: u64 = 64;
 
 /// The tensor whose weights count contributions in this mode.
 pub(super) fn counting(spec: TensorSpec, mode: Mode) -> TensorSpec {
-    TensorSpec { optimizer: Optimizer { average: true, ..Optimizer::sum() }, ..spec }.in_mode(mode)
+    let average = !mode.has_rounds();
+    TensorSpec { optimizer: Optimizer { average, ..Optimizer::sum() }, ..spec }.in_mode(mode)
 }
 
 /// A contribution of this worker.
@@ -32,6 +34,7 @@ fn made_by(weight: f32, rank: u32) -> u64 {
 impl Lab {
     pub(super) fn check_landing(&mut self, rank: Rank, live: &Live, weights: &[f32], name: &str) {
         let bound = match self.shape.mode {
+            Mode::Sync if self.shape.continues => u64::MAX,
             Mode::Sync => {
                 let known = self.oracle.weights(live.tensor, live.round);
                 assert_eq!(bits_hash(known), bits_hash(weights), "{name}: these are not its weights");
@@ -52,6 +55,16 @@ impl Lab {
                 let made = made_by(chunk[0], other);
                 let begun = self.watch.begun(live.tensor, Rank(other));
                 let least = match () {
+                    () if self.shape.continues => {
+                        let up_to = match self.shape.mode {
+                            _ if all_through => u64::MAX,
+                            Mode::Sync => live.round,
+                            _ => 0,
+                        };
+                        let own = live.acknowledged + u64::from(live.kind.contributes());
+                        let of_all = self.watch.acknowledged_up_to(live.tensor, Rank(other), up_to);
+                        if Rank(other) == rank { own.max(of_all) } else { of_all }
+                    }
                     () if all_through => self.shape.rounds,
                     () if Rank(other) == rank => live.round.max(live.acknowledged),
                     () => live.round.saturating_sub(bound),

@@ -34,7 +34,6 @@ use fabric::sim::{NodeId, QueueId, Rng, SimNet};
 use faults::Fault;
 use gradwire_scheduler::engine::Outcome;
 use proto_common::ids::Role;
-use proto_common::mode::Mode;
 use proto_common::tensor::TensorSpec;
 use seat::{Clock, Seat};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -72,6 +71,8 @@ pub struct Lab {
     trouble_us: Option<u64>,
     /// A server is cut off from the scheduler until then.
     cut_off_us: u64,
+    /// By then it is decided about all who were cut off, or stopped, for longer than makes them dead.
+    doubt_us: u64,
     watch: Watch,
     tick_us: u64,
     again_us: Option<u64>,
@@ -98,7 +99,7 @@ impl Lab {
         let net = SimNet::new(seed, shape.faults.clone());
         let mut rng = Rng::new(seed ^ 0x1AB_0FF1CE);
         let mut tensors = tensors();
-        if shape.mode != Mode::Sync {
+        if shape.is_counted() {
             tensors = tensors.into_iter().map(|spec| landings::counting(spec, shape.mode)).collect();
         }
         let mut oracle = Oracle::new(seed, shape.workers, &tensors);
@@ -139,7 +140,8 @@ impl Lab {
             partitions: BTreeSet::new(),
             trouble_us: None,
             cut_off_us: 0,
-            watch: Watch::default(),
+            doubt_us: 0,
+            watch: Watch::new(shape.continues),
             tick_us: 0,
             again_us: None,
             ready: Vec::new(),

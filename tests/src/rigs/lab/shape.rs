@@ -41,6 +41,8 @@ pub struct LabShape {
     pub bootstrap_us: u64,
     /// Most that a member's clock is fast or slow, in millionths.
     pub skew_ppm: u64,
+    /// Rounds go on without a worker that died, and it comes in again between two of them.
+    pub continues: bool,
     /// What happens how often.
     pub plan: Plan,
     /// A rule that servers break.
@@ -140,6 +142,35 @@ impl Plan {
         }
     }
 
+    /// What a plan's faults are called where they are counted: with enough seeds each of them is to strike.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<&'static str> {
+        let kinds: [(bool, &[&str]); 16] = [
+            (self.breaks > 0, &["data: channels break"]),
+            (self.partitions > 0, &["data: partition"]),
+            (self.flaps > 0, &["data: flapping link"]),
+            (self.silences > 0, &["control: partition"]),
+            (self.lags > 0, &["control: delay"]),
+            (self.pauses > 0, &["pause: member", "pause: scheduler"]),
+            (self.slow > 0, &["slow node"]),
+            (self.server_crashes > 0, &["crash: server"]),
+            (self.second && !self.fatal, &["crash: two servers, apart"]),
+            (self.second && self.fatal, &["crash: chunk and copy"]),
+            (self.deposed > 0, &["deposed: server"]),
+            (self.deposed_workers > 0, &["deposed: worker"]),
+            (self.sleeps > 0, &["long pause: server", "long pause: worker", "long pause: scheduler"]),
+            (self.scheduler_crashes > 0, &["crash: scheduler"]),
+            (self.joins + self.drains > 0, &["a server comes", "a server goes"]),
+            (self.worker_crashes > 0, &["crash: worker"]),
+        ];
+        kinds
+            .into_iter()
+            .filter(|(is_planned, _)| *is_planned)
+            .flat_map(|(_, names)| names)
+            .copied()
+            .collect()
+    }
+
     /// May servers be gone, or go?
     fn needs_copies(&self) -> bool {
         self.server_crashes + self.deposed + self.sleeps + self.joins + self.drains > 0
@@ -159,7 +190,10 @@ impl LabShape {
         // Of three servers any two share chunks.
         let servers = if plan.second && !plan.fatal { 4 } else { drawn.servers };
         let places = servers + u32::from(plan.joins > 0);
-        Self { servers, replicas: u32::from(plan.needs_copies()), places, plan, ..drawn }
+        // Without anybody left the job would end.
+        let may_continue = plan.loses_workers() && drawn.workers > 1;
+        let continues = may_continue && Rng::new(seed ^ 0x1AB0_C0DE).below(4) == 0;
+        Self { servers, replicas: u32::from(plan.needs_copies()), places, continues, plan, ..drawn }
     }
 
     /// Of a seed, with all that can go wrong.
@@ -174,7 +208,7 @@ impl LabShape {
     #[must_use]
     pub fn crowded(seed: u64) -> Self {
         let plan = Plan { deposed_workers: 3, flaps: 2, slow: 3, ..Plan::NOTHING };
-        Self::with(seed, plan).in_crowd(seed)
+        Self { continues: false, ..Self::with(seed, plan).in_crowd(seed) }
     }
 
     fn in_crowd(self, seed: u64) -> Self {
@@ -203,6 +237,7 @@ impl LabShape {
             control_us: [200, 2_000, 20_000][rng.below(3) as usize],
             bootstrap_us: 300,
             skew_ppm: 50_000,
+            continues: false,
             plan: Plan::default(),
             #[cfg(feature = "sabotage")]
             broken: None,
@@ -229,6 +264,19 @@ impl LabShape {
         Self { mode, placements, faults, lanes, ..self }
     }
 
+    /// Are contributions such that weights count them? Where rounds go on without the dead, nobody knows more of them before.
+    pub(super) fn is_counted(&self) -> bool {
+        self.continues || self.mode != Mode::Sync
+    }
+
+    fn worker_loss(&self) -> WorkerLoss {
+        match (self.continues, self.plan.loses_workers()) {
+            (true, _) => WorkerLoss::Continue,
+            (false, true) => WorkerLoss::Wait,
+            (false, false) => WorkerLoss::Stop,
+        }
+    }
+
     pub(super) fn cluster(&self) -> ClusterShape {
         ClusterShape {
             workers: self.workers,
@@ -242,7 +290,7 @@ impl LabShape {
             silence_ms: 500,
             replicas: self.replicas,
             server_places: self.places,
-            worker_loss: if self.plan.loses_workers() { WorkerLoss::Wait } else { WorkerLoss::Stop },
+            worker_loss: self.worker_loss(),
             workers_min: 1,
             scheduler_ms: if self.plan.scheduler_crashes + self.plan.sleeps > 0 { 30_000 } else { 0 },
         }

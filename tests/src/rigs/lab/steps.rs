@@ -37,6 +37,11 @@ impl Lab {
         });
         // Those who wait for nobody hold nothing: every slot is free again.
         self.run_until("the last credit", |lab| lab.is_quiet() || lab.brain.outcome.is_some());
+        // Where rounds go on without the dead, somebody has to be there still when a worker is found dead.
+        self.run_until("the last death", |lab| {
+            let is_decided = lab.doubt_us < lab.now_us() && lab.is_trained();
+            !lab.shape.continues || is_decided || lab.brain.outcome.is_some()
+        });
         self.may_go = true;
         self.run_until("the end of the job", |lab| {
             lab.brain.outcome.is_some() && lab.seats.iter().all(|seat| seat.process.is_none())
@@ -46,6 +51,7 @@ impl Lab {
             self.may_fail || matches!(outcome, Some(Outcome::Done { .. })),
             "the job ended so: {outcome:?}"
         );
+        assert!(self.shape.replicas == 0 || self.watch.record_slots > 0, "copies without streams");
         if self.has_lost {
             let is_so = |death: &Death| {
                 death.member.role == Role::Server && death.to_string().contains("nobody else has its part")
@@ -191,6 +197,7 @@ impl Lab {
                 server.lanes[lane].step(now_ms).expect("a lane goes on");
                 self.take_news(at);
                 self.check_server(at);
+                self.check_records(at);
             } else if let Some(worker) = self.seats[at].worker() {
                 worker.lanes[lane].step(now_ms).expect("a lane goes on");
                 self.report_broken(at, now_ms);

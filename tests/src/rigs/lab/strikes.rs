@@ -151,6 +151,13 @@ impl Lab {
         self.seats[at].start_us = Some(self.now_us() + back_us);
     }
 
+    /// What happens to a server, where there is nobody to decide about it.
+    fn while_away(&mut self, kind: &'static str) {
+        if self.brain.engine.is_none() {
+            self.count(kind);
+        }
+    }
+
     /// No other server is in trouble before this one's death is decided about, and everybody has heard of it.
     fn in_trouble(&mut self, until_us: u64) {
         self.trouble_us = Some(self.now_us());
@@ -164,6 +171,7 @@ impl Lab {
         let now_us = self.now_us();
         let rank = self.seats[at].server_ref().map(|server| server.rank);
         self.kill("crash: server", at, back_us);
+        self.while_away("crash: server, no scheduler");
         self.in_trouble(now_us);
         if let Some(first) = rank.filter(|_| self.shape.plan.second) {
             let after_us = self.rng.below(2 * self.shape.control_us);
@@ -179,6 +187,7 @@ impl Lab {
         let (apart, bound) = self.second_servers(first);
         if let Some(at) = self.one_of(&apart) {
             self.kill("crash: two servers, apart", at, back_us);
+            self.while_away("crash: two servers, no scheduler");
             self.in_trouble(self.now_us());
         } else if self.shape.plan.fatal
             && !self.gate
@@ -199,13 +208,14 @@ impl Lab {
         let until_us = now_us + if at_once { self.rng.below(3 * silence_us) } else { 3 * silence_us };
         let kind = if role == Role::Server { "deposed: server" } else { "deposed: worker" };
         self.strikes(kind, at);
-        self.doubt(at);
+        self.doubt(at, until_us);
         if at_once {
             self.wires.tear(at, now_us, until_us);
         }
         self.wires.silence(at, until_us, until_us);
         if role == Role::Server {
             self.in_trouble(until_us);
+            self.while_away("deposed: server, no scheduler");
         }
         if flaps {
             let (from_us, for_us) = if at_once { (0, 60_000) } else { (silence_us * 9 / 10, silence_us / 4) };
@@ -214,7 +224,8 @@ impl Lab {
         }
     }
 
-    fn doubt(&mut self, at: usize) {
+    fn doubt(&mut self, at: usize, until_us: u64) {
+        self.doubt_us = self.doubt_us.max(until_us + 2 * self.shape.cluster().silence_ms * 1_000);
         if let Some(process) = &mut self.seats[at].process {
             process.is_doubtful = true;
         }
@@ -232,11 +243,12 @@ impl Lab {
         let Some(at) = self.one_of(&may) else { return self.put_off(Fault::Sleep { role, us }) };
         let kind = if role == Role::Server { "long pause: server" } else { "long pause: worker" };
         self.strikes(kind, at);
-        self.doubt(at);
         let until_us = self.now_us() + us;
+        self.doubt(at, until_us);
         self.seats[at].paused_until_us = until_us;
         if role == Role::Server {
             self.in_trouble(until_us);
+            self.while_away("long pause: server, no scheduler");
         }
     }
 

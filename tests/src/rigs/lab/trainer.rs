@@ -14,6 +14,7 @@ use proto_common::element::Dtype;
 use proto_common::ids::{Operation, Rank};
 use proto_common::message::{Coming, ToScheduler};
 use proto_common::mode::Mode;
+use proto_common::tensor::TensorSpec;
 use std::sync::Arc;
 
 /// Time that an operation has; all faults together are to be shorter.
@@ -38,6 +39,8 @@ pub(super) struct Trainer {
     pub(super) coming: Coming,
     /// The least version that it was told when it asked.
     told: Option<u64>,
+    /// It knows from which rounds on it counts.
+    begins: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +93,7 @@ impl Trainer {
             next_op: 0,
             coming,
             told: None,
+            begins: coming != Coming::Between,
         }
     }
 
@@ -106,6 +110,8 @@ impl Trainer {
         let tensors = self.numbers.len();
         self.stage = match self.stage {
             Stage::Declaring if self.is_declared && self.coming == Coming::Again => Stage::Asking,
+            // Between rounds nothing is initial any more, as for a trainer that the client's `resume` says a round.
+            Stage::Declaring if self.is_declared && self.round > 0 => Stage::Rounds,
             Stage::Declaring if self.is_declared => Stage::Init,
             // Nothing was finished: it begins as its earlier life did.
             Stage::Asking if self.told == Some(0) => Stage::Init,
@@ -114,7 +120,7 @@ impl Trainer {
                 Stage::Resuming
             }
             Stage::Init | Stage::Resuming => Stage::Rounds,
-            Stage::Rounds if self.round == rounds => Stage::Gate,
+            Stage::Rounds if self.round >= rounds => Stage::Gate,
             Stage::Gate if gate => Stage::Last,
             Stage::Last => Stage::Over,
             other => other,
@@ -128,6 +134,17 @@ impl Trainer {
         };
         self.round += u64::from(kind == OpKind::PushPull);
         self.todo = self.shuffled(tensors).into_iter().map(|tensor| (tensor, kind)).collect();
+        if kind == OpKind::PushPull {
+            // Who came in between counts from a later round of some tensors on.
+            self.todo.retain(|(tensor, _)| self.numbers[*tensor].1 < self.round);
+        }
+    }
+
+    /// It came in between: from these rounds on it counts, of tensors that are not named from the first.
+    fn begin_from(&mut self, rounds: impl Iterator<Item = u64>) {
+        self.numbers.iter_mut().zip(rounds).for_each(|(numbers, from)| numbers.1 = from.saturating_sub(1));
+        self.round = self.numbers.iter().map(|(_, rounds)| *rounds).min().unwrap_or(0);
+        self.begins = true;
     }
 
     fn go_on_after(&mut self, round: u64) {
@@ -179,6 +196,12 @@ impl Lab {
                     self.ask(at, request, ToScheduler::Declare { request, tensors, timeout_ms });
                     return;
                 }
+                // Contributions before that would be to rounds which go on without it.
+                Stage::Declaring if trainer.is_declared && !trainer.begins => {
+                    let Some(counts) = worker.member.counts() else { return };
+                    let from = |spec: &TensorSpec| counts.get(&spec.key).copied().unwrap_or(0);
+                    trainer.begin_from(self.tensors.iter().map(from));
+                }
                 Stage::Over => return self.graduate(at),
                 _ => {}
             }
@@ -215,12 +238,12 @@ impl Lab {
         *operations += 1;
         *rounds += u64::from(kind.contributes());
         let asks = matches!(kind, OpKind::Init | OpKind::Release);
-        let (operation, round) = (Operation(*operations), if asks { 0 } else { *rounds });
+        // Who came in after all rounds counts from one on that nobody makes; others leave here only when it has its weights.
+        let round = (*rounds).min(self.shape.rounds);
+        let (operation, round) = (Operation(*operations), if asks { 0 } else { round });
         let values = match kind {
             OpKind::Init => (rank == Rank(0)).then(|| self.oracle.initial(tensor)),
-            OpKind::PushPull if self.shape.mode == Mode::Sync => {
-                Some(self.oracle.gradient(tensor, rank.0, round))
-            }
+            OpKind::PushPull if !self.shape.is_counted() => Some(self.oracle.gradient(tensor, rank.0, round)),
             OpKind::PushPull => Some(landings::marks(rank, spec.elements)),
             _ => None,
         };
@@ -293,7 +316,8 @@ impl Lab {
                 Err(_) if self.may_fail => continue,
                 Err(error) => panic!("{name}: {error}"),
             };
-            assert!(version.0 >= live.round, "{name}: version {version}");
+            let is_numbered = self.shape.mode == Mode::Sync || !self.shape.continues;
+            assert!(!is_numbered || version.0 >= live.round, "{name}: version {version}");
             if let Some(source) = &mut live.source {
                 source.fill(0xFF);
             }

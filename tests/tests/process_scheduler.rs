@@ -78,6 +78,47 @@ fn a_goodbye_that_no_scheduler_could_hear_is_said_to_the_next_one() {
     cluster.assert_no_panic();
 }
 
+/// As the first one was started, but for `args`.
+fn of_two(cluster: &Cluster, args: &[&str]) -> Process {
+    let mut command = cluster.place.command("gradwire-scheduler");
+    command.args(["--servers", "2", "--workers", "2", "--scheduler", &cluster.control]).args(args);
+    Process::start("scheduler", &mut command)
+}
+
+#[test]
+fn one_with_other_settings_ends_with_78_and_the_job_goes_on_with_the_right_one() {
+    let copies = ["--set", "cluster.replicas=1"];
+    let mut cluster = Cluster::new(2, 2, &copies);
+    cluster.add_servers(2, &[]);
+    let clients = job::join(&cluster, 2, |_| ());
+    job::declare(&clients, &[job::summed(1, 1000)]);
+    job::round(&clients, 1);
+    cluster.scheduler.kill();
+    assert!(cluster.scheduler.wait(PATIENCE).is_some());
+    let wrong: [(&[&str], &str); 2] = [
+        (
+            &["--set", "cluster.replicas=1", "--set", "cluster.chunk_bytes=65536"],
+            "cluster.chunk_bytes = 65536",
+        ),
+        (&["--resume"], "cluster.replicas = 0"),
+    ];
+    for (args, words) in wrong {
+        let mut other = of_two(&cluster, args);
+        assert_eq!(other.expect_end(PATIENCE), ExitCode::Config as i32, "{words}");
+        let text = other.log().text();
+        assert!(text.contains(words) && text.contains("were started with"), "{text}");
+    }
+    cluster.scheduler = of_two(&cluster, &[&copies[..], &["--set", "deadlines.silence_ms=9000"]].concat());
+    let line = cluster.scheduler.expect_line("who is there", PATIENCE);
+    assert!(line.contains("members=4"), "{line}");
+    job::round(&clients, 1);
+    clients.iter().for_each(gradwire_worker::Client::close);
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    cluster.assert_no_panic();
+}
+
 #[test]
 fn a_second_scheduler_is_refused_and_says_whose_the_port_is() {
     let cluster = Cluster::new(2, 4, &[]);

@@ -197,6 +197,10 @@ fn beats(welcome: &Welcome) -> Interval {
     beat
 }
 
+fn silence_of(welcome: &Welcome) -> Duration {
+    Duration::from_millis(welcome.shape.silence_ms.max(1))
+}
+
 /// The link's task.
 struct Keeper<R> {
     events: mpsc::Sender<LinkEvent>,
@@ -216,7 +220,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
         welcome: Welcome,
         mut seeker: Seeker<F>,
     ) {
-        let silence = Duration::from_millis(welcome.shape.silence_ms.max(1));
+        let mut silence = silence_of(&welcome);
         let lost = loop {
             let Some(lost) = self.serve(connection, silence).await else { return };
             let since = Instant::now();
@@ -236,7 +240,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
                 Ok((next, welcome)) => {
                     connection = next;
                     tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
-                    self.beat = beats(&welcome);
+                    (self.beat, silence) = (beats(&welcome), silence_of(&welcome));
                     if self.events.send(LinkEvent::Back(welcome)).await.is_err() {
                         return;
                     }

@@ -7,7 +7,7 @@ use super::frame::FrameError;
 use super::link_error::LinkError;
 use proto_common::config::Settings;
 use proto_common::ids::JobId;
-use proto_common::message::{FromScheduler, Register, Resume, ToScheduler, Welcome};
+use proto_common::message::{ClusterShape, FromScheduler, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -52,7 +52,8 @@ pub(super) async fn greet(
 pub(super) struct Seeker<F> {
     host: String,
     port: u16,
-    within: Duration,
+    /// The shape that was told last: how long to look, and what the next one is shown.
+    shape: ClusterShape,
     register: Register,
     job: JobId,
     /// The highest term that was obeyed: lower ones are deposed.
@@ -67,7 +68,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         Self {
             host: settings.scheduler.host.clone(),
             port: settings.scheduler.port,
-            within: Duration::from_millis(welcome.shape.scheduler_ms),
+            shape: welcome.shape,
             register: Register { wanted_rank: Some(welcome.rank), ..register },
             job: welcome.job,
             term: welcome.epoch.term,
@@ -78,12 +79,13 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
 
     /// Is a lost scheduler to be survived?
     pub(super) fn may_seek(&self) -> bool {
-        !self.within.is_zero()
+        self.shape.scheduler_ms > 0
     }
 
     /// The next scheduler, or why there is none; `lost` is how the one before went.
     pub(super) async fn seek(&mut self, lost: LinkError) -> Result<(Connection, Welcome), LinkError> {
-        let deadline = Instant::now() + self.within;
+        let within = Duration::from_millis(self.shape.scheduler_ms);
+        let deadline = Instant::now() + within;
         let mut backoff = Duration::from_millis(BACKOFF_FIRST_MS);
         // In no roster yet: nothing to come back to.
         if (self.resume)().is_none() {
@@ -93,7 +95,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
             let error = match self.attempt(deadline).await {
                 Ok(None) => return Err(lost),
                 Ok(Some((connection, welcome))) => {
-                    self.term = welcome.epoch.term;
+                    (self.term, self.shape) = (welcome.epoch.term, welcome.shape);
                     return Ok((connection, welcome));
                 }
                 Err(error @ (LinkError::Refused(_) | LinkError::Deposed { .. } | LinkError::Message(_))) => {
@@ -103,7 +105,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
             };
             let next = Instant::now() + backoff;
             if next >= deadline {
-                let waited_ms = self.within.as_millis() as u64;
+                let waited_ms = self.shape.scheduler_ms;
                 return Err(LinkError::NotBack { waited_ms, lost: Box::new(lost), last: Box::new(error) });
             }
             tracing::debug!(%error, "no scheduler yet");
@@ -123,7 +125,8 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         let address = format!("{}:{}", self.host, self.port);
         // Only now: what the last scheduler said before it went has been taken meanwhile.
         let Some(resume) = (self.resume)() else { return Ok(None) };
-        let resume = Resume { term: self.term, restore: self.restore.clone(), ..resume };
+        let (term, restore, shape) = (self.term, self.restore.clone(), Some(self.shape));
+        let resume = Resume { term, restore, shape, ..resume };
         let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job
             || welcome.epoch.term < self.term

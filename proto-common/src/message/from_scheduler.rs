@@ -46,6 +46,32 @@ pub struct ClusterShape {
     pub scheduler_ms: u64,
 }
 
+impl ClusterShape {
+    /// The first setting, with its value here and there, in which two shapes differ that cannot be of one job: members are built
+    /// with what they were told at their start, and data lies, is reduced and survives by it. Deadlines and `workers_min` are
+    /// the scheduler's own, so that the next one may have others.
+    #[must_use]
+    pub fn conflict(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let texts = |shape: &Self| {
+            let loss = format!("{:?}", shape.worker_loss).to_lowercase();
+            [
+                ("cluster.workers", shape.workers.to_string()),
+                ("cluster.servers", shape.servers.to_string()),
+                ("cluster.chunk_bytes", shape.chunk_bytes.to_string()),
+                ("cluster.lanes", shape.lanes.to_string()),
+                ("cluster.replicas", shape.replicas.to_string()),
+                ("cluster.servers_max", shape.server_places.to_string()),
+                ("cluster.mode", shape.mode.to_string()),
+                ("cluster.deterministic", shape.deterministic.to_string()),
+                ("cluster.backup_workers", shape.backup_workers.to_string()),
+                ("cluster.worker_loss", loss),
+            ]
+        };
+        let mut pairs = texts(self).into_iter().zip(texts(other));
+        pairs.find(|(own, theirs)| own != theirs).map(|((key, own), (_, theirs))| (key, own, theirs))
+    }
+}
+
 /// Answer to a registration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {

@@ -1,6 +1,6 @@
 //! What a member tells a scheduler that knows nothing, and how it is cut into messages.
 
-use super::from_scheduler::Member;
+use super::from_scheduler::{ClusterShape, Member};
 use super::to_scheduler::NodeGroup;
 use crate::ids::{Epoch, Rank};
 use crate::limits::NAME_BYTES_MAX;
@@ -27,6 +27,8 @@ pub struct Resume {
     pub term: u32,
     /// The checkpoint that the job began from, as it was told; its link to the scheduler knows.
     pub restore: Option<String>,
+    /// The cluster's shape, as it was told; its link to the scheduler knows.
+    pub shape: Option<ClusterShape>,
     /// The newest epoch it has seen, of the shard map or the roster.
     pub epoch: Epoch,
     /// The roster of that time.
@@ -44,8 +46,8 @@ impl Resume {
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
-        let (rank, term, epoch) = (self.rank, self.term, self.epoch);
-        Self { rank, term, restore: self.restore.clone(), epoch, map, ..Self::default() }
+        let (rank, term, epoch, shape) = (self.rank, self.term, self.epoch, self.shape);
+        Self { rank, term, restore: self.restore.clone(), shape, epoch, map, ..Self::default() }
     }
 
     /// The lists in parts that each fit a message; at least one.
@@ -113,6 +115,7 @@ mod tests {
             rank: Rank(3),
             term: 3,
             restore: Some("round-8".into()),
+            shape: Some(crate::config::Settings::default().shape()),
             epoch: Epoch { term: 2, counter: 9 },
             members: Vec::new(),
             left: vec![Rank(5)],

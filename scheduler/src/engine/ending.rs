@@ -1,6 +1,7 @@
 //! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
 //! the death that ends the job is the one that everybody reports.
 
+use super::rebuild::later;
 use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
@@ -174,6 +175,8 @@ impl Engine {
                 let message = Box::new(FromScheduler::MemberDied(death.clone()));
                 out.push(Command::Send { to, message });
             }
+            // Members wait on, for one with the right settings.
+            Outcome::Misconfigured(_) => {}
             Outcome::Incomplete { waited_ms, missing } => {
                 let (waited_ms, missing) = (*waited_ms, missing.clone());
                 let reason = RefusalReason::Incomplete { waited_ms, missing };
@@ -193,6 +196,7 @@ impl Engine {
                 Outcome::Incomplete { waited_ms, missing } => {
                     RefusalReason::Incomplete { waited_ms: *waited_ms, missing: missing.clone() }
                 }
+                Outcome::Misconfigured(error) => later(error),
                 other => RefusalReason::Misplaced(format!("the job is over: {other}")),
             };
             refuse(connection, reason, out);

@@ -33,7 +33,7 @@ use member::Member;
 pub use note::Note;
 pub use posts::LOCAL;
 use posts::{Posts, SCHEDULER};
-use proto_common::config::Settings;
+use proto_common::config::{SettingError, Settings};
 use proto_common::error::Death;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::NAME_BYTES_MAX;
@@ -193,6 +193,8 @@ pub enum Outcome {
         /// Who did not come.
         missing: Vec<MemberId>,
     },
+    /// Members of a job that runs were started with another setting, which its data depends on. Nobody was told to end.
+    Misconfigured(SettingError),
 }
 
 impl fmt::Display for Outcome {
@@ -200,6 +202,7 @@ impl fmt::Display for Outcome {
         match self {
             Self::Done { reason } => f.write_str(reason),
             Self::Died(death) => death.fmt(f),
+            Self::Misconfigured(error) => error.fmt(f),
             Self::Incomplete { waited_ms, missing } => {
                 let (waited_ms, missing) = (*waited_ms, missing.clone());
                 RefusalReason::Incomplete { waited_ms, missing }.fmt(f)

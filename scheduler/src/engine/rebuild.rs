@@ -15,7 +15,10 @@ use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(super) use settings::later;
+
 mod seats;
+mod settings;
 
 /// Processes that wait to be let in.
 const WAITING_MAX: usize = 1024;
@@ -248,6 +251,9 @@ impl Engine {
             }
             return self.rebuild.waiting.push((from, register));
         };
+        if let Some(wrong) = resume.shape.and_then(|told| self.conflict(&told)) {
+            return self.end_misconfigured(now_ms, from, wrong, out);
+        }
         self.rebuild.since_ms.get_or_insert(now_ms);
         let (epoch, term) = (resume.epoch, resume.term.max(resume.epoch.term));
         let (members, left, tensors, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

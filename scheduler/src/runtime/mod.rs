@@ -141,6 +141,7 @@ pub fn verdict(outcome: &Outcome) -> Result<(), Failure> {
         Outcome::Done { .. } => return Ok(()),
         Outcome::Died(_) => ExitCode::MemberDied,
         Outcome::Incomplete { .. } => ExitCode::Deadline,
+        Outcome::Misconfigured(_) => ExitCode::Config,
     };
     Err(Failure::message(code, outcome.to_string()))
 }

@@ -232,14 +232,14 @@ impl Member {
     }
 
     /// What a scheduler that knows nothing is to know; until [`Member::back`] nothing is decided for this server any more, also
-    /// nothing that was decided before and comes late. Barriers are somebody else's to add.
+    /// nothing that was decided before and comes late. Barriers, shape and `restore` are somebody else's to add.
     #[must_use]
     pub fn resume(&mut self) -> Resume {
         self.is_resuming = true;
         let (epoch, members) = self.roster.clone().unwrap_or_default();
-        let (map, left, barriers) = (self.map.whole(), self.left.clone(), Vec::new());
+        let (map, left) = (self.map.whole(), self.left.clone());
         let (rank, epoch) = (self.config.rank, epoch.max(map.epoch));
-        Resume { rank, term: epoch.term, restore: None, epoch, members, left, map, barriers }
+        Resume { rank, term: epoch.term, epoch, members, left, map, ..Resume::default() }
     }
 
     /// There is a new scheduler: what may not have reached the last one is said again.

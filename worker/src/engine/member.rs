@@ -126,13 +126,12 @@ impl Member {
         self.counts.as_ref()
     }
 
-    /// What a scheduler that knows nothing is to know, once there was a roster. Barriers are somebody else's to add.
+    /// What a scheduler that knows nothing is to know, once there was a roster. Barriers, shape and `restore` are somebody else's to add.
     #[must_use]
     pub fn resume(&self) -> Option<Resume> {
         let Roster { members, left, .. } = self.roster.clone()?;
         let (rank, epoch, map) = (self.config.rank, self.epoch(), self.map.whole());
-        let (term, barriers) = (epoch.term, Vec::new());
-        Some(Resume { rank, term, restore: None, epoch, members, left, map, barriers })
+        Some(Resume { rank, term: epoch.term, epoch, members, left, map, ..Resume::default() })
     }
 
     fn servers(&self) -> impl Iterator<Item = &Entry> {

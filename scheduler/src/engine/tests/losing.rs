@@ -249,7 +249,7 @@ fn a_server_that_wishes_to_go_goes_when_it_has_nothing() {
 }
 
 /// What a member of this cluster knows.
-fn known_in(before: &Rig) -> Resume {
+pub(super) fn known_in(before: &Rig) -> Resume {
     let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
     let members = before.engine.members.iter().map(entry).collect();
     let (map, epoch) = (before.engine.declarations.shards.map.whole(), before.engine.epoch());
@@ -257,7 +257,7 @@ fn known_in(before: &Rig) -> Resume {
 }
 
 /// A scheduler that is started with the settings of this one.
-fn next_after(before: &Rig) -> Rig {
+pub(super) fn next_after(before: &Rig) -> Rig {
     Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 }
 }
 

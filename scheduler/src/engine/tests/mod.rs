@@ -10,6 +10,7 @@ mod posts;
 mod properties;
 mod recovery;
 mod registering;
+mod settings;
 mod world;
 
 use super::*;

@@ -174,12 +174,14 @@ impl Lab {
     }
 
     fn resume_of(&mut self, at: usize) -> Option<Resume> {
-        match &mut self.seats[at].process.as_mut()?.body {
+        let shape = Some(self.shape.cluster());
+        let known = match &mut self.seats[at].process.as_mut()?.body {
             Body::Nobody => None,
             Body::Server(server) if !server.member.has_roster() => None,
             Body::Server(server) => Some(server.member.resume()),
             Body::Worker(worker) => worker.member.resume(),
-        }
+        };
+        known.map(|resume| Resume { shape, ..resume })
     }
 
     /// Has it something to come back to?

@@ -48,6 +48,7 @@ pub mod passed;
 pub mod post;
 pub mod process;
 pub mod reach;
+pub mod seldom;
 pub mod settings;
 pub mod shutdown;
 pub mod status;

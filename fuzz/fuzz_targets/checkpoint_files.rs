@@ -69,7 +69,7 @@ impl Store for InMemory {
     fn remove(&self, _: &str, _: &str) -> Result<(), CheckpointError> {
         unreachable!("nothing is written")
     }
-    fn forget(&self, _: &str) -> Result<(), CheckpointError> {
+    fn forget(&self, _: &str) -> Result<bool, CheckpointError> {
         unreachable!("nothing is written")
     }
 }

@@ -14,6 +14,7 @@ use daemon::control::{Connection, frame_of};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::http::{self, HttpState};
 use daemon::post::Posts;
+use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
 pub use embed::Scheduler;
@@ -196,27 +197,13 @@ struct Core {
     tasks: JoinSet<()>,
     events: mpsc::Sender<Event>,
     received: mpsc::Receiver<Event>,
-    crowded: OncePerSecond,
-    strangers: OncePerSecond,
+    crowded: Seldom,
+    strangers: Seldom,
+    refused: Seldom,
     /// The messages of this process's own program, and what it says.
     posts: Posts,
     said: mpsc::UnboundedReceiver<ToScheduler>,
     keeper: Option<Keeper>,
-}
-
-/// Keeps what strangers can cause out of the log's way.
-#[derive(Default)]
-struct OncePerSecond(Option<Instant>);
-
-impl OncePerSecond {
-    fn may_speak(&mut self) -> bool {
-        let now = Instant::now();
-        let speaks = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
-        if speaks {
-            self.0 = Some(now);
-        }
-        speaks
-    }
 }
 
 impl Core {
@@ -246,8 +233,9 @@ impl Core {
             tasks: JoinSet::new(),
             events,
             received,
-            crowded: OncePerSecond::default(),
-            strangers: OncePerSecond::default(),
+            crowded: Seldom::default(),
+            strangers: Seldom::default(),
+            refused: Seldom::default(),
             posts,
             said,
             keeper,
@@ -330,7 +318,7 @@ impl Core {
             }
             Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
         }
-        if !self.has_place() && self.crowded.may_speak() {
+        if !self.has_place() && self.crowded.may_speak().is_some() {
             tracing::warn!(limit = self.connections_max, "too many control connections; new ones wait");
         }
     }
@@ -354,8 +342,8 @@ impl Core {
                 let outbox = self.connections.remove(&connection)?;
                 if self.view.engine().member_of(connection).is_none() {
                     let why = fault.as_ref().map_or("it closed without a word", |fault| fault.text.as_str());
-                    if self.strangers.may_speak() {
-                        tracing::warn!(peer = %outbox.peer(), why, "a stranger is dropped; others in the same second are only counted");
+                    if let Some(others) = self.strangers.may_speak() {
+                        tracing::warn!(peer = %outbox.peer(), why, others, "a stranger is dropped");
                     }
                     self.metrics.refused(fault.as_ref().map_or("closed", |fault| fault.kind));
                 }
@@ -507,7 +495,11 @@ impl Core {
                 let role = member.map_or(Role::Scheduler, |member| member.role);
                 tracing::info!(peer, "{role} {} registered", welcome.rank);
             }
-            FromScheduler::Refused(reason) => tracing::warn!(peer, %reason, "a process is refused"),
+            FromScheduler::Refused(reason) => {
+                if let Some(others) = self.refused.may_speak() {
+                    tracing::warn!(peer, %reason, others, "a process is refused");
+                }
+            }
             FromScheduler::Roster { epoch, members, .. } => {
                 tracing::info!(%epoch, members = members.len(), "who is there");
             }

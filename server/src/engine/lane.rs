@@ -73,6 +73,8 @@ pub struct LaneStats {
     pub contribution_bytes: u64,
     /// Rounds published, one a chunk.
     pub rounds: u64,
+    /// The highest round that a chunk has published.
+    pub newest: u64,
     /// Operations answered.
     pub answers: u64,
     /// Duplicates recognised and not applied.

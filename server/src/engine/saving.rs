@@ -201,6 +201,7 @@ impl LaneEngine {
     pub(super) fn note_published(&mut self, index: u32) {
         let chunk = &self.chunks[index as usize];
         let (version, round, every) = (chunk.version, self.round_of(chunk), self.savings.every_rounds);
+        self.stats.newest = self.stats.newest.max(version);
         let is_loose = chunk.is_loose();
         let each = if is_loose { every.saturating_mul(u64::from(self.config.workers)) } else { every };
         let is_multiple =

@@ -16,6 +16,7 @@ use daemon::control::{SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
 use daemon::http::{self, HttpState};
 use daemon::post::Posts;
+use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
 use proto_common::config::{DeadlineSettings, Settings, WorkerLoss};
@@ -361,19 +362,21 @@ fn serve_http(
 }
 
 async fn accept(listener: TcpListener, reception: Arc<Reception>) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let (places, refused) = (Arc::new(Semaphore::new(HANDSHAKES_MAX)), Arc::new(Seldom::default()));
     // The semaphore is never closed, so acquiring cannot fail.
     while let Ok(place) = places.clone().acquire_owned().await {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                let reception = reception.clone();
+                let (reception, refused) = (reception.clone(), refused.clone());
                 tokio::spawn(async move {
                     match receive(reception, stream).await {
                         Ok((peer, driver, carriers)) => {
                             tracing::info!(%peer, %driver, carriers, "data path ready");
                         }
                         Err(reason) => {
-                            tracing::warn!(%peer, reason, "a connection to the data plane was refused");
+                            if let Some(others) = refused.may_speak() {
+                                tracing::warn!(%peer, reason, others, "a connection to the data plane was refused");
+                            }
                         }
                     }
                     drop(place);

@@ -25,6 +25,8 @@ pub(super) struct ServerStatus {
     pub(super) contributions: u64,
     pub(super) contribution_bytes: u64,
     pub(super) rounds: u64,
+    /// The highest round that a chunk has published.
+    pub(super) newest: u64,
     pub(super) answers: u64,
     pub(super) duplicates: u64,
     pub(super) late: u64,
@@ -98,6 +100,7 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.contributions += stats.contributions;
         status.contribution_bytes += stats.contribution_bytes;
         status.rounds += stats.rounds;
+        status.newest = status.newest.max(stats.newest);
         status.answers += stats.answers;
         status.duplicates += stats.duplicates;
         status.late += stats.late;
@@ -137,7 +140,7 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
 /// The heartbeat's report.
 pub(super) fn report(status: &ServerStatus) -> MemberReport {
     MemberReport {
-        round: status.rounds,
+        round: status.newest,
         in_flight: (status.contributions + status.calls).saturating_sub(status.answers),
         oldest: status.oldest.clone().map(|text| (text, status.oldest_ms)),
         links: Vec::new(),

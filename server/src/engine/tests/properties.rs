@@ -490,6 +490,7 @@ proptest! {
         let versions: u64 = world.versions.iter().sum();
         let stats = world.rig.engine.stats();
         prop_assert_eq!(stats.rounds, versions);
+        prop_assert_eq!(stats.newest, world.versions.iter().copied().max().unwrap_or(0), "not their sum");
         prop_assert_eq!(stats.contributions, versions * u64::from(rules.needed()), "each contribution once");
         prop_assert_eq!(world.observer.applied() as u64, stats.contributions);
         prop_assert!(stats.late >= world.late && (backup_workers > 0 || stats.late == 0));

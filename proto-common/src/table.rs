@@ -5,7 +5,7 @@
 
 use crate::element::Dtype;
 use crate::ids::{ChunkId, ChunkIndex, Key, Lane};
-use crate::limits::LANES_MAX;
+use crate::limits::{LANES_MAX, WORKERS_MAX};
 use crate::mode::Mode;
 use crate::optimizer::{Optimizer, OptimizerError, Rule};
 use crate::shard_map::lane_of;
@@ -220,7 +220,7 @@ pub const fn home_of(key: Key) -> Option<u32> {
 }
 
 /// Bytes before a contribution's ids: see [`PushHead`].
-pub const PUSH_HEAD_BYTES: usize = 24;
+pub const PUSH_HEAD_BYTES: usize = 40;
 
 /// How a contribution to a home begins. Behind it are a declaration's bytes, or ids and then their rows of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,13 +236,29 @@ pub struct PushHead {
     /// Rows that the table may then have at the home, which its server says, whatever stands there, before copies have it: they
     /// are to leave out what it leaves out.
     pub room: u32,
+    /// Which of its worker's pushes it is, where the worker says so.
+    pub which: Option<PushStep>,
+}
+
+/// One of a worker's pushes to a table's rows at a home. A life that comes again and repeats its step says the same, and it
+/// counts once. They only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushStep {
+    /// The worker.
+    pub rank: u32,
+    /// Its step, as its trainer counts.
+    pub step: u64,
+    /// Which one of the step's.
+    pub nth: u32,
 }
 
 impl PushHead {
     /// As it travels.
     #[must_use]
     pub fn to_bytes(self) -> [u8; PUSH_HEAD_BYTES] {
-        let words = [self.op as u32, self.key, self.count, self.parts, self.room];
+        let PushStep { rank, step, nth } = self.which.unwrap_or(PushStep { rank: u32::MAX, step: 0, nth: 0 });
+        let (op, low, high) = (self.op as u32, step as u32, (step >> 32) as u32);
+        let words = [op, self.key, self.count, self.parts, self.room, rank, nth, 0, low, high];
         let mut bytes = [0; PUSH_HEAD_BYTES];
         bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
         bytes
@@ -256,7 +272,15 @@ impl PushHead {
             bytes.chunks_exact(4).map(|word| word.first_chunk().map_or(0, |w| u32::from_le_bytes(*w)));
         let op = RowOp::from_wire(u8::try_from(words.next()?).ok()?)?;
         let [key, count, parts, room] = [words.next()?, words.next()?, words.next()?, words.next()?];
-        Some(Self { op, key, count, parts, room })
+        let [rank, nth, _, low, high] =
+            [words.next()?, words.next()?, words.next()?, words.next()?, words.next()?];
+        let which = PushStep { rank, nth, step: u64::from(high) << 32 | u64::from(low) };
+        let which = match rank {
+            u32::MAX => None,
+            0..WORKERS_MAX => Some(which),
+            _ => return None,
+        };
+        Some(Self { op, key, count, parts, room, which })
     }
 }
 
@@ -364,8 +388,13 @@ mod tests {
 
     #[test]
     fn heads_of_contributions_round_trip_and_are_refused_cut_short() {
-        let head = PushHead { op: RowOp::Push, key: 7, count: 3, parts: 9, room: 11 };
+        let which = Some(PushStep { rank: 4, step: 1 << 40 | 5, nth: 6 });
+        let head = PushHead { op: RowOp::Push, key: 7, count: 3, parts: 9, room: 11, which };
         assert_eq!(PushHead::from_bytes(&head.to_bytes()), Some(head));
+        let head = PushHead { which: None, ..head };
+        assert_eq!(PushHead::from_bytes(&head.to_bytes()), Some(head));
+        let nobody = Some(PushStep { rank: WORKERS_MAX, step: 0, nth: 0 });
+        assert_eq!(PushHead::from_bytes(&PushHead { which: nobody, ..head }.to_bytes()), None);
         for bytes in 0..PUSH_HEAD_BYTES {
             assert_eq!(PushHead::from_bytes(&head.to_bytes()[..bytes]), None);
         }

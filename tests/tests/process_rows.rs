@@ -8,6 +8,7 @@ use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::job::{join, only};
 use gradwire_tests::rigs::process::Process;
 use gradwire_worker::{Client, Table};
+use proto_common::config::Settings;
 use proto_common::optimizer::Optimizer;
 use proto_common::table::{Initial, TableSpec};
 use proto_common::transport::Driver;
@@ -25,6 +26,7 @@ over_each!(
     no_row_is_lost_with_a_server_that_is_killed,
     whoever_takes_over_has_the_rows_that_there_were_and_no_others,
     a_spare_server_gets_the_copies_and_then_takes_over,
+    what_a_worker_that_comes_again_repeats_of_a_step_counts_once,
     a_server_with_rows_is_emptied_before_it_goes
 );
 
@@ -162,6 +164,54 @@ fn whoever_takes_over_has_the_rows_that_there_were_and_no_others(driver: Driver)
     let counted = pull(ROWS..2 * ROWS).iter().zip(&rare).all(|(now, before)| *now == before + 1.0);
     assert!(counted, "it counts on from what there was");
     bed.end(&[1]);
+}
+
+/// It dies in the middle of a step, and the server of some rows dies as well before the step is repeated.
+fn what_a_worker_that_comes_again_repeats_of_a_step_counts_once(driver: Driver) {
+    let words = ["cluster.replicas=1", "cluster.worker_loss=wait", "cluster.chunk_bytes=16384"];
+    let words: Vec<&str> = words.iter().flat_map(|pair| ["--set", pair]).collect();
+    let mut cluster = Cluster::new(2, WORKERS, &words);
+    cluster.add_servers(2, &["--transport", if driver == Driver::Shm { "shm" } else { "tcp" }]);
+    let edit = |settings: &mut Settings| {
+        settings.cluster.chunk_bytes = 16384;
+        settings.transport = only(driver);
+    };
+    let mut clients = join(&cluster, WORKERS, edit);
+    let spec = TableSpec::new(3, WIDTH as u32, Optimizer::sum(), Initial::Constant(0.0));
+    let tables: Vec<Table> = clients.iter().map(|client| client.declare_table(&spec).unwrap()).collect();
+    let [some, others]: [Vec<u64>; 2] = [(0..ROWS / 2).collect(), (ROWS / 2..ROWS).collect()];
+    let push = |client: &Client, table: &Table, step: u64, ids: &[u64]| {
+        client.push_rows_in_step(table, step, ids, &vec![1.0; ids.len() * WIDTH])?.wait()
+    };
+    for (client, table) in clients.iter().zip(&tables) {
+        push(client, table, 7, &some).unwrap();
+        push(client, table, 7, &others).unwrap();
+        push(client, table, 8, &some).unwrap();
+    }
+    let early = push(&clients[1], &tables[1], 7, &some).unwrap_err();
+    assert!(early.to_string().contains("step 7 is an earlier one"), "{early}");
+    clients.pop().unwrap().fail("as if it had died");
+    cluster.servers[0].kill();
+    let mut settings = cluster.settings();
+    settings.node.rank = Some(1);
+    edit(&mut settings);
+    clients.push(Client::connect(settings).unwrap());
+    let again = clients[1].declare_table(&spec).unwrap();
+    for ids in [&some, &others] {
+        push(&clients[1], &again, 8, ids).unwrap();
+    }
+    push(&clients[0], &tables[0], 8, &others).unwrap();
+    let ids: Vec<u64> = (0..ROWS).collect();
+    let mut out = vec![0.0; ids.len() * WIDTH];
+    for value in [4.0, 5.0] {
+        clients[1].pull_rows(&again, &ids, &mut out).unwrap();
+        assert_eq!(out.iter().find(|number| **number != value), None);
+        push(&clients[1], &again, 9, &ids).unwrap();
+    }
+    clients.iter().for_each(Client::close);
+    assert_eq!(cluster.servers[1].expect_end(PATIENCE), 0);
+    assert_eq!(cluster.scheduler.expect_end(PATIENCE), 0);
+    cluster.assert_no_panic();
 }
 
 /// One after the other, until nobody is left of those that the job began with.

@@ -1289,6 +1289,20 @@ GradwireCode gradwire_push_rows(const GradwireClient *client,
                                 GradwireRowsHandle **handle);
 
 /**
+ * As `gradwire_push_rows`, in a step of the trainer, a number that only grows: what servers have of a step that is repeated after
+ * `gradwire_resume` counts once, where the same rows are pushed in the same order. An earlier step than the last one is an error,
+ * and nothing is pushed.
+ */
+GradwireCode gradwire_push_rows_in_step(const GradwireClient *client,
+                                        const GradwireTable *table,
+                                        uint64_t step,
+                                        const uint64_t *ids,
+                                        uint64_t count,
+                                        const float *values,
+                                        uint64_t value_count,
+                                        GradwireRowsHandle **handle);
+
+/**
  * Brings rows into `out`: `width` floats for each of the `count` ids, in their order. Waits for them, at most
  * `deadlines.operation_ms`.
  */

@@ -4,7 +4,7 @@ use crate::border::{object, put, slice, slice_mut};
 use crate::client::GradwireClient;
 use crate::error::{Failure, GradwireCode, guard, guard_or};
 use crate::optimizer::GradwireOptimizer;
-use gradwire_worker::{RowsHandle, Table};
+use gradwire_worker::{Client, ClientError, RowsHandle, Table};
 use proto_common::table::{Initial, TableSpec};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -103,11 +103,41 @@ pub extern "C" fn gradwire_push_rows(
     value_count: u64,
     handle: Option<&mut MaybeUninit<Option<Box<GradwireRowsHandle>>>>,
 ) -> GradwireCode {
+    push(client, table, (ids, count), (values, value_count), handle, Client::push_rows)
+}
+
+/// As `gradwire_push_rows`, in a step of the trainer, a number that only grows: what servers have of a step that is repeated after
+/// `gradwire_resume` counts once, where the same rows are pushed in the same order. An earlier step than the last one is an error,
+/// and nothing is pushed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_push_rows_in_step(
+    client: Option<&GradwireClient>,
+    table: Option<&GradwireTable>,
+    step: u64,
+    ids: *const u64,
+    count: u64,
+    values: *const f32,
+    value_count: u64,
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireRowsHandle>>>>,
+) -> GradwireCode {
+    push(client, table, (ids, count), (values, value_count), handle, |client, table, ids, values| {
+        client.push_rows_in_step(table, step, ids, values)
+    })
+}
+
+fn push(
+    client: Option<&GradwireClient>,
+    table: Option<&GradwireTable>,
+    (ids, count): (*const u64, u64),
+    (values, value_count): (*const f32, u64),
+    handle: Option<&mut MaybeUninit<Option<Box<GradwireRowsHandle>>>>,
+    begin: impl FnOnce(&Client, &Table, &[u64], &[f32]) -> Result<RowsHandle, ClientError>,
+) -> GradwireCode {
     guard(|| {
         let (client, table) = (object(client, "client")?.client(), &object(table, "table")?.0);
         let (ids, values) = (slice(ids, count, "ids")?, slice(values, value_count, "values")?);
         let place = handle.ok_or_else(|| Failure::null("handle"))?;
-        let pushed = client.push_rows(table, ids, values)?;
+        let pushed = begin(client, table, ids, values)?;
         put(Some(place), "handle", Some(Box::new(GradwireRowsHandle(Mutex::new(Some(pushed))))))
     })
 }

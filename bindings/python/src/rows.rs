@@ -24,8 +24,15 @@ struct Work {
     table: gradwire_worker::Table,
     ids: Array,
     numbers: Array,
-    pulls: bool,
+    what: What,
     teller: Teller,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Pull,
+    /// In a step, where the trainer says so.
+    Push(Option<u64>),
 }
 
 /// The thread, once there is something for it to do.
@@ -108,7 +115,7 @@ fn begin(client: &Client, work: Work) -> Option<(RowsHandle, Work)> {
         end(work, Err(Failure::internal("arrays that were looked at are not aligned".into())));
         return None;
     };
-    if work.pulls {
+    if work.what == What::Pull {
         // SAFETY: the array keeps so many aligned, writable f32 at the address (`Table::start` has looked), and callers
         // are told to leave it alone until the handle is done. Needed because Python's arrays are no Rust types.
         let out = unsafe { std::slice::from_raw_parts_mut(address as *mut f32, work.numbers.elements()) };
@@ -117,7 +124,11 @@ fn begin(client: &Client, work: Work) -> Option<(RowsHandle, Work)> {
         return None;
     }
     let values = numbers::<f32>(&work.numbers).unwrap_or_default();
-    match client.push_rows(&work.table, ids, values) {
+    let pushed = match work.what {
+        What::Push(Some(step)) => client.push_rows_in_step(&work.table, step, ids, values),
+        _ => client.push_rows(&work.table, ids, values),
+    };
+    match pushed {
         Ok(handle) => Some((handle, work)),
         Err(error) => {
             end(work, Err(error.into()));
@@ -163,7 +174,8 @@ impl Table {
         Self { inner, client: Here::new(client), rows, finisher }
     }
 
-    fn start(&self, ids: &Bound<'_, PyAny>, numbers: &Bound<'_, PyAny>, pulls: bool) -> PyResult<Pending> {
+    fn start(&self, ids: &Bound<'_, PyAny>, numbers: &Bound<'_, PyAny>, what: What) -> PyResult<Pending> {
+        let pulls = what == What::Pull;
         let (py, client) = (numbers.py(), self.client.get()?);
         let (key, width) = (self.inner.spec().key, self.inner.spec().width as usize);
         let (ids, array) = (Array::of(ids)?, Array::of(numbers)?);
@@ -188,11 +200,11 @@ impl Table {
         if !array.is_aligned() || !ids.is_aligned() {
             return wrong("not_aligned", "an array is not aligned for its type; pass an aligned one".into());
         }
-        let what =
+        let words =
             format!("{} of {} rows of table {key}", if pulls { "pull" } else { "push" }, ids.elements());
         let brings = pulls.then(|| numbers.clone().unbind());
-        let (pending, teller) = Pending::new(&self.finisher, what, brings);
-        let work = Work { table: self.inner.clone(), ids, numbers: array, pulls, teller };
+        let (pending, teller) = Pending::new(&self.finisher, words, brings);
+        let work = Work { table: self.inner.clone(), ids, numbers: array, what, teller };
         py.detach(|| self.rows.begin(client, work))?;
         Ok(pending)
     }
@@ -223,13 +235,18 @@ impl Table {
     }
 
     /// `ids` are 64 bits each.
-    fn _push(&self, ids: &Bound<'_, PyAny>, values: &Bound<'_, PyAny>) -> PyResult<Pending> {
-        self.start(ids, values, false)
+    fn _push(
+        &self,
+        ids: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        step: Option<u64>,
+    ) -> PyResult<Pending> {
+        self.start(ids, values, What::Push(step))
     }
 
     /// The same.
     fn _pull(&self, ids: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>) -> PyResult<Pending> {
-        self.start(ids, out, true)
+        self.start(ids, out, What::Pull)
     }
 
     fn __repr__(&self) -> String {

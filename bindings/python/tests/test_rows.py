@@ -40,6 +40,18 @@ def test_rows_are_what_was_pushed_to_them(client: gradwire.Client) -> None:
     assert table.pull_rows([]).wait().shape == (0, 16)
 
 
+def test_steps_only_grow(one: gradwire.Client) -> None:
+    table = one.table("steps", 2, gradwire.Sum())
+    rows = np.ones((3, 2), np.float32)
+    for step in (4, 4, 5):
+        table.push_rows([1, 2, 3], rows, step=step).wait()
+    with pytest.raises(gradwire.Error, match="step 4 is an earlier one"):
+        table.push_rows([1, 2, 3], rows, step=4).wait()
+    with pytest.raises(gradwire.InputError):
+        table.push_rows([1, 2, 3], rows, step=-1)
+    assert np.array_equal(table.pull_rows([1, 2, 3]).wait(), 3 * rows)
+
+
 @pytest.mark.parametrize("shape", [(4, 6), (3, 2, 4), (4, 3, 2), (3, 8), (23,), (1, 24), (6, 4, 1)])
 def test_rows_of_another_shape_are_refused(one: gradwire.Client, shape: tuple[int, ...]) -> None:
     table = one.table("shapes", 4, gradwire.Sum())

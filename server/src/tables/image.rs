@@ -1,5 +1,6 @@
 //! All rows of a home as bytes, and back: what a new copy begins with. It must not know how they travel.
 
+use super::steps::Steps;
 use super::{Rows, TABLES_MAX, Tables};
 use proto_common::ids::ChunkId;
 use proto_common::message::{decode, encode};
@@ -7,7 +8,7 @@ use proto_common::table::TableSpec;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of a table before its specification: of that, parts, and rows. Behind it are the counts of pushes to rows that are not
-/// admitted.
+/// admitted, and which pushes there were.
 const LEAD_BYTES: usize = 16;
 /// Bytes of a row beside its numbers: its id, and how many pushes it had.
 const BESIDE_BYTES: usize = 16;
@@ -28,6 +29,7 @@ impl Tables {
             let (counted, counts) = rows.counts();
             out.extend(counted.to_le_bytes());
             out.extend(counts);
+            rows.steps.save(out);
             for (id, pushes, numbers) in rows.in_order().filter_map(|place| rows.at(place)) {
                 out.extend(id.to_le_bytes());
                 out.extend(pushes.to_le_bytes());
@@ -77,6 +79,7 @@ fn read_table(bytes: &mut &[u8]) -> Option<Rows> {
     if !rows.set_counts(counted, counts) {
         return None;
     }
+    rows.steps = Steps::read(bytes)?;
     let mut numbers = vec![0f32; rows.row_numbers()];
     for _ in 0..count {
         let beside = take(bytes, BESIDE_BYTES)?;
@@ -97,10 +100,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use proto_common::optimizer::{Optimizer, Rule};
-    use proto_common::table::{HOMES, Initial, PushHead, RowOp};
+    use proto_common::table::{HOMES, Initial, PUSH_HEAD_BYTES, PushHead, PushStep, RowOp};
 
     fn contribution(op: RowOp, key: u32, count: usize, body: &[u8]) -> Vec<u8> {
-        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX };
+        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX, which: None };
         [&head.to_bytes()[..], body].concat()
     }
 
@@ -168,6 +171,36 @@ mod tests {
             assert_eq!(saved(&one, home()), saved(&other[0], home()), "{spec:?}");
             assert!(saved(&other[0], ChunkId::new(8, 0)).is_empty(), "another home");
         }
+    }
+
+    #[test]
+    fn what_a_worker_that_came_again_repeats_of_a_step_counts_once_at_copies_too() {
+        let of = |rank, step, nth, ids: &[u64]| {
+            let mut bytes = push_of(ids);
+            let head = PushHead::from_bytes(&bytes).unwrap();
+            let head = PushHead { which: Some(PushStep { rank, step, nth }), ..head };
+            bytes[..PUSH_HEAD_BYTES].copy_from_slice(&head.to_bytes());
+            bytes
+        };
+        let (mut one, mut copies) = (declared(home(), &spec()), [declared(home(), &spec())]);
+        for push in [of(0, 4, 0, &[1]), of(0, 5, 0, &[1]), of(0, 5, 1, &[2]), of(1, 5, 0, &[1])] {
+            assert_eq!(contribute(&mut one, home(), &mut copies, push), Applied::Done);
+        }
+        let before = saved(&one, home());
+        // One that has all of it from its server, and not as it came.
+        let [kept] = copies;
+        let mut filled = Tables::default();
+        filled.load_home(home(), &before).unwrap();
+        let mut copies = [kept, filled];
+        for push in [of(0, 5, 0, &[1]), of(0, 5, 1, &[2]), of(1, 5, 0, &[1])] {
+            assert_eq!(contribute(&mut one, home(), &mut copies, push), Applied::Done);
+        }
+        assert_eq!(saved(&one, home()), before, "they were repetitions");
+        for push in [of(0, 5, 2, &[3]), of(1, 6, 0, &[1]), push_of(&[1])] {
+            assert_eq!(contribute(&mut one, home(), &mut copies, push), Applied::Done);
+        }
+        assert_eq!(saved(&one, home()).len(), before.len() + 16 + 8, "a row more");
+        copies.iter().for_each(|copy| assert_eq!(saved(copy, home()), saved(&one, home())));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod places;
 mod planned;
 mod rows;
 mod saved;
+mod steps;
 
 pub use places::{Asked, RowsHere, Sink, Values};
 pub(crate) use planned::Applied;

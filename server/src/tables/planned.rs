@@ -166,6 +166,12 @@ impl Tables {
         if !is_whole(rows, count, body) || !Asked::Here(body).ids(count, &mut self.ids) {
             return Applied::LeftOut;
         }
+        if let Some(which) = head.which {
+            if rows.steps.has(which) {
+                return Applied::Done;
+            }
+            rows.steps.note(which);
+        }
         let (before, without_room) = (rows.bytes(), rows.without_room());
         rows.set_room(head.room as usize);
         let values = body.get(count * ID_BYTES..).unwrap_or_default();

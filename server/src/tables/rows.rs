@@ -4,6 +4,7 @@
 
 use super::index::{Index, Seen};
 use super::places::{Sink, Values};
+use super::steps::Steps;
 use crate::kernel::{self, Weights};
 use fabric::simd::prefetch_row;
 use fabric::{Floats, HUGE_PAGE_BYTES};
@@ -91,6 +92,8 @@ pub struct Rows {
     room: usize,
     /// Pushes left out because there was no room for their rows.
     without_room: u64,
+    /// Which of whose pushes there were.
+    pub(super) steps: Steps,
     /// There was room for a row, and the system gave no memory for it.
     is_wanting: bool,
     stats: TableStats,
@@ -129,6 +132,7 @@ impl Rows {
             request: 0,
             room: usize::MAX,
             without_room: 0,
+            steps: Steps::default(),
             is_wanting: false,
             stats: TableStats::default(),
             parts,

@@ -67,7 +67,7 @@ impl Bed {
 
     /// A contribution comes into force.
     fn apply(&mut self, op: RowOp, key: u32, count: usize, body: &[u8]) -> bool {
-        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX };
+        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX, which: None };
         let mut bytes = [&head.to_bytes()[..], body].concat();
         self.tables.plan(home(), &mut bytes, &|_, _| Ok(()));
         self.tables.apply(home(), &bytes, &|_, _| Ok(())) == Applied::Done

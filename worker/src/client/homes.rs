@@ -7,10 +7,11 @@ use crate::error::{CallFault, ClientError, OpError};
 use proto_common::batch::OpKind;
 use proto_common::ids::{ChunkId, Lane};
 use proto_common::message::Coming;
-use proto_common::table::{RowStatus, Spread, home_of, table_app};
+use proto_common::table::{PushStep, RowStatus, Spread, home_of, table_app};
 use proto_common::tensor::TensorSpec;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Between two questions about rows that nobody serves at the moment.
@@ -53,6 +54,46 @@ impl Home {
 pub(super) struct Homes {
     pub(super) spread: Spread,
     pub(super) parts: Vec<Home>,
+    /// Of each table, where its pushes say their step.
+    stepped: Mutex<HashMap<u32, Arc<Mutex<Stepped>>>>,
+}
+
+/// Pushes of one step to a table's rows.
+#[derive(Debug, Default)]
+pub(super) struct Stepped {
+    step: u64,
+    /// How many there were at each home.
+    made: Vec<u32>,
+}
+
+impl Stepped {
+    /// What follows is of this step. Steps only grow: what is of an earlier one would count as a repetition.
+    pub(super) fn begin(&mut self, step: u64, parts: usize) -> Result<(), String> {
+        if step < self.step {
+            let last = self.step;
+            return Err(format!(
+                "its rows were pushed to in step {last} before, and step {step} is an earlier one; steps only grow"
+            ));
+        }
+        if step > self.step || self.made.is_empty() {
+            (self.step, self.made) = (step, vec![0; parts]);
+        }
+        Ok(())
+    }
+
+    /// Which one the next push to a home is.
+    pub(super) fn next(&mut self, rank: u32, part: usize) -> PushStep {
+        let made = &mut self.made[part];
+        let which = PushStep { rank, step: self.step, nth: *made };
+        *made += 1;
+        which
+    }
+}
+
+impl Homes {
+    pub(super) fn stepped(&self, key: u32) -> Arc<Mutex<Stepped>> {
+        lock(&self.stepped).entry(key).or_default().clone()
+    }
 }
 
 impl Client {
@@ -73,7 +114,8 @@ impl Client {
             let lane = lane_of(&tensor).unwrap_or_default();
             Home { tensor, lane, made: AtomicU64::new(0), ended: AtomicU64::new(0) }
         };
-        let homes = Arc::new(Homes { spread, parts: tensors.into_iter().map(home).collect() });
+        let parts = tensors.into_iter().map(home).collect();
+        let homes = Arc::new(Homes { spread, parts, stepped: Mutex::default() });
         *known = Some(homes.clone());
         Ok(homes)
     }

@@ -22,8 +22,9 @@ impl Client {
     /// Outside mode sync it is how many of this worker's own contributions are in force on every chunk; what it repeats of later
     /// ones counts once.
     ///
-    /// That goes for tensors. Rows have no rounds: what it repeats of a step's [`Client::push_rows`] is applied once more wherever
-    /// its earlier life's was, which may be some of the rows, all or none.
+    /// That goes for tensors. Rows have no rounds: what it repeats of a step's pushes to rows counts once where they say the step
+    /// ([`Client::push_rows_in_step`]); of others it is applied once more wherever its earlier life's was, which may be some of the
+    /// rows, all or none.
     pub fn resume(&self, tensors: &[Tensor]) -> Result<u64, ClientError> {
         if self.0.coming == Coming::Between {
             // Said when they were declared, and not the same for all of them.

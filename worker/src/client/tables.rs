@@ -3,12 +3,12 @@
 
 use super::call::{CallHandle, CallReply, CallRequest, Piece};
 use super::homes::{Home, Homes, is_elsewhere};
-use super::{Client, Handle, TensorBuffer};
+use super::{Client, Handle, TensorBuffer, lock};
 use crate::error::{ClientError, OpError};
 use proto_common::ids::{ChunkId, Incarnation};
 use proto_common::message;
 use proto_common::table::{
-    PUSH_HEAD_BYTES, PushHead, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix,
+    PUSH_HEAD_BYTES, PushHead, PushStep, ROWS_PER_REQUEST_MAX, RowOp, RowStatus, Spread, TableSpec, mix,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,6 +22,9 @@ const PULLS_AHEAD: usize = 4;
 /// Requests of one push that are under way: beyond them a push waits for its first.
 const PUSHES_AHEAD: usize = 16;
 const ID_BYTES: usize = size_of::<u64>();
+
+/// Which push the next one to a home is.
+type Which<'a> = &'a mut dyn FnMut(usize) -> Option<PushStep>;
 
 /// A declared table. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -195,7 +198,8 @@ impl Client {
 
     fn declare_at(&self, table: &Table, part: usize, spec: &[u8]) -> Result<Pushed, ClientError> {
         let (key, parts) = (table.spec.key, table.homes.parts.len() as u32);
-        let head = PushHead { op: RowOp::Declare, key, count: spec.len() as u32, parts, room: 0 };
+        let head =
+            PushHead { op: RowOp::Declare, key, count: spec.len() as u32, parts, room: 0, which: None };
         let mut body =
             self.allocate((PUSH_HEAD_BYTES + spec.len().next_multiple_of(size_of::<f32>())) as u64)?;
         body.fill(0);
@@ -221,8 +225,39 @@ impl Client {
     /// it.
     ///
     /// It counts once whatever becomes of servers and channels. Not so where this worker dies with it under way, comes again and
-    /// repeats it ([`Client::resume`]): servers that had taken their part of it apply that once more.
+    /// repeats it ([`Client::resume`]): servers that had taken their part of it apply that once more. A push that says its step
+    /// counts once there, too: [`Client::push_rows_in_step`].
     pub fn push_rows(&self, table: &Table, ids: &[u64], values: &[f32]) -> Result<RowsHandle, ClientError> {
+        self.push_all(table, (ids, values), &mut |_| None)
+    }
+
+    /// As [`Client::push_rows`], in a step of the trainer: the round that [`Client::resume`] gives and what follows it, say, or
+    /// any number that only grows. A life that comes again goes on with some step, and pushes from there on as its earlier life
+    /// did: the same rows in the same order. What servers have of that already counts once.
+    ///
+    /// An error of its own says that the step is earlier than the last one; then nothing was pushed.
+    pub fn push_rows_in_step(
+        &self,
+        table: &Table,
+        step: u64,
+        ids: &[u64],
+        values: &[f32],
+    ) -> Result<RowsHandle, ClientError> {
+        let (stepped, rank) = (table.homes.stepped(table.spec.key), self.rank());
+        // Held until all are on their way: homes know the last one of a worker only, so they have to come in order.
+        let mut stepped = lock(&stepped);
+        self.check_rows(table, ids, values.len())?;
+        let begun = stepped.begin(step, table.homes.parts.len());
+        begun.map_err(|reason| ClientError::Table { key: table.spec.key, reason })?;
+        self.push_all(table, (ids, values), &mut |part| Some(stepped.next(rank, part)))
+    }
+
+    fn push_all(
+        &self,
+        table: &Table,
+        (ids, values): (&[u64], &[f32]),
+        which: Which<'_>,
+    ) -> Result<RowsHandle, ClientError> {
         let width = table.spec.width as usize;
         self.check_rows(table, ids, values.len())?;
         let spread = table.homes.spread;
@@ -233,7 +268,8 @@ impl Client {
             let part = share / shares;
             if range.len() <= table.most_pushed() {
                 if !range.is_empty() {
-                    self.push_request(table, part, (&parts, ids, values), range.clone(), &mut pushes)?;
+                    let rows = (&parts, ids, values);
+                    self.push_request(table, (part, which(part)), rows, range.clone(), &mut pushes)?;
                 }
                 continue;
             }
@@ -241,7 +277,8 @@ impl Client {
             let (ids, values) = summed(&parts, ids, values, range.clone(), width);
             let all = Parts { places: Vec::new(), ranges: Vec::new() };
             for rows in cut(&(0..ids.len()), table.usual_pushed()) {
-                self.push_request(table, part, (&all, &ids, &values), rows, &mut pushes)?;
+                let values = (&all, &ids[..], &values[..]);
+                self.push_request(table, (part, which(part)), values, rows, &mut pushes)?;
             }
         }
         Ok(RowsHandle { pushes: pushes.into(), key: table.spec.key })
@@ -250,7 +287,7 @@ impl Client {
     fn push_request(
         &self,
         table: &Table,
-        part: usize,
+        (part, which): (usize, Option<PushStep>),
         (parts, ids, values): (&Parts, &[u64], &[f32]),
         rows: Range<usize>,
         pushes: &mut VecDeque<Pushed>,
@@ -260,8 +297,8 @@ impl Client {
         let bytes = PUSH_HEAD_BYTES + ids_bytes + rows.len() * row_bytes;
         let mut body = self.push_buffer(table, bytes, pushes)?;
         let (to_head, rest) = body[..bytes].split_at_mut(PUSH_HEAD_BYTES);
-        let head =
-            PushHead { op: RowOp::Push, key: table.spec.key, count: rows.len() as u32, parts: 0, room: 0 };
+        let (key, count) = (table.spec.key, rows.len() as u32);
+        let head = PushHead { op: RowOp::Push, key, count, parts: 0, room: 0, which };
         to_head.copy_from_slice(&head.to_bytes());
         let (to_ids, to_values) = rest.split_at_mut(ids_bytes);
         write_ids(parts, ids, rows.clone(), to_ids);

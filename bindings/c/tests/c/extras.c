@@ -148,7 +148,7 @@ static void rows(const GradwireClient *client) {
     GradwireTableSpec spec;
     GradwireTable *table = NULL, *none = NULL;
     GradwireRowsHandle *handle = NULL;
-    const uint64_t ids[3] = {7, UINT64_MAX, 7};
+    const uint64_t ids[3] = {7, UINT64_MAX, 7}, apart[3] = {100, 101, 102};
     const float values[3 * WIDTH] = {1, 2, 3, 4, 10, 20, 30, 40, 1, 1, 1, 1};
     float out[3 * WIDTH], start[WIDTH];
     memset(&spec, 0, sizeof(spec));
@@ -179,6 +179,11 @@ static void rows(const GradwireClient *client) {
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "ids", gradwire_pull_rows(client, table, NULL, 3, out, 12));
     FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "handle",
           gradwire_push_rows(client, table, ids, 3, values, 3 * WIDTH, NULL));
+    WORKS(gradwire_push_rows_in_step(client, table, 4, apart, 3, values, 3 * WIDTH, &handle));
+    WORKS(gradwire_rows_wait(handle));
+    gradwire_rows_free(handle);
+    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "step 3 is an earlier one",
+          gradwire_push_rows_in_step(client, table, 3, apart, 3, values, 3 * WIDTH, &handle));
     spec.initial = 9;
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "initial 9", gradwire_declare_table(client, &spec, &none));
     spec.initial = GRADWIRE_INITIAL_CONSTANT;

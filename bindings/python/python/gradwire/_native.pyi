@@ -1,6 +1,6 @@
 # What `gradwire._native` has; tests compare it with the module. Programs use `gradwire`, which adds the rest.
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, final
+from typing import Any, Optional, final
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Table:
     @property
     def width(self) -> int:
         """Numbers of a row."""
-    def _push(self, ids: Any, values: Any) -> Pending: ...
+    def _push(self, ids: Any, values: Any, step: Optional[int]) -> Pending: ...
     def _pull(self, ids: Any, out: Any) -> Pending: ...
 
 @final

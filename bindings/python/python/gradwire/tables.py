@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -46,11 +46,17 @@ class Table:
         """Numbers of a row."""
         return self._inner.width
 
-    def push_rows(self, ids: Any, values: Any) -> Pending:
+    def push_rows(self, ids: Any, values: Any, step: Optional[int] = None) -> Pending:
         """Pushes a row of float32 for each id: an array of the ids' shape and one dimension more, of `(ids, width)`, or flat.
         The table's rule is applied at once, to each row by itself; rows of an id
-        that stands there several times are summed first. This worker's later pulls see it."""
-        return self._inner._push(_bits(ids)[1], values)
+        that stands there several times are summed first. This worker's later pulls see it.
+
+        With `step`, a number of the trainer's that only grows, such as its round, what servers have of it already counts once
+        where a worker that came again (`Client.resume`) repeats a step: the same rows in the same order. The handle's error
+        says so of an earlier step than the last one."""
+        if step is not None and not 0 <= step < 2**64:
+            raise InputError(f"step {step} is none; use a number from 0 to 2**64 - 1", "step")
+        return self._inner._push(_bits(ids)[1], values, step)
 
     def pull_rows(self, ids: Any, out: Any = None) -> Pending:
         """Brings the row of each id: into `out`, a writable array of float32 in one of those shapes, or a new array of the ids'

@@ -60,7 +60,7 @@ fn take(lane: &mut DataLane<SimQueue>, counter: u32, role: Role) {
 fn fill(lane: &mut DataLane<SimQueue>, rows: u64) {
     let spec = encode(&TableSpec::new(3, WIDTH as u32, Optimizer::sum(), Initial::Constant(0.0))).unwrap();
     let mut contribute = |op, count: usize, body: &[u8]| {
-        let head = PushHead { op, key: 3, count: count as u32, parts: 1, room: 0 };
+        let head = PushHead { op, key: 3, count: count as u32, parts: 1, room: 0, which: None };
         let mut bytes = [&head.to_bytes()[..], body].concat();
         lane.tables.plan(home(), &mut bytes, &|_, _| Ok(()));
         assert_eq!(lane.tables.apply(home(), &bytes, &|_, _| Ok(())), Applied::Done);

@@ -37,6 +37,10 @@ impl Engine {
         let has_any = !self.declarations.shards.is_empty_at(id.rank);
         let by = self.declarations.shards.successors(id.rank);
         let mut lost = self.declarations.shards.gone(epoch, id.rank);
+        if self.servers().there.is_empty() {
+            // Whoever was to follow is gone as well, and its death is only not decided yet.
+            lost = self.declarations.shards.map.tensors().map(|(spec, _)| spec.key).collect();
+        }
         lost.retain(|key| self.declarations.is_kept(*key));
         // Without copies the job's own servers have what no map tells of: what programs keep in them.
         let alone = self.config.shape.replicas == 0 && id.rank.0 < self.config.shape.servers;
@@ -88,11 +92,14 @@ impl Engine {
             _ => "",
         };
         let what = match (named.is_empty(), !homes.is_empty()) {
-            (true, _) => "rows of sparse tables".to_owned(),
-            (false, false) => format!("part of tensors {}", named.join(", ")),
-            (false, true) => format!("rows of sparse tables, nor its part of tensors {}", named.join(", ")),
+            (true, false) => "what programs keep in it".to_owned(),
+            (true, true) => "its rows of sparse tables".to_owned(),
+            (false, false) => format!("its part of tensors {}", named.join(", ")),
+            (false, true) => {
+                format!("its rows of sparse tables, nor its part of tensors {}", named.join(", "))
+            }
         };
-        format!("nobody else has its {what}; {from}{fix}")
+        format!("nobody else has {what}; {from}{fix}")
     }
 
     fn lose_worker(&mut self, now_ms: u64, death: Death, out: &mut Vec<Command>) {

@@ -511,3 +511,22 @@ fn the_next_scheduler_ends_a_job_that_waited_for_its_last_checkpoint_only() {
         assert!(messages(&commands).iter().any(|message| matches!(message, FromScheduler::Shutdown { .. })));
     }
 }
+
+/// All servers have died while there was no scheduler.
+#[test]
+fn the_next_scheduler_names_what_went_with_all_servers() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
+    for id in [worker(0), worker(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    let commands = rig.tick_at(SILENCE_MS);
+    let died = messages(&commands).into_iter().find_map(|message| match message {
+        FromScheduler::MemberDied(death) => Some(death.to_string()),
+        _ => None,
+    });
+    let text = died.expect("nobody has the data any more");
+    assert!(text.contains("tensors 7 (w)") && text.contains("there is no checkpoint"), "{text}");
+}

@@ -104,6 +104,13 @@ pub enum Coming {
     Between,
 }
 
+/// The setting that says how many processes of a role there may be.
+fn places_of(role: &str) -> String {
+    // Beyond `cluster.servers` they are spare ones.
+    let beyond = if role == "server" { "_max" } else { "" };
+    format!("cluster.{role}s{beyond}")
+}
+
 /// Why a registration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum RefusalReason {
@@ -129,7 +136,8 @@ pub enum RefusalReason {
     },
     /// All places are taken.
     #[error(
-        "all {places} places for a {role} are taken; start no more than {places}, or raise cluster.{role}s at the scheduler"
+        "all {places} places for a {role} are taken; start no more than {places}, or raise {} at the scheduler",
+        places_of(role)
     )]
     Full {
         /// The role.

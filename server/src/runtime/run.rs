@@ -60,7 +60,7 @@ pub enum RunError {
     },
     /// It was to go, and others have not taken over in time what it has.
     #[error(
-        "this server was to go, and after {waited_ms} ms others have not taken over {chunks} of its chunks; look at the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
+        "this server was to go, and after {waited_ms} ms others have not taken over {chunks} of its chunks; start another server where none is left that could, look at the scheduler's status for copies that do not become complete, or raise deadlines.move_ms"
     )]
     NotDrained {
         /// Chunks that it still has.

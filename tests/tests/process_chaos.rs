@@ -60,11 +60,14 @@ fn where_deaths_are_ends_everybody_ends_in_time() {
     assert!(text.contains("everybody ended in time"), "{text}");
 }
 
+/// No training's hash.
+const WRONG: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
 #[test]
 fn another_hash_is_a_failure_with_the_command_that_repeats_it() {
     let words = [
         "--hash",
-        "0000",
+        WRONG,
         "--roles",
         "scheduler",
         "--kills",
@@ -78,7 +81,10 @@ fn another_hash_is_a_failure_with_the_command_that_repeats_it() {
     ];
     let (code, text) = chaos(&words, SOON);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("not 0000") && text.contains("again: gradwire chaos --seed 5 --kills 1"), "{text}");
+    assert!(
+        text.contains(&format!("not {WRONG}")) && text.contains("again: gradwire chaos --seed 5 --kills 1"),
+        "{text}"
+    );
 }
 
 #[test]

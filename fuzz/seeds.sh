@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The inputs that are kept of each fuzz target, in fuzz/seeds/TARGET.hex: one a line, in hexadecimal.
 #   fuzz/seeds.sh unpack TARGET   puts them where the target starts from, fuzz/corpus/TARGET
-#   fuzz/seeds.sh keep TARGET     adds what reaches more than they do: of the corpus, and of what once failed
+#   fuzz/seeds.sh keep TARGET     adds what reaches more than they do: of the corpus, and of what once failed; long ones are not
+#                                 kept, because they repeat what short ones do
 set -euo pipefail
 cd "$(dirname "$0")/.."
 order=${1:?unpack or keep} target=${2:?which target: cargo fuzz list}
-kept=fuzz/seeds/$target.hex corpus=fuzz/corpus/$target failed=fuzz/artifacts/$target
+longest_bytes=512 kept=fuzz/seeds/$target.hex corpus=fuzz/corpus/$target failed=fuzz/artifacts/$target
 
 unpack() {
     mkdir -p "$1"
@@ -15,13 +16,14 @@ unpack() {
 }
 
 pack() {
-    find "$1" -type f -print0 | sort -z | xargs -0 perl -0777 -ne 'print unpack("H*", $_), "\n"; close ARGV if eof' |
+    find "$1" -type f -size -"$((longest_bytes + 1))"c -print0 | sort -z | xargs -0 perl -0777 -ne 'print unpack("H*", $_), "\n"; close ARGV if eof' |
         LC_ALL=C sort -u | sed '/^$/d'
 }
 
 case $order in
 unpack) unpack "$corpus" ;;
 keep)
+    mkdir -p "$corpus"
     all=$(mktemp -d)
     trap 'rm -rf "$all"' EXIT
     unpack "$all"

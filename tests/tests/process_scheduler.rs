@@ -7,6 +7,7 @@ use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::job;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::hash_in;
+use gradwire_worker::Client;
 use proto_common::error::ExitCode;
 
 const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "8", "--batch", "8", "--seed", "7"];
@@ -54,28 +55,16 @@ fn killed_five_times_in_one_training_it_changes_no_bit() {
     assert_eq!(trained_with_kills("shm", &["2", "3", "4", "5", "6"]), reference());
 }
 
-#[test]
-fn a_goodbye_that_no_scheduler_could_hear_is_said_to_the_next_one() {
-    let stop = ["--set", "cluster.worker_loss=stop"];
-    let mut cluster = Cluster::new(2, 2, &stop);
+/// Two servers and two workers that have finished a round; their scheduler was killed then.
+fn without_scheduler(args: &[&str]) -> (Cluster, Vec<Client>) {
+    let mut cluster = Cluster::new(2, 2, args);
     cluster.add_servers(2, &[]);
     let clients = job::join(&cluster, 2, |_| ());
     job::declare(&clients, &[job::summed(1, 1000)]);
     job::round(&clients, 1);
     cluster.scheduler.kill();
     assert!(cluster.scheduler.wait(PATIENCE).is_some());
-    let mut command = cluster.place.command("gradwire-scheduler");
-    command.args(["--servers", "2", "--workers", "2", "--scheduler", &cluster.control]).args(stop);
-    std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| clients.iter().for_each(gradwire_worker::Client::close));
-        cluster.scheduler = Process::start("scheduler", &mut command);
-        leaving.join().unwrap();
-    });
-    // To a scheduler that a goodbye did not reach, the worker would be dead, and the job with it.
-    for process in cluster.everyone() {
-        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
-    }
-    cluster.assert_no_panic();
+    (cluster, clients)
 }
 
 /// As the first one was started, but for `args`.
@@ -86,15 +75,25 @@ fn of_two(cluster: &Cluster, args: &[&str]) -> Process {
 }
 
 #[test]
+fn a_goodbye_that_no_scheduler_could_hear_is_said_to_the_next_one() {
+    let stop = ["--set", "cluster.worker_loss=stop"];
+    let (mut cluster, clients) = without_scheduler(&stop);
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| clients.iter().for_each(Client::close));
+        cluster.scheduler = of_two(&cluster, &stop);
+        leaving.join().unwrap();
+    });
+    // To a scheduler that a goodbye did not reach, the worker would be dead, and the job with it.
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
+    }
+    cluster.assert_no_panic();
+}
+
+#[test]
 fn one_with_other_settings_ends_with_78_and_the_job_goes_on_with_the_right_one() {
     let copies = ["--set", "cluster.replicas=1"];
-    let mut cluster = Cluster::new(2, 2, &copies);
-    cluster.add_servers(2, &[]);
-    let clients = job::join(&cluster, 2, |_| ());
-    job::declare(&clients, &[job::summed(1, 1000)]);
-    job::round(&clients, 1);
-    cluster.scheduler.kill();
-    assert!(cluster.scheduler.wait(PATIENCE).is_some());
+    let (mut cluster, clients) = without_scheduler(&copies);
     let wrong: [(&[&str], &str); 2] = [
         (
             &["--set", "cluster.replicas=1", "--set", "cluster.chunk_bytes=65536"],
@@ -112,7 +111,7 @@ fn one_with_other_settings_ends_with_78_and_the_job_goes_on_with_the_right_one()
     let line = cluster.scheduler.expect_line("who is there", PATIENCE);
     assert!(line.contains("members=4"), "{line}");
     job::round(&clients, 1);
-    clients.iter().for_each(gradwire_worker::Client::close);
+    clients.iter().for_each(Client::close);
     for process in cluster.everyone() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
     }

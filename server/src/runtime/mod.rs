@@ -15,6 +15,8 @@ mod news;
 mod posting;
 mod replicas;
 mod results;
+#[cfg(test)]
+mod rig;
 mod roles;
 mod run;
 mod saving;

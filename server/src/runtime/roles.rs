@@ -190,14 +190,12 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::LaneConfig;
+    use super::super::rig;
     use super::*;
-    use crate::engine::EngineConfig;
     use fabric::sim::{SimFaults, SimNet, SimQueue};
     use proto_common::codec::Codec;
-    use proto_common::config::WorkerLoss;
     use proto_common::element::Dtype;
-    use proto_common::ids::{Incarnation, JobId, Lane, Rank};
+    use proto_common::ids::Rank;
     use proto_common::mode::Mode;
     use proto_common::optimizer::Optimizer;
     use std::sync::mpsc::{Receiver, sync_channel};
@@ -207,22 +205,7 @@ mod tests {
     const COPY: Role = Role::Copy { of: Rank(1) };
 
     fn lane() -> DataLane<SimQueue> {
-        let net = SimNet::new(1, SimFaults::default());
-        let node = net.node("server");
-        let engine = EngineConfig {
-            job: JobId(7),
-            incarnation: Incarnation(1),
-            lane: Lane(0),
-            workers: 1,
-            deterministic: true,
-            inbox_slots: 4,
-            result_slot_bytes: 0,
-            spill_blocks: 4,
-            keep_previous: false,
-            worker_loss: WorkerLoss::Stop,
-        };
-        let config = LaneConfig { engine, rank: Rank(0), chunk_bytes: CHUNK_BYTES };
-        DataLane::new(net.create_cq(node), config).unwrap()
+        rig::lane(&SimNet::new(1, SimFaults::default()), 0, CHUNK_BYTES)
     }
 
     fn spec(chunk: u32) -> ChunkSpec {

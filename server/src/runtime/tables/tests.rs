@@ -1,14 +1,15 @@
 //! Rows of a lane that moves them, copies them, and writes them into a checkpoint.
 
-use super::super::lane::{DataLane, LaneConfig};
+use super::super::lane::DataLane;
+use super::super::rig;
 use crate::checkpoint::Saver;
-use crate::engine::{ChunkSpec, EngineConfig, Role};
+use crate::engine::{ChunkSpec, Role};
 use crate::tables::Applied;
 use fabric::sim::{SimFaults, SimNet, SimQueue};
 use proto_common::codec::Codec;
-use proto_common::config::{CheckpointSettings, WorkerLoss};
+use proto_common::config::CheckpointSettings;
 use proto_common::element::Dtype;
-use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Lane, Rank};
+use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
 use proto_common::message::{CheckpointNews, CheckpointOrder, encode};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -25,21 +26,7 @@ fn home() -> ChunkId {
 }
 
 fn lane(net: &SimNet, rank: u32) -> DataLane<SimQueue> {
-    let node = net.node(&format!("server {rank}"));
-    let engine = EngineConfig {
-        job: JobId(7),
-        incarnation: Incarnation(1),
-        lane: Lane(0),
-        workers: 1,
-        deterministic: true,
-        inbox_slots: 4,
-        result_slot_bytes: 0,
-        spill_blocks: 4,
-        keep_previous: false,
-        worker_loss: WorkerLoss::Stop,
-    };
-    let config = LaneConfig { engine, rank: Rank(rank), chunk_bytes: CHUNK_BYTES };
-    DataLane::new(net.create_cq(node), config).unwrap()
+    rig::lane(net, rank, CHUNK_BYTES)
 }
 
 fn take(lane: &mut DataLane<SimQueue>, counter: u32, role: Role) {

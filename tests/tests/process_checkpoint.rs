@@ -11,6 +11,7 @@ use gradwire_tests::rigs::training::hash_in;
 use gradwire_worker::{Client, ClientError, Tensor};
 use proto_common::config::Settings;
 use proto_common::element::Dtype;
+use proto_common::error::ExitCode;
 use proto_common::optimizer::{Moments, Optimizer, Rule};
 use proto_common::table::{Initial, TableSpec};
 use proto_common::tensor::TensorSpec;
@@ -198,8 +199,9 @@ fn a_tensor_that_cannot_go_on_from_a_checkpoint_is_no_obstacle_to_others() {
     first.end();
     let bed = bed(1, 1, directory.path(), |settings| settings.checkpoint.restore = "latest".into());
     let other = TensorSpec::f32(1, 5003, Optimizer::sum());
-    let error = bed.clients[0].declare(&[other]).unwrap_err().to_string();
-    assert!(error.contains("declare it as it was"), "{error}");
+    let error = bed.clients[0].declare(&[other]).unwrap_err();
+    assert!(error.to_string().contains("declare it as it was"), "{error}");
+    assert_eq!(error.exit_code(), ExitCode::BadData);
     // Behind it, in the same lane.
     let tensor = bed.clients[0].declare(&specs()[1..2]).unwrap().remove(0);
     let mut values = vec![0f64; tensor.spec().elements as usize];

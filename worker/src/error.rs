@@ -479,6 +479,7 @@ impl ClientError {
             Self::Fabric(FabricError::Unregistered { .. }) | Self::Lacking(_) => ExitCode::Transport,
             // What a server lacks for its part is memory, of which registered memory is the scarce kind.
             Self::Declare(DeclareError::Server { .. }) => ExitCode::Transport,
+            Self::Declare(DeclareError::Checkpoint { .. }) => ExitCode::BadData,
             Self::Fabric(_) => ExitCode::Io,
             Self::Internal(_) => ExitCode::Internal,
             _ => ExitCode::Failure,
@@ -512,6 +513,12 @@ mod tests {
             assert!(text.contains("2, 5") && text.contains("60000 ms"), "{text}");
             assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_checkpoint_that_a_server_cannot_use_is_bad_data() {
+        let error = DeclareError::Checkpoint { server: Rank(0), reason: "a part is damaged".into() };
+        assert_eq!(ClientError::from(error).exit_code(), ExitCode::BadData);
     }
 
     #[test]

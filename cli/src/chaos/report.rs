@@ -144,11 +144,7 @@ impl Report {
                 "own: without the time for which the victim was kept away, where training waited for it\n",
             );
         }
-        let _ = writeln!(
-            text,
-            "{struck} faults in {} runs, of which {equal} were as they must be",
-            self.runs.len()
-        );
+        let _ = writeln!(text, "faults: {struck}; runs as they must be: {equal} of {}", self.runs.len());
         if struck == 0 && equal > 0 {
             text.push_str("no fault came: training was over before the first one; raise --epochs\n");
         }
@@ -200,7 +196,7 @@ mod tests {
         let report = Report { command: "c".into(), hash: None, runs: vec![run], times, is_equal: false };
         let table = report.table();
         assert!(
-            table.contains("5 faults in 1 runs, of which 0") && table.contains("seed 1: lost"),
+            table.contains("faults: 5; runs as they must be: 0 of 1") && table.contains("seed 1: lost"),
             "{table}"
         );
     }

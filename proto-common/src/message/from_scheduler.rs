@@ -239,6 +239,14 @@ pub enum DeclareError {
         /// Its words.
         reason: String,
     },
+    /// A server cannot use its part of the checkpoint that the job begins from.
+    #[error("server {server} could not begin from the checkpoint: {reason}")]
+    Checkpoint {
+        /// Which server.
+        server: Rank,
+        /// Its words.
+        reason: String,
+    },
     /// The cluster is not complete or is ending.
     #[error("{0}")]
     NotNow(String),

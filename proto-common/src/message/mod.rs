@@ -25,7 +25,7 @@ pub use post::{
 };
 pub use resume::Resume;
 pub use rounds::{ROUNDS_PART_MAX, RoundsPart, RoundsSoFar};
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, Register, ToScheduler};
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, NotTaken, Register, ToScheduler};
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,27 @@ use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
 use serde::{Deserialize, Serialize};
 
+/// Why a server cannot have what it was assigned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotTaken {
+    /// Its words.
+    pub reason: String,
+    /// Whether it is the checkpoint that the job begins from; else it is what this server lacks.
+    pub is_checkpoint: bool,
+}
+
+impl From<String> for NotTaken {
+    fn from(reason: String) -> Self {
+        Self { reason, is_checkpoint: false }
+    }
+}
+
+impl From<&str> for NotTaken {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
 /// A member's first message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Register {
@@ -114,7 +135,7 @@ pub enum ToScheduler {
         /// The epoch.
         epoch: Epoch,
         /// What went wrong.
-        error: Option<String>,
+        error: Option<NotTaken>,
     },
     /// Wait for everyone in the group. Answered by `Released`.
     Barrier {

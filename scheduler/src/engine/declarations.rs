@@ -5,7 +5,7 @@ use super::shards::{RANGE_BYTES, Servers, Shards, TENSOR_BYTES};
 use super::{ConnectionId, deadline_ms};
 use proto_common::ids::{Epoch, Key, MemberId, Rank, Role};
 use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, TENSORS_MAX};
-use proto_common::message::{ClusterShape, DeclareError, Resume};
+use proto_common::message::{ClusterShape, DeclareError, NotTaken, Resume};
 use proto_common::shard_map::{MapChange, MapError, MapUpdate};
 use proto_common::tensor::{RuleChange, TensorError, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -206,13 +206,22 @@ impl Declarations {
     }
 
     /// A server's answer to an assignment, and whose declarations it completes.
-    pub(super) fn assigned(&mut self, who: MemberId, epoch: Epoch, error: Option<String>) -> Vec<DueAnswer> {
+    pub(super) fn assigned(
+        &mut self,
+        who: MemberId,
+        epoch: Epoch,
+        error: Option<NotTaken>,
+    ) -> Vec<DueAnswer> {
         let Some(pending) = self.pending.get_mut(&epoch) else { return Vec::new() };
         if who.role != Role::Server || !pending.servers.remove(&who.rank) {
             return Vec::new();
         }
-        if let Some(reason) = error {
-            pending.error.get_or_insert(DeclareError::Server { server: who.rank, reason });
+        if let Some(NotTaken { reason, is_checkpoint }) = error {
+            let server = who.rank;
+            pending.error.get_or_insert(match is_checkpoint {
+                true => DeclareError::Checkpoint { server, reason },
+                false => DeclareError::Server { server, reason },
+            });
         }
         self.complete(epoch)
     }

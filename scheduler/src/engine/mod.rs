@@ -423,9 +423,9 @@ impl Engine {
                 self.follow(from, request, step, out);
             }
             ToScheduler::Assigned { epoch, error } => match error {
-                Some(reason) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
-                    declared(self.declarations.assigned(id, epoch, Some(reason.clone())), out);
-                    self.roles_refused(id, epoch, reason, out);
+                Some(why) if id.role == Role::Server && !self.declarations.is_new(epoch) => {
+                    declared(self.declarations.assigned(id, epoch, Some(why.clone())), out);
+                    self.roles_refused(id, epoch, why.reason, out);
                 }
                 error => {
                     declared(self.declarations.assigned(id, epoch, error), out);

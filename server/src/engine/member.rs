@@ -12,7 +12,8 @@ pub use holdings::{Held, Holdings};
 use proto_common::error::Death;
 use proto_common::ids::{ChunkIndex, Epoch, Incarnation, Key, Rank, Role as MemberRole};
 use proto_common::message::{
-    ClusterShape, FromScheduler, Member as Entry, RefusalReason, Resume, RoundsPart, RoundsSoFar, ToScheduler,
+    ClusterShape, FromScheduler, Member as Entry, NotTaken, RefusalReason, Resume, RoundsPart, RoundsSoFar,
+    ToScheduler,
 };
 use proto_common::shard_map::{KeyRange, MapChange, MapUpdate, ShardMap};
 use proto_common::tensor::RuleChange;
@@ -325,7 +326,12 @@ impl Member {
     }
 
     /// All lanes have answered what they were told under a number, or one had something against it.
-    pub fn lanes_answered(&mut self, number: u64, result: Result<(), String>, out: &mut Vec<MemberCommand>) {
+    pub fn lanes_answered(
+        &mut self,
+        number: u64,
+        result: Result<(), NotTaken>,
+        out: &mut Vec<MemberCommand>,
+    ) {
         let Some((epoch, is_asked)) = self.told.remove(&number) else { return };
         let error = result.err();
         // A change of roles is not waited for, but one that failed is the scheduler's to know.
@@ -433,7 +439,7 @@ impl Member {
         let epoch = update.epoch;
         let is_new = self.adds_only(update);
         if let Err(error) = self.map.apply(update) {
-            let error = Some(error.to_string());
+            let error = Some(error.to_string().into());
             return out.push(MemberCommand::Say(ToScheduler::Assigned { epoch, error }));
         }
         // Lanes need not hear again of all that they have.

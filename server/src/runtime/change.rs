@@ -4,6 +4,7 @@
 use super::lane::{DataLane, LaneError};
 use fabric::CompletionQueue;
 use proto_common::ids::{Epoch, Key, Rank};
+use proto_common::message::NotTaken;
 use proto_common::tensor::RuleChange;
 use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
@@ -20,7 +21,7 @@ pub(super) struct Changed {
     /// Chunks that were changed here, and since when this server serves each.
     chunks: Vec<(u32, Epoch)>,
     made: Instant,
-    reply: SyncSender<Result<(), String>>,
+    reply: SyncSender<Result<(), NotTaken>>,
 }
 
 impl Changed {
@@ -30,11 +31,11 @@ impl Changed {
         moved: bool,
         lacking: impl Iterator<Item = Rank>,
         waited: Duration,
-    ) -> Option<Result<(), String>> {
+    ) -> Option<Result<(), NotTaken>> {
         let key = self.key;
         if moved {
             let what = "it moved to another server while its rule was changed; change it again";
-            return Some(Err(format!("tensor {key}: {what}")));
+            return Some(Err(format!("tensor {key}: {what}").into()));
         }
         let lacking: BTreeSet<u32> = lacking.map(|server| server.0).collect();
         if lacking.is_empty() {
@@ -44,7 +45,8 @@ impl Changed {
             let waited_ms = waited.as_millis();
             Err(format!(
                 "tensor {key}: its rule was changed here, but servers {lacking:?}, which have copies, have not confirmed it for {waited_ms} ms; look at them, and change it again"
-            ))
+            )
+            .into())
         })
     }
 }
@@ -52,14 +54,14 @@ impl Changed {
 impl<Q: CompletionQueue> DataLane<Q> {
     /// As [`DataLane::change_rule`], answered at once where it failed, and else when it is wherever the tensor is copied. Who asks
     /// waits no longer than it says.
-    pub(super) fn take_change(&mut self, change: &RuleChange, reply: SyncSender<Result<(), String>>) {
+    pub(super) fn take_change(&mut self, change: &RuleChange, reply: SyncSender<Result<(), NotTaken>>) {
         match self.change_rule(change) {
             Ok(()) => {
                 let chunks = self.engine.served_since(change.key).collect();
                 self.changed.push(Changed { key: change.key, chunks, made: Instant::now(), reply });
             }
             // Nobody listens any more where the deadline has passed.
-            Err(error) => _ = reply.try_send(Err(error.to_string())),
+            Err(error) => _ = reply.try_send(Err(error.into())),
         }
         self.answer_changes();
     }
@@ -105,12 +107,14 @@ mod tests {
         let change = Changed { key: Key(7), chunks: Vec::new(), made: Instant::now(), reply };
         let lacking = || [Rank(2), Rank(1), Rank(2)].into_iter();
         assert_eq!(change.answer(false, lacking(), CONFIRMED_WITHIN - Duration::from_millis(1)), None);
-        let late = change.answer(false, lacking(), CONFIRMED_WITHIN).and_then(Result::err).unwrap();
+        let late = change.answer(false, lacking(), CONFIRMED_WITHIN).and_then(Result::err).unwrap().reason;
         assert!(
             late.contains("tensor 7") && late.contains("servers {1, 2}") && late.contains("30000 ms"),
             "{late}"
         );
         assert_eq!(change.answer(false, std::iter::empty(), Duration::ZERO), Some(Ok(())));
-        assert!(change.answer(true, lacking(), Duration::ZERO).unwrap().unwrap_err().contains("moved"));
+        assert!(
+            change.answer(true, lacking(), Duration::ZERO).unwrap().unwrap_err().reason.contains("moved")
+        );
     }
 }

@@ -20,7 +20,7 @@ use proto_common::ids::{Epoch, Incarnation, Key, Rank};
 use proto_common::limits::{
     HEADER_BYTES, RESULT_SLOT_BYTES, RESULTS_PER_LANE, TABLE_BYTES_MAX, slot_bytes_for,
 };
-use proto_common::message::InboxGrant;
+use proto_common::message::{InboxGrant, NotTaken};
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -83,6 +83,13 @@ pub enum LaneError {
         /// Why.
         reason: String,
     },
+}
+
+impl From<LaneError> for NotTaken {
+    fn from(error: LaneError) -> Self {
+        let is_checkpoint = matches!(error, LaneError::Checkpoint(_));
+        Self { reason: error.to_string(), is_checkpoint }
+    }
 }
 
 /// What a lane is told once.

@@ -7,13 +7,14 @@ use crate::engine::{ChunkSpec, Role, RoleChanges};
 use crate::storage::Made;
 use fabric::CompletionQueue;
 use proto_common::ids::{ChunkId, Epoch};
+use proto_common::message::NotTaken;
 use std::collections::HashMap;
 use std::sync::mpsc::SyncSender;
 
 /// Chunks that are made, or whose sums are moved, in one turn of a lane.
 const PER_TURN: usize = 4;
 
-type Reply = SyncSender<Result<(), String>>;
+type Reply = SyncSender<Result<(), NotTaken>>;
 pub(super) type AllMade = HashMap<ChunkId, (ChunkSpec, Made)>;
 
 /// Roles that are being prepared.
@@ -32,7 +33,7 @@ pub(super) struct Changing {
 
 impl Changing {
     fn answer(&mut self, result: Result<(), LaneError>) {
-        let result = result.map_err(|error| error.to_string());
+        let result = result.map_err(NotTaken::from);
         // Nobody listens any more where the deadline has passed.
         let _ = self.reply.take().map(|reply| reply.try_send(result));
     }
@@ -65,7 +66,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         }
         match self.begin_roles(epoch, chunks, made, Some(reply.clone())) {
             Ok(changing) => self.changing = Some(changing),
-            Err(error) => _ = reply.try_send(Err(error.to_string())),
+            Err(error) => _ = reply.try_send(Err(error.into())),
         }
         self.change_roles();
     }
@@ -225,7 +226,7 @@ mod tests {
         chunks.map(|chunk| (spec(chunk), role)).collect()
     }
 
-    type Answer = Receiver<Result<(), String>>;
+    type Answer = Receiver<Result<(), NotTaken>>;
 
     fn take(lane: &mut DataLane<SimQueue>, counter: u32, chunks: Vec<(ChunkSpec, Role)>) -> Answer {
         let (reply, answer) = sync_channel(1);
@@ -338,7 +339,7 @@ mod tests {
         let mut lane = lane();
         let odd = ChunkSpec { bytes: 3, ..spec(1) };
         let answer = take(&mut lane, 1, vec![(spec(0), COPY), (odd, COPY), (spec(2), COPY)]);
-        assert!(answer.try_recv().unwrap().is_err_and(|why| why.contains("whole elements")));
+        assert!(answer.try_recv().unwrap().is_err_and(|why| why.reason.contains("whole elements")));
         assert!(is_here(&lane, 0) && !is_here(&lane, 1) && is_here(&lane, 2));
     }
 

@@ -233,7 +233,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let image = Image::read(&image).map_err(|error| wrong(error.to_string()))?;
         self.engine.check_state(index, &image.state).map_err(|error| wrong(error.to_string()))?;
         // Nobody reads a chunk that has just been made.
-        self.storage.load_image(index, &image, 0, false)?;
+        self.storage.load_image(index, &image, 0, false).map_err(|error| wrong(error.to_string()))?;
         self.engine.restore(index, &image.state, 0).map_err(|error| wrong(error.to_string()))?;
         Ok(())
     }

@@ -17,7 +17,7 @@ use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::Mailbox;
 use proto_common::config::DeadlineSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
-use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, ToScheduler};
+use proto_common::message::{CheckpointNews, CheckpointOrder, FromScheduler, NotTaken, ToScheduler};
 use proto_common::transport::Choice;
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -40,7 +40,7 @@ pub(super) fn lock(member: &SharedMember) -> MutexGuard<'_, Member> {
 
 /// What was begun and has ended.
 enum Done {
-    Lanes { number: u64, result: Result<(), String> },
+    Lanes { number: u64, result: Result<(), NotTaken> },
     Dialled { number: u64, to: Rank, result: Result<Choice, String> },
     Rounds { rank: Rank, incarnation: Incarnation, lanes: Result<Vec<Vec<(Key, u64)>>, String> },
 }
@@ -271,7 +271,7 @@ impl Serving<'_> {
         let mut out = Vec::new();
         match done {
             Done::Lanes { number, result } => {
-                if let Err(reason) = &result {
+                if let Err(NotTaken { reason, .. }) = &result {
                     tracing::error!(reason, "this server cannot have what it was to have");
                 }
                 lock(&self.member).lanes_answered(number, result, &mut out);
@@ -374,11 +374,12 @@ impl Serving<'_> {
         });
     }
 
-    fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), String>>>) {
+    fn await_lanes(&self, number: u64, answers: Vec<Receiver<Result<(), NotTaken>>>) {
         let (done, progress) = (self.work.done.clone(), self.work.read.clone());
         tokio::spawn(async move {
             let answered = move || answers_while(answers, ASSIGN_WITHIN, || progress.read());
-            let result = blocking(move || answered()?.into_iter().collect::<Result<(), String>>()).await;
+            let answers = blocking(answered).await.map_err(NotTaken::from);
+            let result = answers.and_then(|answers| answers.into_iter().collect());
             let _ = done.send(Done::Lanes { number, result });
         });
     }
@@ -394,12 +395,12 @@ async fn say(
     }
 }
 
-type Answers = (u64, Vec<Receiver<Result<(), String>>>);
+type Answers = (u64, Vec<Receiver<Result<(), NotTaken>>>);
 
 /// Tells the lanes their part of a command; where they are to answer, also what comes of it.
 fn tell_lanes(reception: &Reception, command: &MemberCommand) -> Option<Answers> {
     let lanes = || reception.lanes.iter().map(|(lane, _)| lane);
-    let ask = |message: &dyn Fn(usize, SyncSender<Result<(), String>>) -> LaneMessage| {
+    let ask = |message: &dyn Fn(usize, SyncSender<Result<(), NotTaken>>) -> LaneMessage| {
         let tell = |(index, lane): (usize, &Mailbox<LaneMessage>)| {
             let (reply, answer) = sync_channel(1);
             lane.send(message(index, reply));

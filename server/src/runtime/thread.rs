@@ -8,7 +8,7 @@ use crate::engine::{ChunkSpec, LaneStats, Role, Waiting};
 use crate::tables::TableStats;
 use fabric::{ChannelSetup, LaneQueue, Letters, Mailbox};
 use proto_common::ids::{Epoch, Incarnation, Key, Rank};
-use proto_common::message::{CheckpointOrder, InboxGrant};
+use proto_common::message::{CheckpointOrder, InboxGrant, NotTaken};
 use proto_common::tensor::RuleChange;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,11 +34,11 @@ pub(super) enum LaneMessage {
     Assign {
         epoch: Epoch,
         specs: Vec<ChunkSpec>,
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), NotTaken>>,
     },
     ChangeRule {
         change: RuleChange,
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), NotTaken>>,
     },
     /// Who is there, and who has left in good order: channels of other lives end, and rounds go on without them as the cluster's
     /// settings say. Before any of these lives is attached.
@@ -74,7 +74,7 @@ pub(super) enum LaneMessage {
     Roles {
         epoch: Epoch,
         chunks: Vec<(ChunkSpec, Role)>,
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), NotTaken>>,
     },
     /// The channel to the same lane of a server that has copies of ours; `inbox` is what it granted.
     AttachStream {
@@ -275,7 +275,7 @@ impl Loop {
                 let _ = reply.try_send(grant);
             }
             LaneMessage::Assign { epoch, specs, reply } => {
-                let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(|error| error.to_string()));
+                let _ = reply.try_send(self.lane.assign(epoch, &specs).map_err(NotTaken::from));
             }
             LaneMessage::ChangeRule { change, reply } => {
                 self.lane.take_change(&change, reply);

@@ -184,7 +184,7 @@ fn a_copy_that_cannot_be_made_is_given_up_and_tried_elsewhere_and_only_so_often(
     while let Some(seed) = rig.engine.declarations.shards.seeds.values().next().copied() {
         assert_eq!(seed.to, Rank(0));
         assert!(refusals < 10, "it is asked again and again");
-        let error = Some("memlock".to_owned());
+        let error = Some("memlock".into());
         rig.say_on(50, ToScheduler::Assigned { epoch: rig.engine.epoch(), error });
         refusals += 1;
         // The third time there is nobody left to be asked.
@@ -256,7 +256,7 @@ fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_o
         let (mut told, mut notes) = (Vec::new(), Vec::new());
         for message in messages(&commands) {
             let FromScheduler::Assign(update) = message else { continue };
-            let (epoch, error) = (update.epoch, Some("its lane does not answer".to_owned()));
+            let (epoch, error) = (update.epoch, Some("its lane does not answer".into()));
             told.extend(rig.say(server(0), ToScheduler::Assigned { epoch, error }));
             notes.extend(rig.engine.take_notes());
             told.extend(rig.say(server(1), ToScheduler::Assigned { epoch, error: None }));

@@ -5,6 +5,7 @@ use crate::engine::declarations::CHANGES_MAX;
 use crate::engine::shards::TENSOR_BYTES;
 use proto_common::codec::{Codec, Compression};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
+use proto_common::message::NotTaken;
 use proto_common::optimizer::{Decay, Moments, Rule, Schedule};
 use proto_common::tensor::RuleChange;
 
@@ -146,6 +147,16 @@ fn a_servers_error_reaches_everyone_who_waits_for_that_tensor_and_who_comes_late
     assert_eq!(answer(&commands[1..2]), (2, Err(error)));
     let again = assignment(&rig.say(worker(1), declare(3, vec![tensor(5)])));
     assert!(again.epoch > update.epoch);
+}
+
+#[test]
+fn a_checkpoint_that_a_server_cannot_use_is_called_that() {
+    let mut rig = Rig::running(1, 1);
+    let update = assignment(&rig.say(worker(0), declare(1, vec![tensor(5)])));
+    let error = Some(NotTaken { reason: "damaged".into(), is_checkpoint: true });
+    let commands = rig.say(server(0), ToScheduler::Assigned { epoch: update.epoch, error });
+    let error = DeclareError::Checkpoint { server: Rank(0), reason: "damaged".into() };
+    assert_eq!(answer(&commands[..1]), (1, Err(error)));
 }
 
 #[test]

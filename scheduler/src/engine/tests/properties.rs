@@ -109,7 +109,7 @@ fn input(action: Action, number: u64, observer: &mut Observer) -> Option<Input> 
             from(connection, ToScheduler::Declare { request: number, tensors, timeout_ms })
         }
         Action::Assigned { connection, counter, fails } => {
-            let error = fails.then(|| "no".to_owned());
+            let error = fails.then(|| "no".into());
             from(connection, ToScheduler::Assigned { epoch: Epoch { term: 1, counter }, error })
         }
         Action::Heartbeat { connection } => from(connection, ToScheduler::Heartbeat(MemberReport::default())),

@@ -111,7 +111,7 @@ fn primary(backup: Option<u32>, seeding: Option<u32>) -> Role {
 }
 
 fn say_assigned(counter: u32, error: Option<&str>) -> MemberCommand {
-    let error = error.map(str::to_owned);
+    let error = error.map(Into::into);
     MemberCommand::Say(ToScheduler::Assigned { epoch: epoch(counter), error })
 }
 
@@ -254,7 +254,7 @@ fn what_a_deposed_scheduler_says_changes_nothing() {
     assert_eq!(hear(&mut member, gone(9, 1)), []);
     let refused = hear(&mut member, assign(9, &[range(8, 0, None, None)]));
     assert!(
-        matches!(&refused[..], [MemberCommand::Say(ToScheduler::Assigned { error: Some(error), .. })] if error.contains("deposed")),
+        matches!(&refused[..], [MemberCommand::Say(ToScheduler::Assigned { error: Some(error), .. })] if error.reason.contains("deposed")),
         "{refused:?}"
     );
     assert_eq!(*member.map(), before);

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 pub(crate) const MARKS: &str = "gradwire#marks";
 /// The checksums of all blocks of a part's data before them.
 pub(crate) const BLOCKS: &str = "gradwire#blocks";
+/// What tables' names in entries begin with.
+const TABLE: &str = "table.";
 /// Longest word of a [`What`].
 pub(crate) const WORD_BYTES_MAX: usize = 16;
 
@@ -51,12 +53,14 @@ impl What {
 
 /// A tensor's name in entries. Names that would be read as something else give way to the key.
 pub(crate) fn base_of(key: Key, name: &str, is_taken: impl FnOnce(&str) -> bool) -> String {
-    let is_plain = !name.is_empty() && !name.contains(['#', '[', ']']) && !name.starts_with("gradwire");
-    if is_plain && name != "__metadata__" && !name.starts_with("tensor.") && !is_taken(name) {
-        name.to_owned()
-    } else {
-        format!("tensor.{key}")
-    }
+    let is_ours = ["gradwire", "tensor.", TABLE].iter().any(|ours| name.starts_with(ours));
+    let is_plain = !name.is_empty() && !name.contains(['#', '[', ']']) && name != "__metadata__";
+    if is_plain && !is_ours && !is_taken(name) { name.to_owned() } else { format!("tensor.{key}") }
+}
+
+/// A table's name in entries.
+pub(crate) fn base_of_table(key: u32) -> String {
+    format!("{TABLE}{key}")
 }
 
 /// The name of an entry.
@@ -109,7 +113,7 @@ mod tests {
     fn names_that_would_mislead_give_way_to_keys() {
         let free = |name: &str| base_of(Key(3), name, |_| false);
         assert_eq!(free("layer.1/weight"), "layer.1/weight");
-        for name in ["", "a[0:5]", "a#b", "gradwire", "tensor.4", "__metadata__"] {
+        for name in ["", "a[0:5]", "a#b", "gradwire", "tensor.4", "table.4", "__metadata__"] {
             assert_eq!(free(name), "tensor.3", "{name}");
         }
         assert_eq!(base_of(Key(3), "a", |_| true), "tensor.3");

@@ -95,6 +95,10 @@ impl Part {
         for (name, entry) in &self.header.entries {
             let length = entry.shape.first().copied().unwrap_or(0);
             let Some((key, what, range)) = entry::parse(name, length, &keys) else { continue };
+            // Rows, of a table that is called as a tensor is: names once gave way only to others.
+            if matches!(what, What::Ids | What::Rows | What::Pushes) {
+                continue;
+            }
             // Another shape has other bytes than are looked for there.
             if entry.shape.len() != 1 {
                 let why = format!("its entry {name:?} has another shape than its name says");
@@ -108,7 +112,7 @@ impl Part {
     /// Its tables, with their rows' entries: ids, pushes, numbers of each stretch.
     pub fn tables(&self) -> Result<Vec<TableRows<'_>>, CheckpointError> {
         let specs: Vec<TableSpec> = self.word(TABLES)?;
-        let keys = specs.iter().map(|spec| (format!("table.{}", spec.key), Key(u64::from(spec.key))));
+        let keys = specs.iter().map(|spec| (entry::base_of_table(spec.key), Key(u64::from(spec.key))));
         let keys: BTreeMap<String, Key> = keys.collect();
         let mut found: BTreeMap<(Key, u64), [Option<&Entry>; 3]> = BTreeMap::new();
         for (name, entry) in &self.header.entries {

@@ -169,6 +169,25 @@ fn a_stretch_of_another_shape_than_its_name_says_is_refused() {
     assert!(part.tensors().unwrap_err().to_string().contains("another shape"));
 }
 
+/// Names give way to tables' now; in what was written before, they did not.
+#[test]
+fn a_tensor_called_as_a_table_in_the_same_part_is_read_and_so_is_the_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_in(directory.path());
+    let mut manifest = write(&store, 1, 1);
+    let path = directory.path().join(&manifest.name);
+    manifest.parts[0] = with_header(&path, &manifest.parts[0], "layer.0/weight", "table.5");
+    commit(&*store, &manifest).unwrap();
+    let checkpoint = Checkpoint::open(&store, &manifest.name).unwrap();
+    check(&checkpoint);
+    let part = Part::open(store.clone(), &manifest.name, &manifest.parts[0]).unwrap();
+    let tables = part.tables().unwrap();
+    assert_eq!((&tables[0].0, tables[0].1.len()), (&table(), 1));
+    let data = &mut [0; 16];
+    part.read(tables[0].1[0][0].data_offsets[0], data).unwrap();
+    assert_eq!(data[8], 100, "the second row's id");
+}
+
 #[test]
 fn the_formats_own_reader_finds_whole_tensors_where_one_part_has_them() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Writes a part: room for the header, the weights at places that are known before, everything else behind them as it
 //! comes; then the header. It must not know when what is written is copied.
 
-use crate::entry::{BLOCKS, MARKS, WORD_BYTES_MAX, What, base_of, name_of};
+use crate::entry::{BLOCKS, MARKS, WORD_BYTES_MAX, What, base_of, base_of_table, name_of};
 use crate::error::CheckpointError;
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, LENGTH_BYTES};
 use crate::manifest::PartRecord;
@@ -208,7 +208,7 @@ impl PartWriter {
         let first = self.rows.entry(piece.key).or_default();
         let range = Some((*first, *first + count));
         *first += count;
-        let name = |what| name_of(&format!("table.{}", piece.key), what, range);
+        let name = |what| name_of(&base_of_table(piece.key), what, range);
         let longs = |values: &[u64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let numbers: Vec<u8> = piece.numbers.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.append(name(What::Ids), "U64", vec![count], &longs(&piece.ids))?;

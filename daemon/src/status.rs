@@ -77,7 +77,10 @@ pub struct CheckpointStatus {
     pub completed: u64,
     /// Given up since then.
     pub failed: u64,
-    /// Why the last of those was.
+    /// Not begun since then at a round of `checkpoint.every_rounds`, because another one was being written.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Why the last of those that failed did.
     pub failure: Option<String>,
 }
 

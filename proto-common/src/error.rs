@@ -1,7 +1,7 @@
 //! Errors sorted by whose fault it was, and the exit codes that processes end with. Libraries return
 //! errors; only `main` turns one into an exit code.
 
-use crate::ids::MemberId;
+use crate::ids::{MemberId, Role};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -114,6 +114,25 @@ pub struct Death {
 
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} died: {}", self.member, self.cause)
+        match &self.cause {
+            // What a member's own link to it says is a whole sentence.
+            DeathCause::Failed { reason } if self.member.role == Role::Scheduler => f.write_str(reason),
+            cause => write!(f, "{} died: {cause}", self.member),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Rank;
+
+    #[test]
+    fn a_lost_scheduler_is_said_in_the_words_of_its_link() {
+        let death = |role, cause| Death { member: MemberId { role, rank: Rank(1) }, cause }.to_string();
+        let failed = || DeathCause::Failed { reason: "the scheduler is lost".into() };
+        assert_eq!(death(Role::Scheduler, failed()), "the scheduler is lost");
+        assert_eq!(death(Role::Worker, failed()), "worker 1 died: it failed: the scheduler is lost");
+        assert!(death(Role::Server, DeathCause::ConnectionLost).starts_with("server 1 died: its control"));
     }
 }

@@ -27,6 +27,7 @@ fn checkpoints(status: &CheckpointStatus) -> String {
     words.extend(
         status.writing.map(|round| format!("writing round {round}: {parts} of {parts_expected} parts")),
     );
+    words.extend((status.skipped > 0).then(|| format!("{} not begun beside another one", status.skipped)));
     words.extend(status.failure.as_ref().map(|why| format!("last failure: {why}")));
     if words.is_empty() { String::new() } else { format!("checkpoints: {}\n", words.join("; ")) }
 }

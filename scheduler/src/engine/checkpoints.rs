@@ -45,6 +45,9 @@ pub(super) struct Checkpoints {
     is_failure_new: bool,
     completed: u64,
     failed: u64,
+    skipped: u64,
+    /// The round of the last one that was not begun: all servers say it.
+    skipped_round: u64,
 }
 
 impl Checkpoints {
@@ -59,11 +62,13 @@ impl Checkpoints {
 
     /// After a sleep: what there was counts, what was under way does not.
     pub(super) fn woken(&mut self) -> Self {
-        let Self { has_place, completed, failed, .. } = *self;
+        let Self { has_place, completed, failed, skipped, skipped_round, .. } = *self;
         Self {
             has_place,
             completed,
             failed,
+            skipped,
+            skipped_round,
             failure: self.failure.take(),
             ended: std::mem::take(&mut self.ended),
             ..Self::default()
@@ -84,6 +89,7 @@ impl Checkpoints {
             missing: last.map(|(_, pending)| missing(pending)).unwrap_or_default(),
             completed: self.completed,
             failed: self.failed,
+            skipped: self.skipped,
             failure: self.failure.clone(),
         }
     }
@@ -195,7 +201,11 @@ impl Checkpoints {
                 };
                 // Said before its lane had heard of the end: the others do not begin it once more.
                 let is_over = !self.pending.contains_key(&round) && self.ended.contains(&round);
-                if !self.has_place || is_over || self.pending.iter().any(is_other) {
+                let is_busy = self.pending.iter().any(is_other);
+                if is_busy && !is_over && round > self.skipped_round {
+                    (self.skipped, self.skipped_round) = (self.skipped + 1, round);
+                }
+                if !self.has_place || is_over || is_busy {
                     // One at a time: while the disk is slow there are fewer.
                     order(&wanted.servers, CheckpointOrder::Drop { round }, out);
                 } else if !self.pending.contains_key(&round) {

@@ -169,6 +169,7 @@ struct EngineGauges {
     uptime_seconds: Gauge,
     checkpoints_completed: IntGauge,
     checkpoints_failed: IntGauge,
+    checkpoints_skipped: IntGauge,
     checkpoint_parts_missing: IntGaugeVec,
     /// What deaths, joins and restarts have led to, by kind.
     changes: IntGaugeVec,
@@ -207,6 +208,10 @@ impl EngineGauges {
             checkpoints_failed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_failed",
                 "Checkpoints given up since this scheduler started.",
+            )?,
+            checkpoints_skipped: IntGauge::new(
+                "gradwire_scheduler_checkpoints_skipped",
+                "Checkpoints not begun when their round had come, because another one was being written.",
             )?,
             checkpoint_parts_missing: IntGaugeVec::new(
                 Opts::new(
@@ -253,6 +258,7 @@ impl EngineGauges {
         let checkpoints = &status.checkpoints;
         self.checkpoints_completed.set(checkpoints.completed as i64);
         self.checkpoints_failed.set(checkpoints.failed as i64);
+        self.checkpoints_skipped.set(checkpoints.skipped as i64);
         self.checkpoint_parts_missing.reset();
         for (server, lane) in &checkpoints.missing {
             let labels = [server.to_string(), lane.to_string()];
@@ -280,7 +286,7 @@ impl EngineGauges {
         self.promotion_seconds.set(recovery.promotion_ms as f64 / 1e3);
     }
 
-    fn parts(&self) -> [&dyn Collector; 16] {
+    fn parts(&self) -> [&dyn Collector; 17] {
         [
             &self.members,
             &self.expected,
@@ -294,6 +300,7 @@ impl EngineGauges {
             &self.uptime_seconds,
             &self.checkpoints_completed,
             &self.checkpoints_failed,
+            &self.checkpoints_skipped,
             &self.checkpoint_parts_missing,
             &self.changes,
             &self.copy_bytes,

@@ -29,12 +29,19 @@ impl LaneEngine {
         if is_one {
             self.hide_retired(peer, block);
             // What is shown of a chunk that is served again its operations speak of.
-            let copy = self.index.get(&block.id).copied();
-            if let Some(index) = copy.filter(|index| !self.is_served(*index)) {
+            let copy = self.index.get(&block.id).copied().filter(|index| !self.is_served(*index));
+            if let Some(index) = copy {
                 self.chunks[index as usize].hide(peer, block.reading);
                 self.finish_late(index, out);
             }
-            self.send_back(peer, block, Status::Done, Vec::new());
+            // A version that it keeps may be in a buffer that more than one version is in: it says so again when it keeps
+            // that one no more.
+            let of_it =
+                self.copying.retired.iter().filter(|at| self.chunks[**at as usize].spec.id == block.id);
+            let mut views =
+                of_it.chain(&copy).flat_map(|index| self.chunks[*index as usize].views.iter().flatten());
+            let is_shown = views.any(|(rank, _)| *rank == peer);
+            self.send_back(peer, block, if is_shown { Status::Retry } else { Status::Done }, Vec::new());
         }
         is_one
     }

@@ -153,7 +153,13 @@ impl Chunk {
     /// The first round, or outside mode sync the first count of its contributions, in which a worker could count that comes.
     pub(super) fn first_for(&self, rank: Rank) -> u64 {
         match &self.tally {
-            Some(tally) if self.is_loose() => tally.made.least.max(tally.made.of(rank)) + 1,
+            Some(tally) if self.is_loose() => {
+                // What the rank's life before has under way is in force later; its number is nobody else's.
+                let is_its = |held: &&Held| held.rank == rank;
+                let taken = self.held.of_rank(rank).chain(self.applying().filter(is_its));
+                let last = taken.map(|held| held.round).max().unwrap_or(0);
+                tally.made.least.max(tally.made.of(rank)).max(last) + 1
+            }
             _ => self.round() + 1,
         }
     }

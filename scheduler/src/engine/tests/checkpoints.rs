@@ -110,6 +110,8 @@ fn what_servers_begin_reaches_all_of_them_once() {
     assert_eq!(say(&mut rig, 0, CheckpointNews::Begun { round: 10 }).len(), 1);
     let skipped = say(&mut rig, 1, CheckpointNews::Begun { round: 11 });
     assert_eq!(skipped, [(3, CheckpointOrder::Drop { round: 11 })], "one at a time");
+    say(&mut rig, 2, CheckpointNews::Begun { round: 11 });
+    assert_eq!(rig.engine.status(0).checkpoints.skipped, 1, "whoever says it");
     assert_eq!(
         orders(&rig.say(worker(0), ask(1))),
         [(3, CheckpointOrder::Drop { round: 10 }), (3, CheckpointOrder::Save { round: 5, now: true }),]

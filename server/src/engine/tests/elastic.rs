@@ -198,6 +198,36 @@ fn a_contribution_counts_once_outside_mode_sync_too_whatever_the_life() {
 }
 
 #[test]
+fn who_comes_again_goes_on_after_what_its_life_before_has_under_way() {
+    for mode in [Mode::Async, Mode::Bounded(2)] {
+        let mut rig = Rig::new(going_on(2));
+        let loose = ChunkSpec { mode, ..spec(2) };
+        rig.engine.assign(Epoch { term: 1, counter: 1 }, &[loose]);
+        let to = |block| Block { id: ChunkId::new(2, 0), ..block };
+        rig.roster(1, &[0, 1], &[]);
+        rig.connect(1);
+        // Worker 0 reads both buffers: what worker 1 contributes waits.
+        rig.send(0, &[to(pull(1, 0))]);
+        rig.send(0, &[to(push_pull(2, 1))]);
+        rig.flush();
+        rig.send(1, &[to(push(1, 1)), to(push(2, 2))]);
+        rig.again(1);
+        rig.roster(2, &[0], &[]);
+        rig.roster(3, &[0, 1], &[]);
+        rig.connect(1);
+        let of_it = |(key, from): &(u64, u64)| (*key == 2).then_some(*from);
+        let from = rig.ask_rounds(1).iter().find_map(of_it);
+        assert_eq!(from, Some(3), "{mode}: two are under way");
+        rig.count_from(1, &[(1, 1), (2, 3)]);
+        rig.engine.landed(Rank(0), 1, 0, &mut Commands::default());
+        let version = |rig: &Rig| rig.engine.version(ChunkId::new(2, 0)).map(|version| version.0);
+        assert_eq!(version(&rig), Some(3), "{mode}");
+        rig.send(1, &[to(push(1, 3))]);
+        assert_eq!(version(&rig), Some(4), "{mode}: it is one of its own");
+    }
+}
+
+#[test]
 fn chunks_whose_norms_count_finish_together_without_the_dead() {
     let mut rig = Rig::new(going_on(2));
     let lamb = Optimizer::mean(Rule::Lamb(Moments::default()), 0.1);

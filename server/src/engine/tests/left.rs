@@ -68,6 +68,20 @@ fn a_copy_of_what_is_read_here_goes_on_when_its_reader_says_so() {
 }
 
 #[test]
+fn a_farewell_to_weights_of_which_a_version_is_kept_is_to_be_said_again() {
+    let mut rig = shown();
+    // A round that ends without new weights: they are of both versions, and the worker was shown the first one.
+    rig.engine.chunks[0].publish(None);
+    roles(&mut rig, 2, &[(spec(1), COPY)]);
+    let kept = Block { reading: reading(2, Kept::Version(Version(2))), ..farewell(2) };
+    rig.send(0, &[kept]);
+    assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Retry]);
+    rig.send(0, &[farewell(3)]);
+    assert_eq!(rig.flush().iter().map(|answer| answer.status).collect::<Vec<_>>(), [Status::Done]);
+    assert!(rig.engine.chunks[0].views.iter().all(Vec::is_empty));
+}
+
+#[test]
 fn what_was_given_up_is_freed_when_its_reader_says_so_or_is_gone() {
     for ends in 0..3 {
         let mut rig = shown();

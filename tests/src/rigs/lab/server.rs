@@ -11,7 +11,7 @@ use gradwire_server::engine::member::{Departure, Member, MemberCommand, MemberCo
 use gradwire_server::runtime::{DataLane, LaneConfig, LaneError};
 use proto_common::ids::{ChunkId, Incarnation, Lane, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
-use proto_common::message::{FromScheduler, ToScheduler, Welcome};
+use proto_common::message::{FromScheduler, NotTaken, ToScheduler, Welcome};
 use std::collections::BTreeMap;
 
 /// See the module.
@@ -126,11 +126,11 @@ impl Lab {
             match command {
                 MemberCommand::Assign { number, epoch, lanes } => {
                     let result = told(&mut server.lanes, &lanes, |lane, specs| lane.assign(epoch, specs));
-                    self.lanes_answered(at, number, result);
+                    self.lanes_answered(at, number, result.map_err(NotTaken::from));
                 }
                 MemberCommand::Roles { number, epoch, lanes } => {
                     let result = told(&mut server.lanes, &lanes, |lane, chunks| lane.roles(epoch, chunks));
-                    self.lanes_answered(at, number, result);
+                    self.lanes_answered(at, number, result.map_err(NotTaken::from));
                 }
                 MemberCommand::ChangeRule { number, .. } => self.lanes_answered(at, number, Ok(())),
                 MemberCommand::EndServer { rank } => {
@@ -169,7 +169,7 @@ impl Lab {
         }
     }
 
-    fn lanes_answered(&mut self, at: usize, number: u64, result: Result<(), String>) {
+    fn lanes_answered(&mut self, at: usize, number: u64, result: Result<(), NotTaken>) {
         let Some(server) = self.seats[at].server() else { return };
         let mut out = Vec::new();
         server.member.lanes_answered(number, result, &mut out);

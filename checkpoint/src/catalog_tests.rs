@@ -143,6 +143,32 @@ fn the_newest_cannot_be_said_where_one_cannot_be_read() {
     assert_eq!(newest(&*store).unwrap().unwrap().name, first.name);
 }
 
+/// As where an archive is not mounted. Nobody who asks is told of an older one, or of none.
+#[test]
+fn a_link_that_leads_nowhere_may_be_the_newest() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    let (old, name) = (write(&store, 1, 1), round_name(2));
+    let (link, archive) = (place.path().join(&name), place.path().join("archive"));
+    std::os::unix::fs::symlink(&archive, &link).unwrap();
+    let error = newest(&*store).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Io);
+    assert!(error.to_string().contains(&link.display().to_string()), "{error}");
+    assert_eq!(newest_readable(&*store).unwrap().unwrap().name, old.name);
+    assert!(Checkpoint::open(&store, &name).unwrap_err().to_string().contains("cannot follow the link"));
+    assert!(sweep(&*store, 9, |_| false).unwrap().gone.is_empty() && link.is_symlink());
+    // It is mounted, and empty; then its manifest lies elsewhere, too; then it is no checkpoint any more.
+    fs::create_dir(&archive).unwrap();
+    assert_eq!(newest(&*store).unwrap().unwrap().name, old.name);
+    std::os::unix::fs::symlink(place.path().join("manifests"), archive.join("manifest.json")).unwrap();
+    assert_eq!(newest(&*store).unwrap_err().exit_code(), ExitCode::Io);
+    fs::remove_file(&link).unwrap();
+    assert_eq!(newest(&*store).unwrap().unwrap().name, old.name);
+    // What cannot be looked at for another reason.
+    std::os::unix::fs::symlink(&link, &link).unwrap();
+    assert_eq!(newest(&*store).unwrap_err().exit_code(), ExitCode::Io);
+}
+
 #[test]
 fn a_manifest_that_is_no_file_is_an_error_and_is_not_waited_for() {
     let place = tempfile::tempdir().unwrap();

@@ -99,7 +99,12 @@ impl Store for Directory {
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(failed())?;
-            if let (true, Ok(name)) = (entry.path().is_dir(), entry.file_name().into_string()) {
+            // One that cannot be looked at may be a checkpoint: whoever reads it is told why it cannot be read.
+            let may_be = match absent(fs::metadata(entry.path())) {
+                Ok(about) => about.map_or(entry.path().is_symlink(), |about| about.is_dir()),
+                Err(_) => true,
+            };
+            if let (true, Ok(name)) = (may_be, entry.file_name().into_string()) {
                 names.push(name);
             }
         }
@@ -130,6 +135,14 @@ impl Store for Directory {
         self.let_go(&path);
         let about = absent(fs::metadata(&path));
         let about = about.map_err(CheckpointError::io("look at", path.display().to_string()))?;
+        if about.is_none() {
+            // An archive that is not mounted: what is there cannot be said.
+            let leads_nowhere = |link: &PathBuf| link.is_symlink() && !link.exists();
+            if let Some(link) = [self.root.join(name), path.clone()].into_iter().find(leads_nowhere) {
+                let why = ErrorKind::NotFound.into();
+                return Err(CheckpointError::io("follow the link", link.display().to_string())(why));
+            }
+        }
         match about {
             // A pipe in a file's place would be waited for.
             Some(about) if !about.is_file() => {

@@ -68,6 +68,9 @@ pub(super) fn open(
             tracing::warn!(checkpoint = name, others = ?left, what);
         }
     }
+    if is_asked && restore.is_none() {
+        tracing::info!(directory = wanted.directory, "there is no checkpoint: training begins from nothing");
+    }
     let cluster = &settings.cluster;
     let shape = Shape {
         workers: cluster.workers,

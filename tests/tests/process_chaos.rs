@@ -136,6 +136,5 @@ fn a_short_soak_judges_lives_and_draws_faults_to_its_end() {
     let (code, text) = chaos(&["--minutes", "2", "--away-ms", "500"], LONG);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("the same hash") && text.contains("stayed flat"), "{text}");
-    assert!(!text.contains(": 0 lives"), "{text}");
     println!("{text}");
 }

@@ -53,7 +53,7 @@ pub(crate) struct ChaosArgs {
     /// Instead of a number of faults: a soak of about so many minutes, with faults to its end: one long training, and another for
     /// what time it left (with --epochs: trainings of so many, one after the other, while there is time). Some are spared, so that they live long: the last server
     /// and the last worker first, then the scheduler, server 0 and worker 0. Ends with 1 where anybody's memory, open files or
-    /// registered bytes grew, in one life or from life to life.
+    /// registered bytes grew, in one life or from life to life, and where nobody lived for the minute that it takes to tell.
     #[arg(long, value_name = "N", conflicts_with = "kills", value_parser = clap::value_parser!(u32).range(1..=10_080))]
     pub(super) minutes: Option<u32>,
     /// Whom faults strike.

@@ -25,6 +25,9 @@ const LAYERS: [&str; 4] = ["--layers", "64,105,33,10", "--batch", "8"];
 /// Ports that the system gives to nobody by itself, so that a scheduler finds its own again.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
+/// What the log of a seat has before each life.
+const LIFE: &str = "--- a life of ";
+
 /// A place in the cluster. A server's is the one that it is started for: as a spare it may get another rank.
 pub(super) type Seat = MemberId;
 
@@ -296,7 +299,7 @@ impl<'a> Cluster<'a> {
 
     fn log_of(&self, seat: Seat) -> std::io::Result<File> {
         let mut log = OpenOptions::new().create(true).append(true).open(self.log_path(seat))?;
-        writeln!(log, "--- a life of {seat}")?;
+        writeln!(log, "{LIFE}{seat}")?;
         Ok(log)
     }
 
@@ -321,6 +324,11 @@ fn signal(life: &Life, signal: Signal) {
     if let Some(pid) = i32::try_from(life.pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
+}
+
+/// What the last life of a seat said.
+pub(super) fn last_life(said: &str) -> &str {
+    said.rsplit(LIFE).next().unwrap_or(said)
 }
 
 /// The hash of the weights in what a trainer says.

@@ -2,7 +2,7 @@
 //! words for people; nothing is left running.
 
 use super::args::{ChaosArgs, Expect};
-use super::cluster::{Cluster, Ended, Seat, hash_in};
+use super::cluster::{Cluster, Ended, Seat, hash_in, last_life};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
 use super::soak::Soak;
@@ -105,6 +105,8 @@ pub(super) struct Run<'a> {
     deposed: Option<Seat>,
     /// Who has finished training.
     finished: Vec<Seat>,
+    /// Who has ended with 0 since a fault that ends the job.
+    unmoved: Vec<Seat>,
     /// A round more than the last look showed, and when: standing still is a failure.
     progress: (u64, Instant),
     started: Instant,
@@ -129,6 +131,7 @@ impl<'a> Run<'a> {
             recoveries: Vec::new(),
             deposed: None,
             finished: Vec::new(),
+            unmoved: Vec::new(),
             progress: (0, now),
             started: now,
         })
@@ -163,6 +166,7 @@ impl<'a> Run<'a> {
             for end in self.cluster.ended()? {
                 self.ended(end)?;
             }
+            self.check_unmoved()?;
             if self.finished.len() as u32 == self.args.workers || self.is_spent() {
                 return Ok(());
             }
@@ -323,6 +327,7 @@ impl<'a> Run<'a> {
                 return Ok(Phase::Quiet);
             }
             self.cluster.start_all()?;
+            (self.finished, self.unmoved) = (Vec::new(), Vec::new());
             self.watch = Watch::default();
             self.progress = (0, Instant::now());
             return Ok(match is_same {
@@ -363,8 +368,8 @@ impl<'a> Run<'a> {
         if was_killed {
             return Ok(());
         }
-        let is_typed = is_typed(code);
-        if matches!(&self.phase, Phase::Struck(hit) if hit.is_end) && is_typed && code != 0 {
+        let (is_typed, is_end) = (is_typed(code), matches!(&self.phase, Phase::Struck(hit) if hit.is_end));
+        if is_end && is_typed && code != 0 {
             return Ok(());
         }
         // It was taken for dead, heard of it, and ended: whoever watches over it starts it again.
@@ -374,6 +379,7 @@ impl<'a> Run<'a> {
         if code == 0 {
             // Servers and scheduler end when the last worker has said goodbye, which may still have something to say itself.
             self.finished.extend((seat.role == Role::Worker).then_some(seat));
+            self.unmoved.extend(is_end.then_some(seat));
             return Ok(());
         }
         let during = match &self.phase {
@@ -381,6 +387,19 @@ impl<'a> Run<'a> {
             _ => String::new(),
         };
         Err(wrong(format!("{seat} ended with code {code}{during}: {}", self.last_words(seat))))
+    }
+
+    /// After a fault that ends the job, 0 is right only where training was over just before: worker 0 has said its hash then, at
+    /// the latest when it and all others have ended.
+    fn check_unmoved(&self) -> Result<(), Wrong> {
+        let has_workers = self.cluster.lives.keys().any(|seat| seat.role == Role::Worker);
+        match &self.phase {
+            Phase::Struck(hit) if hit.is_end && !has_workers && !self.unmoved.is_empty() => {
+                let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
+                judge_unmoved(&self.unmoved, &said, &words(hit))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn last_words(&self, seat: Seat) -> String {
@@ -464,6 +483,16 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Who has ended with 0 after this, by what worker 0 said in all its lives.
+fn judge_unmoved(unmoved: &[Seat], said: &str, fault: &str) -> Result<(), Wrong> {
+    if unmoved.is_empty() || hash_in(last_life(said)).is_some() {
+        return Ok(());
+    }
+    let who: Vec<String> = unmoved.iter().map(ToString::to_string).collect();
+    let who = who.join(", ");
+    Err(wrong(format!("ended with code 0 although {fault} before the end of the training: {who}")))
+}
+
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?
 fn is_typed(code: i32) -> bool {
     code != ExitCode::Internal as i32 && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code)
@@ -480,4 +509,24 @@ fn words(hit: &Hit) -> String {
         Kind::Drain => format!("{} was told to go", hit.victim),
     };
     first + &also
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_with_0_of_a_job_that_died_is_wrong_unless_training_was_over() {
+        let seat = |role, rank| MemberId { role, rank: Rank(rank) };
+        let unmoved = [seat(Role::Server, 1), seat(Role::Worker, 0)];
+        let judge = |unmoved: &[Seat], said: &str| judge_unmoved(unmoved, said, "worker 1 was killed");
+        let (life, end) = ("--- a life of worker 0\n", "test_accuracy=0.9 weights_sha256=ab transport=shm\n");
+        assert!(judge(&unmoved, &format!("{life}epoch 1\n{life}{end}")).is_ok());
+        assert!(judge(&[], life).is_ok());
+        // A hash of the life before is none of this one.
+        for said in [String::new(), format!("{life}epoch 1\n"), format!("{life}{end}{life}epoch 1\n")] {
+            let Err(Wrong::Cluster(text)) = judge(&unmoved, &said) else { panic!("right after {said:?}") };
+            assert!(text.contains("server 1, worker 0") && text.contains("worker 1 was killed"), "{text}");
+        }
+    }
 }

@@ -171,6 +171,11 @@ fn judge(seat: Seat, pid: Option<u32>, samples: &[&Sample], verdicts: &mut Vec<F
     }
 }
 
+/// Has somebody lived long enough to be judged, and did nothing grow?
+pub(super) fn is_flat(verdicts: &[Flat]) -> bool {
+    verdicts.iter().any(|flat| flat.pid.is_some()) && verdicts.iter().all(|flat| flat.is_flat)
+}
+
 /// What a soak has shown, for people.
 pub(super) fn told(verdicts: &[Flat]) -> String {
     let mut text = String::new();
@@ -185,7 +190,7 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
             None => writeln!(text, "{seat}: {what} could not be read {who} in {seconds:.0} s"),
         };
     }
-    let is_flat = text.is_empty();
+    let has_grown = !text.is_empty();
     for seat in verdicts.iter().filter(|flat| flat.pid.is_none() && flat.what == NAMES[0]) {
         let last = |what| {
             let mut of = verdicts.iter().filter(|flat| flat.pid.is_none() && flat.seat == seat.seat);
@@ -202,7 +207,12 @@ pub(super) fn told(verdicts: &[Flat]) -> String {
     let lives: BTreeSet<_> = verdicts.iter().filter_map(|flat| Some((&flat.seat, flat.pid?))).collect();
     let longest = verdicts.iter().filter(|flat| flat.pid.is_some()).map(|flat| flat.seconds);
     let (count, longest) = (lives.len(), longest.fold(0.0, f64::max));
-    let how = if is_flat {
+    if count == 0 {
+        let why = "so nothing can be said of growth; raise --minutes";
+        let _ = writeln!(text, "nobody was seen to live for {JUDGED_S:.0} s, {why}");
+        return text;
+    }
+    let how = if !has_grown {
         "memory, open files and registered bytes stayed flat"
     } else {
         "something grew, or could not be read"
@@ -266,7 +276,18 @@ mod tests {
         assert!(text.contains("80.0 MiB resident,  12 open files,     0.0 MiB registered"), "{text}");
         assert!(text.contains("stayed flat: 1 lives"), "{text}");
         assert_eq!(warm.verdicts().len(), 6);
-        assert!(Soak::new().verdicts().is_empty());
+        assert!(is_flat(&warm.verdicts()) && !is_flat(&soak(400, |second, _| second * MIB).verdicts()));
+    }
+
+    /// Too short, or whoever runs it may not read what processes use.
+    #[test]
+    fn where_nobody_could_be_judged_nothing_is_flat() {
+        for soak in [Soak::new(), soak(30, |_, _| MIB)] {
+            let verdicts = soak.verdicts();
+            assert!(verdicts.iter().all(|flat| flat.is_flat) && !is_flat(&verdicts));
+            let text = told(&verdicts);
+            assert!(text.contains("raise --minutes") && !text.contains("stayed flat"), "{text}");
+        }
     }
 
     #[test]

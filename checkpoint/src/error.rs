@@ -9,7 +9,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// The system says no.
-    #[error("cannot {what} {file}: {source}; look at the directory's rights and room")]
+    #[error(
+        "cannot {what} {file}: {source}; look whether the directory is there, and at its rights and room"
+    )]
     Io {
         /// What was tried.
         what: &'static str,
@@ -53,7 +55,9 @@ pub enum CheckpointError {
         why: String,
     },
     /// The file was complete once, and is not any more.
-    #[error("{file} is damaged: {why}; restore it from a copy, or start from an earlier checkpoint")]
+    #[error(
+        "{file} is damaged: {why}; restore it from a copy, or set checkpoint.restore to an earlier checkpoint (`gradwire checkpoint verify` says which are sound)"
+    )]
     Corrupt {
         /// Which file.
         file: String,

@@ -36,7 +36,9 @@ fn the_first_failure_gives_the_exit_code_and_its_name() {
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(65), "{err}");
     assert!(
-        err.contains("worker 1 failed first: exit code 65 (a data or model file that cannot be used)"),
+        err.contains(
+            "worker 1 failed first: exit code 65 (a data, model or checkpoint file that cannot be used)"
+        ),
         "{err}"
     );
     assert!(took < Duration::from_secs(5), "{took:?}");

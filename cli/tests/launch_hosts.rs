@@ -84,7 +84,10 @@ fn the_first_failure_names_its_host_and_last_words() {
     let script = r#"[ $GRADWIRE_NODE__RANK = 1 ] && { echo "no such file: x"; exit 65; }; trap 'exit 3' TERM; sleep 1000 & wait"#;
     let (output, err) = run(&bed, &["-n", "3"], &["sh", "-c", script]);
     assert_eq!(output.status.code(), Some(65), "{err}");
-    assert!(err.contains("worker 1 on a failed first: exit code 65 (a data or model file"), "{err}");
+    assert!(
+        err.contains("worker 1 on a failed first: exit code 65 (a data, model or checkpoint file"),
+        "{err}"
+    );
     assert!(err.contains("worker 1 said last: no such file: x"), "{err}");
     bed.assert_nobody_left();
 }

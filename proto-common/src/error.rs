@@ -30,7 +30,7 @@ pub enum ExitCode {
     Failure = 1,
     /// Bad command line.
     Usage = 2,
-    /// A data or model file that cannot be used.
+    /// A data, model or checkpoint file that cannot be used.
     BadData = 65,
     /// The scheduler cannot be reached, or was lost.
     SchedulerUnreachable = 69,
@@ -56,7 +56,7 @@ impl ExitCode {
         (Self::Ok, "done"),
         (Self::Failure, "an error without a code of its own"),
         (Self::Usage, "bad command line"),
-        (Self::BadData, "a data or model file that cannot be used"),
+        (Self::BadData, "a data, model or checkpoint file that cannot be used"),
         (Self::SchedulerUnreachable, "the scheduler cannot be reached, or was lost"),
         (Self::Internal, "a bug of Gradwire"),
         (Self::MemberDied, "a member of the cluster died"),

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Keeps a job's roster: gives ranks, notices deaths, opens barriers and places tensors.
 ///
-/// Ends with 0 when all workers are done or on SIGTERM, 71 when a member died, 72 when members did not come
-/// in time, 74 when its port is taken, 78 when a setting is wrong.
+/// Ends with 0 when all workers are done or on SIGTERM, 65 when the checkpoint to begin from cannot be used, 71 when a
+/// member died, 72 when members did not come in time, 74 when its port is taken, 78 when a setting is wrong.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire-scheduler", version)]
 struct Args {

@@ -107,7 +107,9 @@ pub enum OpError {
         epoch: proto_common::ids::Epoch,
     },
     /// The data channel to a server broke, and the scheduler does not know of a death yet.
-    #[error("the data channel to server {server} broke: {reason}")]
+    #[error(
+        "the data channel to server {server} broke: {reason}; look at that server's log, and try the way to it with `gradwire doctor`"
+    )]
     Broken {
         /// The server.
         server: Rank,
@@ -153,7 +155,7 @@ pub enum OpError {
         version: u64,
     },
     /// The server refused the operation.
-    #[error("tensor {} chunk {}: server {server} refused the operation ({status:?})", chunk.key, chunk.chunk)]
+    #[error("tensor {} chunk {}: server {server} refused the operation ({status:?}); its log names the reason: run the same release everywhere, and declare the tensor alike on all workers", chunk.key, chunk.chunk)]
     Refused {
         /// The chunk.
         chunk: ChunkId,

@@ -25,6 +25,10 @@ const FINAL: [ExitCode; 7] = [
     ExitCode::Config,
 ];
 
+fn is_final(code: u8) -> bool {
+    code == 0 || FINAL.iter().any(|known| *known as u8 == code)
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
@@ -74,8 +78,8 @@ impl Restarts {
     }
 
     /// Why the job ends with a death that another life would have mended, where that is so.
-    pub(super) fn nobody_comes(&self, id: MemberId) -> Option<String> {
-        if !self.roles.contains(&id.role) || self.spares(id.role) {
+    pub(super) fn nobody_comes(&self, id: MemberId, code: u8) -> Option<String> {
+        if is_final(code) || !self.roles.contains(&id.role) || self.spares(id.role) {
             return None;
         }
         let made = self.made.get(&id).copied().unwrap_or(0);
@@ -91,8 +95,7 @@ impl Restarts {
     /// A process has ended by itself with this code: is its seat filled again?
     pub(super) fn again(&mut self, spec: &ChildSpec, code: u8, now: Instant) -> Option<Again> {
         let made = self.made.get(&spec.id).copied().unwrap_or(0);
-        let is_final = code == 0 || FINAL.iter().any(|known| *known as u8 == code);
-        if is_final || made >= self.limit || !self.roles.contains(&spec.id.role) {
+        if is_final(code) || made >= self.limit || !self.roles.contains(&spec.id.role) {
             return None;
         }
         let pause_ms = PAUSE_MS.saturating_mul(1 << made.min(16)).min(PAUSE_MS_MAX);
@@ -252,12 +255,18 @@ mod tests {
         let mut all = restarts(1, &[Role::Scheduler, Role::Server, Role::Worker]);
         all.spared = vec![Role::Server];
         let (worker, server) = (spec(Role::Worker, 0), spec(Role::Server, 0));
-        let why = |restarts: &Restarts, spec: &ChildSpec| restarts.nobody_comes(spec.id).unwrap_or_default();
-        assert_eq!(why(&all, &worker), "", "it ended with a code that another life would end with, too");
+        let why =
+            |restarts: &Restarts, spec: &ChildSpec| restarts.nobody_comes(spec.id, 137).unwrap_or_default();
+        assert_eq!(why(&all, &worker), "", "it is started again");
         assert!(all.again(&worker, 137, Instant::now()).is_some());
         assert!(why(&all, &worker).contains("--restart=1 is used up"));
         all.limit = 0;
         assert!(why(&all, &worker).contains("without --restart"));
+        assert_eq!(
+            all.nobody_comes(worker.id, ExitCode::BadData as u8),
+            None,
+            "another life would end with it, too"
+        );
         assert_eq!(why(&all, &server), "", "nobody waits for it");
         assert_eq!(why(&restarts(0, &[]), &worker), "", "the job ends with it");
     }

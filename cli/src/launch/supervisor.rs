@@ -402,7 +402,8 @@ impl Supervisor {
             self.printer.say(&format!("{id}{on} ended: {words}; the job goes on without it")).await;
             return self.lost.push(blame);
         }
-        if let Some(why) = self.restarts.nobody_comes(id).filter(|_| goes_on && !blame.is_echo()) {
+        if let Some(why) = self.restarts.nobody_comes(id, blame.code).filter(|_| goes_on && !blame.is_echo())
+        {
             blame.words = format!("{}; {why}", blame.words);
         }
         self.failed(blame).await;

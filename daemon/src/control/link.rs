@@ -228,7 +228,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
             if is_over || self.parting || !seeker.may_seek() {
                 break lost;
             }
-            tracing::warn!(error = %lost, "the scheduler is lost; looking for the next one");
+            tracing::warn!(error = %lost, "data goes on without a scheduler; start one at the same address, with the same job and settings, within deadlines.scheduler_ms");
             if self.events.send(LinkEvent::Away { since, why: lost.clone() }).await.is_err() {
                 return;
             }

@@ -29,7 +29,7 @@ pub enum LinkError {
     #[error("the scheduler refused this process: {0}")]
     Refused(RefusalReason),
     /// It closed the connection without a word: it died.
-    #[error("the scheduler is lost: its control connection closed; see its log, then start the job again")]
+    #[error("the scheduler is lost: its control connection closed; see its log")]
     Closed,
     /// It says nothing any more.
     #[error("the scheduler is lost: no sign of life for {silent_ms} ms; check its host and the network")]

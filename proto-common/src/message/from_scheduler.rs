@@ -136,7 +136,7 @@ pub enum RefusalReason {
     },
     /// All places are taken.
     #[error(
-        "all {places} places for a {role} are taken; start no more than {places}, or raise {} at the scheduler",
+        "all {places} places for a {role} are taken; start no more than {places}, or start the job with a larger {} (it cannot be changed while the job runs)",
         places_of(role)
     )]
     Full {
@@ -267,7 +267,10 @@ pub enum DeclareError {
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum WaitError {
     /// Some members did not come in time.
-    #[error("barrier {name:?} timed out after {waited_ms} ms, missing: {}", list(missing))]
+    #[error(
+        "barrier {name:?} timed out after {waited_ms} ms, missing: {}; look at their logs and at `gradwire status`, or raise deadlines.barrier_ms",
+        list(missing)
+    )]
     Deadline {
         /// The barrier.
         name: String,

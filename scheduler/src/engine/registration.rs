@@ -161,7 +161,9 @@ impl Engine {
         }
         check_texts(register)?;
         if self.dead.holds(register.incarnation) {
-            return misplaced("this life of it was declared dead; start it as a new process");
+            return misplaced(
+                "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process",
+            );
         }
         Ok(())
     }

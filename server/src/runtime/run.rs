@@ -244,6 +244,12 @@ fn checkpoints(
     let drain = Duration::from_millis(settings.deadlines.drain_ms);
     let saver = Saver::start(&settings.checkpoint, own, (drain, welcome.restore.clone()), has_room)?;
     let open = |name: &String| {
+        if place.is_empty() {
+            let text = format!(
+                "the job begins from checkpoint {name}, and checkpoint.directory is not set at this server; set it to the scheduler's"
+            );
+            return Err(Failure::message(ExitCode::Config, text));
+        }
         Restorer::open(place, name, welcome.shape.lanes)
             .map_err(|error| Failure::new(ExitCode::BadData, error))
     };

@@ -46,7 +46,7 @@ impl Engine {
                 continue;
             }
             self.dead.add(life);
-            let reason = "this life of it was declared dead; start it as a new process";
+            let reason = "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process";
             refuse(connection, RefusalReason::Misplaced(reason.into()), out);
         }
         gone

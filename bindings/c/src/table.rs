@@ -108,7 +108,8 @@ pub extern "C" fn gradwire_push_rows(
 
 /// As `gradwire_push_rows`, in a step of the trainer, a number that only grows: what servers have of a step that is repeated after
 /// `gradwire_resume` counts once, where the same rows are pushed in the same order. An earlier step than the last one is an error,
-/// and nothing is pushed.
+/// and nothing is pushed. A process that takes the place of one that has left begins behind that one's last step, or its pushes
+/// are not applied.
 #[unsafe(no_mangle)]
 pub extern "C" fn gradwire_push_rows_in_step(
     client: Option<&GradwireClient>,

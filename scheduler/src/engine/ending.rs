@@ -1,11 +1,12 @@
 //! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
 //! the death that ends the job is the one that everybody reports.
 
+use super::checkpoints::MANIFEST_MS_MAX;
 use super::rebuild::later;
 use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
-use proto_common::ids::{MemberId, Role};
+use proto_common::ids::{MemberId, Rank, Role};
 use proto_common::message::{FromScheduler, RefusalReason};
 
 /// Bytes of a member's own words about its failure.
@@ -102,8 +103,13 @@ impl Engine {
         if self.checkpoints.is_writing() && now_ms < until_ms {
             return;
         }
-        self.saving_until_ms = None;
         self.fail_checkpoints("the job ended, and it was not complete within deadlines.drain_ms", out);
+        // What is whole, and lacks its manifest only, is not given up for a slow disk.
+        if self.checkpoints.is_writing() && now_ms < until_ms.saturating_add(MANIFEST_MS_MAX) {
+            return;
+        }
+        self.saving_until_ms = None;
+        self.checkpoints.lose_unwritten(out);
         self.end_done(now_ms, out);
     }
 
@@ -173,6 +179,12 @@ impl Engine {
             }
             Outcome::Died(death) => {
                 let message = Box::new(FromScheduler::MemberDied(death.clone()));
+                out.push(Command::Send { to, message });
+            }
+            Outcome::Unusable(unusable) => {
+                let cause = DeathCause::Failed { reason: unusable.reason.clone() };
+                let member = MemberId { role: Role::Scheduler, rank: Rank(0) };
+                let message = Box::new(FromScheduler::MemberDied(Death { member, cause }));
                 out.push(Command::Send { to, message });
             }
             // Members wait on, for one with the right settings.

@@ -26,7 +26,7 @@ mod status;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
-pub use checkpoints::{Clearing, Completed};
+pub use checkpoints::{CheckpointConfig, Clearing, Completed, Unusable};
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use member::Member;
@@ -78,17 +78,6 @@ pub struct EngineConfig {
     pub pid: u32,
     /// What there is of checkpoints.
     pub checkpoints: CheckpointConfig,
-}
-
-/// What the engine must know about checkpoints.
-#[derive(Clone, Debug, Default)]
-pub struct CheckpointConfig {
-    /// Is there a place for them?
-    pub has_place: bool,
-    /// The one that tensors begin from.
-    pub restore: Option<String>,
-    /// The newest complete one.
-    pub last: Option<String>,
 }
 
 impl EngineConfig {
@@ -195,6 +184,8 @@ pub enum Outcome {
     },
     /// Members of a job that runs were started with another setting, which its data depends on. Nobody was told to end.
     Misconfigured(SettingError),
+    /// The checkpoint to begin from cannot be used.
+    Unusable(Unusable),
 }
 
 impl fmt::Display for Outcome {
@@ -203,6 +194,7 @@ impl fmt::Display for Outcome {
             Self::Done { reason } => f.write_str(reason),
             Self::Died(death) => death.fmt(f),
             Self::Misconfigured(error) => error.fmt(f),
+            Self::Unusable(unusable) => f.write_str(&unusable.reason),
             Self::Incomplete { waited_ms, missing } => {
                 let (waited_ms, missing) = (*waited_ms, missing.clone());
                 RefusalReason::Incomplete { waited_ms, missing }.fmt(f)

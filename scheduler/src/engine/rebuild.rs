@@ -429,7 +429,7 @@ impl Engine {
     fn began_from(&mut self, told: Option<Option<String>>) -> bool {
         let Some(told) = told else { return false };
         let began_otherwise = self.config.checkpoints.restore != told;
-        self.config.checkpoints.restore = told;
+        (self.config.checkpoints.restore, self.config.checkpoints.unusable) = (told, None);
         began_otherwise
     }
 

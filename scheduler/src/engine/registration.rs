@@ -3,7 +3,7 @@
 //! for one until it is clear that no scheduler has given it before.
 
 use super::member::Member;
-use super::{Command, ConnectionId, Engine, Phase, refuse, send};
+use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
@@ -254,6 +254,10 @@ impl Engine {
         }
         for (connection, register) in self.rebuild.take_waiting() {
             self.place(now_ms, connection, register, out);
+        }
+        // Nobody has come who knows the job: it is a fresh one.
+        if let Some(unusable) = self.config.checkpoints.unusable.take() {
+            return self.end(now_ms, Outcome::Unusable(unusable), out);
         }
         self.phase = Phase::Running;
         let beyond: Vec<MemberId> = self.members.keys().copied().collect();

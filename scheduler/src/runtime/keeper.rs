@@ -1,7 +1,7 @@
 //! The scheduler's hands for checkpoints: finds the one to begin from, writes manifests, and removes what is too old. It must
 //! not decide what is complete.
 
-use crate::engine::{CheckpointConfig, Clearing, Completed};
+use crate::engine::{CheckpointConfig, Clearing, Completed, Unusable};
 use checkpoint::{CheckpointError, Manifest, PartRecord, Removed, Shape, Store, TableRecord, TensorRecord};
 use proto_common::config::Settings;
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::mem::replace;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::oneshot::{Receiver, channel};
+use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::task::spawn_blocking;
 
 /// What there is to do at the place of checkpoints.
@@ -31,8 +31,27 @@ pub(super) struct Keeper {
     keep: u32,
     /// When the newest one was complete.
     last_unix_ms: Arc<AtomicU64>,
-    /// Resolves when what was begun last is over, whatever came of it.
-    before: Arc<Mutex<Receiver<()>>>,
+    manifests: Line,
+    clearing: Line,
+}
+
+/// Tasks one after another.
+#[derive(Clone, Debug)]
+struct Line(Arc<Mutex<Receiver<()>>>);
+
+impl Default for Line {
+    fn default() -> Self {
+        // Its sender is gone: nothing is before the first task.
+        Self(Arc::new(Mutex::new(channel().1)))
+    }
+}
+
+impl Line {
+    /// A place behind all that came before: what tells that those are over, whatever came of them, and what tells the next one.
+    fn join(&self) -> (Receiver<()>, Sender<()>) {
+        let (over, next) = channel();
+        (replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), next), over)
+    }
 }
 
 /// Looks at the place of checkpoints, if there is one, and at what the job is to begin from. Members of a job that is resumed
@@ -46,31 +65,24 @@ pub(super) fn open(
         return Ok((None, CheckpointConfig::default()));
     }
     let store = checkpoint::open(&wanted.directory)?;
-    let is_asked = wanted.restore == "latest" && !resume;
-    let last = if is_asked { checkpoint::newest(&*store)? } else { checkpoint::newest_readable(&*store)? };
+    let last = match checkpoint::newest_readable(&*store) {
+        Err(error) if resume => {
+            tracing::warn!(%error, "the job goes on, and no checkpoint can be written until this is mended");
+            None
+        }
+        last => last?,
+    };
     let last_unix_ms = Arc::new(AtomicU64::new(last.as_ref().map_or(0, |manifest| manifest.unix_ms)));
     let last = last.map(|manifest| manifest.name);
-    let restore = match wanted.restore.as_str() {
-        "none" => None,
-        "latest" => last.clone(),
-        name => Some(name.to_owned()),
+    let (restore, unusable) = match begin_from(&store, settings, last.as_deref()) {
+        _ if resume => (None, None),
+        Ok(restore) => (restore, None),
+        Err(error) => {
+            let what = "a job cannot begin from its checkpoint; one that runs goes on, if its members come";
+            tracing::error!(%error, what);
+            (None, Some(Unusable { code: error.exit_code(), reason: error.to_string() }))
+        }
     };
-    if let Some(name) = &restore {
-        let found = checkpoint::Checkpoint::open(&store, name)?;
-        let (theirs, ours) = (found.manifest().shape.chunk_bytes, settings.cluster.chunk_bytes);
-        if theirs != ours {
-            return Err(CheckpointError::ChunkBytes { name: name.clone(), theirs, ours });
-        }
-        tracing::info!(checkpoint = name, round = found.manifest().round, "tensors begin from a checkpoint");
-        let left = checkpoint::left_behind(&*store, found.manifest())?;
-        if last.as_ref() != Some(name) && !left.is_empty() {
-            let what = "there are checkpoints of later rounds, of a training that this one leaves: they count as older as soon as this one has written its own";
-            tracing::warn!(checkpoint = name, others = ?left, what);
-        }
-    }
-    if is_asked && restore.is_none() {
-        tracing::info!(directory = wanted.directory, "there is no checkpoint: training begins from nothing");
-    }
     let cluster = &settings.cluster;
     let shape = Shape {
         workers: cluster.workers,
@@ -80,19 +92,49 @@ pub(super) fn open(
         deterministic: cluster.deterministic,
     };
     let (job, keep) = (settings.job.0, wanted.keep);
-    // Its sender is gone: nothing is before the first task.
-    let before = Arc::new(Mutex::new(channel().1));
-    let keeper = Keeper { store, job, shape, keep, last_unix_ms, before };
+    let (manifests, clearing) = Default::default();
+    let keeper = Keeper { store, job, shape, keep, last_unix_ms, manifests, clearing };
     // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
     let last = restore.clone().or(last);
-    Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last }))
+    Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last, unusable }))
+}
+
+/// What a fresh job begins from, whole as far as its headers tell; `last` is the newest that can be read.
+fn begin_from(
+    store: &Arc<dyn Store>,
+    settings: &Settings,
+    last: Option<&str>,
+) -> Result<Option<String>, CheckpointError> {
+    let wanted = &settings.checkpoint;
+    let name = match wanted.restore.as_str() {
+        "none" => return Ok(None),
+        "latest" => checkpoint::newest(&**store)?.map(|manifest| manifest.name),
+        name => Some(name.to_owned()),
+    };
+    let Some(name) = name else {
+        tracing::info!(directory = wanted.directory, "there is no checkpoint: training begins from nothing");
+        return Ok(None);
+    };
+    let found = checkpoint::Checkpoint::open(store, &name)?;
+    let (theirs, ours) = (found.manifest().shape.chunk_bytes, settings.cluster.chunk_bytes);
+    if theirs != ours {
+        return Err(CheckpointError::ChunkBytes { name, theirs, ours });
+    }
+    tracing::info!(checkpoint = name, round = found.manifest().round, "tensors begin from a checkpoint");
+    let left = checkpoint::left_behind(&**store, found.manifest())?;
+    if last != Some(name.as_str()) && !left.is_empty() {
+        let what = "there are checkpoints of later rounds, of a training that this one leaves: they count as older as soon as this one has written its own";
+        tracing::warn!(checkpoint = name, others = ?left, what);
+    }
+    Ok(Some(name))
 }
 
 impl Keeper {
-    /// Begins a task behind all that were begun before: two at once would take each other's files for leftovers.
+    /// Begins a task behind all of its kind that were begun before: two at once would take each other's files for leftovers.
+    /// No manifest waits for what is cleared away, which leaves alone what is being written.
     pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Written>> + Send + use<> {
-        let (over, next) = channel();
-        let before = replace(&mut *self.before.lock().unwrap_or_else(PoisonError::into_inner), next);
+        let line = if matches!(task, Task::Write(_)) { &self.manifests } else { &self.clearing };
+        let (before, over) = line.join();
         let keeper = self.clone();
         async move {
             // An error is its end, too.

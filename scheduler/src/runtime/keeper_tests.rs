@@ -33,6 +33,17 @@ async fn tasks_are_done_in_the_order_in_which_they_were_begun() {
 }
 
 #[tokio::test]
+async fn a_manifest_does_not_wait_for_what_is_cleared_away() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 0), false).unwrap();
+    let keeper = keeper.unwrap();
+    let clearing = keeper.begin(Task::Clear(Clearing::Before { round: 1, writing: vec![1], restore: None }));
+    let written = tokio::time::timeout(std::time::Duration::from_secs(20), keeper.begin(write(1))).await;
+    assert_eq!(written, Ok(Some((1, Ok(checkpoint::round_name(1))))));
+    assert_eq!(clearing.await, None);
+}
+
+#[tokio::test]
 async fn who_was_given_up_makes_room_and_what_is_being_written_stays() {
     let place = tempfile::tempdir().unwrap();
     let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
@@ -55,9 +66,10 @@ fn what_cannot_be_read_is_not_passed_over() {
     let directory = place.path().join(checkpoint::round_name(7));
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("manifest.json"), "gone").unwrap();
-    let error = open(&settings, false).unwrap_err();
-    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    assert!(open(&settings, true).is_ok(), "members know what it was");
+    let (_, config) = open(&settings, false).unwrap();
+    assert_eq!(config.unusable.map(|unusable| unusable.code), Some(ExitCode::BadData));
+    let (_, config) = open(&settings, true).unwrap();
+    assert_eq!((config.unusable, config.restore), (None, None), "members know what it was");
 
     let file = place.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -65,4 +77,5 @@ fn what_cannot_be_read_is_not_passed_over() {
     settings.checkpoint.directory = file.display().to_string();
     let error = open(&settings, false).unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+    assert!(open(&settings, true).is_ok());
 }

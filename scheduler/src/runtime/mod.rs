@@ -143,6 +143,7 @@ pub fn verdict(outcome: &Outcome) -> Result<(), Failure> {
         Outcome::Died(_) => ExitCode::MemberDied,
         Outcome::Incomplete { .. } => ExitCode::Deadline,
         Outcome::Misconfigured(_) => ExitCode::Config,
+        Outcome::Unusable(unusable) => unusable.code,
     };
     Err(Failure::message(code, outcome.to_string()))
 }

@@ -2,6 +2,7 @@
 //! of it: it says how many rows there may be, and keeps that room. What is done then is a function of the rows there are and of
 //! what is contributed, so copies hold what their server holds. It must not know how contributions travel.
 
+use super::steps::Before;
 use super::{Asked, ID_BYTES, Refill, Rows, TABLES_MAX, Tables};
 use proto_common::ids::ChunkId;
 use proto_common::message;
@@ -167,10 +168,11 @@ impl Tables {
             return Applied::LeftOut;
         }
         if let Some(which) = head.which {
-            if rows.steps.has(which) {
-                return Applied::Done;
+            match rows.steps.before(which) {
+                Some(Before::Applied) => return Applied::Done,
+                Some(Before::LeftOut) => return Applied::LeftOut,
+                None => rows.steps.note(which),
             }
-            rows.steps.note(which);
         }
         let (before, without_room) = (rows.bytes(), rows.without_room());
         rows.set_room(head.room as usize);
@@ -180,6 +182,12 @@ impl Tables {
         if rows.is_wanting() {
             return Applied::Lacking(format!("there is no memory for rows of table {}", head.key));
         }
-        if rows.without_room() == without_room { Applied::Done } else { Applied::LeftOut }
+        if rows.without_room() == without_room {
+            return Applied::Done;
+        }
+        if let Some(which) = head.which {
+            rows.steps.leave_out(which.rank);
+        }
+        Applied::LeftOut
     }
 }

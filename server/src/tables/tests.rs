@@ -3,7 +3,7 @@
 use super::*;
 use fabric::{Pool, Region};
 use proto_common::optimizer::Optimizer;
-use proto_common::table::{Initial, PushHead};
+use proto_common::table::{Initial, PushHead, PushStep};
 use zerocopy::IntoBytes;
 
 const WIDTH: usize = 4;
@@ -67,7 +67,11 @@ impl Bed {
 
     /// A contribution comes into force.
     fn apply(&mut self, op: RowOp, key: u32, count: usize, body: &[u8]) -> bool {
-        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX, which: None };
+        self.apply_as(None, op, key, count, body)
+    }
+
+    fn apply_as(&mut self, which: Option<PushStep>, op: RowOp, key: u32, count: usize, body: &[u8]) -> bool {
+        let head = PushHead { op, key, count: count as u32, parts: 1, room: u32::MAX, which };
         let mut bytes = [&head.to_bytes()[..], body].concat();
         self.tables.plan(home(), &mut bytes, &|_, _| Ok(()));
         self.tables.apply(home(), &bytes, &|_, _| Ok(())) == Applied::Done
@@ -176,6 +180,15 @@ fn only_pushes_without_memory_are_called_so() {
         id += 1;
     }
     assert!(id > 1000, "{id}");
+    // A step that is repeated by whoever comes again.
+    for (step, rows, is_whole) in
+        [(4, [0, 1], true), (5, [0, id + 1], false), (5, [0, id + 1], false), (4, [0, 1], true)]
+    {
+        let body = [rows.as_bytes(), vec![1f32; 2 * WIDTH].as_bytes()].concat();
+        let which = Some(PushStep { rank: 0, step, nth: 0 });
+        assert_eq!(bed.apply_as(which, RowOp::Push, 1, 2, &body), is_whole, "{step}");
+    }
+    assert_eq!(bed.pull(1, &[0]), [1.0 + 3.0], "each of both counts once");
     assert_eq!(bed.push(1, &[0]), RowStatus::Done, "it is there");
     assert_eq!(bed.push(2, &[5]), RowStatus::Done, "not admitted, which is no want of memory");
     assert_eq!(bed.push(2, &[5]), RowStatus::Done);

@@ -233,7 +233,8 @@ impl Client {
 
     /// As [`Client::push_rows`], in a step of the trainer: the round that [`Client::resume`] gives and what follows it, say, or
     /// any number that only grows. A life that comes again goes on with some step, and pushes from there on as its earlier life
-    /// did: the same rows in the same order. What servers have of that already counts once.
+    /// did: the same rows in the same order. What servers have of that already counts once. So it does for a process that
+    /// takes the place of one that has left: it begins behind that one's last step, or its pushes are not applied.
     ///
     /// An error of its own says that the step is earlier than the last one; then nothing was pushed.
     pub fn push_rows_in_step(

@@ -53,7 +53,8 @@ class Table:
 
         With `step`, a number of the trainer's that only grows, such as its round, what servers have of it already counts once
         where a worker that came again (`Client.resume`) repeats a step: the same rows in the same order. The handle's error
-        says so of an earlier step than the last one."""
+        says so of an earlier step than the last one. A process that takes the place of one that has left begins behind that
+        one's last step, or its pushes are not applied."""
         if step is not None and not 0 <= step < 2**64:
             raise InputError(f"step {step} is none; use a number from 0 to 2**64 - 1", "step")
         return self._inner._push(_bits(ids)[1], values, step)

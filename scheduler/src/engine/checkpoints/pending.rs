@@ -1,11 +1,34 @@
 //! A checkpoint under way: what has come of it, what is missing, and whether its parts make one.
 
 use super::super::ConnectionId;
+use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Key, Rank};
 use proto_common::message::{Cover, PartWritten, WAITING_LISTED_MAX, Waiting, Waits};
 use proto_common::table::TableSpec;
 use proto_common::tensor::TensorSpec;
 use std::collections::BTreeMap;
+
+/// What the engine must know about checkpoints.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointConfig {
+    /// Is there a place for them?
+    pub has_place: bool,
+    /// The one that tensors begin from.
+    pub restore: Option<String>,
+    /// The newest complete one.
+    pub last: Option<String>,
+    /// Why a fresh job cannot begin from what it is to begin from. Members of one that runs know what that was.
+    pub unusable: Option<Unusable>,
+}
+
+/// A checkpoint that cannot be begun from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// What the scheduler ends with.
+    pub code: ExitCode,
+    /// What is wrong, and what to do.
+    pub reason: String,
+}
 
 /// A checkpoint whose parts are all there.
 #[derive(Clone, Debug, PartialEq)]

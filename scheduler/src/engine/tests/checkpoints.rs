@@ -1,7 +1,9 @@
 //! When a checkpoint is complete, and what keeps it from it.
 
+use super::losing::{come_again, known_in, next_after, rig_of};
 use super::*;
-use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX};
+use crate::engine::checkpoints::{Clearing, ENDED_KEPT, MANIFEST_MS_MAX, STALLED_MS_MAX, Unusable};
+use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
@@ -259,6 +261,49 @@ fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
         }
         assert!(matches!(rig.engine.phase, Phase::Ending { outcome: Outcome::Done { .. }, .. }));
     }
+}
+
+#[test]
+fn a_manifest_is_waited_for_longer_and_one_that_is_not_written_is_said() {
+    for is_written in [true, false] {
+        let mut rig = Rig::running(1, 1);
+        rig.engine.config.shape.silence_ms = 10 * MANIFEST_MS_MAX;
+        declared(&mut rig, 4);
+        rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+        rig.say(worker(0), ToScheduler::Goodbye);
+        rig.say(server(0), part(0, 0, 4, 5));
+        let most_ms = rig.now_ms + DRAIN_MS + MANIFEST_MS_MAX;
+        rig.engine.handle(most_ms - 1, Input::Tick);
+        assert_eq!(rig.engine.phase, Phase::Running);
+        let written = Input::ManifestWritten { round: 5, result: Ok("round-5".into()) };
+        rig.engine.handle(most_ms, if is_written { written } else { Input::Tick });
+        assert!(matches!(rig.engine.phase, Phase::Ending { outcome: Outcome::Done { .. }, .. }));
+        let status = rig.engine.status(most_ms).checkpoints;
+        assert_eq!((status.completed, status.failed), if is_written { (1, 0) } else { (0, 1) });
+        let is_said = status.failure.is_some_and(|failure| failure.contains("manifest was not written"));
+        assert_eq!(is_said, !is_written);
+    }
+}
+
+#[test]
+fn what_cannot_be_begun_from_ends_a_fresh_job_and_none_that_runs() {
+    let unusable = Unusable { code: ExitCode::BadData, reason: "the manifest is damaged".into() };
+    let mut fresh = Rig::new(1, 1);
+    fresh.engine.config.checkpoints.unusable = Some(unusable.clone());
+    fresh.say(server(0), ToScheduler::Register(register(Role::Server, 1)));
+    assert_eq!(fresh.engine.phase, Phase::Assembling);
+    fresh.say(worker(0), ToScheduler::Register(register(Role::Worker, 2)));
+    let Phase::Ending { outcome, .. } = &fresh.engine.phase else { panic!("{:?}", fresh.engine.phase) };
+    assert_eq!(*outcome, Outcome::Unusable(unusable.clone()));
+
+    let before = rig_of(1, WorkerLoss::Stop);
+    let resume = known_in(&before);
+    let mut follows = next_after(&before);
+    follows.engine.config.checkpoints.unusable = Some(unusable);
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        come_again(&mut follows, id, &resume);
+    }
+    assert_eq!(follows.engine.phase, Phase::Running);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn strangers_to_the_job_are_refused_and_the_job_goes_on() {
         cluster.member("gradwire-worker", &["train"], Some(2), &train),
         &["rank 2 is taken or out of range"],
     );
-    let full = ["all 1 places for a server are taken", "raise cluster.servers"];
+    let full = ["all 1 places for a server are taken", "start the job with a larger cluster.servers"];
     refused(cluster.member("gradwire-server", &[], None, &["--job", "7"]), &full);
     cluster.add_trainer(&train);
     for process in cluster.everyone() {
@@ -177,7 +177,7 @@ fn a_worker_too_many_is_refused_while_the_others_train() {
     cluster.add_servers(1, &[]);
     cluster.add_trainer(&["--epochs", "1000000", "--layers", "64,10"]);
     cluster.workers[0].expect_line("epoch       3/", PATIENCE);
-    let words = ["all 1 places for a worker are taken", "raise cluster.workers"];
+    let words = ["all 1 places for a worker are taken", "start the job with a larger cluster.workers"];
     fails(cluster.member("gradwire-worker", &["train"], None, &[]), ExitCode::Refused, &words);
     assert!(cluster.everyone().all(Process::is_running));
 }

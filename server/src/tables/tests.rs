@@ -184,7 +184,7 @@ fn only_pushes_without_memory_are_called_so() {
     for (step, rows, is_whole) in
         [(4, [0, 1], true), (5, [0, id + 1], false), (5, [0, id + 1], false), (4, [0, 1], true)]
     {
-        let body = [rows.as_bytes(), vec![1f32; 2 * WIDTH].as_bytes()].concat();
+        let body = [rows.as_bytes(), [1f32; 2 * WIDTH].as_bytes()].concat();
         let which = Some(PushStep { rank: 0, step, nth: 0 });
         assert_eq!(bed.apply_as(which, RowOp::Push, 1, 2, &body), is_whole, "{step}");
     }

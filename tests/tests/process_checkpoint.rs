@@ -268,6 +268,9 @@ fn processes(servers: u32, directory: &Path, restore: &str) -> (Cluster, Vec<Cli
         "checkpoint.every_rounds=1",
         "--set",
         "cluster.chunk_bytes=4096",
+        // No other scheduler comes.
+        "--set",
+        "deadlines.scheduler_ms=500",
         "--set",
         &restore,
     ];

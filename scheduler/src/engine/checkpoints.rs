@@ -220,6 +220,9 @@ impl Checkpoints {
                     order(&wanted.servers, CheckpointOrder::Passed { round }, out);
                 }
             }
+            // All parts are there: what a lane has given up was its part of an earlier try.
+            CheckpointNews::Failed { round, .. } | CheckpointNews::Past { round, .. }
+                if self.pending.get(&round).is_some_and(|pending| pending.is_complete) => {}
             CheckpointNews::Failed { round, reason } => {
                 self.fail(round, &format!("server {from}: {reason}"), &wanted.servers, out);
             }

@@ -130,10 +130,12 @@ fn begin_from(
 }
 
 impl Keeper {
-    /// Begins a task behind all of its kind that were begun before: two at once would take each other's files for leftovers.
-    /// No manifest waits for what is cleared away, which leaves alone what is being written.
+    /// Begins a task behind all of its line that were begun before: two at once would take each other's files for leftovers. Who
+    /// is given up comes behind the manifest that may name the same files. None waits for what rounds before have left, which
+    /// may be much; what is being written is no part of that.
     pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Written>> + Send + use<> {
-        let line = if matches!(task, Task::Write(_)) { &self.manifests } else { &self.clearing };
+        let is_sweep = matches!(task, Task::Clear(Clearing::Before { .. }));
+        let line = if is_sweep { &self.clearing } else { &self.manifests };
         let (before, over) = line.join();
         let keeper = self.clone();
         async move {

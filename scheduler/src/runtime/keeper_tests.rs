@@ -2,6 +2,7 @@
 
 use super::*;
 use proto_common::error::ExitCode;
+use proto_common::message::PartWritten;
 use std::path::Path;
 
 fn settings(place: &Path, keep: u32) -> Settings {
@@ -41,6 +42,28 @@ async fn a_manifest_does_not_wait_for_what_is_cleared_away() {
     let written = tokio::time::timeout(std::time::Duration::from_secs(20), keeper.begin(write(1))).await;
     assert_eq!(written, Ok(Some((1, Ok(checkpoint::round_name(1))))));
     assert_eq!(clearing.await, None);
+}
+
+#[tokio::test]
+async fn what_a_manifest_is_being_written_for_is_no_leftover() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 0), false).unwrap();
+    let keeper = keeper.unwrap();
+    let (name, file) =
+        (checkpoint::round_name(1), "part-s0000-l00-0000000000000001-0001.safetensors".to_owned());
+    keeper.store.put_bytes(&name, &file, b"whole").unwrap();
+    let part = PartWritten { round: 1, file: file.clone(), bytes: 5, ..PartWritten::default() };
+    let Task::Write(mut completed) = write(1) else { panic!("another task") };
+    completed.parts.push(part);
+    let written = keeper.begin(Task::Write(completed));
+    let files = vec![file.clone()];
+    let given_up = keeper.begin(Task::Clear(Clearing::GivenUp { round: 1, files, restore: None }));
+    // It runs first, and waits.
+    let given_up = tokio::spawn(given_up);
+    tokio::task::yield_now().await;
+    assert_eq!(written.await, Some((1, Ok(name.clone()))));
+    given_up.await.unwrap();
+    assert!(keeper.store.files(&name).unwrap().iter().any(|(there, _)| *there == file));
 }
 
 #[tokio::test]

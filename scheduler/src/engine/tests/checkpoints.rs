@@ -69,6 +69,13 @@ fn a_checkpoint_is_complete_when_all_parts_cover_all_chunks_once() {
     let [Command::WriteManifest(completed)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!((completed.round, completed.tensors[0].1, completed.parts.len()), (5, 5, 2));
     assert!(rig.say(server(1), part(0, 2, 2, 5)).is_empty(), "said again");
+    // Of an earlier try, and on its way since before.
+    for late in [
+        CheckpointNews::Failed { round: 5, reason: "late".into() },
+        CheckpointNews::Past { round: 5, newest: 6 },
+    ] {
+        assert_eq!(rig.say(server(0), ToScheduler::Checkpoint(late)), []);
+    }
     let written = Input::ManifestWritten { round: 5, result: Ok("round-5".into()) };
     let commands = rig.engine.handle(0, written);
     assert_eq!(saved(&commands), [(7, Ok("round-5".into())), (8, Ok("round-5".into()))]);

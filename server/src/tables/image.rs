@@ -173,15 +173,17 @@ mod tests {
         }
     }
 
+    fn push_in_step(rank: u32, step: u64, nth: u32, ids: &[u64]) -> Vec<u8> {
+        let mut bytes = push_of(ids);
+        let head = PushHead::from_bytes(&bytes).unwrap();
+        let head = PushHead { which: Some(PushStep { rank, step, nth }), ..head };
+        bytes[..PUSH_HEAD_BYTES].copy_from_slice(&head.to_bytes());
+        bytes
+    }
+
     #[test]
     fn what_a_worker_that_came_again_repeats_of_a_step_counts_once_at_copies_too() {
-        let of = |rank, step, nth, ids: &[u64]| {
-            let mut bytes = push_of(ids);
-            let head = PushHead::from_bytes(&bytes).unwrap();
-            let head = PushHead { which: Some(PushStep { rank, step, nth }), ..head };
-            bytes[..PUSH_HEAD_BYTES].copy_from_slice(&head.to_bytes());
-            bytes
-        };
+        let of = push_in_step;
         let (mut one, mut copies) = (declared(home(), &spec()), [declared(home(), &spec())]);
         for push in [of(0, 4, 0, &[1]), of(0, 5, 0, &[1]), of(0, 5, 1, &[2]), of(1, 5, 0, &[1])] {
             assert_eq!(contribute(&mut one, home(), &mut copies, push), Applied::Done);
@@ -221,6 +223,25 @@ mod tests {
         assert_eq!((copies[0].stats(|_| true).rows, copies[0].bytes), (rows, one.bytes));
         copies[0].keep(|_| false);
         assert_eq!(copies[0].bytes, 0);
+    }
+
+    #[test]
+    fn a_step_that_was_left_out_in_part_is_left_out_again_wherever_its_rows_are_by_then() {
+        let (mut one, mut copies) = (Tables::default(), [Tables::default()]);
+        one.limit(2 << 20);
+        contribute(&mut one, home(), &mut [], declaration_of(&spec()));
+        let mut ids = 0..;
+        while contribute(&mut one, home(), &mut [], push_of(&[ids.start])) == Applied::Done {
+            ids.next();
+        }
+        let step = |step, id| push_in_step(0, step, 0, &[id]);
+        assert_eq!(contribute(&mut one, home(), &mut [], step(5, ids.start)), Applied::LeftOut);
+        let before = saved(&one, home());
+        copies[0].load_home(home(), &before).unwrap();
+        assert_eq!(contribute(&mut one, home(), &mut copies, step(5, ids.start)), Applied::LeftOut);
+        assert_eq!((saved(&one, home()), saved(&copies[0], home())), (before.clone(), before));
+        assert_eq!(contribute(&mut one, home(), &mut copies, step(6, 0)), Applied::Done);
+        assert_eq!(saved(&one, home()), saved(&copies[0], home()));
     }
 
     #[test]

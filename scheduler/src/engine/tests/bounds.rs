@@ -1,6 +1,6 @@
 //! Rows that nobody has copies of, what members may say of the past, and what a sleep leaves.
 
-use super::losing::{come_again, declared, messages, rig_of};
+use super::losing::{come_again, declared, known_in, messages, next_after, rig_of};
 use super::*;
 use proto_common::message::{self, CheckpointNews, PostMessage, PostTo, Resume};
 use proto_common::shard_map::MapChange;
@@ -45,20 +45,12 @@ fn homes_go_from_a_server_that_wishes_to_go() {
     assert!(moves.flatten().any(|range| range.seeding == Some(Rank(0))), "{commands:?}");
 }
 
-/// What members of a cluster tell the next scheduler.
-fn knowledge(rig: &Rig) -> Resume {
-    let entry = |(id, member): (&MemberId, &Member)| roster::entry(*id, member);
-    let members = rig.engine.members.iter().map(entry).collect();
-    let (map, epoch) = (rig.engine.declarations.shards.map.whole(), rig.engine.epoch());
-    Resume { epoch, members, map, ..Resume::default() }
-}
-
 #[test]
 fn the_newest_connection_of_a_life_is_the_members() {
     let mut before = rig_of(1, WorkerLoss::Stop);
     declared(&mut before);
-    let resume = knowledge(&before);
-    let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
     for id in [server(0), server(1), worker(0)] {
         come_again(&mut rig, id, &resume);
     }
@@ -77,7 +69,7 @@ fn the_newest_connection_of_a_life_is_the_members() {
 fn what_a_member_knows_is_bounded_however_many_parts_it_comes_in() {
     let mut before = rig_of(1, WorkerLoss::Stop);
     declared(&mut before);
-    let resume = knowledge(&before);
+    let resume = known_in(&before);
     let one = resume.members[0].clone();
     let long = message::Member { data_address: Some("x".repeat(NAME_BYTES_MAX + 1)), ..one.clone() };
     let barrier = |name: String| (name, NodeGroup::WORKERS, 1);
@@ -89,7 +81,7 @@ fn what_a_member_knows_is_bounded_however_many_parts_it_comes_in() {
         Resume { barriers: vec![barrier("x".repeat(NAME_BYTES_MAX + 1))], ..Resume::default() },
     ];
     for part in parts {
-        let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+        let mut rig = next_after(&before);
         let again = Register { resume: Some(resume.head()), ..register(Role::Worker, 101) };
         rig.say(worker(0), ToScheduler::Register(again));
         let mut say = || rig.say(worker(0), ToScheduler::Resuming { part: part.clone(), last: false });
@@ -114,7 +106,7 @@ fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobody
         *ticket
     };
     let early = post(&mut rig);
-    let resume = knowledge(&rig);
+    let resume = known_in(&rig);
     rig.tick_at(SILENCE_MS - 10);
     assert_eq!(rig.engine.phase, Phase::Rebuilding, "their last sign of it may be a heartbeat older");
     for id in [server(0), server(1), worker(0), worker(1)] {
@@ -130,7 +122,7 @@ fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobody
 fn a_job_whose_scheduler_was_started_again_began_from_what_its_members_were_told() {
     let mut before = rig_of(1, WorkerLoss::Stop);
     declared(&mut before);
-    let resume = Resume { restore: Some("round-000000100".into()), ..knowledge(&before) };
+    let resume = Resume { restore: Some("round-000000100".into()), ..known_in(&before) };
     let mut config = before.engine.config.clone();
     config.checkpoints.restore = Some("round-000000200".into());
     let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
@@ -237,11 +229,11 @@ fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_o
     for all_come in [true, false] {
         let mut before = rig_of(1, WorkerLoss::Wait);
         declared(&mut before);
-        let of_worker = knowledge(&before);
+        let of_worker = known_in(&before);
         let tensors = vec![TensorSpec::f32(9, 1024, Optimizer::sum())];
         before.say(worker(0), ToScheduler::Declare { request: 2, tensors, timeout_ms: 50 });
-        let of_server = knowledge(&before);
-        let mut rig = Rig { engine: Engine::new(before.engine.config.clone(), 0), now_ms: 0 };
+        let of_server = known_in(&before);
+        let mut rig = next_after(&before);
         let mut commands = Vec::new();
         for id in [server(0), server(1), worker(0), worker(1)] {
             let resume = if id.role == Role::Server { &of_server } else { &of_worker };

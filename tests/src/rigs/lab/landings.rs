@@ -47,8 +47,14 @@ impl Lab {
         let is_known =
             self.seats.iter().filter(|seat| seat.worker_ref().is_some_and(|worker| worker.rank == rank));
         let is_known = is_known.filter_map(|seat| seat.process.as_ref()).all(|process| !process.is_doubtful);
+        // So may who has not heard yet what was decided last: the laboratory's gate is no barrier, whose release comes behind it.
+        let decided = self.brain.engine.as_ref().map(|engine| engine.epoch());
+        let mut heard = self.seats.iter().filter_map(|seat| seat.worker_ref());
+        let has_heard = heard
+            .find(|worker| worker.rank == rank)
+            .is_some_and(|worker| decided.is_none_or(|epoch| worker.member.epoch() >= epoch));
         let all_through =
-            is_known && self.gate && live.round == self.shape.rounds && !live.kind.contributes();
+            is_known && has_heard && self.gate && live.round == self.shape.rounds && !live.kind.contributes();
         for (index, chunk) in weights.chunks((CHUNK_BYTES / 4) as usize).enumerate() {
             assert!(chunk.iter().all(|weight| *weight == chunk[0]), "{name}: a chunk is of one version");
             for other in 0..self.shape.workers {

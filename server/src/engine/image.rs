@@ -160,6 +160,8 @@ impl LaneEngine {
         if let Some(tally) = &mut chunk.tally {
             tally.restore(&state.made, &state.marks);
         }
+        // The image may be of before its server was told so, and nobody tells this one again.
+        self.roster.counting_from(chunk.spec.id.key).for_each(|(rank, from)| chunk.begin_count(rank, from));
         Ok(())
     }
 }

@@ -179,6 +179,11 @@ impl Roster {
         place.is_some_and(|place| place.life == Some(life) && place.stands == stands)
     }
 
+    /// Workers that came while a tensor was under way, with the first round, or contribution, of it that they count from.
+    pub(super) fn counting_from(&self, key: Key) -> impl Iterator<Item = (Rank, u64)> {
+        self.late.iter().filter_map(move |(rank, rounds)| Some((*rank, *rounds.get(&key)?)))
+    }
+
     /// Workers that are to count, and whose rounds are not named yet.
     pub(super) fn comers(&self) -> impl Iterator<Item = Rank> {
         self.asked.iter().map(|asked| asked.rank)

@@ -131,8 +131,11 @@ fn an_image_of_before_it_came_does_not_take_back_from_where_it_counts() {
     rig.engine.assign(Epoch { term: 1, counter: 1 }, &[bounded]);
     let to = |block| Block { id: ChunkId::new(2, 0), ..block };
     rig.roster(1, &[0], &[]);
+    rig.roster(2, &[0, 1], &[]);
+    rig.connect(1);
     let (before, _) = rig.engine.state(1, false).expect("nothing is under way");
-    rig.count_from(1, &[(2, 9)]);
+    rig.ask_rounds(1);
+    rig.count_from(1, &[(1, 1), (2, 9)]);
     rig.engine.restore(1, &before, 0).expect("it is of this chunk");
     rig.send(0, &[to(push(1, 1)), to(push(2, 2)), to(push(3, 3))]);
     assert_eq!(rig.flush().len(), 3, "worker 1 is at its eighth contribution, not before its first");

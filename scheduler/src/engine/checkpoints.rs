@@ -157,6 +157,17 @@ impl Checkpoints {
         Some(pending)
     }
 
+    /// A checkpoint is over, and was not written: who waits for it hears why, and people do.
+    fn end_failed(&mut self, round: u64, reason: &str, out: &mut Vec<Command>) -> Option<Pending> {
+        let pending = self.end(round)?;
+        let error = SaveError::Failed { round, reason: reason.to_owned() };
+        self.failed += 1;
+        self.failure = Some(error.to_string());
+        self.is_failure_new = true;
+        answer(&pending.askers, &Err(error), out);
+        Some(pending)
+    }
+
     pub(super) fn askers(&self) -> usize {
         let waiting = self.ordered.askers.len() + self.queued.len();
         waiting + self.pending.values().map(|pending| pending.askers.len()).sum::<usize>()
@@ -297,12 +308,7 @@ impl Checkpoints {
         servers: &[ConnectionId],
         out: &mut Vec<Command>,
     ) {
-        let Some(pending) = self.end(round) else { return };
-        let error = SaveError::Failed { round, reason: reason.to_owned() };
-        self.failed += 1;
-        self.failure = Some(error.to_string());
-        self.is_failure_new = true;
-        answer(&pending.askers, &Err(error), out);
+        let Some(pending) = self.end_failed(round, reason, out) else { return };
         order(servers, CheckpointOrder::Drop { round }, out);
         // What is whole is of no use without the others, and would keep a disk full for ever.
         let files = pending.parts.into_values().map(|part| part.file).collect();
@@ -320,18 +326,13 @@ impl Checkpoints {
 
     /// The job ends, and manifests of those that are whole are not written yet. Their parts stay: a manifest may come still.
     pub(super) fn lose_unwritten(&mut self, out: &mut Vec<Command>) {
+        let seconds = MANIFEST_MS_MAX / 1000;
+        let reason = format!(
+            "all parts are there, and its manifest was not written within {seconds} s of the job's end; look at the place that checkpoint.directory names"
+        );
         let rounds: Vec<u64> = self.pending.keys().copied().collect();
         for round in rounds {
-            let Some(pending) = self.end(round) else { continue };
-            let seconds = MANIFEST_MS_MAX / 1000;
-            let reason = format!(
-                "all parts are there, and its manifest was not written within {seconds} s of the job's end; look at the place that checkpoint.directory names"
-            );
-            let error = SaveError::Failed { round, reason };
-            self.failed += 1;
-            self.failure = Some(error.to_string());
-            self.is_failure_new = true;
-            answer(&pending.askers, &Err(error), out);
+            self.end_failed(round, &reason, out);
         }
     }
 

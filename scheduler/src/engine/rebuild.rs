@@ -457,6 +457,10 @@ impl Engine {
         let slept_ms = now_ms.saturating_sub(self.awake_ms);
         self.awake_ms = now_ms;
         let shape = &self.config.shape;
+        if self.phase == Phase::Rebuilding && slept_ms > 2 * shape.heartbeat_ms {
+            // What came meanwhile is unread yet, and who gave this one up comes again: they have their time once more.
+            self.rebuild.since_ms = self.rebuild.since_ms.map(|_| now_ms);
+        }
         // The last sign of life that they had may be a heartbeat older than the sleep.
         let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);
         let given_up = slept_ms.saturating_mul(4) >= shape.silence_ms.saturating_mul(3)

@@ -9,6 +9,9 @@ use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{Coming, FromScheduler, RefusalReason, Register, Welcome};
 
+/// What a life hears that others have gone on without.
+pub(super) const DECLARED_DEAD: &str = "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process";
+
 impl Engine {
     pub(super) fn register(
         &mut self,
@@ -161,9 +164,7 @@ impl Engine {
         }
         check_texts(register)?;
         if self.dead.holds(register.incarnation) {
-            return misplaced(
-                "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process",
-            );
+            return misplaced(DECLARED_DEAD);
         }
         Ok(())
     }

@@ -74,8 +74,8 @@ pub(super) fn open(
     };
     let last_unix_ms = Arc::new(AtomicU64::new(last.as_ref().map_or(0, |manifest| manifest.unix_ms)));
     let last = last.map(|manifest| manifest.name);
-    let (restore, unusable) = match begin_from(&store, settings, last.as_deref()) {
-        _ if resume => (None, None),
+    let found = if resume { Ok(None) } else { begin_from(&store, settings, last.as_deref()) };
+    let (restore, unusable) = match found {
         Ok(restore) => (restore, None),
         Err(error) => {
             let what = "a job cannot begin from its checkpoint; one that runs goes on, if its members come";

@@ -9,7 +9,9 @@ use proto_common::message::{
     MemberReport, NodeGroup, POST_BODY_BYTES_MAX, PostMessage, PostReply, PostTo, Register, ToScheduler,
 };
 use proto_common::transport::Policies;
+use std::net::Ipv4Addr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 
 const LONG: Duration = Duration::from_secs(5);
@@ -232,7 +234,10 @@ async fn a_member_that_asks_for_much_and_does_not_read_is_told_and_lives() {
     const ASKED: u64 = 24;
     let job = job(1, 1, |settings| settings.deadlines.silence_ms = 60_000).await;
     let mut server = job.join(Role::Server).await.unwrap();
-    let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
+    // Some machines' sockets would hold all answers.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(64 << 10).unwrap();
+    let stream = socket.connect((Ipv4Addr::LOCALHOST, job.settings.scheduler.port).into()).await.unwrap();
     let mut asker = Connection::new(stream).unwrap();
     asker.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
     assert!(matches!(next(&mut server).await, FromScheduler::Roster { .. }));

@@ -1,6 +1,7 @@
 //! Places in a cluster that goes on under another scheduler: whose they are, and whom the others wait for.
 
 use super::super::member::Member;
+use super::super::registration::DECLARED_DEAD;
 use super::super::{Awaited, Command, Engine, Phase, refuse};
 use super::Rebuild;
 use proto_common::config::WorkerLoss;
@@ -46,8 +47,7 @@ impl Engine {
                 continue;
             }
             self.dead.add(life);
-            let reason = "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process";
-            refuse(connection, RefusalReason::Misplaced(reason.into()), out);
+            refuse(connection, RefusalReason::Misplaced(DECLARED_DEAD.into()), out);
         }
         gone
     }

@@ -242,7 +242,7 @@ fn what_a_server_refuses_after_a_restart_is_dropped_only_where_nobody_was_told_o
             }
         }
         if !all_come {
-            commands.extend(rig.tick_at(SILENCE_MS));
+            commands.extend(rig.wait_until(SILENCE_MS));
         }
         assert_eq!(rig.engine.phase, Phase::Running);
         let (mut told, mut notes) = (Vec::new(), Vec::new());

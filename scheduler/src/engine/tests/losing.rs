@@ -367,7 +367,7 @@ fn who_does_not_come_to_the_next_scheduler_is_dead() {
     let resume = known_in(&before);
     let mut rig = next_after(&before);
     come_again(&mut rig, server(1), &resume);
-    assert!(rig.tick_at(SILENCE_MS).is_empty(), "without any worker nothing is decided");
+    assert!(rig.wait_until(SILENCE_MS).is_empty(), "without any worker nothing is decided");
     let commands = come_again(&mut rig, worker(0), &resume);
     let gone =
         |m: &&FromScheduler| matches!(m, FromScheduler::Remap { change: MapChange::ServerGone(Rank(0)), .. });
@@ -393,7 +393,7 @@ fn without_workers_all_servers_are_enough_for_one_that_follows() {
     come_again(&mut rig, server(1), &resume);
     let again = Register { wanted_rank: Some(Rank(1)), ..register(Role::Worker, 80) };
     assert!(rig.say_on(80, ToScheduler::Register(again)).is_empty());
-    assert!(rig.tick_at(2 * SILENCE_MS).is_empty(), "server 0 may know more");
+    assert!(rig.wait_until(2 * SILENCE_MS).is_empty(), "server 0 may know more");
     come_again(&mut rig, server(0), &resume);
     assert_eq!(rig.engine.phase, Phase::Running);
     assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
@@ -408,6 +408,24 @@ fn a_scheduler_that_slept_too_long_asks_its_members_what_they_know() {
     assert_eq!(commands.len(), 4, "all connections close: {commands:?}");
     assert!(commands.iter().all(|command| matches!(command, Command::Close { .. })));
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
+}
+
+#[test]
+fn one_that_slept_while_members_came_reads_what_they_said_before_it_judges_who_is_silent() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let resume = known_in(&before);
+    for slept_ms in [SILENCE_MS / 2, 8 * SILENCE_MS] {
+        let mut rig = next_after(&before);
+        come_again(&mut rig, worker(0), &resume);
+        rig.wait_until(SILENCE_MS * 3 / 5);
+        assert!(rig.tick_at(rig.now_ms + slept_ms).is_empty(), "they have said it while it slept");
+        for id in [server(0), server(1), worker(1)] {
+            come_again(&mut rig, id, &resume);
+        }
+        assert_eq!(rig.engine.phase, Phase::Running);
+        assert_eq!(rig.engine.changes.lost, 0);
+    }
 }
 
 #[test]
@@ -430,7 +448,7 @@ fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
     };
     assert!(come_again(&mut rig, server(0), &stale).is_empty());
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
-    let commands = rig.tick_at(2 * SILENCE_MS);
+    let commands = rig.wait_until(2 * SILENCE_MS);
     assert!(matches!(only(&commands), FromScheduler::Refused(_)), "{commands:?}");
     assert_eq!(rig.engine.phase, Phase::Assembling);
     rig.say_on(40, ToScheduler::Register(register(Role::Server, 6)));
@@ -452,7 +470,7 @@ fn who_came_before_it_was_known_that_there_is_a_cluster_hears_that_the_scheduler
     assert_eq!(rig.engine.phase, Phase::Rebuilding, "worker 1 of before may come");
     let commands = rig.say_on(80, ToScheduler::Heartbeat(MemberReport::default()));
     assert_eq!(only(&commands), &FromScheduler::HeartbeatAck);
-    rig.tick_at(SILENCE_MS);
+    rig.wait_until(SILENCE_MS);
     assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(worker(1)), "it has died, and come again");
     assert!(
         rig.say_on(81, ToScheduler::Heartbeat(MemberReport::default())).len() == 2,
@@ -472,7 +490,7 @@ fn who_wants_no_rank_waits_until_it_is_known_whose_are_free() {
         come_again(&mut rig, id, &resume);
     }
     assert_eq!(rig.engine.member_of(ConnectionId(80)), None, "server 1 may come");
-    rig.tick_at(SILENCE_MS);
+    rig.wait_until(SILENCE_MS);
     assert_eq!(rig.engine.member_of(connection(server(0))), Some(server(0)));
     assert_eq!(rig.engine.member_of(ConnectionId(80)), Some(server(1)), "which has not come");
 }
@@ -522,7 +540,7 @@ fn the_next_scheduler_names_what_went_with_all_servers() {
     for id in [worker(0), worker(1)] {
         come_again(&mut rig, id, &resume);
     }
-    let commands = rig.tick_at(SILENCE_MS);
+    let commands = rig.wait_until(SILENCE_MS);
     let died = messages(&commands).into_iter().find_map(|message| match message {
         FromScheduler::MemberDied(death) => Some(death.to_string()),
         _ => None,

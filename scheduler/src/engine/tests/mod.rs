@@ -130,6 +130,16 @@ impl Rig {
         self.now_ms = now_ms;
         self.handle(Input::Tick)
     }
+
+    /// Time passes, and the scheduler is awake.
+    fn wait_until(&mut self, end_ms: u64) -> Vec<Command> {
+        let mut commands = Vec::new();
+        while self.now_ms < end_ms {
+            let next_ms = self.engine.next_tick_ms(self.now_ms).clamp(self.now_ms + 1, end_ms);
+            commands.extend(self.tick_at(next_ms));
+        }
+        commands
+    }
 }
 
 fn to(members: &[MemberId], message: FromScheduler) -> Command {

@@ -295,8 +295,11 @@ impl World {
             self.input(Input::Message { from, message: ToScheduler::Register(again) });
             self.input(Input::Message { from, message: ToScheduler::Resuming { part: resume, last: true } });
         }
-        self.now_ms += SILENCE_MS + 1;
-        self.input(Input::Tick);
+        let end_ms = self.now_ms + SILENCE_MS + 1;
+        while self.now_ms < end_ms {
+            self.now_ms = self.engine.next_tick_ms(self.now_ms).clamp(self.now_ms + 1, end_ms);
+            self.input(Input::Tick);
+        }
     }
 
     /// Everybody hears and answers everything, until nothing is left to do.

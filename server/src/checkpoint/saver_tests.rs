@@ -84,15 +84,20 @@ fn a_panic_fails_the_checkpoint_and_gives_its_room_back() {
 #[test]
 fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
     // A place that answers: what waits behind is not written any more.
-    let (word, waits) = channel();
-    let first = saver(Bad(Some(Mutex::new(waits))), PATIENCE, || ());
+    let (word, waits) = sync_channel(0);
+    let mut first = saver(Bad(Some(Mutex::new(waits))), PATIENCE, || ());
+    let mut news = std::mem::replace(&mut first.news, unbounded_channel().1);
     let lane = first.lane(0);
     (0..1000).for_each(|round| begin(&lane, round));
     let before = Instant::now();
-    first.is_over.store(true, Ordering::Release);
+    // It has the first in hand.
     word.send(()).unwrap();
+    first.is_over.store(true, Ordering::Release);
+    drop(word);
     drop(first);
     assert!(before.elapsed() < PATIENCE);
+    assert!(matches!(news.try_recv(), Ok(CheckpointNews::Failed { round: 0, .. })));
+    assert!(news.try_recv().is_err());
     // One that does not: its thread is left.
     let (word, waits) = channel();
     let second = saver(Bad(Some(Mutex::new(waits))), Duration::from_millis(50), || ());

@@ -102,7 +102,7 @@ fn a_checkpoint_is_written_read_listed_and_removed() {
         checkpoint.rows(5, |_| true, right).unwrap();
         assert_eq!(rows, 5000);
         assert_eq!(
-            crate::retain(&*store, &written[2], 2, |_| false).unwrap().gone,
+            crate::retain(&*store, &written[2], 2, |_| false, |_| false).unwrap().gone,
             [written[0].name.clone()]
         );
         assert_eq!(store.names().unwrap(), [written[1].name.clone(), written[2].name.clone()]);

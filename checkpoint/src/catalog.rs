@@ -44,7 +44,7 @@ pub fn is_name(name: &str) -> bool {
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// Bytes of all its files, whether or not they belong to it.
+    /// Bytes of all its files, whether or not they belong to it; 0 where they cannot be listed.
     pub bytes: u64,
     /// Its manifest; none where it is not complete, an error where it cannot be read.
     pub manifest: Result<Option<Manifest>, CheckpointError>,
@@ -62,8 +62,11 @@ impl Listed {
 pub fn list(store: &dyn Store) -> Result<Vec<Listed>, CheckpointError> {
     let mut all = Vec::new();
     for name in store.names()?.into_iter().filter(|name| round_of(name).is_some()) {
-        let bytes = store.files(&name)?.iter().map(|(_, bytes)| bytes).sum();
-        let manifest = restore::manifest(store, &name);
+        // One that cannot be looked at keeps nobody from the others.
+        let (bytes, manifest) = match store.files(&name) {
+            Ok(files) => (files.iter().map(|(_, bytes)| bytes).sum(), restore::manifest(store, &name)),
+            Err(why) => (0, Err(why)),
+        };
         all.push(Listed { name, bytes, manifest });
     }
     all.sort_by_key(|listed| listed.complete().map_or((0, 0), |manifest| (manifest.unix_ms, manifest.round)));

@@ -31,7 +31,7 @@ fn what_others_have_put_there_stays() {
     let newest = write(&store, 4, 1);
     fs::write(place.path().join(&newest.name).join("why.md"), "x").unwrap();
     leftover(&store, 4, PART);
-    let removed = retain(&*store, &newest, 1, |_| false).unwrap();
+    let removed = retain(&*store, &newest, 1, |_| false, |_| false).unwrap();
     assert_eq!(removed.gone, [round_name(3)]);
     assert_eq!(removed.left, [round_name(1), round_name(2)]);
     assert!(removed.failed.is_none());
@@ -41,7 +41,7 @@ fn what_others_have_put_there_stays() {
     assert!(place.path().join(round_name(2)).join("inner").is_dir());
     let files: Vec<String> = store.files(&newest.name).unwrap().into_iter().map(|(file, _)| file).collect();
     assert_eq!(files, ["manifest.json", "part-0.safetensors", "why.md"]);
-    let again = retain(&*store, &newest, 1, |_| false).unwrap();
+    let again = retain(&*store, &newest, 1, |_| false, |_| false).unwrap();
     assert!(again.gone.is_empty() && again.left.is_empty(), "said once: {again:?}");
     for name in ["round-0-notes", "round-7", "round-000000001-notes", "round-+00000001"] {
         assert!(matches!(remove(&*store, name), Err(CheckpointError::BadName { .. })), "{name}");
@@ -167,6 +167,34 @@ fn a_link_that_leads_nowhere_may_be_the_newest() {
     // What cannot be looked at for another reason.
     std::os::unix::fs::symlink(&link, &link).unwrap();
     assert_eq!(newest(&*store).unwrap_err().exit_code(), ExitCode::Io);
+    assert_eq!(newest_readable(&*store).unwrap().unwrap().name, old.name);
+    leftover(&store, 3, PART);
+    assert_eq!(sweep(&*store, 9, |_| false).unwrap().gone, [round_name(3)]);
+    let next = write(&store, 4, 1);
+    assert_eq!(retain(&*store, &next, 1, |_| false, |_| false).unwrap().gone, [old.name]);
+}
+
+#[test]
+fn what_was_begun_or_is_complete_since_a_sweep_began_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store_in(place.path());
+    [1, 2, 3].iter().for_each(|round| leftover(&store, *round, PART));
+    let is_begun = std::cell::Cell::new(false);
+    let removed = sweep(&*store, 9, |name| {
+        if name == round_name(1) {
+            write(&store, 2, 1);
+            is_begun.set(true);
+        }
+        is_begun.get() && name == round_name(3)
+    });
+    assert_eq!(removed.unwrap().gone, [round_name(1)]);
+    assert!(verify(&store, &round_name(2), |_, _| ()).is_ok());
+    assert_eq!(store.files(&round_name(3)).unwrap().len(), 2);
+    // A round that is written once more, after the job went back to an earlier one.
+    let newest = write(&store, 4, 1);
+    let removed = retain(&*store, &newest, 1, |_| false, |name| name == round_name(2)).unwrap();
+    assert_eq!(removed.gone, [round_name(3)]);
+    assert_eq!(store.names().unwrap(), [2, 4].map(round_name));
 }
 
 #[test]
@@ -186,7 +214,7 @@ fn an_earlier_one_that_looks_later_removes_no_newer_one() {
     let place = tempfile::tempdir().unwrap();
     let store = store_in(place.path());
     let (old, first, second) = (write(&store, 1, 1), write(&store, 2, 1), write(&store, 3, 1));
-    assert_eq!(retain(&*store, &first, 1, |_| false).unwrap().gone, [old.name]);
+    assert_eq!(retain(&*store, &first, 1, |_| false, |_| false).unwrap().gone, [old.name]);
     assert_eq!(store.names().unwrap(), [&*first.name, &*second.name]);
-    assert_eq!(retain(&*store, &second, 1, |_| false).unwrap().gone, [first.name]);
+    assert_eq!(retain(&*store, &second, 1, |_| false, |_| false).unwrap().gone, [first.name]);
 }

@@ -80,42 +80,65 @@ impl Removed {
         all: &[Listed],
         before: u64,
         stays: impl Fn(&str) -> bool,
-    ) -> Result<(), CheckpointError> {
-        for listed in all.iter().filter(|listed| matches!(listed.manifest, Ok(None))) {
-            if stays(&listed.name) || round_of(&listed.name).is_none_or(|round| round >= before) {
+    ) {
+        let incomplete = all.iter().filter(|listed| matches!(listed.manifest, Ok(None)));
+        for name in incomplete.map(|listed| &listed.name) {
+            if round_of(name).is_none_or(|round| round >= before) {
                 continue;
             }
-            let files = store.files(&listed.name)?;
-            if files.iter().any(|(file, _)| is_ours(file)) {
-                self.add(store, &listed.name);
-            } else if files.is_empty() && store.forget(&listed.name)? {
-                self.gone.push(listed.name.clone());
+            match remove_incomplete(store, name, &stays) {
+                Ok(Some(true)) => self.gone.push(name.clone()),
+                Ok(Some(false)) => self.left.push(name.clone()),
+                Ok(None) => {}
+                Err(error) => self.failed = self.failed.take().or(Some(error)),
             }
         }
-        Ok(())
     }
 }
 
+/// Removes what is there of one that was incomplete. It may have been begun again since, and be complete by now: of files that
+/// were there before it is asked whether it stays none is any longer what is written then. False: files of others stay; none
+/// where nothing is ours.
+fn remove_incomplete(
+    store: &dyn Store,
+    name: &str,
+    stays: impl Fn(&str) -> bool,
+) -> Result<Option<bool>, CheckpointError> {
+    let files = store.files(name)?;
+    let is_complete = files.iter().any(|(file, _)| file == MANIFEST);
+    if stays(name) || is_complete {
+        return Ok(None);
+    }
+    let ours: Vec<&String> = files.iter().map(|(file, _)| file).filter(|file| is_ours(file)).collect();
+    if ours.is_empty() && !files.is_empty() {
+        return Ok(None);
+    }
+    ours.into_iter().try_for_each(|file| store.remove(name, file))?;
+    let is_gone = store.forget(name)?;
+    Ok(Some(is_gone).filter(|is_gone| *is_gone || !files.is_empty()))
+}
+
 /// Before one of a round is written: removes what earlier rounds left incomplete, so that they do not keep the disk full. What
-/// `is_needed` says stays: it is being written.
+/// `is_needed` says stays: it is being written, or will be by the time that its turn has come, when it is asked.
 pub fn sweep(
     store: &dyn Store,
     before: u64,
     is_needed: impl Fn(&str) -> bool,
 ) -> Result<Removed, CheckpointError> {
     let mut removed = Removed::default();
-    removed.add_incomplete(store, &list(store)?, before, is_needed)?;
+    removed.add_incomplete(store, &list(store)?, before, is_needed);
     Ok(removed)
 }
 
 /// After `newest` is complete: keeps so many complete ones (0: all), those written last, and removes what older rounds left
 /// incomplete. Those whose manifest cannot be read stay: somebody is to look at them. So do those that are newer still, and
-/// what is needed: a job that began from it still reads it, or it is being written. Says which went.
+/// what is needed, because a job that began from it still reads it, and what is being written. Says which went.
 pub fn retain(
     store: &dyn Store,
     newest: &Manifest,
     keep: u32,
     is_needed: impl Fn(&str) -> bool,
+    is_written: impl Fn(&str) -> bool,
 ) -> Result<Removed, CheckpointError> {
     let all = list(store)?;
     let complete: Vec<&Manifest> =
@@ -123,10 +146,11 @@ pub fn retain(
     let too_many = if keep == 0 { 0 } else { complete.len().saturating_sub(keep as usize) };
     let is_older = |manifest: &&&Manifest| manifest.name != newest.name && manifest.unix_ms <= newest.unix_ms;
     let mut removed = Removed::default();
-    for old in complete.iter().filter(is_older).take(too_many) {
+    let too_old = complete.iter().filter(is_older).take(too_many);
+    for old in too_old.filter(|manifest| !is_written(&manifest.name)) {
         removed.add(store, &old.name);
     }
-    removed.add_incomplete(store, &all, newest.round, is_needed)?;
+    removed.add_incomplete(store, &all, newest.round, |name| is_needed(name) || is_written(name));
     clean(store, newest)?;
     Ok(removed)
 }

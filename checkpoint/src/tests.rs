@@ -294,7 +294,7 @@ fn a_training_that_went_back_has_the_newest_as_soon_as_it_has_written_one() {
         manifest.unix_ms = unix_ms;
         commit(&*store, &manifest).unwrap();
         assert_eq!(newest(&*store).unwrap().unwrap().name, manifest.name);
-        written.push((retain(&*store, &manifest, 2, |_| false).unwrap().gone, manifest.name));
+        written.push((retain(&*store, &manifest, 2, |_| false, |_| false).unwrap().gone, manifest.name));
     }
     assert_eq!([&written[0].0, &written[1].0], [&[first.name], &[left.name]]);
     assert_eq!(store.names().unwrap(), [150, 160].map(round_name));
@@ -326,14 +326,14 @@ fn the_oldest_go_only_when_a_newer_one_is_complete_and_leftovers_go_with_them() 
     stray(&round_name(5));
     assert_eq!(newest(&*store).unwrap().unwrap().name, fourth.name);
     assert!(Checkpoint::open(&store, &round_name(5)).is_err(), "incomplete");
-    assert_eq!(retain(&*store, &fourth, 2, |_| false).unwrap().gone, [first.name, round_name(2)]);
+    assert_eq!(retain(&*store, &fourth, 2, |_| false, |_| false).unwrap().gone, [first.name, round_name(2)]);
     assert_eq!(store.names().unwrap(), [3, 4, 5].map(round_name));
     assert_eq!(store.files(&fourth.name).unwrap().len(), 2, "the stray of round 4 is gone");
     check(&Checkpoint::open(&store, &fourth.name).unwrap());
     remove(&*store, &round_name(3)).unwrap();
     assert!(remove(&*store, "../x").is_err() && remove(&*store, "other").is_err());
     assert_eq!(list(&*store).unwrap().len(), 2);
-    assert!(retain(&*store, &fourth, 0, |_| false).unwrap().gone.is_empty());
+    assert!(retain(&*store, &fourth, 0, |_| false, |_| false).unwrap().gone.is_empty());
 }
 
 #[test]

@@ -12,6 +12,19 @@ use proto_common::message::{FromScheduler, RefusalReason};
 /// Bytes of a member's own words about its failure.
 const REASON_BYTES_MAX: usize = 2048;
 
+/// What the end of a job waits for: checkpoints under way, then those that lack their manifest only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Saving {
+    until_ms: u64,
+    only_manifests: bool,
+}
+
+impl Saving {
+    pub(super) fn until_ms(self) -> u64 {
+        self.until_ms
+    }
+}
+
 impl Engine {
     /// A member's connection is gone, or it broke the protocol.
     pub(super) fn closed(
@@ -75,7 +88,8 @@ impl Engine {
             if !self.pass_checkpoints(out) {
                 return self.end_done(now_ms, out);
             }
-            self.saving_until_ms = Some(now_ms + self.config.drain_ms);
+            let until_ms = now_ms.saturating_add(self.config.drain_ms);
+            self.saving = Some(Saving { until_ms, only_manifests: false });
         }
         self.tell_roster(out);
     }
@@ -88,9 +102,9 @@ impl Engine {
 
     /// All workers are done: the job is over when no checkpoint is under way any more, or that takes longer than the drain.
     pub(super) fn end_if_saved(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        let Some(until_ms) = self.saving_until_ms else { return };
+        let Some(Saving { until_ms, only_manifests }) = self.saving else { return };
         if self.phase != Phase::Running || !self.workers_left() {
-            self.saving_until_ms = None;
+            self.saving = None;
             // Somebody has come who needs what they had.
             for death in std::mem::take(&mut self.unheeded) {
                 let is_gone = self.members.get(&death.member).is_some_and(|member| member.gone);
@@ -105,10 +119,12 @@ impl Engine {
         }
         self.fail_checkpoints("the job ended, and it was not complete within deadlines.drain_ms", out);
         // What is whole, and lacks its manifest only, is not given up for a slow disk.
-        if self.checkpoints.is_writing() && now_ms < until_ms.saturating_add(MANIFEST_MS_MAX) {
+        if self.checkpoints.is_writing() && !only_manifests {
+            let until_ms = until_ms.saturating_add(MANIFEST_MS_MAX);
+            self.saving = Some(Saving { until_ms, only_manifests: true });
             return;
         }
-        self.saving_until_ms = None;
+        self.saving = None;
         self.checkpoints.lose_unwritten(out);
         self.end_done(now_ms, out);
     }

@@ -20,7 +20,7 @@ impl Engine {
         match (&self.phase, death.member.role) {
             (Phase::Assembling, _) => self.end(now_ms, Outcome::Died(death), out),
             // Nobody needs it any more, unless a worker comes yet; a checkpoint that needed it has failed.
-            (Phase::Running, Role::Server) if self.saving_until_ms.is_some() => self.unheeded.push(death),
+            (Phase::Running, Role::Server) if self.saving.is_some() => self.unheeded.push(death),
             (Phase::Running, Role::Server) => self.lose_server(now_ms, death, out),
             (Phase::Running, Role::Worker) => self.lose_worker(now_ms, death, out),
             _ => {}

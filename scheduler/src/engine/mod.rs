@@ -29,6 +29,7 @@ use checkpoints::Checkpoints;
 pub use checkpoints::{CheckpointConfig, Clearing, Completed, Unusable};
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
+use ending::Saving;
 use member::Member;
 pub use note::Note;
 pub use posts::LOCAL;
@@ -250,8 +251,8 @@ pub struct Engine {
     changes: Changes,
     /// The newest complete checkpoint, for errors.
     last_checkpoint: Option<String>,
-    /// All workers are done, and a checkpoint under way is waited for, so long.
-    saving_until_ms: Option<u64>,
+    /// All workers are done, and a checkpoint under way is waited for.
+    saving: Option<Saving>,
     /// Servers that died since then.
     unheeded: Vec<Death>,
     /// What people are to hear of the last step.
@@ -281,7 +282,7 @@ impl Engine {
             comings: Comings::default(),
             changes: Changes { servers: config.shape.servers, ..Changes::default() },
             last_checkpoint: config.checkpoints.last.clone(),
-            saving_until_ms: None,
+            saving: None,
             unheeded: Vec::new(),
             notes: Vec::new(),
             awake_ms: now_ms,
@@ -309,9 +310,9 @@ impl Engine {
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
-        self.notes.extend(self.checkpoints.new_failure().map(Note::CheckpointFailed));
         self.end_if_saved(now_ms, &mut out);
         self.end_if_empty(now_ms, &mut out);
+        self.notes.extend(self.checkpoints.new_failure().map(Note::CheckpointFailed));
         out
     }
 
@@ -333,7 +334,7 @@ impl Engine {
             self.declarations.next_deadline_ms(),
             self.posts.next_deadline_ms(),
             self.checkpoints.next_deadline_ms(),
-            self.saving_until_ms,
+            self.saving.map(Saving::until_ms),
         ];
         waits.into_iter().flatten().fold(periodic.min(phase), u64::min)
     }

@@ -164,7 +164,7 @@ impl Engine {
         let not_now = |what: &str| Some(SaveError::NotNow(what.into()));
         let refused = match self.phase {
             _ if !self.checkpoints.has_place => Some(SaveError::NoPlace),
-            Phase::Running if self.saving_until_ms.is_some() => not_now("the job is ending"),
+            Phase::Running if self.saving.is_some() => not_now("the job is ending"),
             Phase::Running if self.checkpoints.askers() >= ASKERS_MAX => {
                 not_now("too many wait for checkpoints; ask again when some have theirs")
             }

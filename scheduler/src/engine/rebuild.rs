@@ -60,6 +60,8 @@ fn lives_of(members: &[message::Member]) -> Lives {
 pub(super) struct Rebuild {
     /// When the first came.
     since_ms: Option<u64>,
+    /// Nobody has, and it slept until then.
+    woke_ms: Option<u64>,
     arrivals: BTreeMap<ConnectionId, Arrival>,
     /// Strangers; while a job assembles, those who have no rank yet.
     waiting: Vec<(ConnectionId, Register)>,
@@ -302,7 +304,7 @@ impl Engine {
             Some(since_ms) if self.knows_enough() => Some(since_ms + shape.silence_ms),
             Some(since_ms) if self.follows() => Some(since_ms + shape.scheduler_ms.max(shape.silence_ms)),
             Some(since_ms) => Some(since_ms + 2 * shape.silence_ms),
-            None => Some(self.started_ms + self.config.assemble_ms),
+            None => Some(self.rebuild.woke_ms.unwrap_or(self.started_ms) + self.config.assemble_ms),
         }
     }
 
@@ -459,7 +461,10 @@ impl Engine {
         let shape = &self.config.shape;
         if self.phase == Phase::Rebuilding && slept_ms > 2 * shape.heartbeat_ms {
             // What came meanwhile is unread yet, and who gave this one up comes again: they have their time once more.
-            self.rebuild.since_ms = self.rebuild.since_ms.map(|_| now_ms);
+            match &mut self.rebuild.since_ms {
+                Some(since_ms) => *since_ms = now_ms,
+                None => self.rebuild.woke_ms = Some(now_ms),
+            }
         }
         // The last sign of life that they had may be a heartbeat older than the sleep.
         let unheard_ms = slept_ms.saturating_add(shape.heartbeat_ms);

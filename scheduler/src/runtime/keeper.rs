@@ -7,7 +7,7 @@ use proto_common::config::Settings;
 use std::future::Future;
 use std::mem::replace;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 use tokio::task::spawn_blocking;
@@ -31,6 +31,8 @@ pub(super) struct Keeper {
     keep: u32,
     /// When the newest one was complete.
     last_unix_ms: Arc<AtomicU64>,
+    /// Names of what is under way since the newest one was begun.
+    writing: Arc<Mutex<Vec<String>>>,
     manifests: Line,
     clearing: Line,
 }
@@ -65,22 +67,19 @@ pub(super) fn open(
         return Ok((None, CheckpointConfig::default()));
     }
     let store = checkpoint::open(&wanted.directory)?;
-    let last = match checkpoint::newest_readable(&*store) {
-        Err(error) if resume => {
-            tracing::warn!(%error, "the job goes on, and no checkpoint can be written until this is mended");
-            None
-        }
-        last => last?,
-    };
-    let last_unix_ms = Arc::new(AtomicU64::new(last.as_ref().map_or(0, |manifest| manifest.unix_ms)));
-    let last = last.map(|manifest| manifest.name);
-    let found = if resume { Ok(None) } else { begin_from(&store, settings, last.as_deref()) };
+    let (mut last, mut last_unix_ms) = (None, 0);
+    let found = checkpoint::newest_readable(&*store).and_then(|newest| {
+        last_unix_ms = newest.as_ref().map_or(0, |manifest| manifest.unix_ms);
+        last = newest.map(|manifest| manifest.name);
+        if resume { Ok(None) } else { begin_from(&store, settings, last.as_deref()) }
+    });
     let (restore, unusable) = match found {
         Ok(restore) => (restore, None),
         Err(error) => {
-            let what = "a job cannot begin from its checkpoint; one that runs goes on, if its members come";
+            let what = "the place of checkpoints cannot be used: a fresh job does not begin; one that runs goes on, if its members come";
             tracing::error!(%error, what);
-            (None, Some(Unusable { code: error.exit_code(), reason: error.to_string() }))
+            let unusable = Unusable { code: error.exit_code(), reason: error.to_string() };
+            (None, Some(unusable).filter(|_| !resume))
         }
     };
     let cluster = &settings.cluster;
@@ -92,8 +91,9 @@ pub(super) fn open(
         deterministic: cluster.deterministic,
     };
     let (job, keep) = (settings.job.0, wanted.keep);
-    let (manifests, clearing) = Default::default();
-    let keeper = Keeper { store, job, shape, keep, last_unix_ms, manifests, clearing };
+    let last_unix_ms = Arc::new(AtomicU64::new(last_unix_ms));
+    let (writing, manifests, clearing) = Default::default();
+    let keeper = Keeper { store, job, shape, keep, last_unix_ms, writing, manifests, clearing };
     // Who went back to one has left what is newer behind: the next one to begin from is the same, until another is written.
     let last = restore.clone().or(last);
     Ok((Some(keeper), CheckpointConfig { has_place: true, restore, last, unusable }))
@@ -130,12 +130,18 @@ fn begin_from(
 }
 
 impl Keeper {
-    /// Begins a task behind all of its line that were begun before: two at once would take each other's files for leftovers. Who
-    /// is given up comes behind the manifest that may name the same files. None waits for what rounds before have left, which
-    /// may be much; what is being written is no part of that.
+    /// Begins a task behind all of its line that were begun before. Who is given up comes behind the manifest that may name the
+    /// same files. None waits for what rounds before have left, which may be much: nothing that was begun meanwhile is part of
+    /// that.
     pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Written>> + Send + use<> {
-        let is_sweep = matches!(task, Task::Clear(Clearing::Before { .. }));
-        let line = if is_sweep { &self.clearing } else { &self.manifests };
+        let line = match &task {
+            Task::Clear(Clearing::Before { writing, restore, .. }) => {
+                let name = |round: &u64| checkpoint::name_beside(*round, restore.as_deref());
+                *self.writing() = writing.iter().map(name).collect();
+                &self.clearing
+            }
+            _ => &self.manifests,
+        };
         let (before, over) = line.join();
         let keeper = self.clone();
         async move {
@@ -165,17 +171,22 @@ impl Keeper {
         }
     }
 
+    fn writing(&self) -> MutexGuard<'_, Vec<String>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_written(&self, name: &str) -> bool {
+        self.writing().iter().any(|written| written == name)
+    }
+
     fn clear(&self, clearing: &Clearing) -> Result<(), CheckpointError> {
         match clearing {
             Clearing::GivenUp { round, files, restore } => {
                 let name = checkpoint::name_beside(*round, restore.as_deref());
                 checkpoint::discard(&*self.store, &name, files)
             }
-            Clearing::Before { round, writing, restore } => {
-                let restore = restore.as_deref();
-                let is_written =
-                    |name: &str| writing.iter().any(|round| checkpoint::name_beside(*round, restore) == name);
-                let is_needed = |name: &str| Some(name) == restore || is_written(name);
+            Clearing::Before { round, restore, .. } => {
+                let is_needed = |name: &str| Some(name) == restore.as_deref() || self.is_written(name);
                 checkpoint::sweep(&*self.store, *round, is_needed).map(tell)
             }
         }
@@ -215,7 +226,9 @@ impl Keeper {
             parts = manifest.parts.len(),
             "a checkpoint is complete"
         );
-        match checkpoint::retain(&*self.store, &manifest, self.keep, |name| Some(name) == restore) {
+        let is_needed = |name: &str| Some(name) == restore;
+        let is_written = |name: &str| self.is_written(name);
+        match checkpoint::retain(&*self.store, &manifest, self.keep, is_needed, is_written) {
             Ok(removed) => tell(removed),
             // The new one is complete all the same.
             Err(error) => tracing::warn!(%error, "an old checkpoint cannot be removed"),

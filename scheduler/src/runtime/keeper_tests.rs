@@ -82,6 +82,23 @@ async fn who_was_given_up_makes_room_and_what_is_being_written_stays() {
     assert_eq!(keeper.store.names().unwrap(), names[1..2]);
 }
 
+#[tokio::test]
+async fn what_is_begun_behind_a_sweep_is_no_leftover_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
+    let keeper = keeper.unwrap();
+    let part = "part-s0000-l00-0000000000000001-0001.safetensors".to_owned();
+    let names = [30, 40].map(checkpoint::round_name);
+    names.iter().for_each(|name| keeper.store.put_bytes(name, &part, b"whole").unwrap());
+    let before = |round| Task::Clear(Clearing::Before { round, writing: vec![round], restore: None });
+    let sweep = keeper.begin(before(50));
+    drop(keeper.begin(before(40)));
+    sweep.await;
+    assert_eq!(keeper.store.names().unwrap(), names[1..]);
+    assert_eq!(keeper.begin(write(50)).await, Some((50, Ok(checkpoint::round_name(50)))));
+    assert!(keeper.store.names().unwrap().contains(&names[1]));
+}
+
 #[test]
 fn what_cannot_be_read_is_not_passed_over() {
     let place = tempfile::tempdir().unwrap();
@@ -98,7 +115,10 @@ fn what_cannot_be_read_is_not_passed_over() {
     std::fs::write(&file, "").unwrap();
     let mut settings = settings;
     settings.checkpoint.directory = file.display().to_string();
-    let error = open(&settings, false).unwrap_err();
-    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
-    assert!(open(&settings, true).is_ok());
+    for restore in ["latest", "none"] {
+        settings.checkpoint.restore = restore.into();
+        let (_, config) = open(&settings, false).unwrap();
+        assert_eq!(config.unusable.map(|unusable| unusable.code), Some(ExitCode::Io), "{restore}");
+        assert_eq!(open(&settings, true).unwrap().1.unusable, None);
+    }
 }

@@ -378,7 +378,7 @@ impl Core {
         outcome
     }
 
-    /// Disks are slow: what is done there is done beside everything else, one after another.
+    /// Disks are slow: what is done there is done beside everything else.
     fn keep(&mut self, task: Task) {
         let Some(keeper) = &self.keeper else { return };
         let (kept, events) = (keeper.begin(task), self.events.clone());

@@ -155,11 +155,11 @@ fn a_server_that_died_while_a_checkpoint_was_waited_for_is_missed_when_the_job_g
     for id in [worker(0), worker(1)] {
         rig.say(id, ToScheduler::Goodbye);
     }
-    assert!(rig.engine.saving_until_ms.is_some());
+    assert!(rig.engine.saving.is_some());
     rig.lose(server(1));
     assert!(!rig.engine.declarations.shards.is_empty_at(Rank(1)), "nobody may need it any more");
     rig.say_on(90, ToScheduler::Register(register(Role::Worker, 90)));
-    assert_eq!((&rig.engine.phase, rig.engine.saving_until_ms), (&Phase::Running, None));
+    assert_eq!((&rig.engine.phase, &rig.engine.saving), (&Phase::Running, &None));
     assert!(rig.engine.declarations.shards.is_empty_at(Rank(1)), "others have taken over");
     assert!(!rig.engine.members.contains_key(&server(1)));
     assert_eq!((rig.engine.status(0).servers, rig.engine.status(0).workers), (2, 1));

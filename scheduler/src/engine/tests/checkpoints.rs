@@ -280,11 +280,15 @@ fn a_manifest_is_waited_for_longer_and_one_that_is_not_written_is_said() {
         rig.say(worker(0), ToScheduler::Goodbye);
         rig.say(server(0), part(0, 0, 4, 5));
         let most_ms = rig.now_ms + DRAIN_MS + MANIFEST_MS_MAX;
+        rig.tick_at(rig.now_ms + DRAIN_MS);
+        assert!(rig.engine.next_tick_ms(rig.now_ms) > rig.now_ms, "it does not spin");
         rig.engine.handle(most_ms - 1, Input::Tick);
         assert_eq!(rig.engine.phase, Phase::Running);
         let written = Input::ManifestWritten { round: 5, result: Ok("round-5".into()) };
         rig.engine.handle(most_ms, if is_written { written } else { Input::Tick });
         assert!(matches!(rig.engine.phase, Phase::Ending { outcome: Outcome::Done { .. }, .. }));
+        let notes = rig.engine.take_notes();
+        assert_eq!(notes.iter().any(|note| matches!(note, Note::CheckpointFailed(_))), !is_written);
         let status = rig.engine.status(most_ms).checkpoints;
         assert_eq!((status.completed, status.failed), if is_written { (1, 0) } else { (0, 1) });
         let is_said = status.failure.is_some_and(|failure| failure.contains("manifest was not written"));

@@ -81,7 +81,7 @@ fn a_server_that_dies_while_all_seem_done_is_taken_over_from_when_a_worker_comes
     rig.say(server(1), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
     rig.say(worker(0), ToScheduler::Goodbye);
     rig.say(worker(1), ToScheduler::Goodbye);
-    assert!(rig.engine.saving_until_ms.is_some());
+    assert!(rig.engine.saving.is_some());
     // The job waits for its last checkpoint only, and a worker comes just then.
     rig.engine.death(0, Death { member: server(0), cause: DeathCause::ConnectionLost }, &mut Vec::new());
     rig.engine.members.get_mut(&server(0)).unwrap().gone = true;
@@ -429,6 +429,21 @@ fn one_that_slept_while_members_came_reads_what_they_said_before_it_judges_who_i
 }
 
 #[test]
+fn one_that_slept_before_anybody_came_waits_for_them() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let resume = known_in(&before);
+    let config = EngineConfig { resume: true, ..before.engine.config.clone() };
+    let mut rig = Rig { engine: Engine::new(config, 0), now_ms: 0 };
+    rig.wait_until(10);
+    assert!(rig.tick_at(2 * ASSEMBLE_MS).is_empty(), "they have come while it slept");
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.phase, Phase::Running);
+}
+
+#[test]
 fn one_that_woke_up_after_its_job_does_not_hold_up_the_next_one() {
     let mut rig = Rig::new(1, 1);
     rig.say(worker(0), ToScheduler::Register(register(Role::Worker, 5)));
@@ -504,7 +519,7 @@ fn the_next_scheduler_ends_a_job_that_waited_for_its_last_checkpoint_only() {
         before.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
         before.say(worker(0), ToScheduler::Goodbye);
         let commands = before.say(worker(1), ToScheduler::Goodbye);
-        assert!(before.engine.saving_until_ms.is_some());
+        assert!(before.engine.saving.is_some());
         let told = messages(&commands).into_iter().find_map(|message| match message {
             FromScheduler::Roster { left, .. } => Some(left.clone()),
             _ => None,

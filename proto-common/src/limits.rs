@@ -70,6 +70,9 @@ pub const OPERATIONS_PER_WORKER_MAX: usize = 1 << 17;
 /// fewer under way; only endings of views are not counted among those.
 pub const OPEN_SPAN_MAX: u64 = u16::MAX as u64;
 
+/// Milliseconds that the end of a job waits for the manifest of a checkpoint that is whole.
+pub const MANIFEST_MS_MAX: u64 = 60_000;
+
 /// Slot size that a chunk size needs: the chunk, its header and a full table.
 #[must_use]
 pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {

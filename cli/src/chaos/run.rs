@@ -434,7 +434,7 @@ impl<'a> Run<'a> {
             for Ended { seat, code, was_killed } in self.cluster.ended()? {
                 // It comes late to hear that it was taken for dead.
                 let is_deposed = code != 0 && is_typed(code) && self.deposed == Some(seat);
-                if !was_killed && code != 0 && !is_deposed {
+                if !was_killed && code != 0 && !is_deposed && !is_stranded(&self.phase, seat, code) {
                     let last = self.last_words(seat);
                     return Err(wrong(format!("{seat} ended with code {code} after the training: {last}")));
                 }
@@ -493,6 +493,13 @@ fn judge_unmoved(unmoved: &[Seat], said: &str, fault: &str) -> Result<(), Wrong>
     Err(wrong(format!("ended with code 0 although {fault} before the end of the training: {who}")))
 }
 
+/// Was the scheduler killed while it told members of the end? It is not started again then, and a server that has not heard it
+/// looks for one as long as its setting says.
+fn is_stranded(phase: &Phase, seat: Seat, code: i32) -> bool {
+    let is_led = !matches!(phase, Phase::Struck(hit) if hit.victim.role == Role::Scheduler && !hit.is_back);
+    !is_led && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
+}
+
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?
 fn is_typed(code: i32) -> bool {
     code != ExitCode::Internal as i32 && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code)
@@ -514,6 +521,35 @@ fn words(hit: &Hit) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_did_not_hear_of_the_end_because_the_scheduler_was_killed_is_stranded() {
+        let seat = |role| MemberId { role, rank: Rank(0) };
+        let struck = |role, is_back| {
+            let (kind, is_death, second) = (Kind::Kill, true, None);
+            let strike =
+                Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 500, is_death, second };
+            let (at, second) = (Instant::now(), Stage::Over);
+            Phase::Struck(Hit {
+                strike,
+                victim: seat(role),
+                at,
+                round: 9,
+                is_back,
+                took: None,
+                is_end: false,
+                second,
+            })
+        };
+        let unreachable = ExitCode::SchedulerUnreachable as i32;
+        let away = struck(Role::Scheduler, false);
+        assert!(is_stranded(&away, seat(Role::Server), unreachable));
+        assert!(!is_stranded(&away, seat(Role::Server), ExitCode::Internal as i32));
+        assert!(!is_stranded(&away, seat(Role::Scheduler), unreachable));
+        for phase in [struck(Role::Scheduler, true), struck(Role::Server, false), Phase::Quiet] {
+            assert!(!is_stranded(&phase, seat(Role::Server), unreachable), "{phase:?}");
+        }
+    }
 
     #[test]
     fn an_end_with_0_of_a_job_that_died_is_wrong_unless_training_was_over() {

@@ -104,7 +104,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "SECONDS")]
     pub(super) timeout: Option<u64>,
     /// How long the other processes may take to end by themselves after the first failure, or after the last
-    /// worker is done, before they are told to, and then again before they are killed. The death of a server with
+    /// worker is done (a minute more where a checkpoint is being written then), before they are told to, and then again before
+    /// they are killed. The death of a server with
     /// cluster.replicas = 1, or of a worker with cluster.worker_loss = "continue", is no failure while others of its role are
     /// left: the job goes on without it.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]

@@ -14,6 +14,7 @@ use daemon::exit::{Failure, WithCode as _};
 use daemon::status::{ClusterStatus, JobPhase};
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Role};
+use proto_common::limits::MANIFEST_MS_MAX;
 use rustix::process::Signal;
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -370,8 +371,10 @@ impl Supervisor {
         let worker_left =
             self.restarts.awaits(Role::Worker) || self.members.keys().any(|id| id.role == Role::Worker);
         if id.role == Role::Worker && !worker_left && self.escalation.is_empty() {
-            // The scheduler ends the servers and itself; only a program that never joined leaves them waiting.
-            self.escalate(&[(self.grace, Signal::TERM), (2 * self.grace, Signal::KILL)]);
+            // The scheduler ends the servers and itself; only a program that never joined leaves them waiting, or a checkpoint.
+            let saves = self.ask().await.is_some_and(|status| status.checkpoints.writing.is_some());
+            let more = Duration::from_millis(if saves { MANIFEST_MS_MAX } else { 0 });
+            self.escalate(&[(self.grace + more, Signal::TERM), (2 * self.grace + more, Signal::KILL)]);
         }
     }
 

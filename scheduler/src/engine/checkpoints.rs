@@ -24,8 +24,6 @@ pub(super) const ASKERS_MAX: usize = 8192;
 /// One of which nothing has come for so long, no part and no chunk copied, is given up: a part may have to be sent to an object
 /// store as a whole before anything is heard of it.
 pub(super) const STALLED_MS_MAX: u64 = 60 * 60 * 1000;
-/// How long the end of a job waits for the manifest of a checkpoint that is whole.
-pub(super) const MANIFEST_MS_MAX: u64 = 60_000;
 /// Rounds that are remembered when their checkpoints have ended: as many as can be on their way to us.
 pub(super) const ENDED_KEPT: usize = 16;
 
@@ -325,10 +323,9 @@ impl Checkpoints {
     }
 
     /// The job ends, and manifests of those that are whole are not written yet. Their parts stay: a manifest may come still.
-    pub(super) fn lose_unwritten(&mut self, out: &mut Vec<Command>) {
-        let seconds = MANIFEST_MS_MAX / 1000;
+    pub(super) fn lose_unwritten(&mut self, when: &str, out: &mut Vec<Command>) {
         let reason = format!(
-            "all parts are there, and its manifest was not written within {seconds} s of the job's end; look at the place that checkpoint.directory names"
+            "all parts are there, and its manifest was not written {when}; look at the place that checkpoint.directory names"
         );
         let rounds: Vec<u64> = self.pending.keys().copied().collect();
         for round in rounds {

@@ -1,12 +1,12 @@
 //! How members go and how the job ends: goodbyes, silence, deadlines, the drain. What a death means is decided in `losses`;
 //! the death that ends the job is the one that everybody reports.
 
-use super::checkpoints::MANIFEST_MS_MAX;
 use super::rebuild::later;
 use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::limits::MANIFEST_MS_MAX;
 use proto_common::message::{FromScheduler, RefusalReason};
 
 /// Bytes of a member's own words about its failure.
@@ -125,7 +125,8 @@ impl Engine {
             return;
         }
         self.saving = None;
-        self.checkpoints.lose_unwritten(out);
+        let when = format!("within {} s of the job's end", MANIFEST_MS_MAX / 1000);
+        self.checkpoints.lose_unwritten(&when, out);
         self.end_done(now_ms, out);
     }
 
@@ -145,6 +146,8 @@ impl Engine {
         if matches!(self.phase, Phase::Assembling | Phase::Running | Phase::Rebuilding) {
             self.turn_away("the job is ending; start it again", out);
             let reason = format!("the scheduler was told to stop: {reason}");
+            self.fail_checkpoints(&reason, out);
+            self.checkpoints.lose_unwritten("when the scheduler was told to stop", out);
             self.end(now_ms, Outcome::Done { reason }, out);
         }
     }

@@ -73,11 +73,12 @@ impl LaneEngine {
         out: &mut Commands,
     ) {
         let Some(is_new) = self.roster.count(rank, incarnation, rounds) else { return };
-        // Of one that has counted before contributions may be under way, to some chunks and not yet to others.
-        let rounds = if is_new { rounds } else { &[] };
         let from: BTreeMap<_, _> = rounds.iter().copied().collect();
         for chunk in &mut self.chunks {
-            if let Some(from) = from.get(&chunk.spec.id.key) {
+            // Of one that has counted before contributions may be under way, to some chunks and not yet to others. A copy may be
+            // of before its server was told this; here that worker counted from the start.
+            let is_told = |_: &&u64| is_new || !chunk.is_served();
+            if let Some(from) = from.get(&chunk.spec.id.key).filter(is_told) {
                 chunk.begin_count(rank, *from);
             }
         }

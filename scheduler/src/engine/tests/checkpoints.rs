@@ -2,9 +2,10 @@
 
 use super::losing::{come_again, known_in, next_after, rig_of};
 use super::*;
-use crate::engine::checkpoints::{Clearing, ENDED_KEPT, MANIFEST_MS_MAX, STALLED_MS_MAX, Unusable};
+use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX, Unusable};
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, MemberId};
+use proto_common::limits::MANIFEST_MS_MAX;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
 
@@ -270,15 +271,32 @@ fn a_job_ends_when_the_checkpoint_under_way_is_complete_or_takes_too_long() {
     }
 }
 
+/// A job whose workers are done, with a checkpoint that lacks its manifest only.
+fn lacking_its_manifest() -> Rig {
+    let mut rig = Rig::running(1, 1);
+    rig.engine.config.shape.silence_ms = 10 * MANIFEST_MS_MAX;
+    declared(&mut rig, 4);
+    rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
+    rig.say(worker(0), ToScheduler::Goodbye);
+    rig.say(server(0), part(0, 0, 4, 5));
+    assert_eq!(rig.engine.phase, Phase::Running);
+    rig
+}
+
+#[test]
+fn what_is_not_whole_when_the_scheduler_is_told_to_stop_is_said() {
+    let mut rig = lacking_its_manifest();
+    rig.handle(Input::Stop { reason: "SIGTERM".into() });
+    let notes = rig.engine.take_notes();
+    let [Note::CheckpointFailed(why)] = &notes[..] else { panic!("{notes:?}") };
+    assert!(why.contains("manifest was not written when the scheduler was told to stop"), "{why}");
+    assert_eq!(rig.engine.status(rig.now_ms).checkpoints.failed, 1);
+}
+
 #[test]
 fn a_manifest_is_waited_for_longer_and_one_that_is_not_written_is_said() {
     for is_written in [true, false] {
-        let mut rig = Rig::running(1, 1);
-        rig.engine.config.shape.silence_ms = 10 * MANIFEST_MS_MAX;
-        declared(&mut rig, 4);
-        rig.say(server(0), ToScheduler::Checkpoint(CheckpointNews::Begun { round: 5 }));
-        rig.say(worker(0), ToScheduler::Goodbye);
-        rig.say(server(0), part(0, 0, 4, 5));
+        let mut rig = lacking_its_manifest();
         let most_ms = rig.now_ms + DRAIN_MS + MANIFEST_MS_MAX;
         rig.tick_at(rig.now_ms + DRAIN_MS);
         assert!(rig.engine.next_tick_ms(rig.now_ms) > rig.now_ms, "it does not spin");

@@ -141,6 +141,33 @@ fn an_image_of_before_it_came_does_not_take_back_from_where_it_counts() {
     assert_eq!(rig.flush().len(), 3, "worker 1 is at its eighth contribution, not before its first");
 }
 
+/// A server that came while others were asked: in its first roster that worker is there, and so counts.
+#[test]
+fn a_copy_of_before_it_came_hears_from_where_it_counts_where_it_counted_from_the_start() {
+    let rig = || Rig::new(EngineConfig { worker_loss: WorkerLoss::Continue, ..config(2) });
+    let bounded = ChunkSpec { mode: Mode::Bounded(1), ..spec(2) };
+    let mut before = rig();
+    before.engine.assign(Epoch { term: 1, counter: 1 }, &[bounded]);
+    let (image, _) = before.engine.state(1, false).expect("nothing is under way");
+    let mut rig = rig();
+    let roles = |rig: &mut Rig, counter, role| {
+        let mut out = Commands::default();
+        rig.engine.roles(Epoch { term: 1, counter }, &[(bounded, role)], &mut out);
+    };
+    roles(&mut rig, 2, Role::Copy { of: Rank(1) });
+    rig.engine.restore(1, &image, 0).expect("it is of this chunk");
+    rig.roster(1, &[0, 1], &[]);
+    rig.connect(1);
+    rig.count_from(1, &[(2, 9)]);
+    roles(&mut rig, 3, Role::Primary { backup: None, seeding: None });
+    let to = |block| Block { id: ChunkId::new(2, 0), ..block };
+    let header = BatchHeader { epoch: Epoch { term: 1, counter: 3 }, ..rig.header(0) };
+    let slot = rig.workers[0].credits.pop_front().expect("it has sent nothing");
+    rig.deliver(0, slot, &header, &[to(push(1, 1)), to(push(2, 2)), to(push(3, 3))], &[]);
+    let answers = rig.flush();
+    assert!(answers.len() == 3 && answers.iter().all(|answer| answer.status == Status::Done), "{answers:?}");
+}
+
 #[test]
 fn in_a_bounded_tensor_it_begins_where_the_slowest_is() {
     let mut rig = Rig::new(EngineConfig { worker_loss: WorkerLoss::Continue, ..config(3) });

@@ -96,9 +96,8 @@ impl Removed {
     }
 }
 
-/// Removes what is there of one that was incomplete. It may have been begun again since, and be complete by now: of files that
-/// were there before it is asked whether it stays none is any longer what is written then. False: files of others stay; none
-/// where nothing is ours.
+/// Removes what is there of one that was incomplete, unless it has been begun again since, or is complete by now. Its files are
+/// listed before `stays` is asked: who begins after that writes others. False: files of others stay; none where nothing is ours.
 fn remove_incomplete(
     store: &dyn Store,
     name: &str,

@@ -23,8 +23,13 @@ pub fn remove(store: &dyn Store, name: &str) -> Result<bool, CheckpointError> {
         return Err(CheckpointError::BadName { name: name.into() });
     }
     store.remove(name, MANIFEST)?;
-    for (file, _) in store.files(name)?.into_iter().filter(|(file, _)| is_ours(file)) {
-        store.remove(name, &file)?;
+    remove_ours(store, name, &store.files(name)?)
+}
+
+/// Removes those of these files that are ours, and the directory where nothing is left in it then.
+fn remove_ours(store: &dyn Store, name: &str, files: &[(String, u64)]) -> Result<bool, CheckpointError> {
+    for (file, _) in files.iter().filter(|(file, _)| is_ours(file)) {
+        store.remove(name, file)?;
     }
     store.forget(name)
 }
@@ -108,12 +113,10 @@ fn remove_incomplete(
     if stays(name) || is_complete {
         return Ok(None);
     }
-    let ours: Vec<&String> = files.iter().map(|(file, _)| file).filter(|file| is_ours(file)).collect();
-    if ours.is_empty() && !files.is_empty() {
+    if !files.is_empty() && !files.iter().any(|(file, _)| is_ours(file)) {
         return Ok(None);
     }
-    ours.into_iter().try_for_each(|file| store.remove(name, file))?;
-    let is_gone = store.forget(name)?;
+    let is_gone = remove_ours(store, name, &files)?;
     Ok(Some(is_gone).filter(|is_gone| *is_gone || !files.is_empty()))
 }
 

@@ -496,8 +496,8 @@ fn judge_unmoved(unmoved: &[Seat], said: &str, fault: &str) -> Result<(), Wrong>
 /// Was the scheduler killed while it told members of the end? It is not started again then, and a server that has not heard it
 /// looks for one as long as its setting says.
 fn is_stranded(phase: &Phase, seat: Seat, code: i32) -> bool {
-    let is_led = !matches!(phase, Phase::Struck(hit) if hit.victim.role == Role::Scheduler && !hit.is_back);
-    !is_led && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
+    let is_away = matches!(phase, Phase::Struck(hit) if hit.victim.role == Role::Scheduler && !hit.is_back);
+    is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
 }
 
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?

@@ -5,8 +5,7 @@ use super::*;
 use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX, Unusable};
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, MemberId};
-use proto_common::limits::MANIFEST_MS_MAX;
-use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::limits::{MANIFEST_MS_MAX, PROTOCOL_VERSION};
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
 
 fn declared(rig: &mut Rig, chunks: u64) -> Vec<Key> {

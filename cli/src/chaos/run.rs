@@ -23,6 +23,7 @@ const END_MS: u64 = 10_000;
 /// A recovery is over when everybody has finished so many rounds more than anybody had when the fault came: the first may have
 /// had all that it needs by then.
 const ROUNDS_AFTER: u64 = 2;
+const SCHEDULER: Seat = MemberId { role: Role::Scheduler, rank: Rank(0) };
 
 /// Why a run is not as it must be.
 #[derive(Debug)]
@@ -434,7 +435,10 @@ impl<'a> Run<'a> {
             for Ended { seat, code, was_killed } in self.cluster.ended()? {
                 // It comes late to hear that it was taken for dead.
                 let is_deposed = code != 0 && is_typed(code) && self.deposed == Some(seat);
-                if !was_killed && code != 0 && !is_deposed && !is_stranded(&self.phase, seat, code) {
+                let has_scheduler = self.cluster.lives.contains_key(&SCHEDULER);
+                let is_late = !has_scheduler && is_late(seat, code, &self.cluster.said(seat));
+                let is_excused = is_deposed || is_late || is_stranded(&self.phase, seat, code);
+                if !was_killed && code != 0 && !is_excused {
                     let last = self.last_words(seat);
                     return Err(wrong(format!("{seat} ended with code {code} after the training: {last}")));
                 }
@@ -500,6 +504,12 @@ fn is_stranded(phase: &Phase, seat: Seat, code: i32) -> bool {
     is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
 }
 
+/// Was a server started again so late that the job, and its scheduler, had ended in good order before it could register?
+fn is_late(seat: Seat, code: i32, said: &str) -> bool {
+    let is_unreached = seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32;
+    is_unreached && !last_life(said).contains("server registered")
+}
+
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?
 fn is_typed(code: i32) -> bool {
     code != ExitCode::Internal as i32 && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code)
@@ -549,6 +559,20 @@ mod tests {
         for phase in [struck(Role::Scheduler, true), struck(Role::Server, false), Phase::Quiet] {
             assert!(!is_stranded(&phase, seat(Role::Server), unreachable), "{phase:?}");
         }
+    }
+
+    #[test]
+    fn a_server_that_came_after_the_end_is_late_and_one_that_had_registered_is_not() {
+        let server = MemberId { role: Role::Server, rank: Rank(1) };
+        let unreachable = ExitCode::SchedulerUnreachable as i32;
+        let life = "--- a life of server 1\n";
+        let (before, registered) =
+            (format!("{life}INFO server registered rank=1\n"), "INFO server registered\n");
+        let late = format!("{before}{life}error: the scheduler cannot be reached\n");
+        assert!(is_late(server, unreachable, &late), "the life before had registered, this one has not");
+        assert!(!is_late(server, unreachable, &format!("{life}{registered}")));
+        assert!(!is_late(server, ExitCode::Internal as i32, &late));
+        assert!(!is_late(MemberId { role: Role::Worker, ..server }, unreachable, &late));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale fuzz fuzz-keep lab clean help
+.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale book fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -24,6 +24,8 @@ SCALE ?=
 # make fuzz: seconds for each target, and which (all unless named)
 SECONDS := 60
 TARGETS ?=
+# make package: what builds the wheel; the suite `python` has one
+MATURIN ?= $(firstword $(wildcard $(abspath $(BUILT))/python/core/bin/maturin) $(shell command -v maturin))
 # make lab
 SEEDS ?= 5000
 FIRST ?= 0
@@ -107,6 +109,12 @@ bench-scale:
 	@cargo build --release --locked -p gradwire-scheduler -p gradwire-server -p gradwire-benches
 	@$(RELEASE)/gradwire-bench scale $(if $(JSON),--json $(JSON)) $(SCALE)
 
+## book      the book of docs/ as HTML, with mdbook, which is built once where it is missing
+book:
+	@deploy/bootstrap.sh book
+	@mdbook build docs
+	@echo "book: $(BUILT)/book/index.html"
+
 ## fuzz      every decoder and engine under libFuzzer, from the inputs in fuzz/seeds [SECONDS=60 each, TARGETS='batch_decode …']
 fuzz:
 	@deploy/bootstrap.sh fuzz
@@ -127,6 +135,15 @@ fuzz-keep:
 ## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000 FIRST=0]
 lab:
 	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
+
+## package   .deb, tarball, parts list and checksums of release programs, and the wheel where maturin is, in target/package
+package:
+	@deploy/bootstrap.sh package
+	cargo build --release --locked --bins $(PROGRAMS)
+	rm -rf $(BUILT)/package && mkdir -p $(BUILT)/package
+	$(if $(MATURIN),cd bindings/python && $(MATURIN) build --quiet --release --locked --out $(abspath $(BUILT))/package)
+	deploy/package/build.sh $(RELEASE) $(BUILT)/package
+	@ls -l $(BUILT)/package
 
 ## clean     remove what was built (tools in ~/.cache/gradwire stay)
 clean:

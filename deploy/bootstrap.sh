@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|check|fix|bench|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -83,16 +83,32 @@ want_guest() {
     want_file /etc/libibverbs.d/rxe.driver ibverbs-providers
 }
 
-# What starts programs on other hosts: the slow suite launchers runs under all of them. Services of theirs are started by
-# nobody here; packages may do so.
-want_launchers() {
-    want_program ssh openssh-client
-    want_program sshd openssh-server
-    want_program rsync rsync
+# A service manager that boots a machine of its own, and a cluster's scheduler: the suites systemd and slurm. Services of theirs are
+# started by nobody here; packages may do so.
+want_managers() {
+    want_program systemd-analyze systemd
+    want_program systemd-nspawn systemd-container
     want_program slurmctld slurmctld
     want_program slurmd slurmd
     want_program srun slurm-client
     want_program munged munge
+    want_program hostname hostname
+}
+
+# What deploy/package/build.sh runs, and what reads its pages.
+want_package() {
+    want_program git git
+    want_program strip binutils
+    want_program dpkg-shlibdeps dpkg-dev
+    want_program python3 python3
+    want_program man man-db
+}
+
+# What starts programs on other hosts: the slow suite launchers runs under all of them.
+want_launchers() {
+    want_program ssh openssh-client
+    want_program sshd openssh-server
+    want_program rsync rsync
     want_program mpirun.openmpi openmpi-bin
     want_program mpirun.mpich mpich
 }
@@ -145,7 +161,7 @@ want_cargo_tool() {
 }
 
 case $purpose in
-    demo | bench)
+    demo | bench | book)
         want_c
         ;;
     test)
@@ -155,6 +171,10 @@ case $purpose in
         want_program ip iproute2
         want_program unshare util-linux
         want_program valgrind valgrind
+        # Debian starts it as a service; nothing here needs that one.
+        want_program promtool prometheus
+        want_program chromium chromium
+        want_program script bsdutils
         want_python
         ;;
     python)
@@ -173,6 +193,10 @@ case $purpose in
         want_c
         want_launchers
         ;;
+    package)
+        want_c
+        want_package
+        ;;
     check | fix)
         want_c
         want_program git git
@@ -183,7 +207,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|check|fix|bench|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|check|fix|bench|book|fuzz"
         exit 2
         ;;
 esac
@@ -196,6 +220,12 @@ case $purpose in
         packages=()
         want_guest
         (install_packages) || say "without these, the suite guest (RDMA devices) will not run"
+        packages=()
+        want_package
+        (install_packages) || say "without these, the suite package will not run"
+        packages=()
+        want_managers
+        (install_packages) || say "without these, the suites systemd and slurm will not run"
         ;;
     check | fix)
         want_component fmt rustfmt
@@ -204,5 +234,8 @@ case $purpose in
         ;;
     fuzz)
         want_cargo_tool cargo-fuzz
+        ;;
+    book)
+        want_cargo_tool mdbook --no-default-features
         ;;
 esac

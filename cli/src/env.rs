@@ -47,7 +47,7 @@ const INTRODUCTION: &str = "\
 
 `gradwire env --markdown` writes this page; a test keeps it up to date.
 
-Settings come from flags, then the environment, then `gradwire.toml` in the working directory, then
+Settings come from flags (`--set section.name=VALUE`), then the environment (`GRADWIRE_SECTION__NAME`), then `gradwire.toml` in the working directory, then
 `/etc/gradwire/ROLE.toml`; the first that says something counts. A setting of a section has two underscores between
 section and name. Unknown `GRADWIRE_` names and values out of bounds end the process with exit code 78.
 ";
@@ -61,10 +61,11 @@ a value that makes no sense is an error. `PORT`, which ps-lite reads, is too com
 ";
 
 fn page(out: &mut impl Write) -> io::Result<()> {
-    write!(out, "{INTRODUCTION}\n## Settings\n\n| setting | variable | default |\n| --- | --- | --- |\n")?;
+    write!(out, "{INTRODUCTION}\n## Settings\n\n| setting | default | meaning |\n| --- | --- | --- |\n")?;
     for line in reference() {
         let default = if line.default.is_empty() { String::new() } else { format!("`{}`", line.default) };
-        writeln!(out, "| `{}` | `{}` | {default} |", line.key, line.variable)?;
+        // A bar would end the cell.
+        writeln!(out, "| `{}` | {default} | {} |", line.key, line.meaning.replace('|', "\\|"))?;
     }
     write!(out, "{PEERS}\n| variable | of | here |\n| --- | --- | --- |\n")?;
     for variable in VARIABLES {

@@ -2,15 +2,21 @@
 //! turns its result into an exit code.
 #![forbid(unsafe_code)]
 
+mod certs;
 mod chaos;
 mod checkpoint;
+mod config;
 mod doctor;
 mod env;
 mod find;
 mod launch;
+mod manual;
 mod plan;
 mod save;
 mod status;
+mod top;
+mod trace;
+mod why;
 
 use clap::{Parser, Subcommand};
 use daemon::exit::run_main_with_code;
@@ -30,8 +36,13 @@ enum Command {
     Launch(Box<launch::LaunchArgs>),
     /// Show a job: its members, links, rounds, and what waits.
     Status(status::StatusArgs),
+    Certs(certs::CertsArgs),
+    Top(top::TopArgs),
+    Why(why::WhyArgs),
+    Trace(trace::TraceArgs),
     Chaos(Box<chaos::ChaosArgs>),
     Checkpoint(checkpoint::CheckpointArgs),
+    Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
     /// Measure this machine: runs gradwire-bench with the given arguments.
@@ -55,12 +66,20 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match daemon::manual::parse(&manual::MANUAL) {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     run_main_with_code("gradwire", || match cli.command {
         Command::Launch(args) => launch::run(&args),
         Command::Status(args) => status::run(&args).map(|()| 0),
+        Command::Certs(args) => certs::run(&args).map(|()| 0),
+        Command::Top(args) => top::run(&args).map(|()| 0),
+        Command::Why(args) => why::run(&args).map(|()| 0),
+        Command::Trace(args) => trace::run(&args).map(|()| 0),
         Command::Chaos(args) => chaos::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args).map(|()| 0),
+        Command::Config(args) => config::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
         Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),

@@ -30,15 +30,21 @@ pub fn advertised(settings: &Settings) -> String {
 /// Opens what the settings allow. Also the drivers that cannot be had here, with the reason; one that is required is an
 /// error.
 pub fn open(settings: &Settings) -> Result<(Devices, Vec<(Driver, String)>), Lacking> {
-    let policy = settings.transport.verbs;
+    let (policy, encrypts) = (settings.transport.verbs, settings.security.encrypt_data);
     let config = DevicesConfig {
         bind: settings.node.bind.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         advertise: advertised(settings),
         unix_sockets: settings.node.unix_sockets,
-        verbs: (policy != Policy::Off && may_matter(settings)).then(|| verbs_config(settings)),
+        encrypt: settings.security.encrypt_data,
+        verbs: (policy != Policy::Off && may_matter(settings) && !encrypts).then(|| verbs_config(settings)),
     };
     let (devices, lacking) = Devices::open(&config);
-    let Some(reason) = lacking.map(|error| error.to_string()) else { return Ok((devices, Vec::new())) };
+    // The hardware would carry it as it is.
+    let open = "security.encrypt_data is on, and RDMA carries payload unencrypted";
+    let ruled_out = (encrypts && policy != Policy::Off && may_matter(settings)).then(|| open.to_owned());
+    let Some(reason) = lacking.map(|error| error.to_string()).or(ruled_out) else {
+        return Ok((devices, Vec::new()));
+    };
     if policy == Policy::Require {
         return Err(Lacking { driver: Driver::Verbs, reason });
     }
@@ -126,6 +132,17 @@ mod tests {
         });
         let lacking = open(&required).unwrap_err();
         assert_eq!(lacking.reason, missing[0].1);
+    }
+
+    #[test]
+    fn what_would_not_be_encrypted_is_not_used() {
+        let (devices, missing) = open(&with(|settings| settings.security.encrypt_data = true)).unwrap();
+        assert!(devices.verbs.is_none() && missing[0].1.contains("encrypt_data"), "{missing:?}");
+        let required = with(|settings| {
+            settings.security.encrypt_data = true;
+            settings.transport.verbs = Policy::Require;
+        });
+        assert!(open(&required).unwrap_err().reason.contains("unencrypted"));
     }
 
     #[test]

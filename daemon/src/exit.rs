@@ -66,7 +66,10 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<ExitCode> {
     if let Some(failure) = link.downcast_ref::<Failure>() {
         return Some(failure.code);
     }
-    if link.is::<crate::settings::SettingsError>() || link.is::<proto_common::config::SettingError>() {
+    if link.is::<crate::settings::SettingsError>()
+        || link.is::<crate::security::SecurityError>()
+        || link.is::<proto_common::config::SettingError>()
+    {
         return Some(ExitCode::Config);
     }
     if let Some(error) = link.downcast_ref::<crate::control::LinkError>() {

@@ -1,13 +1,14 @@
-//! The HTTP endpoints of every daemon: `/metrics`, `/healthz`, `/readyz`, `/status`. Bounded in connections
-//! and time. It must not change anything: every endpoint is a GET that looks.
+//! The HTTP endpoints of every daemon: `/metrics`, `/healthz`, `/readyz`, `/status`, `/trace` with `/trace/clock`; the scheduler's
+//! `/targets`, and documents that are part of the program. Bounded in connections and time. It must not change anything: every endpoint is a GET that looks.
 
 use crate::exit::Failure;
+use crate::flight::Flight;
 use crate::metrics;
 use crate::shutdown::Shutdown;
 use anyhow::Context as _;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -28,6 +29,32 @@ const HEADER_MS: u64 = 5_000;
 /// Milliseconds a connection may live, whatever it does; scrapers reconnect.
 const CONNECTION_MS: u64 = 60_000;
 
+/// With each document: nothing but what comes from this address is loaded or run, nothing is sent elsewhere, nobody frames it.
+const DOCUMENT_HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    // The next release may have another one.
+    (header::CACHE_CONTROL, "no-cache"),
+];
+
+/// A document that is part of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Document {
+    /// Where it is: `/page.css`.
+    pub path: &'static str,
+    /// What it is: `text/css; charset=utf-8`.
+    pub content_type: &'static str,
+    /// Its text.
+    pub body: &'static str,
+}
+
 type Ready = dyn Fn() -> Result<(), String> + Send + Sync;
 type Status = dyn Fn() -> serde_json::Value + Send + Sync;
 
@@ -37,6 +64,11 @@ pub struct HttpState {
     registry: Registry,
     ready: Arc<Ready>,
     status: Arc<Status>,
+    targets: Option<Arc<Status>>,
+    flight: Option<Flight>,
+    /// One at a time is made of what the recorder has: it is megabytes.
+    tracing: Arc<Semaphore>,
+    documents: &'static [Document],
 }
 
 impl HttpState {
@@ -47,7 +79,33 @@ impl HttpState {
         ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
         status: impl Fn() -> serde_json::Value + Send + Sync + 'static,
     ) -> Self {
-        Self { registry, ready: Arc::new(ready), status: Arc::new(status) }
+        Self {
+            registry,
+            ready: Arc::new(ready),
+            status: Arc::new(status),
+            targets: None,
+            flight: None,
+            tracing: Arc::new(Semaphore::new(1)),
+            documents: &[],
+        }
+    }
+
+    /// `/trace` is what this has recorded; it is not found without.
+    #[must_use]
+    pub fn with_flight(self, flight: Flight) -> Self {
+        Self { flight: Some(flight), ..self }
+    }
+
+    /// `targets` is the body of `/targets`, which is not found without: whom Prometheus is to scrape.
+    #[must_use]
+    pub fn with_targets(self, targets: impl Fn() -> serde_json::Value + Send + Sync + 'static) -> Self {
+        Self { targets: Some(Arc::new(targets)), ..self }
+    }
+
+    /// Serves these, too.
+    #[must_use]
+    pub fn with_documents(self, documents: &'static [Document]) -> Self {
+        Self { documents, ..self }
     }
 }
 
@@ -71,11 +129,18 @@ pub fn address_of(listener: Option<&TcpListener>) -> Option<String> {
 
 /// Serves until the shutdown token fires. Needs a tokio runtime.
 pub fn spawn(listener: TcpListener, state: HttpState, mut shutdown: Shutdown) -> JoinHandle<()> {
-    let router = Router::new()
+    let documents = state.documents.iter();
+    let pages = documents.fold(Router::new(), |router, document| {
+        router.route(document.path, get(move || async move { show_document(document) }))
+    });
+    let router = pages
         .route("/metrics", get(show_metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(show_ready))
         .route("/status", get(show_status))
+        .route("/targets", get(show_targets))
+        .route("/trace", get(show_trace))
+        .route("/trace/clock", get(show_clock))
         .with_state(state);
     tokio::spawn(async move {
         tokio::select! {
@@ -132,9 +197,53 @@ async fn show_ready(State(state): State<HttpState>) -> Response {
     }
 }
 
+fn show_document(document: &'static Document) -> Response {
+    let kind = [(header::CONTENT_TYPE, document.content_type)];
+    (kind, DOCUMENT_HEADERS, document.body).into_response()
+}
+
 async fn show_status(State(state): State<HttpState>) -> Response {
-    let body = (state.status)().to_string();
-    ([(header::CONTENT_TYPE, "application/json")], body + "\n").into_response()
+    json(&*state.status)
+}
+
+async fn show_targets(State(state): State<HttpState>) -> Response {
+    match &state.targets {
+        Some(targets) => json(&**targets),
+        None => (StatusCode::NOT_FOUND, "only the scheduler knows the targets\n").into_response(),
+    }
+}
+
+async fn show_trace(State(state): State<HttpState>) -> Response {
+    let Some(flight) = state.flight else { return no_flight() };
+    let Ok(_place) = state.tracing.try_acquire() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "it is being shown to somebody else; ask again\n")
+            .into_response();
+    };
+    // This thread has heartbeats to send.
+    let made = tokio::task::spawn_blocking(move || serde_json::to_string(&flight.dump("asked")));
+    match made.await {
+        Ok(Ok(text)) => as_json(text),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "it cannot be shown\n").into_response(),
+    }
+}
+
+/// Short, so that who asks knows how old the answer is.
+async fn show_clock(State(state): State<HttpState>) -> Response {
+    let stamp = state.flight.map(|flight| flight.stamp());
+    stamp.map_or_else(no_flight, |stamp| as_json(serde_json::to_string(&stamp).unwrap_or_default()))
+}
+
+fn no_flight() -> Response {
+    (StatusCode::NOT_FOUND, "this process has no recorder\n").into_response()
+}
+
+fn json(body: &Status) -> Response {
+    as_json(body().to_string())
+}
+
+fn as_json(text: String) -> Response {
+    let body = text + "\n";
+    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body).into_response()
 }
 
 #[cfg(test)]
@@ -154,11 +263,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_four_endpoints() {
+    async fn endpoints_and_documents() {
         let listener = bind("127.0.0.1:0").await.unwrap().unwrap();
         let address = listener.local_addr().unwrap();
         let registry = metrics::registry(Role::Scheduler).unwrap();
-        let state = HttpState::new(registry, || Err("not yet".into()), || json!({"rounds": 3}));
+        const DOCUMENT: Document = Document { path: "/x.css", content_type: "text/css", body: "a{}" };
+        let state = HttpState::new(registry, || Err("not yet".into()), || json!({"rounds": 3}))
+            .with_flight(Flight::embedded(Role::Scheduler, &Default::default()))
+            .with_documents(&[DOCUMENT]);
+        let tracing = state.tracing.clone();
         let (trigger, shutdown) = crate::shutdown::channel();
         let task = spawn(listener, state, shutdown);
         let metrics = get(address, "/metrics").await;
@@ -167,6 +280,20 @@ mod tests {
         let ready = get(address, "/readyz").await;
         assert!(ready.starts_with("HTTP/1.1 503") && ready.ends_with("not yet\n"), "{ready}");
         assert!(get(address, "/status").await.ends_with("{\"rounds\":3}\n"));
+        assert!(get(address, "/targets").await.starts_with("HTTP/1.1 404"));
+        let stamp = get(address, "/trace/clock").await;
+        assert!(stamp.contains("\"wall_ns\":"), "{stamp}");
+        let trace = get(address, "/trace").await;
+        assert!(trace.starts_with("HTTP/1.1 200") && trace.contains("\"threads\":[]"), "{trace}");
+        let _place = tracing.try_acquire().unwrap();
+        assert!(get(address, "/trace").await.starts_with("HTTP/1.1 503"), "one at a time");
+        let document = get(address, "/x.css").await;
+        assert!(document.starts_with("HTTP/1.1 200") && document.ends_with("\r\na{}"), "{document}");
+        for header in ["content-type: text/css\r", "content-security-policy: default-src 'none';", "nosniff"]
+        {
+            assert!(document.contains(header), "{header} is missing in {document}");
+        }
+        assert!(get(address, "/y.css").await.starts_with("HTTP/1.1 404"));
         trigger.fire("test over");
         task.await.unwrap();
     }

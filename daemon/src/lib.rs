@@ -1,5 +1,5 @@
 //! What every Gradwire process shares: settings from all their sources, logs, exit codes, the scheduler
-//! link, control frames, the HTTP endpoints, signals and the identity of this host.
+//! link, control frames, the HTTP endpoints, signals, what a service manager hears, and the identity of this host.
 //!
 //! This crate does the I/O around a process. It must not know what a role does, hold global state (the
 //! tracing subscriber apart, which is global by nature), or read the environment: `main` passes it in.
@@ -8,17 +8,24 @@
 //!
 //! ```ignore
 //! fn main() -> std::process::ExitCode {
-//!     let args = Args::parse();                                  // #[command(flatten)] common: CommonArgs
+//!     let args: Args = match daemon::manual::parse(&MANUAL) {    // #[command(flatten)] common: CommonArgs
+//!         Ok(args) => args,
+//!         Err(code) => return code,                              // --generate: its manual is written
+//!     };
 //!     daemon::exit::run_main("gradwire-server", || {
 //!         let env = daemon::process::environment();                 // read once
 //!         daemon::process::die_with_parent(&env)?;
 //!         let loaded = args.common.load(Role::Server, &env)?;    // defaults < file < environment < flags
-//!         let identity = daemon::logging::init(Role::Server, &loaded.settings.log)?;
+//!         let (identity, _) = daemon::logging::init(Role::Server, &loaded.settings.log)?;
+//!         let flight = Flight::new(identity, &loaded.settings);      // what it does, for /trace and crashes
+//!         flight.on_panic();
 //!         loaded.log();                                          // sources and warnings
 //!         daemon::process::run_to_end(async {
 //!             let shutdown = daemon::shutdown::on_signals()?;      // SIGTERM and SIGINT
+//!             let notify = Notify::from_env(&env);                 // the service manager, where there is one
+//!             notify.follow(&shutdown);
 //!             let http = daemon::http::bind(&loaded.settings.node.http).await?;
-//!             run(listener, http, loaded.settings, shutdown).await
+//!             run(listener, http, loaded.settings, shutdown, (notify, flight)).await
 //!         })?
 //!     })
 //! }
@@ -40,15 +47,21 @@ pub mod control;
 pub mod devices;
 pub mod embed;
 pub mod exit;
+pub mod flight;
 pub mod host;
 pub mod http;
 pub mod logging;
+pub mod manual;
 pub mod metrics;
+pub mod notify;
 pub mod passed;
 pub mod post;
 pub mod process;
 pub mod reach;
+pub mod reload;
+pub mod security;
 pub mod seldom;
 pub mod settings;
 pub mod shutdown;
 pub mod status;
+pub mod targets;

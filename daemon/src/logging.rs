@@ -29,29 +29,71 @@ impl LogIdentity {
         Self { role, rank: Arc::default() }
     }
 
+    /// What this process is.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Its rank, once known.
+    #[must_use]
+    pub fn rank(&self) -> Option<Rank> {
+        self.rank.get().copied()
+    }
+
     /// The rank, from now on part of every line. A second call changes nothing.
     pub fn set_rank(&self, rank: Rank) {
         let _ = self.rank.set(rank);
     }
 }
 
-/// Starts logging of this process. Where a subscriber is set already (a host program's), that one stays.
-pub fn init(role: Role, settings: &LogSettings) -> Result<LogIdentity, SettingsError> {
-    let filter = EnvFilter::try_new(&settings.filter).map_err(|error| SettingsError::LogFilter {
+/// Changes what is logged while a process runs.
+#[derive(Clone)]
+pub struct Filter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter(..)")
+    }
+}
+
+impl Filter {
+    /// For processes whose logs are somebody else's: settings are looked at, and change nothing.
+    #[must_use]
+    pub fn none() -> Self {
+        Self(Arc::new(drop))
+    }
+
+    /// From now on what these settings say is logged.
+    pub fn set(&self, settings: &LogSettings) -> Result<(), SettingsError> {
+        self.0(parsed(settings)?);
+        Ok(())
+    }
+}
+
+fn parsed(settings: &LogSettings) -> Result<EnvFilter, SettingsError> {
+    EnvFilter::try_new(&settings.filter).map_err(|error| SettingsError::LogFilter {
         filter: settings.filter.clone(),
         reason: error.to_string(),
-    })?;
+    })
+}
+
+/// Starts logging of this process. Where a subscriber is set already (a host program's), that one stays.
+pub fn init(role: Role, settings: &LogSettings) -> Result<(LogIdentity, Filter), SettingsError> {
+    let filter = parsed(settings)?;
     let identity = LogIdentity::new(role);
     let format = Lines { identity: identity.clone(), json: settings.json };
-    let subscriber = tracing_subscriber::fmt()
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .event_format(format)
-        .finish();
-    // An error means that the process has a subscriber already: it is not ours to replace.
-    let _ = tracing::subscriber::set_global_default(subscriber);
-    Ok(identity)
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    // An error means that the process has a subscriber already: it is not ours to replace. Then the handle changes nothing.
+    let _ = tracing::subscriber::set_global_default(builder.finish());
+    let set = move |filter| drop(handle.reload(filter));
+    Ok((identity, Filter(Arc::new(set))))
 }
 
 struct Lines {
@@ -188,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_wrong_filter_is_a_settings_error() {
-        let settings = LogSettings { filter: "info,=x=y".into(), json: false };
+        let settings = LogSettings { filter: "info,=x=y".into(), ..LogSettings::default() };
         assert!(init(Role::Worker, &settings).unwrap_err().to_string().contains("log.filter"));
     }
 }

@@ -1,10 +1,13 @@
 //! Metrics of one process: a registry of its own (never the global one) and the series every daemon has.
 
+use crate::flight::{Flight, Slow};
+use crate::security::Security;
 use fabric::Devices;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use proto_common::config::Settings;
 use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
 
@@ -23,6 +26,39 @@ pub fn registry(role: Role) -> Result<Registry, prometheus::Error> {
     gauge.set(1);
     registry.register(Box::new(gauge))?;
     Ok(registry)
+}
+
+/// A setting that alerts compare other series with: its name, and its value in its own unit.
+type OfSettings = (&'static str, fn(&Settings) -> u64);
+
+/// Each is told by the role whose value counts.
+fn told_by(role: Role) -> &'static [OfSettings] {
+    match role {
+        Role::Scheduler => &[
+            ("checkpoint.every_rounds", |s| s.checkpoint.every_rounds),
+            ("cluster.replicas", |s| u64::from(s.cluster.replicas)),
+            ("deadlines.silence_ms", |s| s.deadlines.silence_ms),
+        ],
+        Role::Server => &[
+            ("checkpoint.memory_bytes", |s| s.checkpoint.memory_bytes),
+            ("memory.registered_bytes", |s| s.memory.registered_bytes),
+        ],
+        Role::Worker => &[
+            ("deadlines.operation_ms", |s| s.deadlines.operation_ms),
+            ("memory.registered_bytes", |s| s.memory.registered_bytes),
+            ("memory.registration_cache_bytes", |s| s.memory.registration_cache_bytes),
+        ],
+    }
+}
+
+/// Adds the settings that others of the process's series are to be compared with.
+pub fn add_settings(registry: &Registry, role: Role, settings: &Settings) -> Result<(), prometheus::Error> {
+    let about = Opts::new("gradwire_setting_value", "What a setting says, in the setting's own unit.");
+    let values = IntGaugeVec::new(about, &["name"])?;
+    for (name, read) in told_by(role) {
+        values.with_label_values(&[name]).set(i64::try_from(read(settings)).unwrap_or(i64::MAX));
+    }
+    registry.register(Box::new(values))
 }
 
 /// What is told of a process's RDMA device: name, help, value.
@@ -63,6 +99,55 @@ impl Collector for OfDevice {
     }
 }
 
+/// Adds how many operations, or rounds, were slow; looked at when it is scraped.
+pub fn add_slow(registry: &Registry, flight: &Flight) -> Result<(), prometheus::Error> {
+    let help = "Operations, or rounds of a chunk, that took longer than log.slow_ms.";
+    let counter = IntCounter::new("gradwire_slow_operations_total", help)?;
+    registry.register(Box::new(OfSlow { slow: flight.slow().clone(), counter }))
+}
+
+struct OfSlow {
+    slow: Slow,
+    counter: IntCounter,
+}
+
+impl Collector for OfSlow {
+    fn desc(&self) -> Vec<&Desc> {
+        self.counter.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.counter.inc_by(self.slow.seen().saturating_sub(self.counter.get()));
+        self.counter.collect()
+    }
+}
+
+/// Adds when this process's certificate expires, where it has one; looked at when it is scraped.
+pub fn add_security(registry: &Registry, security: &Security) -> Result<(), prometheus::Error> {
+    if security.is_on() {
+        let help = "When this process's certificate expires, in seconds since 1970.";
+        let gauge = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
+        registry.register(Box::new(Expiry { security: security.clone(), gauge }))?;
+    }
+    Ok(())
+}
+
+struct Expiry {
+    security: Security,
+    gauge: IntGauge,
+}
+
+impl Collector for Expiry {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(self.security.expires_s().unwrap_or_default());
+        self.gauge.collect()
+    }
+}
+
 /// All series in the text format.
 pub fn render(registry: &Registry) -> Result<Vec<u8>, prometheus::Error> {
     let mut text = Vec::new();
@@ -80,6 +165,50 @@ mod tests {
         let wanted = format!("gradwire_build_info{{protocol=\"{PROTOCOL_VERSION}\",role=\"server\"");
         assert!(text.contains(&wanted), "{text}");
         assert!(text.contains("process_resident_memory_bytes"), "{text}");
+    }
+
+    #[test]
+    fn the_end_of_a_certificate_is_told_where_there_is_one() {
+        let shown = |security: &Security| {
+            let registry = registry(Role::Worker).unwrap();
+            add_security(&registry, security).unwrap();
+            String::from_utf8(render(&registry).unwrap()).unwrap()
+        };
+        let security = crate::security::rig::Authority::new("x").of(Role::Worker);
+        let line =
+            format!("gradwire_certificate_expiry_timestamp_seconds {}\n", security.expires_s().unwrap());
+        assert!(shown(&security).contains(&line));
+        assert!(!shown(&Security::off()).contains("certificate"));
+    }
+
+    #[test]
+    fn settings_are_told_by_those_whose_value_counts() {
+        let mut settings = Settings::default();
+        settings.cluster.replicas = 1;
+        settings.memory.registered_bytes = u64::MAX;
+        let told = |role| {
+            let registry = Registry::new();
+            add_settings(&registry, role, &settings).unwrap();
+            String::from_utf8(render(&registry).unwrap()).unwrap()
+        };
+        assert!(told(Role::Scheduler).contains("gradwire_setting_value{name=\"cluster.replicas\"} 1\n"));
+        // The greatest i64, as f64.
+        let most = "{name=\"memory.registered_bytes\"} 9223372036854776000\n";
+        for role in [Role::Server, Role::Worker] {
+            assert!(told(role).contains(most), "{}", told(role));
+        }
+        assert!(!told(Role::Worker).contains("cluster.replicas"), "a member's own value says nothing");
+    }
+
+    #[test]
+    fn slow_operations_are_counted() {
+        let (registry, flight) = (Registry::new(), Flight::embedded(Role::Server, &Settings::default()));
+        add_slow(&registry, &flight).unwrap();
+        for seen in ["0", "1"] {
+            let text = String::from_utf8(render(&registry).unwrap()).unwrap();
+            assert!(text.contains(&format!("\ngradwire_slow_operations_total {seen}\n")), "{text}");
+            flight.slow().count();
+        }
     }
 
     #[test]

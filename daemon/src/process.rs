@@ -58,6 +58,14 @@ pub fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(text).collect()
 }
 
+/// Resident memory of this process, shared pages included; 0 where the kernel does not say.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|count| count.parse::<u64>().ok()).unwrap_or(0);
+    pages.saturating_mul(rustix::param::page_size() as u64)
+}
+
 /// The runtime of a control plane: one thread, network and timers.
 pub fn control_runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
@@ -103,6 +111,14 @@ mod tests {
         });
         assert!(end.recv_timeout(Duration::from_secs(30)).expect("it ends while the work is blocked"));
         drop(go_on);
+    }
+
+    #[test]
+    fn memory_that_is_touched_is_resident() {
+        let before = resident_bytes();
+        let touched = std::hint::black_box(vec![1u8; 64 << 20]);
+        let after = resident_bytes();
+        assert!(before > 0 && after >= before + (touched.len() as u64 / 2), "{before} {after}");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! The dialling side of a data path, as workers and servers have it in common: the control connection to a server, its offer,
 //! the channels of all lanes, the inboxes told. What hellos say, and what lanes make of channels, is the role's.
 
-use crate::control::{Connection, connect_with_retry};
+use crate::control::{Connection, FrameError, connect_with_retry};
 use crate::devices;
+use crate::security::Security;
 use crate::settings::split_address;
 use fabric::{ChannelSetup, CqHandle, Devices};
 use proto_common::error::ExitCode;
+use proto_common::ids::{JobId, Role};
 use proto_common::message::{FromServer, InboxGrant, ServerOffer, ToServer};
 use proto_common::transport::{Driver, Offer};
 use std::fmt;
@@ -32,6 +34,13 @@ impl Unreached {
         Self { reason: error.to_string(), code: ExitCode::Io }
     }
 
+    /// A control connection failed.
+    #[must_use]
+    pub fn link(error: FrameError) -> Self {
+        let code = if matches!(error, FrameError::Security(_)) { ExitCode::Refused } else { ExitCode::Io };
+        Self { reason: error.to_string(), code }
+    }
+
     /// It did not want us, or we not it.
     #[must_use]
     pub fn refused(reason: impl Into<String>) -> Self {
@@ -39,8 +48,9 @@ impl Unreached {
     }
 }
 
-/// Connects to a server's address within `connect`, says hello, and takes its offer within `limit`.
+/// Connects to the address of a server of this job within `connect`, says hello, and takes its offer within `limit`.
 pub async fn ask(
+    (security, job): (&Security, JobId),
     address: &str,
     hello: &ToServer,
     (connect, limit): (Duration, Duration),
@@ -50,9 +60,10 @@ pub async fn ask(
         .map_err(|_| Unreached::refused("its address is not host:port"))?;
     let within_ms = connect.as_millis() as u64;
     let stream = connect_with_retry(host, port, within_ms, fix).await.map_err(Unreached::io)?;
-    let mut link = Connection::new(stream).map_err(Unreached::io)?;
-    link.send_within(hello, limit).await.map_err(Unreached::io)?;
-    match link.receive_within::<FromServer>(limit).await.map_err(Unreached::io)? {
+    let whom = Some((job, Role::Server));
+    let mut link = security.dial(stream, whom, limit).await.map_err(Unreached::link)?;
+    link.send_within(hello, limit).await.map_err(Unreached::link)?;
+    match link.receive_within::<FromServer>(limit).await.map_err(Unreached::link)? {
         Some(FromServer::Offer(offer)) => Ok((link, offer)),
         Some(FromServer::NoTransport(refused)) => {
             Err(Unreached { reason: refused.to_string(), code: ExitCode::Transport })
@@ -117,13 +128,14 @@ pub fn without(offer: &Offer, driver: Driver, between: &str, reason: &str) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proto_common::ids::{Epoch, Incarnation, JobId, Rank};
+    use proto_common::ids::{Epoch, Incarnation, Rank};
     use proto_common::limits::PROTOCOL_VERSION;
     use proto_common::message::{LaneEndpoint, ReplicaHello};
     use proto_common::transport::Choice;
     use tokio::net::TcpListener;
 
     const LIMIT: Duration = Duration::from_secs(5);
+    static PLAIN: Security = Security::off();
 
     fn hello() -> ToServer {
         let settings = proto_common::config::Settings::default();
@@ -149,7 +161,8 @@ mod tests {
             }
         };
         let hello = hello();
-        let (asked, ()) = tokio::join!(ask(&address, &hello, (LIMIT, LIMIT), "start it"), peer);
+        let (asked, ()) =
+            tokio::join!(ask((&PLAIN, JobId(1)), &address, &hello, (LIMIT, LIMIT), "start it"), peer);
         asked.map(|(_, offer)| offer)
     }
 
@@ -163,7 +176,7 @@ mod tests {
         let early = answered(Some(FromServer::Inboxes(Vec::new()))).await.unwrap_err();
         assert_eq!(early.code, ExitCode::Refused);
         assert_eq!(answered(None).await.unwrap_err().code, ExitCode::Io);
-        let nowhere = ask("nowhere", &hello(), (LIMIT, LIMIT), "").await.unwrap_err();
+        let nowhere = ask((&PLAIN, JobId(1)), "nowhere", &hello(), (LIMIT, LIMIT), "").await.unwrap_err();
         assert!(nowhere.reason.contains("host:port"), "{}", nowhere.reason);
     }
 

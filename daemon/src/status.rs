@@ -1,6 +1,7 @@
 //! The scheduler's `/status` as a type: the scheduler writes it, `gradwire status` reads it. Plain data only.
 
 use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::message::Wait;
 use proto_common::transport::Driver;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,12 @@ pub struct ClusterStatus {
     pub tensors: u64,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
+    /// Rounds per second: the mean over workers that are there. In mode sync all go at the job's pace.
+    #[serde(default)]
+    pub rounds_per_second: f64,
+    /// Workers that hold others up.
+    #[serde(default)]
+    pub stragglers: Vec<StragglerStatus>,
     /// What deaths, joins and restarts have led to.
     #[serde(default)]
     pub recovery: RecoveryStatus,
@@ -59,6 +66,42 @@ pub struct ClusterStatus {
     pub ending: Option<String>,
 }
 
+impl ClusterStatus {
+    /// The job in one line, for the service manager.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let there = |role| {
+            let is_there = |member: &&MemberStatus| member.role == role && !member.left;
+            self.members.iter().filter(is_there).count()
+        };
+        let counts = format!(
+            "{} of {} servers, {} of {} workers",
+            there(Role::Server),
+            self.servers,
+            there(Role::Worker),
+            self.workers
+        );
+        let round = self.members.iter().map(|member| member.round).max().unwrap_or(0);
+        match self.phase {
+            JobPhase::Assembling => format!("waiting for members: {counts}"),
+            JobPhase::Rebuilding => {
+                format!("waiting for the members of a job whose scheduler was lost: {counts}")
+            }
+            JobPhase::Running if self.uncopied_chunks > 0 => {
+                let uncopied = self.uncopied_chunks;
+                format!(
+                    "running: {counts}, round {round}, epoch {}, {uncopied} chunks without a copy",
+                    self.epoch
+                )
+            }
+            JobPhase::Running => format!("running: {counts}, round {round}, epoch {}", self.epoch),
+            JobPhase::Ending | JobPhase::Ended => {
+                format!("the job ends: {}", self.ending.as_deref().unwrap_or("no reason was given"))
+            }
+        }
+    }
+}
+
 /// What there is of checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointStatus {
@@ -66,6 +109,9 @@ pub struct CheckpointStatus {
     pub newest: Option<String>,
     /// The round of the one that is being written.
     pub writing: Option<u64>,
+    /// Milliseconds for which nothing has come of it.
+    #[serde(default)]
+    pub stalled_ms: u64,
     /// Parts of it that are there.
     pub parts: u64,
     /// Parts that it is to have.
@@ -142,18 +188,62 @@ pub struct MemberStatus {
     /// Operations in flight.
     pub in_flight: u64,
     /// Its oldest operation in flight.
-    pub oldest: Option<OldestOperation>,
+    pub oldest: Option<Wait>,
+    /// The oldest operations of further workers (servers).
+    #[serde(default)]
+    pub others: Vec<Wait>,
     /// Its links (workers).
     pub links: Vec<LinkStatus>,
+    /// Rounds per second over its last heartbeats.
+    #[serde(default)]
+    pub rounds_per_second: f64,
+    /// Resident memory of its process; 0 before its first heartbeat.
+    #[serde(default)]
+    pub resident_bytes: u64,
+    /// In how many of a hundred looks at servers their oldest operation waited for it (workers).
+    #[serde(default)]
+    pub waited_for_percent: u32,
+    /// What it has, and what it has room for (servers).
+    #[serde(default)]
+    pub load: Option<LoadStatus>,
+    /// What its trainer reports (workers).
+    #[serde(default)]
+    pub metrics: Vec<MetricStatus>,
 }
 
-/// The operation that waits longest.
+/// What a server has, and what it has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadStatus {
+    /// Bytes of weights, accumulators and optimizer state.
+    pub stored_bytes: u64,
+    /// Inbox slots granted to nobody.
+    pub credits_free: u64,
+    /// Inbox slots.
+    pub credits: u64,
+    /// Spill blocks in use.
+    pub spill_blocks_used: u64,
+    /// Spill blocks.
+    pub spill_blocks: u64,
+}
+
+/// A number that a trainer reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OldestOperation {
-    /// What it is.
-    pub what: String,
-    /// Milliseconds it waits.
-    pub waited_ms: u64,
+pub struct MetricStatus {
+    /// The trainer's name for it.
+    pub name: String,
+    /// Its newest value, finite.
+    pub value: f64,
+}
+
+/// A worker that holds others up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StragglerStatus {
+    /// Its rank.
+    pub worker: Rank,
+    /// Rounds that it is behind the first one; 0 where it only makes the others wait in each round.
+    pub behind: u64,
+    /// As in [`MemberStatus`].
+    pub waited_for_percent: u32,
 }
 
 /// A worker's link to one server.

@@ -4,6 +4,7 @@
 use crate::error::{FabricError, PostError};
 use crate::memory::{Region, Span, View};
 use crate::shm::{ShmHandle, ShmSetup};
+use crate::tcp::Pipe;
 use crate::work::{ChannelId, Completion, Read, RemoteKey, RemoteSpan, Write};
 use socket2::Socket;
 use std::time::Instant;
@@ -39,7 +40,7 @@ impl ChannelSetup {
     pub fn carrier(&self) -> &'static str {
         match &self.kind {
             SetupKind::Shm(_) => "shared memory",
-            SetupKind::Tcp(socket) => crate::tcp::carrier(socket),
+            SetupKind::Tcp(socket, pipe) => crate::tcp::carrier(socket, pipe),
             SetupKind::Verbs(_) => "RDMA device",
         }
     }
@@ -57,7 +58,7 @@ impl ChannelSetup {
 #[derive(Debug)]
 pub(crate) enum SetupKind {
     Shm(Box<ShmSetup>),
-    Tcp(Socket),
+    Tcp(Socket, Pipe),
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there is nothing in it then"))]
     Verbs(Box<crate::verbs::VerbsSetup>),
 }

@@ -18,6 +18,8 @@ pub struct DevicesConfig {
     pub advertise: String,
     /// May the tcp driver use unix sockets?
     pub unix_sockets: bool,
+    /// Is what goes over TCP encrypted?
+    pub encrypt: bool,
     /// The RDMA device; `None` where it is not wanted.
     pub verbs: Option<VerbsConfig>,
 }
@@ -43,7 +45,8 @@ impl Devices {
             Ok(verbs) => (verbs, None),
             Err(error) => (None, Some(error)),
         };
-        let tcp = TcpDevice::new(bind, advertise.clone()).with_unix(config.unix_sockets);
+        let tcp = TcpDevice::new(bind, advertise.clone());
+        let tcp = tcp.with_unix(config.unix_sockets).with_encryption(config.encrypt);
         (Self { shm: ShmDevice::new(), tcp, verbs }, error)
     }
 

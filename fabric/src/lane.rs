@@ -197,7 +197,7 @@ impl CompletionQueue for LaneQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
         match setup.kind {
             SetupKind::Shm(_) => self.shm.attach(setup),
-            SetupKind::Tcp(_) => self.tcp.attach(setup).map(of_tcp),
+            SetupKind::Tcp(..) => self.tcp.attach(setup).map(of_tcp),
             SetupKind::Verbs(_) => match &mut self.verbs {
                 Some(verbs) => verbs.attach(setup).map(of_verbs),
                 None => Err(FabricError::Misuse(

@@ -15,6 +15,7 @@ mod device;
 mod devices;
 mod error;
 mod host;
+mod journal;
 mod lane;
 pub mod machine;
 mod mailbox;
@@ -33,6 +34,7 @@ pub use device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingO
 pub use devices::{Devices, DevicesConfig};
 pub use error::{FabricError, PostError};
 pub use host::{host_identity, memory_bytes};
+pub use journal::{JournalReader, JournalWriter, RECORD_WORDS, Record, Records, journal};
 pub use lane::{LaneQueue, Waker};
 pub use mailbox::{Letters, Mailbox};
 pub use memory::{

@@ -29,8 +29,8 @@ fn is_privileged(status: &str, namespace: &str) -> bool {
 }
 
 /// What raises the limit, for people.
-pub const FIX: &str =
-    "raise `ulimit -l` (LimitMEMLOCK=infinity in a systemd unit, memlock in /etc/security/limits.conf)";
+pub const FIX: &str = "raise `ulimit -l` (LimitMEMLOCK=infinity in a systemd unit, memlock in /etc/security/limits.conf, \
+    PropagateResourceLimitsExcept=MEMLOCK in slurm.conf)";
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod cluster;
+mod security;
 
 use crate::ids::JobId;
 use crate::limits::{INBOX_SLOTS_MAX, INBOX_SLOTS_MIN, REPLICA_SLOTS_MAX, REPLICA_SLOTS_MIN};
@@ -10,6 +11,7 @@ use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, WorkerLoss};
+pub use security::{Hidden, SecurityMode, SecuritySettings};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -27,9 +29,11 @@ pub struct SettingError {
 
 /// Everything that can be set, in the sections of `gradwire.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// Id of the job; processes of other jobs are refused.
+    #[cfg_attr(feature = "schema", schemars(with = "u64"))]
     pub job: JobId,
     /// Where the scheduler is.
     pub scheduler: SchedulerSettings,
@@ -47,7 +51,7 @@ pub struct Settings {
     pub memory: MemorySettings,
     /// Checkpoints: where, when, and what to start from.
     pub checkpoint: CheckpointSettings,
-    /// Who may connect.
+    /// Who may speak to this process.
     pub security: SecuritySettings,
     /// Logs.
     pub log: LogSettings,
@@ -55,6 +59,7 @@ pub struct Settings {
 
 /// Where the scheduler is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerSettings {
     /// Host name or address that members connect to, and that the scheduler binds.
@@ -73,6 +78,7 @@ impl Default for SchedulerSettings {
 
 /// The RDMA device, for the verbs driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsSettings {
     /// Its name (`rdma link` lists them); the first one unless said.
@@ -116,6 +122,7 @@ impl Default for VerbsSettings {
 
 /// Bounds of every wait, in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DeadlineSettings {
     /// Reaching the scheduler, from start.
@@ -124,7 +131,7 @@ pub struct DeadlineSettings {
     pub assemble_ms: u64,
     /// One push, pull or push_pull; a declaration's wait for servers.
     pub operation_ms: u64,
-    /// A barrier.
+    /// A barrier, from a member's coming until all are there.
     pub barrier_ms: u64,
     /// A connection's first message; slow strangers are dropped after it.
     pub handshake_ms: u64,
@@ -163,6 +170,7 @@ impl Default for DeadlineSettings {
 
 /// This process on the network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeSettings {
     /// Address to bind the data plane's bootstrap and data connections to.
@@ -195,6 +203,7 @@ impl Default for NodeSettings {
 
 /// Memory and queues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct MemorySettings {
     /// Slots of a server's inbox, per lane, shared by all workers.
@@ -252,40 +261,41 @@ impl Default for MemorySettings {
     }
 }
 
-/// Who may connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SecurityMode {
-    /// Nothing beyond loopback.
-    #[default]
-    Loopback,
-    /// No authentication at all; needed, for now, to bind beyond loopback. Logged.
-    Off,
-}
-
-/// Who may connect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SecuritySettings {
-    /// See [`SecurityMode`].
-    pub mode: SecurityMode,
-}
-
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct LogSettings {
     /// A tracing filter, such as `info` or `info,fabric=debug`.
     pub filter: String,
     /// One JSON object a line instead of text.
     pub json: bool,
+    /// An operation (at workers) or a round of a chunk (at servers) that takes longer than so many milliseconds is logged, with what
+    /// its time went for; 0: none is.
+    pub slow_ms: u64,
+    /// Events that each data thread keeps of what it did last, 64 bytes each, for `gradwire trace` and for crashes: 16384 is a good
+    /// number. 0: none, because recording them costs the smallest operations some hundredths of their time.
+    pub recorder_events: u32,
+    /// A directory for what a process did last, where it panics, fails, or receives SIGUSR1; empty: none.
+    pub dump_directory: String,
 }
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self { filter: "info".into(), json: false }
+        Self {
+            filter: "info".into(),
+            json: false,
+            slow_ms: 1_000,
+            recorder_events: 0,
+            dump_directory: String::new(),
+        }
     }
 }
+
+/// Why an address that others reach is refused, and what to do.
+const BEYOND_LOOPBACK: &str = "beyond loopback both sides show certificates: make them with `gradwire certs init` and `gradwire \
+    certs issue`, then set security.ca, security.certificate and security.key; or use a loopback address; or, where every \
+    process that reaches this network is trusted, set security.mode = \"off\"";
 
 fn wrong<T>(
     key: &'static str,
@@ -313,6 +323,7 @@ impl Settings {
         let cluster = &self.cluster;
         cluster.validate()?;
         self.checkpoint.validate()?;
+        self.security.validate()?;
         let memory = &self.memory;
         let most = REPLICA_SLOTS_MAX as u32;
         within("memory.replica_slots", memory.replica_slots, REPLICA_SLOTS_MIN, most)?;
@@ -333,6 +344,7 @@ impl Settings {
         }
         within("memory.call_bytes", memory.call_bytes, 1 << 20, 1 << 40)?;
         self.deadlines.validate()?;
+        within("log.recorder_events", self.log.recorder_events, 0, 1 << 20)?;
         self.verbs.validate()?;
         if self.scheduler.host.is_empty() {
             return wrong("scheduler.host", "\"\"", "name the scheduler's host");
@@ -363,18 +375,20 @@ impl Settings {
         }
     }
 
+    /// Members speak to the scheduler where `scheduler.host` says: the same rule holds there.
+    pub fn validate_member(&self) -> Result<(), SettingError> {
+        self.validate()?;
+        self.check_loopback("scheduler.host", &self.scheduler.host)
+    }
+
     fn check_loopback(&self, key: &'static str, host: &str) -> Result<(), SettingError> {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let loopback = host == "localhost"
             || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-        if loopback || self.security.mode == SecurityMode::Off {
+        if loopback || self.security.is_tls() || self.security.mode == SecurityMode::Off {
             return Ok(());
         }
-        wrong(
-            key,
-            host,
-            "beyond loopback nothing is authenticated yet: use a loopback address, or set security.mode = \"off\"",
-        )
+        wrong(key, host, BEYOND_LOOPBACK)
     }
 
     /// The shape that the scheduler gives to all members.
@@ -505,7 +519,7 @@ mod tests {
             let mut settings = Settings::default();
             edit(&mut settings.cluster);
             assert_eq!(
-                settings.validate(),
+                settings.validate_member(),
                 Ok(()),
                 "{key}: the scheduler has the number of servers and workers"
             );
@@ -528,7 +542,13 @@ mod tests {
         assert_eq!(settings.validate(), Ok(()));
         settings = Settings::default();
         settings.scheduler.host = "10.0.0.1".into();
-        assert_eq!(settings.validate(), Ok(()), "a member may connect anywhere");
+        assert_eq!(settings.validate_member().err().map(|e| e.key), Some("scheduler.host"));
+        let mut trusted = settings.clone();
+        trusted.security.ca = Some("ca.pem".into());
+        trusted.security.certificate = Some("certificate.pem".into());
+        trusted.security.key = Some(Hidden("key.pem".into()));
+        (trusted.node.bind, trusted.node.http) = ("0.0.0.0".into(), "0.0.0.0:9091".into());
+        assert_eq!((trusted.validate_member(), trusted.validate_scheduler()), (Ok(()), Ok(())));
         assert_eq!(settings.validate_scheduler().err().map(|e| e.key), Some("scheduler.host"));
         settings.scheduler.bind = Some("127.0.0.1".into());
         assert_eq!(settings.validate_scheduler(), Ok(()), "what is bound counts, not what it is called");

@@ -1,8 +1,9 @@
 //! Every bound of the protocol in one place, each with the relation that ties it to the others.
 //! Settings may lower some of these; nothing may raise them.
 
-/// Wire version of control messages and of the data-plane bootstrap. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u32 = 8;
+/// Wire version of everything that processes of a job say to each other. Peers of another version are refused, by name
+/// (`message/version.rs`); `docs/upgrading.md` is the rule.
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Bytes of a control frame before the sender is known (registration, hello).
 pub const FIRST_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -54,6 +55,10 @@ pub const CHUNKS_PER_TENSOR_MAX: u64 = (u32::MAX - SERVERS_MAX) as u64;
 pub const NORM_CHUNKS_MAX: u64 = 1 << 15;
 /// Characters of a tensor's, host's or barrier's name.
 pub const NAME_BYTES_MAX: usize = 256;
+/// Numbers that one worker's trainer reports by name.
+pub const METRICS_MAX: usize = 16;
+/// Bytes of such a name.
+pub const METRIC_NAME_BYTES_MAX: usize = 48;
 /// Ranks listed in an error that says who is waited for; more are counted only.
 pub const RANKS_LISTED_MAX: usize = 16;
 
@@ -79,6 +84,7 @@ pub const fn slot_bytes_for(chunk_bytes: u64) -> u64 {
     (chunk_bytes + TABLE_BYTES_MAX as u64).next_multiple_of(4096)
 }
 
+const _: () = assert!(METRIC_NAME_BYTES_MAX <= NAME_BYTES_MAX);
 const _: () = assert!(NORM_CHUNKS_MAX <= OPERATIONS_PER_WORKER_MAX as u64 / 4);
 const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && BLOCK_BYTES.is_multiple_of(8));
 const _: () = assert!((TABLE_BYTES_MAX + RANKS_LISTED_MAX * 4) < RESULT_SLOT_BYTES as usize);

@@ -34,6 +34,7 @@ impl fmt::Display for Driver {
 
 /// The contract for one driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// This driver or none: a peer that cannot is refused.
@@ -46,6 +47,7 @@ pub enum Policy {
 
 /// The contract for all drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Policies {
     /// Shared memory.
@@ -60,6 +62,7 @@ pub struct Policies {
     /// whatever their tensors' placement: no checksum covers what is read or written one-sided. Workers' setting only.
     pub payload_checksum: bool,
     /// How contributions travel: `auto` chooses for each tensor, the others are for all. Workers' setting only.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub placement: PlacementPolicy,
 }
 

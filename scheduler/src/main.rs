@@ -3,10 +3,13 @@
 
 use clap::Parser;
 use daemon::exit::{Failure, WithCode as _, run_main};
+use daemon::flight::Flight;
+use daemon::manual::Manual;
+use daemon::notify::Notify;
 use daemon::settings::{CommonArgs, Override};
 use gradwire_scheduler::runtime::{self, Listeners};
 use proto_common::error::ExitCode;
-use proto_common::ids::Role;
+use proto_common::ids::{Rank, Role};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -34,8 +37,26 @@ struct Args {
     common: CommonArgs,
 }
 
+const MANUAL: Manual = Manual {
+    examples: &[(
+        "gradwire-scheduler",
+        &[
+            ("gradwire-scheduler --servers 2 --workers 4", "A job of so many, at the port that settings say"),
+            (
+                "gradwire-scheduler --scheduler 127.0.0.1:9092 --job 7 --resume",
+                "After its death: the same port, job and settings of cluster.*",
+            ),
+        ],
+    )],
+    role: Some(Role::Scheduler),
+    others: Vec::new,
+};
+
 fn main() -> std::process::ExitCode {
-    let args = Args::parse();
+    let args: Args = match daemon::manual::parse(&MANUAL) {
+        Ok(args) => args,
+        Err(code) => return code,
+    };
     run_main("gradwire-scheduler", || start(&args))
 }
 
@@ -49,19 +70,35 @@ fn start(args: &Args) -> Result<(), anyhow::Error> {
         .filter_map(|(flag, key, count)| Some(Override::new(flag, key, count?.to_string())))
         .collect();
     let loaded = args.common.load_with(Role::Scheduler, &env, &own)?;
-    daemon::logging::init(Role::Scheduler, &loaded.settings.log)?;
+    let (identity, filter) = daemon::logging::init(Role::Scheduler, &loaded.settings.log)?;
+    let flight = Flight::new(identity, &loaded.settings);
+    // There is one.
+    flight.set_rank(Rank(0));
     loaded.log();
-    let settings = loaded.settings;
+    flight.on_panic();
+    let common = args.common.clone();
+    let (env_again, own) = (env.clone(), own.clone());
+    let again = Box::new(move || common.load_with(Role::Scheduler, &env_again, &own));
     daemon::process::run_to_end(async {
+        daemon::reload::on_hangup(&loaded, again, filter)?;
+        flight.on_signal()?;
+        let settings = loaded.settings;
         let shutdown = daemon::shutdown::on_signals()?;
+        let notify = Notify::from_env(&env);
+        notify.follow(&shutdown);
         let listeners = runtime::bind(&settings).await?;
         announce(&listeners, args.port_file.as_deref())?;
-        let outcome = match args.resume {
-            true => runtime::resume(listeners, &settings, shutdown).await?,
-            false => runtime::run(listeners, &settings, shutdown).await?,
+        let told = (notify, flight.clone());
+        let ended = match args.resume {
+            true => runtime::resume(listeners, &settings, shutdown, told).await,
+            false => runtime::run(listeners, &settings, shutdown, told).await,
         };
-        tracing::info!(%outcome, "the job is over");
-        Ok(runtime::verdict(&outcome)?)
+        let ended = ended.and_then(|outcome| {
+            tracing::info!(%outcome, "the job is over");
+            Ok(runtime::verdict(&outcome)?)
+        });
+        flight.ended(&ended);
+        ended
     })?
 }
 
@@ -85,4 +122,15 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut file = std::fs::File::create(&temporary)?;
     file.write_all(text.as_bytes())?;
     std::fs::rename(&temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn examples_are_taken() {
+        assert_eq!(daemon::manual::unfit(&Args::command(), &MANUAL), Vec::<String>::new());
+    }
 }

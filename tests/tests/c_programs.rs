@@ -13,6 +13,17 @@ fn in_cluster(source: &str, workers: u32, settings: &[(&str, &str)]) {
 
 /// As [`in_cluster`], with words for the daemons' command lines.
 fn in_cluster_of(source: &str, workers: u32, settings: &[(&str, &str)], args: &[&str]) {
+    let (_native, mut cluster, program) = started(source, workers, settings, args);
+    expect_all(&mut [program], PATIENCE);
+    cluster.assert_no_panic();
+}
+
+fn started(
+    source: &str,
+    workers: u32,
+    settings: &[(&str, &str)],
+    args: &[&str],
+) -> (Native, Cluster, Process) {
     let native = Native::new();
     let program = native.compile(source);
     let mut cluster = Cluster::new(1, workers, args);
@@ -22,14 +33,21 @@ fn in_cluster_of(source: &str, workers: u32, settings: &[(&str, &str)], args: &[
     command.env("GRADWIRE_SCHEDULER__HOST", &of.scheduler.host);
     command.env("GRADWIRE_SCHEDULER__PORT", of.scheduler.port.to_string());
     command.envs(settings.iter().copied());
-    let mut running = [Process::start(source, &mut command)];
-    expect_all(&mut running, PATIENCE);
-    cluster.assert_no_panic();
+    let process = Process::start(source, &mut command);
+    (native, cluster, process)
 }
 
 #[test]
 fn tensors_move_over_shared_memory() {
     in_cluster("c/transfer.c", 1, &[("GRADWIRE_TRANSPORT__SHM", "require")]);
+}
+
+#[test]
+fn the_books_program_runs() {
+    let (_native, mut cluster, mut program) = started("c/first.c", 1, &[], &[]);
+    assert_eq!(program.expect_end(PATIENCE), 0, "{}", program.log().text());
+    program.expect_line("worker 0 of 1: 10", PATIENCE);
+    cluster.assert_no_panic();
 }
 
 #[test]

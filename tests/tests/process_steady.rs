@@ -1,14 +1,17 @@
 //! A steady round allocates nothing and registers nothing, neither at the worker nor at the server, over shared memory
 //! and over sockets, of one tensor and of many, on one lane and on several, with copies and without. Servers run in this process,
-//! so that all are counted.
+//! so that all are counted; they record what they do.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use fabric::allocations::{Counting, of_process};
 use gradwire_tests::rigs::cluster::Cluster;
 use gradwire_tests::rigs::job::only;
 use gradwire_worker::{Client, Handle, Source, Tensor, TensorBuffer, UserBuffer, Weights};
 use proto_common::config::Settings;
+use proto_common::ids::Role;
 use proto_common::optimizer::Optimizer;
 use proto_common::tensor::TensorSpec;
 use proto_common::transport::Driver;
@@ -36,7 +39,8 @@ fn serve(settings: Settings) -> JoinHandle<()> {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let (_trigger, shutdown) = daemon::shutdown::channel();
-            gradwire_server::runtime::run(listener, None, settings, shutdown).await.unwrap();
+            let told = (Notify::default(), Flight::embedded(Role::Server, &settings));
+            gradwire_server::runtime::run(listener, None, settings, shutdown, told).await.unwrap();
         });
     })
 }
@@ -138,6 +142,8 @@ fn least_allocations_of(
     let mut settings = cluster.settings();
     settings.transport = only(driver);
     settings.node.http = String::new();
+    // What is recorded must not allocate either.
+    settings.log.recorder_events = 64;
     let servers: Vec<_> = (0..servers).map(|_| serve(settings.clone())).collect();
     settings.node.rank = Some(0);
     let client = Client::connect(settings).unwrap();

@@ -3,17 +3,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
+use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::control::ControlPeer;
 use gradwire_tests::rigs::hostile::registration;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::{gauge, status};
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
-use proto_common::limits::FIRST_FRAME_BYTES_MAX;
-use proto_common::message::{FromScheduler, MemberReport, ToScheduler};
-use std::io::Write as _;
-use std::net::TcpStream;
+use proto_common::limits::{FIRST_FRAME_BYTES_MAX, PROTOCOL_VERSION};
+use proto_common::message::{Build, FromScheduler, MemberReport, RefusalReason, ToScheduler, opening_of};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Short for strangers; a member on a busy machine still says its first word in this time.
@@ -135,7 +135,7 @@ fn messages_out_of_place_are_refused_with_the_reason() {
     ];
     let mut old = registration(Role::Worker, None);
     old.protocol = 0;
-    strangers.push((ToScheduler::Register(old), "protocol version 0 does not match"));
+    strangers.push((ToScheduler::Register(old), "(protocol version 0) cannot join a job"));
     let mut long = registration(Role::Worker, None);
     long.build = "x".repeat(5000);
     strangers.push((ToScheduler::Register(long), "256 bytes each"));
@@ -149,6 +149,59 @@ fn messages_out_of_place_are_refused_with_the_reason() {
         assert!(stranger.is_closed_within(DROPPED));
     }
     trains_on(&mut cluster);
+}
+
+/// A member of a later release, whose registration this one cannot read but for how it opens, and one of an earlier.
+#[test]
+fn members_of_other_versions_are_told_both_versions_and_the_fix() {
+    let mut cluster = training();
+    for (protocol, older) in [(PROTOCOL_VERSION + 7, "the scheduler"), (1, "the process that came")] {
+        let theirs = Build { protocol, version: "77.0.1".into() };
+        let body = opening_of(&theirs);
+        let mut stranger = ControlPeer::connect(&cluster.control);
+        stranger.send_raw(&[&(body.len() as u32).to_le_bytes()[..], &body].concat());
+        let Some(FromScheduler::Refused(reason)) = stranger.receive() else { panic!("not refused") };
+        assert_eq!(reason, RefusalReason::Protocol { theirs: theirs.clone(), ours: Build::own() });
+        let text = reason.to_string();
+        for words in [&theirs.to_string(), &Build::own().to_string(), "same release", older] {
+            assert!(text.contains(words), "{text} does not say {words:?}");
+        }
+        assert!(stranger.is_closed_within(DROPPED));
+    }
+    // Strangers' are logged once a second: the first of both.
+    cluster.scheduler.expect_line("Gradwire 77.0.1 (protocol version", PATIENCE);
+    trains_on(&mut cluster);
+}
+
+/// The same from the other side: real processes whose scheduler is of a later release.
+#[test]
+fn a_scheduler_of_another_version_ends_a_member_with_the_fix() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let later = Build { protocol: PROTOCOL_VERSION + 1, version: "77.0.1".into() };
+    let refusing = std::thread::spawn(move || {
+        for stream in listener.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            let mut length = [0; 4];
+            stream.read_exact(&mut length).unwrap();
+            let mut body = vec![0; u32::from_le_bytes(length) as usize];
+            stream.read_exact(&mut body).unwrap();
+            let theirs = proto_common::message::speaker_of(&body).expect("it opens as every version does");
+            let refused = FromScheduler::Refused(RefusalReason::Protocol { theirs, ours: later.clone() });
+            stream.write_all(&ControlPeer::frame(&refused)).unwrap();
+        }
+    });
+    let place = Place::default();
+    for words in [&["gradwire-server"][..], &["gradwire-worker", "train"]] {
+        let mut command = place.command(words[0]);
+        command.args(&words[1..]).args(["--scheduler", &address]);
+        let mut member = Process::start(words[0], &mut command);
+        assert_eq!(member.expect_end(PATIENCE), ExitCode::Refused as i32);
+        let line = member.expect_line("the scheduler refused this process", PATIENCE);
+        assert!(line.contains(&Build::own().to_string()) && line.contains("Gradwire 77.0.1"), "{line}");
+        assert!(line.contains("docs/upgrading.md"), "{line}");
+    }
+    refusing.join().unwrap();
 }
 
 #[test]

@@ -5,7 +5,7 @@
 #![allow(clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::tidy::{
-    Finding, Repo, architecture, documents, errors, inventory, listed, metrics, shape, suites,
+    Finding, Repo, architecture, book, documents, errors, inventory, listed, metrics, shape, suites, watch,
 };
 use std::sync::LazyLock;
 
@@ -47,6 +47,21 @@ fn no_notes_to_self() {
 #[test]
 fn surface_of_the_role_crates() {
     print!("{}", shape::surface(&REPO));
+}
+
+#[test]
+fn every_page_is_a_chapter_of_the_book() {
+    holds(book::chapters);
+}
+
+#[test]
+fn every_command_of_the_book_is_run_or_says_why_not() {
+    holds(book::blocks_are_marked);
+}
+
+#[test]
+fn links_of_the_book_lead_somewhere() {
+    holds(book::links_lead_somewhere);
 }
 
 #[test]
@@ -92,6 +107,21 @@ fn documents_name_paths_that_exist() {
 #[test]
 fn metrics_are_documented() {
     holds(metrics::documented);
+}
+
+#[test]
+fn rules_and_panels_read_metrics_that_exist() {
+    holds(watch::known);
+}
+
+#[test]
+fn every_metric_is_on_a_panel() {
+    holds(watch::shown);
+}
+
+#[test]
+fn every_rule_is_tested_and_every_alert_explained() {
+    holds(watch::explained);
 }
 
 #[test]

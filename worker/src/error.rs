@@ -1,5 +1,6 @@
 //! What a trainer can be told went wrong, by blame: its own call, the cluster's state, the environment.
 
+use daemon::security::SecurityError;
 use fabric::FabricError;
 use proto_common::batch::Status;
 use proto_common::config::SettingError;
@@ -247,6 +248,9 @@ fn ranks(ranks: &[Rank]) -> String {
 /// A call that failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
+    /// Certificates or a key cannot be used.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// Settings are wrong.
     #[error(transparent)]
     Setting(#[from] SettingError),
@@ -398,6 +402,14 @@ pub enum ClientError {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// A number that cannot be reported so.
+    #[error("metric {name:?}: {reason}")]
+    Metric {
+        /// Its name, the beginning of it where it is too long.
+        name: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// No registered memory.
     #[error(transparent)]
     Memory(#[from] fabric::PoolError),
@@ -422,6 +434,7 @@ impl ClientError {
         match self {
             Self::Declare(DeclareError::Deadline { .. }) => Blame::Membership,
             Self::Setting(_)
+            | Self::Security(_)
             | Self::Declare(_)
             | Self::WrongLength { .. }
             | Self::WrongDtype { .. }
@@ -430,6 +443,7 @@ impl ClientError {
             | Self::NotFinite { .. }
             | Self::BadCall { .. }
             | Self::Table { .. }
+            | Self::Metric { .. }
             | Self::Torn { .. } => Blame::Caller,
             Self::Undeclared(_) | Self::Unsorted { .. } | Self::Foreign { .. } => Blame::Caller,
             Self::Save(_) | Self::Memory(_) | Self::Fabric(_) | Self::Lacking(_) | Self::Server { .. } => {
@@ -446,7 +460,7 @@ impl ClientError {
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Setting(_) => ExitCode::Config,
+            Self::Setting(_) | Self::Security(_) => ExitCode::Config,
             Self::Scheduler(_, code) | Self::Server { code, .. } => *code,
             Self::Assemble { .. }
             | Self::Wait(WaitError::Deadline { .. })

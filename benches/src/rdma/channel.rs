@@ -74,6 +74,7 @@ impl End {
             bind: IpAddr::V4(address),
             advertise: address.to_string(),
             unix_sockets: false,
+            encrypt: false,
             verbs: Some(VerbsConfig::default()),
         };
         let (devices, missing) = Devices::open(&config);

@@ -471,6 +471,11 @@ impl Client {
         interruptible(py, move || Ok(client.barrier_of(&name, NodeGroup::WORKERS)?))
     }
 
+    /// Reports a number of the training by name, such as its loss, for whoever watches the job.
+    fn report_metric(&self, name: &str, value: f64) -> PyResult<()> {
+        Ok(self.inner.get()?.client.report_metric(name, value).map_err(Failure::from)?)
+    }
+
     /// The library keeps nothing of an array that was pushed any more; its next push is copied first.
     fn forget(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         let inner = self.inner.get()?;

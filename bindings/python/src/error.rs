@@ -94,7 +94,7 @@ fn raised(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
 
 fn class_of(error: &ClientError) -> (Kind, &'static str) {
     match error {
-        ClientError::Setting(_) => (Kind::Setting, "setting"),
+        ClientError::Setting(_) | ClientError::Security(_) => (Kind::Setting, "setting"),
         ClientError::Scheduler(..) => (Kind::Connect, "scheduler"),
         ClientError::Server { .. } => (Kind::Connect, "server"),
         ClientError::Lacking(_) => (Kind::Connect, "transport"),
@@ -114,6 +114,7 @@ fn class_of(error: &ClientError) -> (Kind, &'static str) {
         ClientError::Foreign { .. } => (Kind::Input, "foreign"),
         ClientError::Unsorted { .. } => (Kind::Input, "unsorted"),
         ClientError::Table { .. } => (Kind::Input, "table"),
+        ClientError::Metric { .. } => (Kind::Input, "metric"),
         ClientError::BadCall { .. } => (Kind::Input, "call"),
         ClientError::Memory(_) => (Kind::Memory, "pool"),
         ClientError::Fabric(_) => (Kind::Operation, "fabric"),

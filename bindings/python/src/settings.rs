@@ -28,7 +28,7 @@ pub(crate) fn settings_reference() -> Vec<(String, String, String)> {
 #[pyfunction]
 #[pyo3(signature = (filter = "info", json = false))]
 pub(crate) fn enable_logging(filter: &str, json: bool) -> PyResult<()> {
-    let settings = LogSettings { filter: filter.to_owned(), json };
+    let settings = LogSettings { filter: filter.to_owned(), json, ..LogSettings::default() };
     let result = daemon::logging::init(Role::Worker, &settings);
     result.map_err(|error| Failure::new(Kind::Setting, "logging", error.to_string()))?;
     Ok(())

@@ -186,3 +186,12 @@ def test_a_full_pool_is_told_with_its_setting() -> None:
         assert isinstance(refused.value, MemoryError) and "memory.pool_bytes" in str(refused.value)
         del kept
         assert client.empty(100).shape == (100,)
+
+
+def test_a_metric_has_a_short_name_and_a_finite_value(one: Client) -> None:
+    one.report_metric("loss", 0.5)
+    one.report_metric("loss", 1)
+    for name, value in [("loss", float("nan")), ("", 1.0), ("x" * 49, 1.0), ("two\nlines", 1.0)]:
+        with pytest.raises(gradwire.InputError) as caught:
+            one.report_metric(name, value)
+        assert caught.value.code == "metric"

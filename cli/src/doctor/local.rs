@@ -5,28 +5,32 @@ use super::check::{Check, Level, bytes};
 use super::dial;
 use super::{rdma, scheduler, transport};
 use daemon::devices::advertised;
+use daemon::security::Security;
 use daemon::settings::Loaded;
 use fabric::{Devices, LaneQueue, Region, VERBS_QUEUE_BYTES, memlock};
-use proto_common::config::Settings;
+use proto_common::config::{SecurityMode, Settings};
 use proto_common::error::ExitCode;
 use proto_common::footprint::{Limit, inbox_slots, server_bytes, spill_bytes, worker_bytes};
+use proto_common::ids::Role;
 use proto_common::transport::Driver;
 use rustix::process::{Resource, getrlimit};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 
 /// Descriptors of a process that has no peers yet: logs, listeners, queues.
 const FILES_ALONE: u64 = 64;
 /// Descriptors of a channel: its socket, and on shared memory the ring's memory.
 const FILES_PER_CHANNEL: u64 = 2;
+/// A certificate that is good for less time than this is to be renewed.
+const RENEW_S: i64 = 14 * 86_400;
 /// Unfinished requests of a channel on the queue that is opened to see whether it can be.
 const DEPTH: usize = 64;
 
 /// All of them. `opened`: the devices of these settings, or why a required driver cannot be had.
 pub(super) async fn checks(
-    loaded: &Loaded,
+    (loaded, role): (&Loaded, Role),
     opened: Result<&Devices, String>,
     asks_scheduler: bool,
     within: Duration,
@@ -35,6 +39,7 @@ pub(super) async fn checks(
     let (rdma, is_usable) = rdma::judge(&rdma::look(), settings);
     let mut checks = vec![sources(loaded)];
     checks.extend(loaded.warnings.iter().map(|warning| Check::warn("settings", warning, "")));
+    checks.extend(certificates(settings, role));
     checks.push(shared_memory(settings));
     checks.extend(rdma);
     let queue = opening(opened, settings, is_usable);
@@ -58,6 +63,29 @@ fn sources(loaded: &Loaded) -> Check {
         false => format!("from {}, environment and flags", files.join(", ")),
     };
     Check::good("settings", seen)
+}
+
+/// What this process would show, and whether it is this role's and still good.
+fn certificates(settings: &Settings, role: Role) -> Option<Check> {
+    let what = "certificates";
+    if settings.security.mode == SecurityMode::Off {
+        let fix = "make certificates (gradwire certs), unless everybody who reaches this network is trusted";
+        return Some(Check::warn(what, "security.mode = \"off\": nobody is authenticated", fix));
+    }
+    let (security, expires_s) = match Security::open(settings, Some(role)) {
+        Ok(security) => (security.is_on(), security.expires_s()),
+        Err(error) => return Some(Check::fail(what, ExitCode::Config, error.to_string(), "")),
+    };
+    let left_s = expires_s? - now_s();
+    let seen = format!("good for a {role} of job {}, for {} more days", settings.job, left_s / 86_400);
+    security.then(|| match left_s < RENEW_S {
+        true => Check::warn(what, seen, "renew it with `gradwire certs issue`"),
+        false => Check::good(what, seen),
+    })
+}
+
+fn now_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }
 
 /// Buffers lie in such memory whatever the transport, and peers learn this host's identity in any case.

@@ -14,6 +14,7 @@ use check::code_of;
 use clap::Args;
 use daemon::devices::Lacking;
 use daemon::exit::{Failure, WithCode as _};
+use daemon::security::Security;
 use daemon::settings::{CommonArgs, Loaded, Override};
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
@@ -39,8 +40,8 @@ const PORT: u16 = 9094;
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct DoctorArgs {
     /// Answer other hosts' --peer until SIGTERM. Without an address at node.bind, port 9094; port 0 lets the system
-    /// choose. Beyond loopback this needs --set security.mode=off for now, as daemons do: anybody who reaches the port
-    /// is answered.
+    /// choose. Beyond loopback this needs certificates, as daemons do, or --set security.mode=off: then anybody who
+    /// reaches the port is answered.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, conflicts_with_all = ["peer", "json"])]
     listen: Option<Option<SocketAddr>>,
     /// With --listen: end after the first visit.
@@ -99,7 +100,7 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
     let opened = daemon::devices::open(settings);
     let devices = opened.as_ref().map(|(devices, _)| devices).map_err(ToString::to_string);
     let asks_scheduler = args.common.scheduler.is_some();
-    let checks = local::checks(loaded, devices, asks_scheduler, pair::step(settings)).await;
+    let checks = local::checks((loaded, args.role), devices, asks_scheduler, pair::step(settings)).await;
     if !args.json {
         print(checks.iter().map(|check| format!("{check}\n")).collect())?;
     }
@@ -116,7 +117,8 @@ async fn examine(args: &DoctorArgs, loaded: &Loaded) -> Result<ExitCode, anyhow:
         }
     };
     let offer = daemon::host::offer(settings.transport, missing).code(ExitCode::Io)?;
-    let host = pair::Host::new(settings, devices, offer);
+    let security = Security::open(settings, None)?;
+    let host = pair::Host::new(settings, (devices, security), offer);
     if let Some(address) = args.listen {
         pair::listen(
             host,

@@ -5,7 +5,8 @@ use super::check::Check;
 use super::dial::{self, Dialled};
 use super::pair::tame;
 use super::transport;
-use daemon::control::{Connection, FrameError, code_of_refusal};
+use daemon::control::{FrameError, code_of_refusal};
+use daemon::security::Security;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Incarnation, Role};
@@ -44,6 +45,10 @@ pub(super) async fn check(settings: &Settings, within: Duration) -> Check {
         }
         Ok(Some(_)) => silent(format!("{at} answers out of order")),
         Ok(None) => silent(format!("{at} closes the connection without an answer")),
+        Err(FrameError::Security(fault)) => {
+            let seen = format!("no trusted connection to {at}: {fault}");
+            Check::fail(WHAT, ExitCode::Refused, seen, "")
+        }
         Err(error) => silent(format!("{at} does not answer as a scheduler: {error}")),
     }
 }
@@ -57,7 +62,9 @@ async fn ask(
     settings: &Settings,
     within: Duration,
 ) -> Result<Option<FromScheduler>, FrameError> {
-    let mut link = Connection::new(stream)?;
+    // A certificate that cannot be used has a line of its own.
+    let security = Security::open(settings, None).unwrap_or(Security::off());
+    let mut link = security.dial(stream, Some((settings.job, Role::Scheduler)), within).await?;
     let register = Register {
         protocol: PROTOCOL_VERSION,
         build: env!("CARGO_PKG_VERSION").into(),
@@ -90,6 +97,7 @@ fn answered(seen: String, address: SocketAddr, settings: &Settings) -> Check {
 mod tests {
     use super::*;
     use crate::doctor::check::{Level, code_of};
+    use daemon::control::Connection;
     use proto_common::ids::JobId;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;

@@ -19,6 +19,7 @@ mod restart;
 mod submit;
 mod supervise;
 mod supervisor;
+mod trust;
 mod variables;
 
 pub(crate) use args::LaunchArgs;

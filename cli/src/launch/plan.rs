@@ -5,6 +5,7 @@ use super::args::LaunchArgs;
 use super::hosts::{Host, is_loopback};
 use super::kind::Kind;
 use super::ranks::{Root, value};
+use super::trust::Trust;
 use super::variables;
 use crate::find;
 use daemon::exit::Failure;
@@ -111,6 +112,8 @@ pub(super) struct Plan {
     pub(super) of_servers: Vec<(String, String)>,
     pub(super) of_workers: Vec<(String, String)>,
     pub(super) removed: Vec<String>,
+    /// How they know each other, where they need to.
+    pub(super) trust: Option<Trust>,
     /// Where processes of other hosts run.
     pub(super) directory: Option<PathBuf>,
 }
@@ -154,6 +157,7 @@ impl Plan {
         ];
         env.extend(own.map(|(name, value)| (name, value.to_owned())));
         env.extend(self.place(seat));
+        env.extend(self.trust.iter().flat_map(|trust| trust.variables(id.role)));
         env.extend(if id.role == Role::Worker { self.of_workers.clone() } else { self.of_servers.clone() });
         let is_users = programs.every_role || id.role == Role::Worker;
         let program = match id.role {

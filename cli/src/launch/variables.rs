@@ -6,6 +6,7 @@ use super::kind::Kind;
 use super::neighbours;
 use super::plan::{Meeting, Plan, Programs, Seat, bind_towards, seats};
 use super::ranks::{self, Root, Task, value};
+use super::trust::Trust;
 use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -64,6 +65,7 @@ pub(super) fn plan(
         of_servers: pairs("--env-server", &args.env_server)?,
         of_workers: pairs("--env-worker", &args.env_worker)?,
         removed: removed(kind),
+        trust: None,
         directory: remote_working_directory(args, kind)?,
         meeting,
         seats,
@@ -82,6 +84,7 @@ pub(super) fn plan(
             plan.common.extend(bind_towards(&root.host, &given)?);
         }
     }
+    plan.trust = Trust::of(&plan, env)?;
     Ok(plan)
 }
 

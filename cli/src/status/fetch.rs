@@ -1,7 +1,8 @@
 //! One small HTTP GET with a deadline and a bound. Enough for a daemon of ours, and for nothing else.
 
 use anyhow::{Context as _, bail};
-use daemon::exit::WithCode as _;
+use daemon::exit::{Failure, WithCode as _};
+use daemon::status::ClusterStatus;
 use proto_common::error::ExitCode;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,6 +24,16 @@ pub(crate) async fn get(address: &str, path: &str) -> Result<Vec<u8>, anyhow::Er
         .with_context(|| format!("cannot ask {address}; {fix}"))
         .code(ExitCode::SchedulerUnreachable)?;
     body(address, answer)
+}
+
+/// What the scheduler at `address` says of its job, and the same as it came.
+pub(crate) async fn get_status(address: &str) -> Result<(ClusterStatus, Vec<u8>), anyhow::Error> {
+    let body = get(address, "/status").await?;
+    let status = serde_json::from_slice(&body).map_err(|error| {
+        let text = format!("{address} does not answer like a scheduler of this release: {error}");
+        Failure::message(ExitCode::Failure, text)
+    })?;
+    Ok((status, body))
 }
 
 async fn exchange(address: &str, path: &str) -> std::io::Result<Vec<u8>> {

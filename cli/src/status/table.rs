@@ -1,7 +1,8 @@
 //! A job's status as tables for people. Text from text; no I/O.
 
-use daemon::status::{CheckpointStatus, ClusterStatus, JobPhase, MemberStatus};
-use proto_common::ids::{MemberId, Role};
+use super::words::{bytes, clean, duration, id, names, phase, state};
+use daemon::status::{CheckpointStatus, ClusterStatus};
+use proto_common::ids::Role;
 
 /// The whole page.
 pub(crate) fn render(status: &ClusterStatus) -> String {
@@ -33,13 +34,7 @@ fn checkpoints(status: &CheckpointStatus) -> String {
 }
 
 fn head(status: &ClusterStatus) -> String {
-    let phase = match status.phase {
-        JobPhase::Assembling => "assembling",
-        JobPhase::Rebuilding => "rebuilding",
-        JobPhase::Running => "running",
-        JobPhase::Ending => "ending",
-        JobPhase::Ended => "ended",
-    };
+    let phase = phase(status.phase);
     let mut text = format!(
         "job {}  {phase}  epoch {}  up {}  {} tensors, {}\n",
         status.job,
@@ -98,16 +93,6 @@ fn members(status: &ClusterStatus) -> String {
     columns(&rows)
 }
 
-fn state(member: &MemberStatus, silence_ms: u64) -> &'static str {
-    match member {
-        _ if member.left => "left",
-        // A quarter of the way to being declared dead.
-        _ if member.silent_ms > silence_ms / 4 => "SILENT",
-        _ if member.role == Role::Worker && !member.links_ready => "linking",
-        _ => "up",
-    }
-}
-
 fn links(status: &ClusterStatus) -> Option<String> {
     let heading = ["WORKER", "SERVER", "DRIVER", "RATE", "SENT", "RECEIVED", "WHY"];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
@@ -140,18 +125,10 @@ fn barriers(status: &ClusterStatus) -> String {
     columns(&rows)
 }
 
-fn id(member: &MemberStatus) -> MemberId {
-    MemberId { role: member.role, rank: member.rank }
-}
-
-fn names(ids: &[MemberId]) -> String {
-    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
 /// Left-aligned columns, as wide as their widest cell; control characters of peers' texts are not shown.
 fn columns(rows: &[Vec<String>]) -> String {
-    let clean = |cell: &String| cell.chars().filter(|c| !c.is_control()).collect::<String>();
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(clean).collect()).collect();
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();
     let mut text = String::new();
@@ -167,35 +144,12 @@ fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Decimal units, as links are sold.
-fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{count} B"),
-        _ => format!("{value:.1} {}", UNITS[unit]),
-    }
-}
-
-fn duration(ms: u64) -> String {
-    match ms {
-        0..1_000 => format!("{ms} ms"),
-        1_000..60_000 => format!("{:.1} s", ms as f64 / 1e3),
-        60_000..3_600_000 => format!("{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
-        _ => format!("{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daemon::status::{BarrierStatus, LinkStatus, OldestOperation};
-    use proto_common::ids::Rank;
+    use daemon::status::{BarrierStatus, JobPhase, LinkStatus, MemberStatus};
+    use proto_common::ids::{MemberId, Rank};
+    use proto_common::message::{Wait, WaitCause};
     use proto_common::transport::Driver;
 
     fn member(role: Role, rank: u32, round: u64) -> MemberStatus {
@@ -212,14 +166,26 @@ mod tests {
             round,
             in_flight: 1,
             oldest: None,
+            others: Vec::new(),
             links: Vec::new(),
+            rounds_per_second: 0.0,
+            resident_bytes: 0,
+            waited_for_percent: 0,
+            load: None,
+            metrics: Vec::new(),
         }
     }
 
     fn status() -> ClusterStatus {
         let mut slow = member(Role::Worker, 1, 6);
         slow.silent_ms = 4_000;
-        slow.oldest = Some(OldestOperation { what: "push_pull of 5/0".into(), waited_ms: 1_500 });
+        slow.oldest = Some(Wait {
+            what: "push_pull of 5/0".into(),
+            of: None,
+            waited_ms: 1_500,
+            cause: WaitCause::Answers,
+            on: vec![Rank(0)],
+        });
         slow.links.push(LinkStatus {
             server: Rank(0),
             driver: Driver::Shm,
@@ -238,6 +204,8 @@ mod tests {
             silence_ms: 10_000,
             uptime_ms: 65_000,
             tensors: 3,
+            rounds_per_second: 0.0,
+            stragglers: Vec::new(),
             recovery: Default::default(),
             uncopied_chunks: 0,
             tensor_bytes: 1_500,
@@ -279,6 +247,5 @@ mod tests {
         status.missing = vec![MemberId { role: Role::Server, rank: Rank(0) }];
         let page = render(&status);
         assert!(page.contains("missing: server 0"), "{page}");
-        assert_eq!((bytes(999_949), bytes(999_950)), ("999.9 kB".into(), "1.0 MB".into()));
     }
 }

@@ -1,18 +1,21 @@
 //! A control connection over TCP, and its two halves for two tasks.
 
 use super::frame::{FrameError, FrameReader, FrameWriter};
+use super::stream::{Reading, Writing};
+use crate::security::{Fault, Identity};
+use proto_common::ids::{JobId, Role};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio_rustls::TlsStream;
 
 /// The reading half.
-pub type ReadHalf = FrameReader<OwnedReadHalf>;
+pub type ReadHalf = FrameReader<Reading>;
 /// The writing half.
-pub type WriteHalf = FrameWriter<OwnedWriteHalf>;
+pub type WriteHalf = FrameWriter<Writing>;
 
 /// A control connection.
 #[derive(Debug)]
@@ -20,16 +23,38 @@ pub struct Connection {
     reader: ReadHalf,
     writer: WriteHalf,
     peer: SocketAddr,
+    identity: Option<Identity>,
 }
 
 impl Connection {
-    /// Takes a connected socket.
+    /// Takes a connected socket, of which nothing is asked: see [`crate::security::Security`].
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         // Small messages, each of them waited for.
         stream.set_nodelay(true)?;
         let peer = stream.peer_addr()?;
         let (read, write) = stream.into_split();
-        Ok(Self { reader: FrameReader::new(read), writer: FrameWriter::new(write), peer })
+        let (reader, writer) =
+            (FrameReader::new(Reading::Plain(read)), FrameWriter::new(Writing::Plain(write)));
+        Ok(Self { reader, writer, peer, identity: None })
+    }
+
+    /// Takes a stream whose peer has shown a certificate for this identity.
+    pub(crate) fn secured(stream: TlsStream<TcpStream>, peer: SocketAddr, identity: Identity) -> Self {
+        let (read, write) = tokio::io::split(stream);
+        let (reader, writer) =
+            (FrameReader::new(Reading::Secure(read)), FrameWriter::new(Writing::Secure(write)));
+        Self { reader, writer, peer, identity: Some(identity) }
+    }
+
+    /// May the peer be this role of this job? On a plain connection it may.
+    pub fn permits(&self, job: JobId, role: Role) -> Result<(), Fault> {
+        self.identity.as_ref().map_or(Ok(()), |identity| Ok(identity.permits(job, role)?))
+    }
+
+    /// What the peer's certificate says, on a secure connection.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
     }
 
     /// Who is at the other end.

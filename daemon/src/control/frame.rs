@@ -1,8 +1,9 @@
 //! Frames: a little-endian u32 length and that many bytes of one encoded message. A length is checked
 //! against the bound before anything is allocated for it, and memory grows only with bytes that came.
 
-use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, FIRST_FRAME_BYTES_MAX};
-use proto_common::message::{CodecError, decode, encode};
+use crate::security::Fault;
+use proto_common::limits::{CONTROL_FRAME_BYTES_MAX, FIRST_FRAME_BYTES_MAX, PROTOCOL_VERSION};
+use proto_common::message::{Build, CodecError, decode, encode, speaker_of};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
@@ -44,9 +45,26 @@ pub enum FrameError {
         /// How long it was waited for.
         waited_ms: u64,
     },
+    /// The other side is not to be trusted, or does not trust this one.
+    #[error(transparent)]
+    Security(#[from] Fault),
     /// The network's error.
     #[error("control connection: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for FrameError {
+    fn from(error: io::Error) -> Self {
+        match Fault::within(&error) {
+            Some(fault) => Self::Security(fault),
+            None => Self::Io(error),
+        }
+    }
+}
+
+/// Does it begin like a record of TLS? Only asked of what is no frame.
+fn is_tls(head: &[u8; LENGTH_BYTES]) -> bool {
+    matches!(head, [0x14..=0x17, 3, ..])
 }
 
 /// One message as a whole frame.
@@ -110,12 +128,22 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
+    /// Whose message could not be read, where it is a registration of another protocol version.
+    #[must_use]
+    pub fn other_version(&self) -> Option<Build> {
+        let end = self.complete().ok()??;
+        speaker_of(&self.buffer[LENGTH_BYTES..end]).filter(|speaker| speaker.protocol != PROTOCOL_VERSION)
+    }
+
     /// Where the first frame in the buffer ends, if it is there as a whole.
     fn complete(&self) -> Result<Option<usize>, FrameError> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
         };
         let announced = u32::from_le_bytes(*length);
+        if announced as usize > self.limit && is_tls(length) {
+            return Err(Fault::Tls.into());
+        }
         if announced as usize > self.limit {
             return Err(FrameError::TooLong { announced, limit: self.limit });
         }
@@ -155,7 +183,12 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
     /// Writes a frame made by [`frame_of`], within `limit`. Not cancel-safe.
     pub async fn write_within(&mut self, frame: &[u8], limit: Duration) -> Result<(), FrameError> {
-        match timeout(limit, self.inner.write_all(frame)).await {
+        let written = async {
+            self.inner.write_all(frame).await?;
+            // What encrypts keeps back what a full socket did not take.
+            self.inner.flush().await
+        };
+        match timeout(limit, written).await {
             Ok(result) => Ok(result?),
             Err(_) => Err(FrameError::Deadline { waited_ms: limit.as_millis() as u64 }),
         }
@@ -225,6 +258,18 @@ mod tests {
             matches!(read(&[0, 0, 0, 0]).await, Err(FrameError::Codec(_))),
             "an empty frame is no message"
         );
+    }
+
+    #[tokio::test]
+    async fn a_registration_of_another_version_is_known() {
+        let framed = |body: Vec<u8>| [&(body.len() as u32).to_le_bytes()[..], &body].concat();
+        let other = Build { protocol: PROTOCOL_VERSION + 1, version: "9.9".into() };
+        for (speaker, known) in [(other.clone(), Some(other)), (Build::own(), None)] {
+            let bytes = framed(proto_common::message::opening_of(&speaker));
+            let mut reader = FrameReader::new(&bytes[..]);
+            assert!(matches!(reader.receive::<ToScheduler>().await, Err(FrameError::Codec(_))));
+            assert_eq!(reader.other_version(), known);
+        }
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use super::connection::{Connection, ReadHalf, WriteHalf};
 use super::frame::{FrameError, frame_of};
 use super::link_error::LinkError;
 use super::seek::{Seeker, greet};
+use crate::security::Security;
 use proto_common::config::Settings;
 use proto_common::message::{FromScheduler, MemberReport, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
@@ -92,7 +93,7 @@ impl SchedulerLink {
     /// `resume` is asked, on the same thread, when the scheduler was lost: what the member knows, or `None` where it is in no
     /// roster yet. Then the link is lost.
     pub async fn connect(
-        settings: &Settings,
+        (settings, security): (&Settings, &Security),
         register: Register,
         report: impl FnMut() -> MemberReport + Send + 'static,
         resume: impl FnMut() -> Option<Resume> + Send + 'static,
@@ -110,10 +111,10 @@ impl SchedulerLink {
             .await
             .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
         let address = format!("{host}:{port}");
-        let (connection, welcome) = greet(stream, &address, &register, None, limit).await?;
+        let (connection, welcome) = greet((security, stream), &address, &register, None, limit).await?;
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
-        let seeker = Seeker::new(settings, register, &welcome, resume);
+        let seeker = Seeker::new((settings, security), register, &welcome, resume);
         let keeper = Keeper { events, outgoing, report, beat: beats(&welcome), last: None, parting: false };
         let task = tokio::spawn(keeper.keep(connection, welcome.clone(), seeker));
         Ok((Self { events: received, sender: LinkSender { frames }, task }, welcome))

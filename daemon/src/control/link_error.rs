@@ -2,6 +2,7 @@
 
 use super::connect::ConnectError;
 use super::frame::FrameError;
+use crate::security::Fault;
 use proto_common::error::ExitCode;
 use proto_common::ids::JobId;
 use proto_common::message::{CodecError, RefusalReason};
@@ -24,6 +25,14 @@ pub enum LinkError {
         address: String,
         /// What happened instead.
         cause: Arc<FrameError>,
+    },
+    /// One of the two does not trust the other.
+    #[error("no trusted connection to the scheduler at {address}: {fault}")]
+    Untrusted {
+        /// Where it should be.
+        address: String,
+        /// What is wrong.
+        fault: Fault,
     },
     /// It refused this process.
     #[error("the scheduler refused this process: {0}")]
@@ -75,6 +84,7 @@ impl LinkError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Refused(reason) => code_of_refusal(reason),
+            Self::Untrusted { .. } => ExitCode::Refused,
             Self::Message(_) => ExitCode::Failure,
             Self::Unreachable(_) | Self::NoAnswer { .. } => ExitCode::SchedulerUnreachable,
             Self::NotBack { .. } | Self::Deposed { .. } => ExitCode::SchedulerUnreachable,
@@ -95,6 +105,7 @@ pub fn code_of_refusal(reason: &RefusalReason) -> ExitCode {
         | RefusalReason::Full { .. }
         | RefusalReason::RankTaken { .. }
         | RefusalReason::Occupied { .. }
+        | RefusalReason::Certificate(_)
         | RefusalReason::Misplaced(_) => ExitCode::Refused,
     }
 }

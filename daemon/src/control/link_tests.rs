@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::host;
+use crate::security::Security;
 use proto_common::error::ExitCode;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
@@ -9,6 +10,8 @@ use proto_common::message::{Coming, NodeGroup, RefusalReason};
 use proto_common::transport::Policies;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
+
+static PLAIN: Security = Security::off();
 
 const LONG: Duration = Duration::from_secs(5);
 
@@ -77,7 +80,7 @@ async fn linked_for(
     };
     let report = || MemberReport { round: 7, ..MemberReport::default() };
     let (link, connection) =
-        tokio::join!(SchedulerLink::connect(&settings, register(), report, resume), scheduler);
+        tokio::join!(SchedulerLink::connect((&settings, &PLAIN), register(), report, resume), scheduler);
     let (link, welcome) = link.unwrap();
     assert_eq!(welcome.rank, Rank(2));
     (link, connection, listener, settings)
@@ -126,11 +129,14 @@ async fn a_refusal_and_a_mute_scheduler_have_their_codes() {
         connection.send_within(&FromScheduler::Refused(reason), LONG).await.unwrap();
         connection
     };
-    let (refused, _connection) =
-        tokio::join!(SchedulerLink::connect(&settings, register(), MemberReport::default, || None), refuse);
+    let (refused, _connection) = tokio::join!(
+        SchedulerLink::connect((&settings, &PLAIN), register(), MemberReport::default, || None),
+        refuse
+    );
     assert_eq!(refused.unwrap_err().exit_code(), ExitCode::Refused);
-    let mute =
-        SchedulerLink::connect(&settings, register(), MemberReport::default, || None).await.unwrap_err();
+    let mute = SchedulerLink::connect((&settings, &PLAIN), register(), MemberReport::default, || None)
+        .await
+        .unwrap_err();
     assert_eq!(mute.exit_code(), ExitCode::SchedulerUnreachable);
     assert!(mute.to_string().contains("did not answer"), "{mute}");
 }

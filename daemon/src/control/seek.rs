@@ -5,8 +5,9 @@ use super::connect::connect_with_retry;
 use super::connection::Connection;
 use super::frame::FrameError;
 use super::link_error::LinkError;
+use crate::security::Security;
 use proto_common::config::Settings;
-use proto_common::ids::JobId;
+use proto_common::ids::{JobId, Role};
 use proto_common::message::{ClusterShape, FromScheduler, Register, Resume, ToScheduler, Welcome};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +21,19 @@ const BACKOFF_MAX_MS: u64 = 500;
 
 /// Registers on a new connection, and waits for the answer.
 pub(super) async fn greet(
-    stream: TcpStream,
+    (security, stream): (&Security, TcpStream),
     address: &str,
     register: &Register,
     resume: Option<Resume>,
     limit: Duration,
 ) -> Result<(Connection, Welcome), LinkError> {
-    let no_answer =
-        |cause: FrameError| LinkError::NoAnswer { address: address.to_owned(), cause: Arc::new(cause) };
-    let mut connection = Connection::new(stream).map_err(|error| no_answer(error.into()))?;
+    let address = address.to_owned();
+    let no_answer = |cause: FrameError| match cause {
+        FrameError::Security(fault) => LinkError::Untrusted { address: address.clone(), fault },
+        cause => LinkError::NoAnswer { address: address.clone(), cause: Arc::new(cause) },
+    };
+    let whom = Some((register.job, Role::Scheduler));
+    let mut connection = security.dial(stream, whom, limit).await.map_err(no_answer)?;
     let head = Register { resume: resume.as_ref().map(Resume::head), ..register.clone() };
     connection.send_within(&ToScheduler::Register(head), limit).await.map_err(no_answer)?;
     let parts = resume.map(Resume::parts).unwrap_or_default();
@@ -50,6 +55,7 @@ pub(super) async fn greet(
 
 /// Looks for the next scheduler.
 pub(super) struct Seeker<F> {
+    security: Security,
     host: String,
     port: u16,
     /// The shape that was told last: how long to look, and what the next one is shown.
@@ -64,8 +70,14 @@ pub(super) struct Seeker<F> {
 }
 
 impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
-    pub(super) fn new(settings: &Settings, register: Register, welcome: &Welcome, resume: F) -> Self {
+    pub(super) fn new(
+        (settings, security): (&Settings, &Security),
+        register: Register,
+        welcome: &Welcome,
+        resume: F,
+    ) -> Self {
         Self {
+            security: security.clone(),
             host: settings.scheduler.host.clone(),
             port: settings.scheduler.port,
             shape: welcome.shape,
@@ -127,7 +139,8 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         let Some(resume) = (self.resume)() else { return Ok(None) };
         let (term, restore, shape) = (self.term, self.restore.clone(), Some(self.shape));
         let resume = Resume { term, restore, shape, ..resume };
-        let (connection, welcome) = greet(stream, &address, &self.register, Some(resume), left()).await?;
+        let (connection, welcome) =
+            greet((&self.security, stream), &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job
             || welcome.epoch.term < self.term
             || Some(welcome.rank) != self.register.wanted_rank

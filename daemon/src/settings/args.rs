@@ -60,7 +60,7 @@ pub struct CommonArgs {
     /// How workers' contributions travel: auto lets a plan choose for each tensor (see gradwire plan).
     #[arg(long, value_name = "NAME", value_parser = PLACEMENTS)]
     pub placement: Option<String>,
-    /// Address to bind for peers. Beyond loopback this needs --set security.mode=off for now.
+    /// Address to bind for peers. Beyond loopback this needs certificates, or --set security.mode=off.
     #[arg(long, value_name = "ADDRESS")]
     pub bind: Option<String>,
     /// Address that peers use to reach this process, where it differs from --bind.

@@ -89,7 +89,7 @@ fn choices_of(text: &str) -> Option<String> {
     let is_of = |name: &str| text.contains(&format!("enum {name} "));
     match () {
         () if is_of("Policy") => Some("require, prefer or off".into()),
-        () if is_of("SecurityMode") => Some("loopback or off".into()),
+        () if is_of("SecurityMode") => Some("auto, tls or off".into()),
         () if is_of("PlacementPolicy") => Some(PLACEMENTS.join(", ")),
         () => None,
     }

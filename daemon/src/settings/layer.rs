@@ -36,6 +36,11 @@ impl Layer {
         self.values.get(key)?.origin()
     }
 
+    /// Every setting that is said here, and where.
+    pub(super) fn origins(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value.origin().unwrap_or_default()))
+    }
+
     fn flatten(&mut self, origin: &str, key: String, value: Value) -> Result<(), SettingsError> {
         match value.kind {
             ValueKind::Table(table) => table
@@ -73,12 +78,17 @@ pub(super) fn known_names() -> Vec<String> {
 
 /// All settings with their defaults, from the type itself.
 pub(super) fn known_settings() -> Vec<(String, serde_json::Value)> {
-    fn walk(prefix: &str, value: serde_json::Value, found: &mut Vec<(String, serde_json::Value)>) {
+    walk(&Settings::default())
+}
+
+/// All settings with their values.
+pub(super) fn walk(settings: &Settings) -> Vec<(String, serde_json::Value)> {
+    fn step(prefix: &str, value: serde_json::Value, found: &mut Vec<(String, serde_json::Value)>) {
         match value {
             serde_json::Value::Object(fields) => {
                 for (name, value) in fields {
                     let path = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
-                    walk(&path, value, found);
+                    step(&path, value, found);
                 }
             }
             leaf => found.push((prefix.to_owned(), leaf)),
@@ -86,7 +96,7 @@ pub(super) fn known_settings() -> Vec<(String, serde_json::Value)> {
     }
     let mut found = Vec::new();
     // Plain data with string keys: serialising it cannot fail, and an empty list would be seen at once.
-    walk("", serde_json::to_value(Settings::default()).unwrap_or_default(), &mut found);
+    step("", serde_json::to_value(settings).unwrap_or_default(), &mut found);
     found
 }
 

@@ -7,6 +7,8 @@ mod env;
 mod error;
 mod interface;
 mod layer;
+#[cfg(feature = "schema")]
+mod meaning;
 pub mod peers;
 
 pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
@@ -16,6 +18,7 @@ pub use error::SettingsError;
 use layer::Layer;
 use proto_common::config::Settings;
 use proto_common::ids::Role;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Settings with what the log should say about where they came from.
@@ -27,9 +30,17 @@ pub struct Loaded {
     pub files: Vec<PathBuf>,
     /// What was ignored, and what is meant by it.
     pub warnings: Vec<String>,
+    /// Of each setting that is said somewhere, the file, variable or flag that counts.
+    pub origins: BTreeMap<String, String>,
 }
 
 impl Loaded {
+    /// Every setting by its dotted name, as it is in force.
+    #[must_use]
+    pub fn values(&self) -> Vec<(String, String)> {
+        layer::walk(&self.settings).into_iter().map(|(key, value)| (key, text_of(value))).collect()
+    }
+
     /// Logs files and warnings. Called once, after [`crate::logging::init`].
     pub fn log(&self) {
         for file in &self.files {
@@ -71,19 +82,32 @@ pub struct Reference {
     pub variable: String,
     /// Its default; empty where there is none.
     pub default: String,
+    /// Its default as a settings file has it.
+    pub default_toml: Option<String>,
+    /// What it means: its field's documentation.
+    pub meaning: String,
 }
 
-/// Every setting with its variable and default.
+/// A value as people write it; nothing for none.
+fn text_of(value: serde_json::Value) -> String {
+    match value {
+        serde_json::Value::Null => String::new(),
+        serde_json::Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// Every setting with its variable, default and meaning.
+#[cfg(feature = "schema")]
 #[must_use]
 pub fn reference() -> Vec<Reference> {
+    let meanings = meaning::of_all();
     let line = |(key, default): (String, serde_json::Value)| {
         let variable = variable_of(&key);
-        let default = match default {
-            serde_json::Value::Null => String::new(),
-            serde_json::Value::String(text) => text,
-            other => other.to_string(),
-        };
-        Reference { key, variable, default }
+        // JSON's words, numbers and truths are TOML's, too.
+        let default_toml = (!default.is_null()).then(|| default.to_string());
+        let meaning = meanings.get(&key).cloned().unwrap_or_default();
+        Reference { key, variable, default: text_of(default), default_toml, meaning }
     };
     layer::known_settings().into_iter().map(line).collect()
 }
@@ -134,13 +158,13 @@ pub fn load_from(
     let settings = merge(&layers)?;
     let valid = match role {
         Role::Scheduler => settings.validate_scheduler(),
-        Role::Server | Role::Worker => settings.validate(),
+        Role::Server | Role::Worker => settings.validate_member(),
     };
     valid.map_err(|cause| {
         let origin = origin_of(&layers, cause.key);
         SettingsError::invalid(cause, origin)
     })?;
-    Ok(Loaded { settings, files, warnings })
+    Ok(Loaded { settings, files, warnings, origins: origins_of(&layers) })
 }
 
 /// Weakest first.
@@ -151,6 +175,10 @@ fn merge(layers: &[Layer]) -> Result<Settings, SettingsError> {
     }
     let merged = builder.build().and_then(config::Config::try_deserialize);
     merged.map_err(|error| SettingsError::wrong(&error, |key| origin_of(layers, key)))
+}
+
+fn origins_of(layers: &[Layer]) -> BTreeMap<String, String> {
+    layers.iter().flat_map(Layer::origins).map(|(key, origin)| (key.to_owned(), origin.to_owned())).collect()
 }
 
 /// Where a setting came from; none where it has its default.

@@ -94,7 +94,7 @@ fn errors_name_origin_key_and_fix() {
     let mode = said(&[("GRADWIRE_CLUSTER__MODE", "bsp")]);
     assert!(mode.contains("\"bsp\" is no mode; use sync") && mode.contains("cluster.mode"), "{mode}");
     let mode = said(&[("GRADWIRE_SECURITY__MODE", "open")]);
-    assert!(mode.contains("use loopback or off"), "{mode}");
+    assert!(mode.contains("use auto, tls or off"), "{mode}");
     // A default that another setting contradicts has no source.
     let short = said(&[("GRADWIRE_DEADLINES__HEARTBEAT_MS", "86400000")]);
     assert!(short.ends_with("use at least 3 times deadlines.heartbeat_ms"), "{short}");

@@ -130,6 +130,7 @@ impl MachineConfig {
             bind: self.endpoint.ip(),
             advertise: self.endpoint.ip().to_string(),
             unix_sockets: true,
+            encrypt: false,
             verbs: self.verbs.clone().filter(|_| may_be_used),
         }
     }

@@ -22,7 +22,7 @@ mod queue;
 mod regions;
 mod ring;
 mod shared;
-mod word;
+pub(crate) mod word;
 mod words;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer};

@@ -4,6 +4,7 @@
 
 use super::invite::{PREAMBLE_BYTES, Secret, decode_preamble};
 use super::pace::{self, SystemChoice};
+use super::pipe::Pipe;
 use super::{local, sys};
 use crate::device::{ChannelSetup, PendingOffer, SetupKind};
 use crate::error::FabricError;
@@ -32,6 +33,7 @@ pub(super) struct TcpPending {
     pub(super) buffer_bytes: Option<usize>,
     pub(super) channels: u16,
     pub(super) secret: Secret,
+    pub(super) sealed: bool,
 }
 
 #[derive(Debug)]
@@ -189,6 +191,10 @@ impl PendingOffer for TcpPending {
             }
             self.sleep(&round, left)?;
         }
-        Ok(round.slots.into_iter().flatten().map(|s| ChannelSetup { kind: SetupKind::Tcp(s) }).collect())
+        let setup = |(index, socket)| {
+            let pipe = Pipe::of(&socket, self.sealed.then_some((&self.secret, index, false)))?;
+            Ok(ChannelSetup { kind: SetupKind::Tcp(socket, pipe) })
+        };
+        (0..).zip(round.slots.into_iter().flatten()).map(setup).collect()
     }
 }

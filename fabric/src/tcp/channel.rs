@@ -2,6 +2,7 @@
 //! whatever is not allowed ends the channel. It must not touch other channels or block.
 
 use super::frame::Frame;
+use super::pipe::Pipe;
 use super::receive::{Next, OnLanded, Receiver};
 use super::send::{OnSent, SendQueue, SendStop};
 use super::sys;
@@ -58,6 +59,8 @@ struct PendingRead {
 pub(super) struct Channel {
     pub(super) id: ChannelId,
     pub(super) socket: Socket,
+    /// What is between frames and the socket.
+    pipe: Pipe,
     send_depth: usize,
     /// Sorted by id.
     regions: Vec<Region>,
@@ -84,12 +87,13 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(id: ChannelId, socket: Socket, send_depth: usize) -> Self {
+    pub(super) fn new(id: ChannelId, (socket, pipe): (Socket, Pipe), send_depth: usize) -> Self {
         Self {
             id,
             is_unix: sys::is_unix(&socket),
             asked: None,
             socket,
+            pipe,
             send_depth,
             regions: Vec::new(),
             send: SendQueue::with_capacity(send_depth + READS_MAX),
@@ -124,8 +128,8 @@ impl Channel {
 
     /// Before a sleep.
     pub(super) fn rest(&mut self) {
-        // A unix socket knows no low-water mark.
-        if !self.input && !self.is_unix {
+        // A unix socket knows no low-water mark, and what is sealed comes in other lengths than payloads.
+        if !self.input && !self.is_unix && self.pipe.is_plain() {
             self.receiver.raise_low_water(self.socket.as_fd());
         }
     }
@@ -135,11 +139,15 @@ impl Channel {
     }
 
     pub(super) fn has_output(&self) -> bool {
-        self.writable && !self.send.is_empty()
+        self.writable && self.wants_out()
     }
 
     pub(super) fn is_blocked(&self) -> bool {
-        !self.writable && !self.send.is_empty()
+        !self.writable && self.wants_out()
+    }
+
+    fn wants_out(&self) -> bool {
+        !self.send_broken && (!self.send.is_empty() || self.pipe.has_unsent())
     }
 
     /// What the epoll set is to report from now on, where that differs from what it was told. TCP reports room
@@ -206,7 +214,8 @@ impl Channel {
     /// Gives the socket what it takes. Completions are counted until [`Channel::completion_taken`].
     pub(super) fn send(&mut self, completions: &mut Vec<Completion>) -> Result<(), DisconnectReason> {
         let (id, taken, answers) = (self.id, &mut self.places_taken, &mut self.answers_queued);
-        let stop = self.send.send(self.socket.as_fd(), |on_sent| match on_sent {
+        let out = (&mut self.pipe, self.socket.as_fd());
+        let stop = self.send.send(out, |on_sent| match on_sent {
             OnSent::Nothing => *taken -= 1,
             OnSent::Answered => *answers -= 1,
             OnSent::WriteDone(write) => {
@@ -214,8 +223,8 @@ impl Channel {
             }
         });
         match stop {
-            Ok(SendStop::Empty | SendStop::Budget) => Ok(()),
-            Ok(SendStop::Blocked) => {
+            Ok(SendStop::Empty | SendStop::Budget) if !self.pipe.has_unsent() => Ok(()),
+            Ok(_) => {
                 self.writable = false;
                 Ok(())
             }
@@ -257,7 +266,7 @@ impl Channel {
     }
 
     fn fill(&mut self, budget: &mut Budget) -> Result<(), DisconnectReason> {
-        match self.receiver.fill(self.socket.as_fd()) {
+        match self.receiver.fill(&mut self.pipe, self.socket.as_fd()) {
             Ok(filled) if filled.bytes == 0 => Err(DisconnectReason::PeerClosed),
             Ok(filled) => {
                 budget.bytes += filled.bytes;
@@ -269,6 +278,7 @@ impl Channel {
                 Ok(())
             }
             Err(Errno::INTR) => Ok(()),
+            Err(Errno::BADMSG) => Err(misbehaved("a record that it has not sealed".into())),
             Err(e) if is_peer_gone(e) => Err(DisconnectReason::PeerClosed),
             Err(e) => Err(DisconnectReason::Failed(format!("receiving: {e}"))),
         }

@@ -12,6 +12,8 @@ pub(super) const CHANNELS_MAX: usize = 1024;
 pub(super) const PREAMBLE_BYTES: usize = 24;
 
 const OFFER_MAGIC: [u8; 4] = *b"GWO2";
+/// Of an offer whose channels are encrypted where they go over TCP.
+const SEALED_MAGIC: [u8; 4] = *b"GWS2";
 const PREAMBLE_MAGIC: [u8; 4] = *b"GWP1";
 
 /// Bytes of an offer before the host's name.
@@ -61,6 +63,8 @@ pub(super) struct Offer {
     pub(super) port: u16,
     pub(super) channels: u16,
     pub(super) secret: Secret,
+    /// Frames are sealed where they go over TCP.
+    pub(super) sealed: bool,
     /// The unix socket that peers of the same host and user may use instead of the port.
     pub(super) unix: Option<Name>,
 }
@@ -69,7 +73,7 @@ impl Offer {
     /// The bytes for the peer; the host's length must have been checked.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(FIXED_BYTES + self.host.len());
-        bytes.extend_from_slice(&OFFER_MAGIC);
+        bytes.extend_from_slice(if self.sealed { &SEALED_MAGIC } else { &OFFER_MAGIC });
         bytes.extend_from_slice(&self.port.to_le_bytes());
         bytes.extend_from_slice(&self.channels.to_le_bytes());
         bytes.extend_from_slice(&self.secret.0);
@@ -84,9 +88,11 @@ impl Offer {
         let Some((fixed, host)) = bytes.split_first_chunk::<FIXED_BYTES>() else {
             return refuse("is too short");
         };
-        if fixed[..4] != OFFER_MAGIC {
-            return refuse("is of another kind or version");
-        }
+        let sealed = match &fixed[..4] {
+            magic if magic == OFFER_MAGIC => false,
+            magic if magic == SEALED_MAGIC => true,
+            _ => return refuse("is of another kind or version"),
+        };
         if host.is_empty() || host.len() > HOST_BYTES_MAX {
             return refuse("has a host name that is empty or too long");
         }
@@ -102,7 +108,7 @@ impl Offer {
         secret.copy_from_slice(&fixed[8..24]);
         name.copy_from_slice(&fixed[24..]);
         let unix = (name != Name::NONE).then_some(Name(name));
-        Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret), unix })
+        Ok(Self { host: host.to_owned(), port, channels, secret: Secret(secret), sealed, unix })
     }
 }
 
@@ -133,7 +139,7 @@ mod tests {
 
     fn offer() -> Offer {
         let (secret, unix) = (Secret([9; 16]), Some(Name([6; 16])));
-        Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret, unix }
+        Offer { host: "node-7".into(), port: 0x1234, channels: 3, secret, sealed: false, unix }
     }
 
     #[test]
@@ -148,6 +154,10 @@ mod tests {
         bytes[24..40].fill(0);
         assert_eq!(nameless.encode(), bytes);
         assert_eq!(Offer::decode(&bytes).unwrap(), nameless);
+        let sealed = Offer { sealed: true, ..nameless };
+        bytes[..4].copy_from_slice(b"GWS2");
+        assert_eq!(sealed.encode(), bytes);
+        assert_eq!(Offer::decode(&bytes).unwrap(), sealed);
         let mut preamble = b"GWP1\x02\x01\x00\x00".to_vec();
         preamble.extend_from_slice(&[9; 16]);
         assert_eq!(encode_preamble(&Secret([9; 16]), 0x102).to_vec(), preamble);

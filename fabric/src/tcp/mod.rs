@@ -15,8 +15,10 @@ pub mod frame;
 mod invite;
 mod local;
 mod pace;
+mod pipe;
 mod queue;
 mod receive;
+mod seal;
 mod send;
 mod sys;
 
@@ -27,6 +29,7 @@ use crate::error::FabricError;
 use accept::TcpPending;
 use invite::{CHANNELS_MAX, HOST_BYTES_MAX, Offer, Secret};
 use pace::SystemChoice;
+pub(crate) use pipe::Pipe;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -42,11 +45,16 @@ pub struct TcpDevice {
     advertise: String,
     buffer_bytes: Option<usize>,
     unix: bool,
+    sealed: bool,
 }
 
 /// What carries the frames of a channel, for people.
-pub(crate) fn carrier(socket: &Socket) -> &'static str {
-    if sys::is_unix(socket) { "unix socket" } else { "tcp socket" }
+pub(crate) fn carrier(socket: &Socket, pipe: &Pipe) -> &'static str {
+    match (sys::is_unix(socket), pipe.is_plain()) {
+        (true, _) => "unix socket",
+        (false, true) => "tcp socket",
+        (false, false) => "tcp socket, encrypted",
+    }
 }
 
 impl TcpDevice {
@@ -54,7 +62,7 @@ impl TcpDevice {
     /// address under which peers reach it; checked when an offer is made.
     #[must_use]
     pub fn new(bind: IpAddr, advertise: String) -> Self {
-        Self { bind, advertise, buffer_bytes: None, unix: true }
+        Self { bind, advertise, buffer_bytes: None, unix: true, sealed: false }
     }
 
     /// Fixes the sockets' buffers. Without it the system adapts them to each link, which on loopback is
@@ -70,6 +78,13 @@ impl TcpDevice {
     #[must_use]
     pub fn with_unix(mut self, unix: bool) -> Self {
         self.unix = unix;
+        self
+    }
+
+    /// Whether what goes over TCP is encrypted. The offering side says so; a side that wants it connects to no offer without.
+    #[must_use]
+    pub fn with_encryption(mut self, sealed: bool) -> Self {
+        self.sealed = sealed;
         self
     }
 
@@ -97,9 +112,25 @@ impl TcpDevice {
         // At most CHANNELS_MAX, checked above.
         let channels = channels as u16;
         let (unix, listener) = self.unix.then(local::listen).flatten().unzip();
-        let offer = Offer { host: self.advertise.clone(), port: address.port(), channels, secret, unix };
+        let offer = Offer {
+            host: self.advertise.clone(),
+            port: address.port(),
+            channels,
+            secret,
+            sealed: self.sealed,
+            unix,
+        };
         let buffer_bytes = self.buffer_bytes;
-        let pending = TcpPending { tcp, address, choice, unix: listener, buffer_bytes, channels, secret };
+        let pending = TcpPending {
+            tcp,
+            address,
+            choice,
+            unix: listener,
+            buffer_bytes,
+            channels,
+            secret,
+            sealed: self.sealed,
+        };
         Ok((offer.encode(), Box::new(pending)))
     }
 
@@ -117,7 +148,12 @@ impl TcpDevice {
         }
         offer.unix = offer.unix.filter(|_| self.unix);
         let socket = connect::connect(&offer, index, self.buffer_bytes, deadline)?;
-        Ok(ChannelSetup { kind: SetupKind::Tcp(socket) })
+        let pipe = Pipe::of(&socket, offer.sealed.then_some((&offer.secret, index, true)))?;
+        if self.sealed && pipe.is_plain() && !sys::is_unix(&socket) {
+            let why = "does not encrypt its channels, which this process requires; set security.encrypt_data there as well";
+            return Err(FabricError::Peer(why.into()));
+        }
+        Ok(ChannelSetup { kind: SetupKind::Tcp(socket, pipe) })
     }
 
     fn listen(&self) -> io::Result<(Socket, Option<SystemChoice>)> {

@@ -231,7 +231,7 @@ fn position(channels: &[Channel], id: ChannelId) -> Option<usize> {
 
 impl CompletionQueue for TcpQueue {
     fn attach(&mut self, setup: ChannelSetup) -> Result<ChannelId, FabricError> {
-        let SetupKind::Tcp(socket) = setup.kind else {
+        let SetupKind::Tcp(socket, pipe) = setup.kind else {
             return Err(FabricError::Misuse("a channel of another driver was given to a tcp queue".into()));
         };
         let id = ChannelId(self.next_id);
@@ -241,7 +241,7 @@ impl CompletionQueue for TcpQueue {
             ));
         }
         self.next_id += 1;
-        let mut channel = Channel::new(id, socket, self.send_depth);
+        let mut channel = Channel::new(id, (socket, pipe), self.send_depth);
         if let Some(flags) = channel.new_interest() {
             epoll::add(&self.epoll, &channel.socket, event_data(id), flags)
                 .map_err(|e| FabricError::os("adding a channel to the epoll set", e))?;

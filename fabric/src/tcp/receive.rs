@@ -5,6 +5,7 @@
 //! no call of its own for the header, and a run of small frames comes with one call.
 
 use super::frame::{Frame, FrameError, HEADER_BYTES};
+use super::pipe::Pipe;
 use super::sys::{self, IoRange};
 use crate::memory::Span;
 use rustix::io::Errno;
@@ -131,14 +132,14 @@ impl Receiver {
     }
 
     /// Reads from the socket. Only when starved: what was read ahead comes first.
-    pub(super) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Filled, Errno> {
+    pub(super) fn fill(&mut self, pipe: &mut Pipe, socket: BorrowedFd<'_>) -> Result<Filled, Errno> {
         // A starved receiver has at most a part of a header.
         self.ahead.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let Some(landing) = &mut self.landing else {
             let room = &mut self.ahead[self.end..];
             let wanted = room.len();
-            let bytes = sys::receive_private(socket, room)?;
+            let bytes = pipe.receive_private(socket, room)?;
             self.end += bytes;
             return Ok(Filled { bytes, drained: bytes < wanted });
         };
@@ -147,7 +148,7 @@ impl Receiver {
         let whole = landing.span.len() - landing.done == payload_bytes as u64;
         let room = IoRange::of_slice_mut(&mut self.ahead[self.end..]);
         let wanted = payload_bytes + if whole { room.len() } else { 0 };
-        let bytes = sys::receive(socket, &mut [payload, room][..if whole { 2 } else { 1 }])?;
+        let bytes = pipe.receive(socket, &mut [payload, room][..if whole { 2 } else { 1 }])?;
         landing.done += bytes.min(payload_bytes) as u64;
         self.end += bytes.saturating_sub(payload_bytes);
         let lacking = self.bytes_lacking();

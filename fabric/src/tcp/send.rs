@@ -2,7 +2,8 @@
 //! registered memory, continued where the socket stopped. It knows nothing of what frames mean.
 
 use super::frame::{Frame, HEADER_BYTES};
-use super::sys::{self, IoRange};
+use super::pipe::Pipe;
+use super::sys::IoRange;
 use crate::memory::Span;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -81,9 +82,16 @@ impl SendQueue {
     /// Gives the socket as much as it takes; calls `sent` for each frame that the kernel has whole.
     pub(super) fn send(
         &mut self,
-        socket: BorrowedFd<'_>,
+        (pipe, socket): (&mut Pipe, BorrowedFd<'_>),
         mut sent: impl FnMut(OnSent),
     ) -> Result<SendStop, Errno> {
+        if self.frames.is_empty() {
+            return match pipe.flush(socket) {
+                Ok(()) => Ok(SendStop::Empty),
+                Err(Errno::AGAIN) => Ok(SendStop::Blocked),
+                Err(e) => Err(e),
+            };
+        }
         let mut total = 0;
         while !self.frames.is_empty() {
             if total >= SEND_BYTES_MAX {
@@ -91,7 +99,7 @@ impl SendQueue {
             }
             let mut ranges = [IoRange::EMPTY; RANGES];
             let (count, bytes) = self.gather(&mut ranges);
-            let taken = match sys::send(socket, &ranges[..count]) {
+            let taken = match pipe.send(socket, &ranges[..count]) {
                 Ok(taken) => taken as u64,
                 Err(Errno::AGAIN) => return Ok(SendStop::Blocked),
                 Err(Errno::INTR) => continue,

@@ -83,6 +83,52 @@ pub(super) fn receive_private(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result
     rustix::net::recv(socket, into, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes)
 }
 
+/// Copies what the ranges have after their first `skip` bytes, as much as there is room for; how much.
+pub(super) fn gather(ranges: &[IoRange<'_>], skip: usize, into: &mut [u8]) -> usize {
+    let mut done = 0;
+    for_each_part(ranges, skip, into.len(), |base, bytes| {
+        let to = &mut into[done..done + bytes];
+        // SAFETY: `base` has `bytes` bytes that are mapped for the range's life (`for_each_part`), `to` is private memory of
+        // the same length. Needed because region memory is only ever reached by address.
+        unsafe { std::ptr::copy_nonoverlapping(base, to.as_mut_ptr(), bytes) };
+        done += bytes;
+    });
+    done
+}
+
+/// Copies to where the ranges are after their first `skip` bytes, as much as there is room for; how much.
+pub(super) fn scatter(from: &[u8], ranges: &[IoRange<'_>], skip: usize) -> usize {
+    let mut done = 0;
+    for_each_part(ranges, skip, from.len(), |base, bytes| {
+        let from = &from[done..done + bytes];
+        // SAFETY: `base` has `bytes` bytes that are mapped and may be written for the range's life (`for_each_part`; ranges
+        // to fill are made of exclusive slices or of spans that are checked to be writable), `from` is private memory of the
+        // same length. Needed because region memory is only ever reached by address.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), base, bytes) };
+        done += bytes;
+    });
+    done
+}
+
+/// The stretches of the ranges after their first `skip` bytes, `most` bytes of them.
+fn for_each_part(
+    ranges: &[IoRange<'_>],
+    mut skip: usize,
+    mut most: usize,
+    mut each: impl FnMut(*mut u8, usize),
+) {
+    for range in ranges {
+        let left = range.bytes.saturating_sub(skip);
+        let bytes = left.min(most);
+        if bytes > 0 {
+            // SAFETY: `skip` is less than the range's length, so the sum stays within it. Needed as above.
+            each(unsafe { range.base.add(skip) }, bytes);
+        }
+        most -= bytes;
+        skip = skip.saturating_sub(range.bytes);
+    }
+}
+
 /// Is it a unix socket, and not one of TCP?
 pub(super) fn is_unix(socket: &Socket) -> bool {
     socket.domain().is_ok_and(|domain| domain == Domain::UNIX)

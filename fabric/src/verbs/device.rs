@@ -254,7 +254,7 @@ impl PendingOffer for Pending {
 
 fn tcp_socket(setup: ChannelSetup) -> Result<Socket, FabricError> {
     match setup.kind {
-        SetupKind::Tcp(socket) => Ok(socket),
+        SetupKind::Tcp(socket, _) => Ok(socket),
         _ => Err(FabricError::Internal("a tcp offer was taken up over another driver".into())),
     }
 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where checkpoints are, when they are written, and which one is read at the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSettings {
     /// Directory that all servers see, or the URL of an object store (`s3://bucket/path`); an empty string: no checkpoints.

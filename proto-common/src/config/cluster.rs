@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The cluster's shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterSettings {
     /// How many workers the job has.
@@ -24,6 +25,7 @@ pub struct ClusterSettings {
     pub deterministic: bool,
     /// The mode of tensors that do not say theirs: `sync`, `bounded:N` or `async`.
     #[serde(with = "crate::mode::by_name")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub mode: Mode,
     /// Rounds of sync tensors that do not say otherwise end without so many of the workers; what comes later to a round is
     /// dropped.
@@ -44,6 +46,7 @@ pub struct ClusterSettings {
 
 /// What a worker's death means for the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerLoss {
     /// The job ends, and everybody is told who died and why.

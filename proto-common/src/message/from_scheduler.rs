@@ -3,6 +3,7 @@
 use super::checkpoint::{CheckpointOrder, SaveError, SaveProgress};
 use super::post::{PostError, PostMessage, PostReply};
 use super::rounds::RoundsPart;
+use super::version::{Build, older};
 use crate::config::WorkerLoss;
 use crate::error::Death;
 use crate::ids::{Epoch, Incarnation, JobId, Key, MemberId, Rank};
@@ -114,15 +115,17 @@ fn places_of(role: &str) -> String {
 /// Why a registration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum RefusalReason {
-    /// Another protocol version.
+    /// Another protocol version. Its bytes are the same in every version: see `version.rs`.
     #[error(
-        "protocol version {theirs} does not match the scheduler's {ours}; run the same release everywhere"
+        "{theirs} cannot join a job whose scheduler is {ours}: all processes of a job run the same release; install it where \
+         the older one is, start the job anew, see docs/upgrading.md (the older one is {})",
+        older(theirs, ours, ("the process that came", "the scheduler"))
     )]
     Protocol {
         /// The member's.
-        theirs: u32,
+        theirs: Build,
         /// The scheduler's.
-        ours: u32,
+        ours: Build,
     },
     /// Another job.
     #[error(
@@ -171,6 +174,9 @@ pub enum RefusalReason {
         /// How long it has been running.
         age_ms: u64,
     },
+    /// Its certificate is good, and is not for what it claims to be.
+    #[error("{0}")]
+    Certificate(String),
     /// The message makes no sense here: what it was, and what was expected.
     #[error("{0}")]
     Misplaced(String),

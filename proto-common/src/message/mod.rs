@@ -9,6 +9,8 @@ mod post;
 mod resume;
 mod rounds;
 mod to_scheduler;
+mod version;
+mod wait;
 
 pub use bootstrap::{FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer};
 pub use checkpoint::{
@@ -25,7 +27,9 @@ pub use post::{
 };
 pub use resume::Resume;
 pub use rounds::{ROUNDS_PART_MAX, RoundsPart, RoundsSoFar};
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, NotTaken, Register, ToScheduler};
+pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, NotTaken, Register, ServerLoad, ToScheduler};
+pub use version::{Build, opening_of, speaker_of};
+pub use wait::{Wait, WaitCause};
 
 #[cfg(test)]
 mod tests;

@@ -25,6 +25,39 @@ fn frozen_bytes() {
 }
 
 #[test]
+fn frozen_bytes_of_a_heartbeat() {
+    let load =
+        ServerLoad { stored_bytes: 1, credits_free: 2, credits: 3, spill_blocks_used: 4, spill_blocks: 5 };
+    let message = ToScheduler::Heartbeat(MemberReport {
+        round: 7,
+        in_flight: 8,
+        waits: vec![Wait {
+            what: "o".into(),
+            of: Some(Rank(12)),
+            waited_ms: 9,
+            cause: WaitCause::Readers,
+            on: vec![Rank(11)],
+        }],
+        links: Vec::new(),
+        resident_bytes: 10,
+        load: Some(load),
+        metrics: vec![("m".into(), 1.0)],
+    });
+    let bytes = encode(&message).unwrap();
+    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    let u64_of = |n: u64| n.to_le_bytes().iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let mut wanted = "01000000".to_owned() + &u64_of(7) + &u64_of(8);
+    wanted += &(u64_of(1) + &u64_of(1) + "6f" + "010c000000" + &u64_of(9));
+    wanted += &("02000000".to_owned() + &u64_of(1) + "0b000000");
+    wanted += &(u64_of(0) + &u64_of(10));
+    wanted += "01";
+    wanted.extend((1..=5).map(u64_of));
+    wanted += &(u64_of(1) + &u64_of(1) + "6d" + "000000000000f03f");
+    assert_eq!(hex, wanted);
+    assert_eq!(decode::<ToScheduler>(&bytes), Ok(message));
+}
+
+#[test]
 fn stray_and_missing_bytes_are_refused() {
     let mut bytes = encode(&ToScheduler::Goodbye).unwrap();
     bytes.push(0);

@@ -4,6 +4,7 @@ use super::checkpoint::CheckpointNews;
 use super::post::{PostError, PostMessage, PostReply, PostTo};
 use super::resume::Resume;
 use super::rounds::RoundsPart;
+use super::wait::Wait;
 use crate::ids::{Epoch, Incarnation, JobId, Rank, Role};
 use crate::tensor::{RuleChange, TensorSpec};
 use crate::transport::{Driver, Offer};
@@ -106,10 +107,31 @@ pub struct MemberReport {
     pub round: u64,
     /// Operations in flight.
     pub in_flight: u64,
-    /// The oldest operation in flight: what it is and how long it waits, for people.
-    pub oldest: Option<(String, u64)>,
+    /// Operations in flight, the longest wait first: a worker's oldest; at a server, the oldest of each of a few workers.
+    pub waits: Vec<Wait>,
     /// Worker: its links.
     pub links: Vec<LinkReport>,
+    /// Resident memory of its process.
+    pub resident_bytes: u64,
+    /// Server: what it has, and what it has room for.
+    pub load: Option<ServerLoad>,
+    /// Worker: numbers that its trainer reports, such as its loss, by name.
+    pub metrics: Vec<(String, f64)>,
+}
+
+/// What a server has, and what it has room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerLoad {
+    /// Bytes of weights, accumulators and optimizer state.
+    pub stored_bytes: u64,
+    /// Inbox slots granted to nobody.
+    pub credits_free: u64,
+    /// Inbox slots.
+    pub credits: u64,
+    /// Spill blocks in use.
+    pub spill_blocks_used: u64,
+    /// Spill blocks.
+    pub spill_blocks: u64,
 }
 
 /// Everything a member says.

@@ -76,14 +76,21 @@ impl Checkpoints {
     }
 
     /// For people; `all` is what each is to have.
-    pub(super) fn status(&self, newest: Option<String>, all: &[(Rank, u16)]) -> CheckpointStatus {
+    pub(super) fn status(
+        &self,
+        newest: Option<String>,
+        all: &[(Rank, u16)],
+        now_ms: u64,
+    ) -> CheckpointStatus {
         let last = self.pending.last_key_value();
         let missing = |pending: &Pending| {
             all.iter().copied().filter(|part| !pending.parts.contains_key(part)).collect::<Vec<_>>()
         };
+        let since_ms = last.and_then(|(_, pending)| pending.stalled_since_ms);
         CheckpointStatus {
             newest,
             writing: last.map(|(round, _)| *round),
+            stalled_ms: now_ms.saturating_sub(since_ms.unwrap_or(now_ms)),
             parts: last.map_or(0, |(_, pending)| pending.parts.len() as u64),
             parts_expected: all.len() as u64,
             missing: last.map(|(_, pending)| missing(pending)).unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! One member as the scheduler knows it. Plain data and the arithmetic of its report.
 
 use super::ConnectionId;
+use super::pace::Pace;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::message::{self, ClusterShape, MemberReport, Register};
 
@@ -26,6 +27,7 @@ pub(super) struct Member {
     report_ms: Option<u64>,
     /// Bytes per second of each link of the report, since the report before.
     pub(super) rates: Vec<u64>,
+    pub(super) pace: Pace,
     pub(super) links_ready: bool,
     /// It wishes to go, once others have what it has.
     pub(super) draining: bool,
@@ -48,6 +50,7 @@ impl Member {
             report: MemberReport::default(),
             report_ms: None,
             rates: Vec::new(),
+            pace: Pace::default(),
             links_ready: false,
             draining: false,
             left: false,
@@ -78,6 +81,7 @@ impl Member {
             report: MemberReport::default(),
             report_ms: None,
             rates: Vec::new(),
+            pace: Pace::default(),
             links_ready: false,
             draining: false,
             left: true,
@@ -95,6 +99,7 @@ impl Member {
             moved.saturating_mul(1000) / passed_ms
         };
         self.rates = report.links.iter().map(rate).collect();
+        self.pace.see(now_ms, &report);
         self.report = report;
         self.report_ms = Some(now_ms);
     }

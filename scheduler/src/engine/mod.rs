@@ -15,14 +15,17 @@ mod member;
 mod moves;
 mod note;
 mod ordered;
+mod pace;
 mod posts;
 mod queued;
 mod rebuild;
 mod refusals;
 mod registration;
+mod report;
 mod roster;
 mod shards;
 mod status;
+mod stragglers;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
@@ -37,12 +40,11 @@ use posts::{Posts, SCHEDULER};
 use proto_common::config::{SettingError, Settings};
 use proto_common::error::Death;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
-use proto_common::limits::NAME_BYTES_MAX;
 use proto_common::message::{
-    ClusterShape, DeclareError, FromScheduler, LinkReport, MemberReport, NodeGroup, RefusalReason,
-    ToScheduler,
+    ClusterShape, DeclareError, FromScheduler, NodeGroup, RefusalReason, ToScheduler,
 };
 use rebuild::Rebuild;
+use report::bounded;
 use roster::{Changes, Dead};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -537,26 +539,6 @@ fn release(answers: Vec<Answer>, out: &mut Vec<Command>) {
     for Answer { to, request, result } in answers {
         out.push(send(to, FromScheduler::Released { request, result }));
     }
-}
-
-/// A report is kept and shown: no member can make it large.
-fn bounded(mut report: MemberReport, servers: u32) -> MemberReport {
-    report.links.truncate(servers as usize);
-    let cut = |link: &mut LinkReport| cut_text(&mut link.why);
-    report.links.iter_mut().for_each(cut);
-    if let Some((what, _)) = &mut report.oldest {
-        cut_text(what);
-    }
-    report
-}
-
-/// Shortens to [`NAME_BYTES_MAX`], at a character's border.
-fn cut_text(text: &mut String) {
-    let mut end = text.len().min(NAME_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
 }
 
 fn name_of(message: &ToScheduler) -> &'static str {

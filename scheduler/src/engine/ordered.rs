@@ -5,7 +5,9 @@ use super::checkpoints::{ASKERS_MAX, Asker, Checkpoints, Wanted, answer, order};
 use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse, send};
 use proto_common::ids::{Epoch, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{CheckpointOrder, FromScheduler, RefusalReason, SaveError, SaveProgress, Waits};
+use proto_common::message::{
+    Build, CheckpointOrder, FromScheduler, RefusalReason, SaveError, SaveProgress, Waits,
+};
 use std::collections::BTreeMap;
 
 /// Rounds between what servers said and the one that is named, at first; twice as many each time that one was past it.
@@ -159,7 +161,8 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         if protocol != PROTOCOL_VERSION {
-            return refuse(from, RefusalReason::Protocol { theirs: protocol, ours: PROTOCOL_VERSION }, out);
+            let theirs = Build { protocol, version: String::new() };
+            return refuse(from, RefusalReason::Protocol { theirs, ours: Build::own() }, out);
         }
         let not_now = |what: &str| Some(SaveError::NotNow(what.into()));
         let refused = match self.phase {

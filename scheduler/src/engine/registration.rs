@@ -7,7 +7,7 @@ use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
-use proto_common::message::{Coming, FromScheduler, RefusalReason, Register, Welcome};
+use proto_common::message::{Build, Coming, FromScheduler, RefusalReason, Register, Welcome};
 
 /// What a life hears that others have gone on without.
 pub(super) const DECLARED_DEAD: &str = "this life of it was declared dead (silent for deadlines.silence_ms, or its connection broke); start it as a new process";
@@ -151,7 +151,8 @@ impl Engine {
     fn may_register(&self, register: &Register) -> Result<(), RefusalReason> {
         let misplaced = |what: &str| Err(RefusalReason::Misplaced(what.to_owned()));
         if register.protocol != PROTOCOL_VERSION {
-            return Err(RefusalReason::Protocol { theirs: register.protocol, ours: PROTOCOL_VERSION });
+            let theirs = Build { protocol: register.protocol, version: register.build.clone() };
+            return Err(RefusalReason::Protocol { theirs, ours: Build::own() });
         }
         if register.job != self.config.job {
             return Err(RefusalReason::Job { theirs: register.job, ours: self.config.job });

@@ -1,9 +1,13 @@
 //! The engine's state as `/status` shows it. Looks, changes nothing.
 
 use super::member::Member;
+use super::stragglers::Waited;
 use super::{Engine, Phase};
-use daemon::status::{ClusterStatus, JobPhase, LinkStatus, MemberStatus, OldestOperation, RecoveryStatus};
-use proto_common::ids::MemberId;
+use daemon::status::{
+    ClusterStatus, JobPhase, LinkStatus, LoadStatus, MemberStatus, MetricStatus, RecoveryStatus,
+};
+use proto_common::ids::{MemberId, Role};
+use proto_common::message::ServerLoad;
 
 impl Engine {
     /// The job as it stands at `now_ms`.
@@ -17,6 +21,7 @@ impl Engine {
             Phase::Ending { outcome, .. } => (JobPhase::Ending, Some(outcome.to_string())),
             Phase::Ended { outcome } => (JobPhase::Ended, Some(outcome.to_string())),
         };
+        let waited = self.waited_for();
         ClusterStatus {
             job: self.config.job.0,
             phase,
@@ -27,12 +32,18 @@ impl Engine {
             uptime_ms: now_ms.saturating_sub(self.started_ms),
             tensors,
             tensor_bytes,
+            rounds_per_second: self.rounds_per_second(),
+            stragglers: self.stragglers(&waited),
             recovery: self.recovery(),
             uncopied_chunks: self.declarations.shards.uncopied(),
-            members: self.members.iter().map(|(id, member)| show(*id, member, now_ms)).collect(),
+            members: self.members.iter().map(|(id, member)| show(*id, member, &waited, now_ms)).collect(),
             missing: self.missing(),
             barriers: self.barriers.status(now_ms),
-            checkpoints: self.checkpoints.status(self.last_checkpoint.clone(), &self.checkpoint_parts()),
+            checkpoints: self.checkpoints.status(
+                self.last_checkpoint.clone(),
+                &self.checkpoint_parts(),
+                now_ms,
+            ),
             ending,
         }
     }
@@ -61,7 +72,7 @@ impl Engine {
     }
 }
 
-fn show(id: MemberId, member: &Member, now_ms: u64) -> MemberStatus {
+fn show(id: MemberId, member: &Member, waited: &Waited, now_ms: u64) -> MemberStatus {
     let report = &member.report;
     let link = |(link, rate): (&proto_common::message::LinkReport, &u64)| LinkStatus {
         server: link.server,
@@ -71,7 +82,8 @@ fn show(id: MemberId, member: &Member, now_ms: u64) -> MemberStatus {
         received_bytes: link.received_bytes,
         bytes_per_second: *rate,
     };
-    let oldest = report.oldest.clone().map(|(what, waited_ms)| OldestOperation { what, waited_ms });
+    let is_worker = id.role == Role::Worker;
+    let metric = |(name, value): &(String, f64)| MetricStatus { name: name.clone(), value: *value };
     MemberStatus {
         role: id.role,
         rank: id.rank,
@@ -84,7 +96,18 @@ fn show(id: MemberId, member: &Member, now_ms: u64) -> MemberStatus {
         links_ready: member.links_ready,
         round: report.round,
         in_flight: report.in_flight,
-        oldest,
+        oldest: report.waits.first().cloned(),
+        others: report.waits.iter().skip(1).cloned().collect(),
         links: report.links.iter().zip(&member.rates).map(link).collect(),
+        rounds_per_second: member.pace.rounds_per_second(),
+        resident_bytes: report.resident_bytes,
+        waited_for_percent: waited.get(&id.rank).copied().filter(|_| is_worker).unwrap_or(0),
+        load: report.load.map(load),
+        metrics: report.metrics.iter().map(metric).collect(),
     }
+}
+
+fn load(load: ServerLoad) -> LoadStatus {
+    let ServerLoad { stored_bytes, credits_free, credits, spill_blocks_used, spill_blocks } = load;
+    LoadStatus { stored_bytes, credits_free, credits, spill_blocks_used, spill_blocks }
 }

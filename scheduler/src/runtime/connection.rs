@@ -3,9 +3,10 @@
 
 use crate::engine::ConnectionId;
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
+use daemon::security::{Identity, NotPermitted, Security};
+use proto_common::ids::Role;
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
-use proto_common::message::{POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
-use std::io;
+use proto_common::message::{Build, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,6 +67,16 @@ pub(super) enum Event {
         connection: ConnectionId,
         fault: Option<Fault>,
     },
+    /// It is of another protocol version, and says more than can be read.
+    OtherVersion {
+        connection: ConnectionId,
+        theirs: Build,
+    },
+    /// It claims to be what its certificate is not for.
+    NotPermitted {
+        connection: ConnectionId,
+        claim: NotPermitted,
+    },
     /// The manifest of a checkpoint is written, or not.
     Written {
         round: u64,
@@ -84,22 +95,28 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Starts the two tasks of an accepted connection.
+    /// Starts the task of an accepted connection.
     pub(super) fn open(
         id: ConnectionId,
-        stream: TcpStream,
-        peer: SocketAddr,
+        (stream, peer, security): (TcpStream, SocketAddr, Security),
         limits: Limits,
         events: &mpsc::Sender<Event>,
         tasks: &mut JoinSet<()>,
-    ) -> io::Result<Self> {
-        let (read, write) = Connection::new(stream)?.into_split();
+    ) -> Self {
         let (frames, queue) = mpsc::channel(QUEUE_MAX);
         let (open, closing) = oneshot::channel();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
-        tasks.spawn(read_messages(id, read, limits.handshake, events.clone(), closing));
-        tasks.spawn(write_frames(id, write, limits.write, queue, Arc::clone(&queued_bytes), events.clone()));
-        Ok(Self { peer, frames, queued_bytes, _open: open })
+        let (events, waiting) = (events.clone(), Arc::clone(&queued_bytes));
+        tasks.spawn(async move {
+            match security.accept(stream, limits.handshake).await {
+                Ok(connection) => converse(id, connection, limits, (queue, waiting), events, closing).await,
+                // The core may be gone already; then nobody needs to know.
+                Err(error) => {
+                    let _ = events.send(Event::Closed { connection: id, fault: fault_of(&error) }).await;
+                }
+            }
+        });
+        Self { peer, frames, queued_bytes, _open: open }
     }
 
     /// Bytes that wait for the peer.
@@ -142,9 +159,33 @@ impl Outbox {
     }
 }
 
+async fn converse(
+    id: ConnectionId,
+    connection: Connection,
+    limits: Limits,
+    (queue, queued_bytes): (mpsc::Receiver<Arc<[u8]>>, Arc<AtomicUsize>),
+    events: mpsc::Sender<Event>,
+    closing: oneshot::Receiver<()>,
+) {
+    let identity = connection.identity().cloned();
+    let (read, write) = connection.into_split();
+    let reading = read_messages(id, (read, identity), limits.handshake, events.clone(), closing);
+    tokio::join!(reading, write_frames(id, write, limits.write, queue, queued_bytes, events));
+}
+
+/// Is a message a claim that the sender's certificate does not bear out? A scheduler's is refused by every scheduler.
+fn false_claim(message: &ToScheduler, identity: Option<&Identity>) -> Option<NotPermitted> {
+    match (message, identity) {
+        (ToScheduler::Register(register), Some(identity)) if register.role != Role::Scheduler => {
+            identity.permits(register.job, register.role).err()
+        }
+        _ => None,
+    }
+}
+
 async fn read_messages(
     id: ConnectionId,
-    mut read: ReadHalf,
+    (mut read, identity): (ReadHalf, Option<Identity>),
     handshake: Duration,
     events: mpsc::Sender<Event>,
     mut closing: oneshot::Receiver<()>,
@@ -164,12 +205,22 @@ async fn read_messages(
         match received {
             Ok(Some(message)) => {
                 stranger = false;
+                if let Some(claim) = false_claim(&message, identity.as_ref()) {
+                    let _ = events.send(Event::NotPermitted { connection: id, claim }).await;
+                    return linger(read).await;
+                }
                 if events.send(Event::Message { from: id, message }).await.is_err() {
                     return;
                 }
             }
             Ok(None) => break None,
-            Err(error) => break fault_of(&error),
+            Err(error) => match read.other_version().filter(|_| stranger) {
+                Some(theirs) => {
+                    let _ = events.send(Event::OtherVersion { connection: id, theirs }).await;
+                    return linger(read).await;
+                }
+                None => break fault_of(&error),
+            },
         }
     };
     // The core may be gone already; then nobody needs to know.
@@ -185,6 +236,7 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
         FrameError::Deadline { waited_ms } => {
             fault("handshake", format!("it said nothing for {waited_ms} ms after connecting"))
         }
+        FrameError::Security(wrong) => fault(wrong.kind(), error.to_string()),
         FrameError::TooLong { .. } | FrameError::Codec(_) => fault("malformed", error.to_string()),
     }
 }

@@ -3,8 +3,11 @@
 use super::{bind, run_with, verdict};
 use crate::engine::Outcome;
 use daemon::embed::{Embedded, Ready, StartError};
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use daemon::post::Posts;
 use proto_common::config::Settings;
+use proto_common::ids::Role;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -28,7 +31,8 @@ impl Scheduler {
             Embedded::start("scheduler", BOUND_WITHIN, |shutdown, ready: Ready<SocketAddr>| async move {
                 let listeners = bind(&settings).await?;
                 ready.tell(listeners.control.local_addr()?);
-                run_with(listeners, &settings, shutdown, (Some(for_core), false)).await
+                let told = (Notify::default(), Flight::embedded(Role::Scheduler, &settings));
+                run_with(listeners, &settings, shutdown, (Some(for_core), false), told).await
             });
         let (role, control) = started.map_err(|error| match error {
             StartError::Ended(error) => error,

@@ -3,11 +3,13 @@
 
 use super::View;
 use crate::engine::Input;
-use daemon::metrics::registry;
+use daemon::metrics::{add_security, add_settings, registry};
+use daemon::security::Security;
 use daemon::status::{ClusterStatus, JobPhase, RecoveryStatus};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::Role;
 use proto_common::message::{FromScheduler, ToScheduler};
@@ -63,10 +65,14 @@ impl Collector for Unsent {
 }
 
 impl Metrics {
-    pub(super) fn new(view: View) -> Result<Self> {
+    pub(super) fn new((settings, security): (&Settings, &Security), view: View) -> Result<Self> {
         let registry = registry(Role::Scheduler)?;
-        let counters = |name: &str, help: &str, label: &str| {
+        add_security(&registry, security)?;
+        add_settings(&registry, Role::Scheduler, settings)?;
+        let counters = |name: &str, help: &str, label: &str, values: &[&str]| {
             let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+            // A series that begins with its first event hides that event from `rate` and `increase`.
+            values.iter().for_each(|value| drop(counters.with_label_values(&[value])));
             registry.register(Box::new(counters.clone()))?;
             Result::Ok(counters)
         };
@@ -81,23 +87,32 @@ impl Metrics {
                 "gradwire_scheduler_connections_refused_total",
                 "Connections dropped before they registered.",
                 "reason",
+                &["closed", "handshake", "malformed", "slow", "version"],
             )?,
             registrations: counters(
                 "gradwire_scheduler_registrations_total",
                 "Answers to registrations.",
                 "result",
+                &["accepted", "refused"],
             )?,
             declarations: counters(
                 "gradwire_scheduler_declarations_total",
                 "Answers to declarations of tensors.",
                 "result",
+                &["accepted", "refused"],
             )?,
             barriers: counters(
                 "gradwire_scheduler_barrier_waits_total",
                 "Answers to members that waited at a barrier.",
                 "result",
+                &["failed", "released"],
             )?,
-            deaths: counters("gradwire_scheduler_deaths_total", "Members that died.", "cause")?,
+            deaths: counters(
+                "gradwire_scheduler_deaths_total",
+                "Members that died.",
+                "cause",
+                &["connection_lost", "failed", "silent"],
+            )?,
             registry,
         };
         metrics.registry.register(Box::new(EngineGauges::new(view)?))?;

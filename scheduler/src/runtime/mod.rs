@@ -6,14 +6,18 @@ mod connection;
 mod embed;
 mod keeper;
 mod metrics;
+mod words;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Note, Outcome};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
-use daemon::control::{Connection, frame_of};
+use daemon::control::frame_of;
 use daemon::exit::{Failure, WithCode as _};
+use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
+use daemon::notify::Notify;
 use daemon::post::Posts;
+use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
@@ -23,7 +27,7 @@ use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::{CheckpointOrder, FromScheduler, PostError, ToScheduler};
+use proto_common::message::{Build, FromScheduler, PostError, RefusalReason, ToScheduler};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -53,16 +57,20 @@ pub struct Listeners {
     pub control: TcpListener,
     /// The HTTP endpoints, unless they are off.
     pub http: Option<TcpListener>,
+    /// What members are shown, and asked for.
+    security: Security,
 }
 
 /// Binds what the settings say. Port 0 lets the system choose.
 pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
+    let security = Security::open(settings, Some(Role::Scheduler))
+        .map_err(|error| Failure::new(ExitCode::Config, error))?;
     let scheduler = &settings.scheduler;
     let (host, port) = (scheduler.bind.as_deref().unwrap_or(&scheduler.host), scheduler.port);
     let control = match TcpListener::bind((host, port)).await {
         Ok(listener) => listener,
         Err(error) => {
-            let there = if port == 0 { None } else { who_is_there(host, port).await };
+            let there = if port == 0 { None } else { who_is_there(&security, host, port).await };
             let there = there.unwrap_or_else(|| {
                 "stop what runs there, or set scheduler.port to a free port (0 lets the system choose)".into()
             });
@@ -71,14 +79,16 @@ pub async fn bind(settings: &Settings) -> Result<Listeners, Failure> {
         }
     };
     let http = http::bind(&settings.node.http).await?;
-    Ok(Listeners { control, http })
+    Ok(Listeners { control, http, security })
 }
 
 /// Another scheduler's words about itself, where one has our port.
-async fn who_is_there(host: &str, port: u16) -> Option<String> {
+async fn who_is_there(security: &Security, host: &str, port: u16) -> Option<String> {
     let ask = async {
-        let mut connection = Connection::new(TcpStream::connect((host, port)).await.ok()?).ok()?;
         let limit = Duration::from_millis(IDENTIFY_MS);
+        let stream = TcpStream::connect((host, port)).await.ok()?;
+        // It may be another job's.
+        let mut connection = security.dial(stream, None, limit).await.ok()?;
         connection.send_within(&ToScheduler::Identify, limit).await.ok()?;
         match connection.receive_within(limit).await.ok()? {
             Some(FromScheduler::Refused(reason)) => Some(reason.to_string()),
@@ -93,8 +103,9 @@ pub async fn run(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
+    told: (Notify, Flight),
 ) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, (None, false)).await
+    run_with(listeners, settings, shutdown, (None, false), told).await
 }
 
 /// As [`run`], for a job whose scheduler is gone: its members come again, and nobody else is let in before.
@@ -102,8 +113,9 @@ pub async fn resume(
     listeners: Listeners,
     settings: &Settings,
     shutdown: Shutdown,
+    told: (Notify, Flight),
 ) -> Result<Outcome, anyhow::Error> {
-    run_with(listeners, settings, shutdown, (None, true)).await
+    run_with(listeners, settings, shutdown, (None, true), told).await
 }
 
 /// As [`run`] or [`resume`], with the messages of this process's program, where there is one.
@@ -112,6 +124,7 @@ async fn run_with(
     settings: &Settings,
     shutdown: Shutdown,
     (program, resume): (Option<Posts>, bool),
+    (notify, flight): (Notify, Flight),
 ) -> Result<Outcome, anyhow::Error> {
     let incarnation = daemon::host::new_incarnation()?;
     let opened = keeper::open(settings, resume).map_err(|error| Failure::new(error.exit_code(), error));
@@ -123,17 +136,21 @@ async fn run_with(
         Some(posts) => (engine.with_program(), posts),
         None => (engine, Posts::start()?),
     };
-    let core = Core::new(settings, engine, posts, keeper)?;
+    let core = Core::new((settings, listeners.security), engine, (posts, flight.clone()), keeper)?;
     if let Some(listener) = listeners.http {
-        let (ready, status) = (core.view(), core.view());
+        let (ready, status, targets) = (core.view(), core.view(), core.view());
+        let own = daemon::targets::reachable(Some(&listener), &settings.scheduler.host);
         let state = HttpState::new(
             core.metrics.registry().clone(),
             move || ready.ready(),
             move || serde_json::to_value(status.status()).unwrap_or_default(),
-        );
+        )
+        .with_targets(move || daemon::targets::groups(&targets.status(), own.as_deref()))
+        .with_flight(flight)
+        .with_documents(&crate::page::DOCUMENTS);
         http::spawn(listener, state, shutdown.clone());
     }
-    core.run(listeners.control, shutdown).await
+    core.run(listeners.control, shutdown, &notify).await
 }
 
 /// The exit code and words for how a job ended.
@@ -190,6 +207,7 @@ fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Inp
 
 struct Core {
     view: View,
+    security: Security,
     metrics: Metrics,
     limits: Limits,
     connections_max: usize,
@@ -205,13 +223,14 @@ struct Core {
     posts: Posts,
     said: mpsc::UnboundedReceiver<ToScheduler>,
     keeper: Option<Keeper>,
+    flight: Flight,
 }
 
 impl Core {
     fn new(
-        settings: &Settings,
+        (settings, security): (&Settings, Security),
         engine: Engine,
-        posts: Posts,
+        (posts, flight): (Posts, Flight),
         keeper: Option<Keeper>,
     ) -> Result<Self, anyhow::Error> {
         // Unbounded, but the engine bounds what is not answered.
@@ -222,8 +241,9 @@ impl Core {
         let view = View { engine, start: Instant::now() };
         let (events, received) = mpsc::channel(EVENTS_MAX);
         Ok(Self {
-            metrics: Metrics::new(view.clone()).context("cannot register metrics")?,
+            metrics: Metrics::new((settings, &security), view.clone()).context("cannot register metrics")?,
             view,
+            security,
             limits: Limits {
                 handshake: Duration::from_millis(settings.deadlines.handshake_ms),
                 write: Duration::from_millis(settings.deadlines.silence_ms),
@@ -240,6 +260,7 @@ impl Core {
             posts,
             said,
             keeper,
+            flight,
         })
     }
 
@@ -247,8 +268,14 @@ impl Core {
         self.view.clone()
     }
 
-    async fn run(mut self, listener: TcpListener, mut shutdown: Shutdown) -> Result<Outcome, anyhow::Error> {
-        let mut stopping = false;
+    async fn run(
+        mut self,
+        listener: TcpListener,
+        mut shutdown: Shutdown,
+        notify: &Notify,
+    ) -> Result<Outcome, anyhow::Error> {
+        let (mut stopping, mut beats) = (false, notify.beats());
+        notify.ready("members are taken");
         let mut tick_ms = self.view.engine().next_tick_ms(0);
         let outcome = loop {
             let input = tokio::select! {
@@ -266,6 +293,12 @@ impl Core {
                 () = sleep_until(self.view.start + Duration::from_millis(tick_ms)) => {
                     tick_ms = u64::MAX;
                     Some(Input::Tick)
+                }
+                // The loop that decides is what a watchdog watches here.
+                () = beats.next() => {
+                    notify.feed();
+                    notify.status(&self.view.status().line());
+                    None
                 }
                 // Finished tasks are taken off the list.
                 Some(_) = self.tasks.join_next() => None,
@@ -285,15 +318,15 @@ impl Core {
         Ok(outcome)
     }
 
-    /// May another connection be taken? Each has two tasks.
+    /// May another connection be taken? Each has a task.
     fn has_place(&self) -> bool {
-        self.tasks.len() < 2 * self.connections_max
+        self.tasks.len() < self.connections_max
     }
 
     /// With half of the places taken, whoever says nothing makes room soon: members speak at once.
     fn limits_of_new(&self) -> Limits {
         let short = Duration::from_millis(CROWDED_HANDSHAKE_MS);
-        match self.tasks.len() > self.connections_max {
+        match 2 * self.tasks.len() > self.connections_max {
             true => Limits { handshake: self.limits.handshake.min(short), ..self.limits },
             false => self.limits,
         }
@@ -311,14 +344,10 @@ impl Core {
         };
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        let limits = self.limits_of_new();
-        match Outbox::open(id, stream, peer, limits, &self.events, &mut self.tasks) {
-            Ok(outbox) => {
-                self.metrics.watch(outbox.queued_bytes());
-                self.connections.insert(id, outbox);
-            }
-            Err(error) => tracing::debug!(%error, %peer, "a control connection closed at once"),
-        }
+        let (limits, security) = (self.limits_of_new(), self.security.clone());
+        let outbox = Outbox::open(id, (stream, peer, security), limits, &self.events, &mut self.tasks);
+        self.metrics.watch(outbox.queued_bytes());
+        self.connections.insert(id, outbox);
         if !self.has_place() && self.crowded.may_speak().is_some() {
             tracing::warn!(limit = self.connections_max, "too many control connections; new ones wait");
         }
@@ -327,7 +356,12 @@ impl Core {
     /// An event as the engine takes it; those of connections that were closed do not count.
     fn input_of(&mut self, event: Event) -> Option<Input> {
         match event {
-            Event::Written { round, result } => Some(Input::ManifestWritten { round, result }),
+            Event::Written { round, result } => {
+                if result.is_ok() {
+                    self.flight.note("checkpoint", format!("round {round} is complete"));
+                }
+                Some(Input::ManifestWritten { round, result })
+            }
             Event::Message { from, message } => {
                 let outbox = self.connections.get(&from)?;
                 match message {
@@ -339,18 +373,45 @@ impl Core {
                     message => Some(Input::Message { from, message }),
                 }
             }
+            Event::OtherVersion { connection, theirs } => {
+                let outbox = self.connections.remove(&connection)?;
+                let reason = RefusalReason::Protocol { theirs, ours: Build::own() };
+                let fault = Some(reason.to_string());
+                self.turn_away(&outbox, reason, "version");
+                Some(Input::Closed { connection, fault })
+            }
+            Event::NotPermitted { connection, claim } => {
+                let outbox = self.connections.remove(&connection)?;
+                self.turn_away(&outbox, RefusalReason::Certificate(claim.to_string()), "certificate");
+                Some(Input::Closed { connection, fault: Some(claim.to_string()) })
+            }
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
                 if self.view.engine().member_of(connection).is_none() {
                     let why = fault.as_ref().map_or("it closed without a word", |fault| fault.text.as_str());
-                    if let Some(others) = self.strangers.may_speak() {
-                        tracing::warn!(peer = %outbox.peer(), why, others, "a stranger is dropped");
-                    }
-                    self.metrics.refused(fault.as_ref().map_or("closed", |fault| fault.kind));
+                    self.drop_stranger(&outbox, why, fault.as_ref().map_or("closed", |fault| fault.kind));
                 }
                 Some(Input::Closed { connection, fault: fault.map(|fault| fault.text) })
             }
         }
+    }
+
+    fn drop_stranger(&self, outbox: &Outbox, why: &str, kind: &'static str) {
+        if let Some(others) = self.strangers.may_speak() {
+            tracing::warn!(peer = %outbox.peer(), why, others, "a stranger is dropped");
+        }
+        self.metrics.refused(kind);
+    }
+
+    /// It is told why, and the engine never hears what it said.
+    fn turn_away(&self, outbox: &Outbox, reason: RefusalReason, kind: &'static str) {
+        let why = reason.to_string();
+        let told = FromScheduler::Refused(reason);
+        // Short, and the first thing that waits for it.
+        if let Ok(frame) = frame_of(&told) {
+            let _ = outbox.push(frame.into());
+        }
+        self.drop_stranger(outbox, &why, kind);
     }
 
     /// One decision of the engine and everything that follows from carrying it out.
@@ -456,88 +517,6 @@ impl Core {
         let mut inputs = Vec::new();
         self.send(&[asker], &FromScheduler::PostAnswered { request, from, of: 1, result }, &mut inputs);
         inputs.into_iter().for_each(|input| drop(self.step(input)));
-    }
-
-    /// What the log should say of what has happened.
-    fn tell(&self, note: &Note) {
-        match note {
-            Note::Lost(death) => {
-                tracing::warn!("{death}");
-                self.metrics.count_death(death);
-            }
-            Note::TakenOver { from, by } => {
-                tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
-            }
-            Note::Refused { server, reason, given_up, tried } => {
-                let what = match given_up - tried {
-                    0 if *given_up == 0 => "no copy was being made there",
-                    0 => "its copies are tried again, elsewhere first",
-                    _ => "for lack of another server copies are given up until one comes",
-                };
-                tracing::error!(
-                    server = server.0,
-                    reason,
-                    given_up,
-                    tried,
-                    "a server cannot have what it was to have: {what}"
-                );
-            }
-            Note::CheckpointFailed(why) => tracing::warn!(why, "a checkpoint was given up"),
-        }
-    }
-
-    /// What the log should say about a message.
-    fn note(&self, to: &[ConnectionId], message: &FromScheduler) {
-        let peer = to.first().and_then(|id| self.connections.get(id)).map(|outbox| outbox.peer().to_string());
-        let peer = peer.as_deref().unwrap_or("gone");
-        match message {
-            FromScheduler::Welcome(welcome) => {
-                let member = to.first().and_then(|id| self.view.engine().member_of(*id));
-                let role = member.map_or(Role::Scheduler, |member| member.role);
-                tracing::info!(peer, "{role} {} registered", welcome.rank);
-            }
-            FromScheduler::Refused(reason) => {
-                if let Some(others) = self.refused.may_speak() {
-                    tracing::warn!(peer, %reason, others, "a process is refused");
-                }
-            }
-            FromScheduler::Roster { epoch, members, .. } => {
-                tracing::info!(%epoch, members = members.len(), "who is there");
-            }
-            FromScheduler::Assign(update) => {
-                tracing::info!(epoch = %update.epoch, tensors = update.tensors.len(), "tensors are placed");
-            }
-            FromScheduler::Remap { epoch, .. } => tracing::info!(%epoch, "shards move"),
-            FromScheduler::ChangeRule { change, .. } => {
-                tracing::info!(tensor = %change.key, from_round = change.from_round, "a rule changes");
-            }
-            FromScheduler::MemberDied(death) => tracing::error!("{death}; the job ends"),
-            FromScheduler::Shutdown { reason } => tracing::info!(reason, "the job ends"),
-            FromScheduler::Declared { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a declaration is refused");
-            }
-            FromScheduler::Released { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a barrier is not opened");
-            }
-            // At every tick, while somebody waits.
-            FromScheduler::Checkpoint(CheckpointOrder::Where) => {
-                tracing::debug!("servers are asked how far they are with a checkpoint");
-            }
-            FromScheduler::Checkpoint(order) => tracing::info!(?order, "servers are told of a checkpoint"),
-            FromScheduler::CheckpointSaved { result: Err(error), .. } => {
-                tracing::warn!(peer, %error, "a checkpoint that was asked for is not written");
-            }
-            FromScheduler::CheckpointSaved { .. }
-            | FromScheduler::CheckpointGoes(_)
-            | FromScheduler::Declared { .. }
-            | FromScheduler::Released { .. }
-            | FromScheduler::Posted { .. }
-            | FromScheduler::PostAnswered { .. }
-            | FromScheduler::AskRounds { .. }
-            | FromScheduler::CountFrom { .. }
-            | FromScheduler::HeartbeatAck
-            | FromScheduler::GoodbyeAck => {}
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use daemon::control::{Connection, LinkError, LinkEvent, SchedulerLink};
+use daemon::security::Security;
 use daemon::shutdown::{self, Trigger};
 use proto_common::ids::Incarnation;
 use proto_common::limits::PROTOCOL_VERSION;
@@ -39,7 +40,8 @@ async fn job(servers: u32, workers: u32, edit: impl FnOnce(&mut Settings)) -> Jo
     let http = http::address_of(listeners.http.as_ref()).unwrap();
     let (trigger, shutdown) = shutdown::channel();
     let scheduler = settings.clone();
-    let task = tokio::spawn(async move { run(listeners, &scheduler, shutdown).await });
+    let told = (Notify::default(), Flight::embedded(Role::Scheduler, &scheduler));
+    let task = tokio::spawn(async move { run(listeners, &scheduler, shutdown, told).await });
     Job { settings, http, trigger, task }
 }
 
@@ -62,7 +64,9 @@ fn register(role: Role) -> Register {
 impl Job {
     async fn join(&self, role: Role) -> Result<SchedulerLink, LinkError> {
         let report = || MemberReport { round: 4, ..MemberReport::default() };
-        SchedulerLink::connect(&self.settings, register(role), report, || None).await.map(|(link, _)| link)
+        SchedulerLink::connect((&self.settings, &Security::off()), register(role), report, || None)
+            .await
+            .map(|(link, _)| link)
     }
 
     async fn outcome(self) -> Outcome {
@@ -128,6 +132,12 @@ async fn a_whole_job_in_good_order() {
         }
     };
     timeout(LONG, reported).await.expect("the heartbeats' report is shown");
+    let targets = job.get("/targets").await;
+    let own = format!(
+        "[{{\"labels\":{{\"gradwire_job\":\"0\",\"rank\":\"0\",\"role\":\"scheduler\"}},\"targets\":[\"{}\"]}}]\n",
+        job.http
+    );
+    assert!(targets.ends_with(&own), "these members have no endpoints: {targets}");
     let metrics = job.get("/metrics").await;
     assert!(metrics.contains("gradwire_scheduler_members{role=\"worker\"} 2"), "{metrics}");
     assert!(metrics.contains("gradwire_scheduler_unsent_bytes 0"), "all was read: {metrics}");

@@ -11,6 +11,7 @@ use proto_common::batch::{Block, BlockData, Landing, OpKind, Reading, Status};
 use proto_common::call::{CALLS_IN_FLIGHT_MAX, called};
 use proto_common::element::Dtype;
 use proto_common::ids::{Incarnation, Operation, Rank};
+use proto_common::message::WaitCause;
 use proto_common::table::table_of;
 
 /// A worker whose reply waits for room asks again at once, or says that it gives up. Where it does neither, its reply is kept
@@ -379,8 +380,15 @@ impl LaneEngine {
             _ => CallWaits::Handler,
         };
         let waited_ms = now_ms.saturating_sub(entry.since_ms);
-        let (missing, copies) = (Vec::new(), Vec::new());
-        Some(Waiting { chunk: entry.named, rank, round: 0, waited_ms, missing, copies, call: Some(call) })
+        Some(Waiting {
+            chunk: entry.named,
+            rank,
+            round: 0,
+            waited_ms,
+            cause: WaitCause::Handler,
+            on: Vec::new(),
+            call: Some(call),
+        })
     }
 
     /// Calls whose deadline is over are answered.

@@ -381,6 +381,22 @@ impl ResultBlock {
     }
 }
 
+/// As [`Arrival::since_ms`]: now.
+pub(super) const NOW_MS: u64 = u64::MAX;
+
+/// When a contribution came to a round that `Finish` ends, for people. None where each contribution is an update of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Chunk index.
+    pub chunk: u32,
+    /// The round.
+    pub round: u64,
+    /// Whose it is.
+    pub rank: Rank,
+    /// When it came, or was first said to come; the greatest number: it is the one that completes the round.
+    pub since_ms: u64,
+}
+
 /// A reused list of commands with what they refer to.
 #[derive(Debug, Default)]
 pub struct Commands {
@@ -392,6 +408,8 @@ pub struct Commands {
     pub grants: Vec<SlotGrant>,
     /// Words of sets of contributors that `Record` refers to.
     pub contributors: Vec<u64>,
+    /// Those of each `Finish`, in the order of these.
+    pub arrivals: Vec<Arrival>,
 }
 
 impl Commands {
@@ -401,6 +419,7 @@ impl Commands {
         self.results.clear();
         self.grants.clear();
         self.contributors.clear();
+        self.arrivals.clear();
     }
 
     pub(super) fn push(&mut self, command: Command) {

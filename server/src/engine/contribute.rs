@@ -314,7 +314,9 @@ impl LaneEngine {
         let chunk = &mut self.chunks[index as usize];
         let (old, contributors) = (chunk.buffer, chunk.contributed.len());
         chunk.size(index, chunk.round_bytes(), out);
-        out.push(Command::Finish { chunk: index, round: chunk.round(), last, old, into, contributors });
+        let round = chunk.round();
+        chunk.tell_arrivals(index, out);
+        out.push(Command::Finish { chunk: index, round, last, old, into, contributors });
         if chunk.spec.is_asked() {
             chunk.stage = Stage::Verdict { into };
         } else {

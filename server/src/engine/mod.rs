@@ -35,7 +35,7 @@ mod waiting;
 mod workers;
 
 pub use chunk::ChunkSpec;
-pub use command::{Addend, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
+pub use command::{Addend, Arrival, Command, Commands, Onto, Payload, ResultBlock, Source, Verdict};
 pub use copies::RecordContext;
 pub use image::{ChunkState, StateError};
 pub use lane::{BatchContext, EngineConfig, LaneEngine, LaneStats};

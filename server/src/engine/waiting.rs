@@ -1,12 +1,19 @@
-//! What waits longest on a lane, for people: an operation on a chunk, or a call. It decides nothing.
+//! What waits longest on a lane, for people: operations on chunks, and calls. It decides nothing.
 
 use super::answers::Found;
+use super::chunk::{Chunk, Waiter};
+use super::command::{Arrival, Commands, NOW_MS};
 use super::lane::LaneEngine;
+use proto_common::batch::Status;
 use proto_common::call::called;
 use proto_common::ids::{ChunkId, Rank};
+use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::message::WaitCause;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt;
 
-/// The oldest unanswered operation, for `status`.
+/// An unanswered operation, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// Which chunk; of a call, handler and server.
@@ -17,10 +24,10 @@ pub struct Waiting {
     pub round: u64,
     /// Milliseconds it waits.
     pub waited_ms: u64,
-    /// Ranks that have not contributed, or that still read what is to be overwritten (the first few).
-    pub missing: Vec<Rank>,
-    /// Servers that have, or are to have, copies and have not confirmed the round (the first few).
-    pub copies: Vec<Rank>,
+    /// Why.
+    pub cause: WaitCause,
+    /// For whom (the first few), in the role that the cause says.
+    pub on: Vec<Rank>,
     /// Of a call: what it waits for.
     pub call: Option<CallWaits>,
 }
@@ -38,49 +45,99 @@ pub enum CallWaits {
     Handler,
 }
 
+impl Chunk {
+    /// Says when contributions came to the round that is about to end. Whose completes it does not wait for anything yet: it came
+    /// now.
+    pub(super) fn tell_arrivals(&self, index: u32, out: &mut Commands) {
+        let round = self.round();
+        let those = self.waiters.iter().filter(|waiter| waiter.version == round && waiter.op.contributes());
+        let came = |rank, since_ms| Arrival { chunk: index, round, rank, since_ms };
+        let before = out.arrivals.len();
+        out.arrivals.extend(those.map(|waiter| came(waiter.rank, waiter.since_ms)));
+        let told = &out.arrivals[before..];
+        if told.len() + 1 == self.contributed.len() as usize {
+            // All ranks' sum less that of those who wait: the one who is left.
+            let sum =
+                |ranks: &mut dyn Iterator<Item = Rank>| ranks.map(|rank| u64::from(rank.0)).sum::<u64>();
+            let all = sum(&mut self.contributed.ranks());
+            let left = all.saturating_sub(sum(&mut told.iter().map(|came| came.rank)));
+            out.arrivals.push(came(Rank(left as u32), NOW_MS));
+        }
+    }
+}
+
 impl LaneEngine {
-    /// The operation that waits longest, for people.
+    /// What each worker has waited for the longest, for people: those that wait longest first, and few of them.
+    #[must_use]
+    pub fn waits(&self, now_ms: u64) -> Vec<Waiting> {
+        let mut oldest: BTreeMap<Rank, (u32, &Waiter)> = BTreeMap::new();
+        for (index, chunk) in (0u32..).zip(&self.chunks) {
+            for waiter in &chunk.waiters {
+                let known = oldest.entry(waiter.rank).or_insert((index, waiter));
+                if waiter.since_ms < known.1.since_ms {
+                    *known = (index, waiter);
+                }
+            }
+        }
+        let mut oldest: Vec<(u32, &Waiter)> = oldest.into_values().collect();
+        oldest.sort_by_key(|(_, waiter)| waiter.since_ms);
+        oldest.truncate(RANKS_LISTED_MAX);
+        let mut found = Found::default();
+        let mut waits: Vec<Waiting> = oldest
+            .into_iter()
+            .map(|(index, waiter)| self.waiting(index, waiter, &mut found, now_ms))
+            .chain(self.oldest_call(now_ms))
+            .collect();
+        waits.sort_by_key(|wait| Reverse(wait.waited_ms));
+        waits.truncate(RANKS_LISTED_MAX);
+        waits
+    }
+
+    /// The operation that waits longest.
     #[must_use]
     pub fn oldest(&self, now_ms: u64) -> Option<Waiting> {
-        let all =
-            (0u32..).zip(&self.chunks).flat_map(|(at, chunk)| chunk.waiters.iter().map(move |w| (at, w)));
-        let call = self.oldest_call(now_ms);
-        let Some((index, waiter)) = all.min_by_key(|(_, waiter)| waiter.since_ms) else { return call };
-        let waited_ms = now_ms.saturating_sub(waiter.since_ms);
-        if call.as_ref().is_some_and(|call| call.waited_ms > waited_ms) {
-            return call;
-        }
+        self.waits(now_ms).into_iter().next()
+    }
+
+    fn waiting(&self, index: u32, waiter: &Waiter, found: &mut Found, now_ms: u64) -> Waiting {
         let chunk = &self.chunks[index as usize];
-        Some(Waiting {
+        let (status, late) = self.late(index, waiter, found);
+        let unconfirmed: Vec<Rank> = chunk.unconfirmed().collect();
+        let (cause, on) = match status {
+            _ if !unconfirmed.is_empty() => (WaitCause::Copies, unconfirmed),
+            _ if late.is_empty() && chunk.is_due() => (WaitCause::Checkpoint, late),
+            Status::DeadlineCopies => (WaitCause::Copies, late),
+            Status::DeadlineReading => (WaitCause::Readers, late),
+            Status::DeadlineBehind => (WaitCause::Bound, late),
+            _ if !late.is_empty() => (WaitCause::Contributions, late),
+            _ => (WaitCause::Lane, late),
+        };
+        Waiting {
             chunk: chunk.spec.id,
             rank: waiter.rank,
             round: chunk.round(),
-            waited_ms,
-            missing: self.late(index, waiter, &mut Found::default()).1,
-            copies: chunk.unconfirmed().collect(),
+            waited_ms: now_ms.saturating_sub(waiter.since_ms),
+            cause,
+            on,
             call: None,
-        })
+        }
     }
 }
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chunk, rank, round, missing, copies, call, .. } = self;
+        let Self { chunk, rank, round, cause, on, call, .. } = self;
         let Some(call) = call else {
-            if !copies.is_empty() {
-                let copies: Vec<String> = copies.iter().map(ToString::to_string).collect();
-                let copies = copies.join(", ");
-                return write!(
-                    f,
-                    "worker {rank} waits for round {round} of chunk {chunk}, not confirmed by the copies at servers: {copies}"
-                );
-            }
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            let missing = missing.join(", ");
-            return write!(
-                f,
-                "worker {rank} waits for round {round} of chunk {chunk}, missing workers: {missing}"
-            );
+            let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            write!(f, "worker {rank} waits for round {round} of chunk {chunk}, ")?;
+            return match cause {
+                WaitCause::Copies => write!(f, "not confirmed by the copies at servers: {on}"),
+                WaitCause::Readers => write!(f, "whose old weights are read by workers: {on}"),
+                WaitCause::Bound => write!(f, "too far ahead of workers: {on}"),
+                WaitCause::Checkpoint => f.write_str("which is first copied for a checkpoint"),
+                WaitCause::Lane => f.write_str("which everybody has contributed to"),
+                _ => write!(f, "missing workers: {on}"),
+            };
         };
         let (app, server) = called(*chunk).unwrap_or_default();
         write!(f, "a call of worker {rank} to handler {app} at server {server} waits: ")?;

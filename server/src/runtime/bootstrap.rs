@@ -5,12 +5,13 @@ use super::link::WorkerInbox;
 use super::thread::LaneMessage;
 use crate::engine::member::Peers;
 use daemon::control::Connection;
+use daemon::security::Security;
 use fabric::{ChannelSetup, CqHandle, Devices, Mailbox};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Epoch, Incarnation, JobId, MemberId, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{
-    FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer,
+    Build, FromServer, Hello, InboxGrant, LaneEndpoint, ReplicaHello, ServerOffer, ToServer,
 };
 use proto_common::transport::{Driver, Offer, choose};
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ pub(super) struct Reception {
     pub(super) job: JobId,
     pub(super) rank: Rank,
     pub(super) incarnation: Incarnation,
+    pub(super) security: Security,
     pub(super) offer: Offer,
     pub(super) lanes: Vec<(Mailbox<LaneMessage>, CqHandle)>,
     pub(super) devices: Devices,
@@ -83,7 +85,8 @@ pub(super) async fn receive(
     reception: Arc<Reception>,
     stream: TcpStream,
 ) -> Result<(MemberId, Driver, String), String> {
-    let mut link = Connection::new(stream).map_err(|error| error.to_string())?;
+    let accepted = reception.security.accept(stream, reception.handshake).await;
+    let mut link = accepted.map_err(|error| error.to_string())?;
     let caller = match link.receive_within::<ToServer>(reception.handshake).await {
         Ok(Some(ToServer::Hello(hello))) => Caller::of(Role::Worker, hello),
         Ok(Some(ToServer::Replica(hello))) => Caller::of_server(hello),
@@ -92,6 +95,9 @@ pub(super) async fn receive(
         Err(error) => return Err(error.to_string()),
     };
     let id = caller.id;
+    if let Err(fault) = link.permits(caller.job, id.role) {
+        return refuse(&mut link, &reception, id, fault.to_string()).await;
+    }
     if let Err(reason) = check(&reception, &caller).await {
         return refuse(&mut link, &reception, id, reason).await;
     }
@@ -160,8 +166,9 @@ pub(super) async fn blocking<T: Send + 'static>(
 async fn check(reception: &Reception, caller: &Caller) -> Result<(), String> {
     if caller.protocol != PROTOCOL_VERSION {
         return Err(format!(
-            "protocol version {} does not match this server's {PROTOCOL_VERSION}; run the same release everywhere",
-            caller.protocol
+            "protocol version {} is not that of this server, {}: all processes of a job run the same release; see docs/upgrading.md",
+            caller.protocol,
+            Build::own()
         ));
     }
     if caller.job != reception.job {

@@ -4,10 +4,12 @@ use super::run::run_with;
 use crate::app::{App, Apps, RegisterError, StuckHandler};
 use daemon::embed::{self, Embedded, Ready};
 use daemon::exit::Failure;
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use daemon::post::Posts;
 use daemon::shutdown::Shutdown;
 use proto_common::config::Settings;
-use proto_common::ids::Rank;
+use proto_common::ids::{Rank, Role};
 use proto_common::message::ClusterShape;
 use std::time::Duration;
 use thiserror::Error;
@@ -146,7 +148,8 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let http = daemon::http::bind(&settings.node.http).await?;
     let listener = listen(&settings).await?;
-    run_with(listener, http, settings, shutdown, (apps, posts, tell)).await
+    let told = (Notify::default(), Flight::embedded(Role::Server, &settings));
+    run_with(listener, http, settings, shutdown, (apps, posts, tell), told).await
 }
 
 /// Binds the address that workers connect to.

@@ -4,8 +4,9 @@
 use super::calls::Taken;
 use super::lane::{DataLane, LaneError};
 use super::link::Post;
-use crate::engine::{Addend, Command, Commands, Onto, Source};
+use crate::engine::{Addend, Command, Commands, Onto, Payload, Source};
 use crate::storage::{Round, Views};
+use daemon::flight::Kind;
 use fabric::{CompletionQueue, RemoteKey, RemoteSpan, View};
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -15,6 +16,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         while !self.commands.list.is_empty() {
             let mut commands = std::mem::take(&mut self.executed);
             std::mem::swap(&mut commands, &mut self.commands);
+            self.flight.arrive(&mut commands.arrivals);
             let result = self.execute_all(&mut commands);
             commands.clear();
             self.executed = commands;
@@ -30,10 +32,14 @@ impl<Q: CompletionQueue> DataLane<Q> {
             match command {
                 Command::Results { peer, slot, results, grants, sequence } => {
                     let (results, grants) = (&commands.results[results], &commands.grants[grants]);
+                    self.record_results(peer, results);
                     self.send_results(peer, slot, results, grants, sequence)?;
                 }
                 Command::Record { to, slot, chunk, block, payload, contributors, sequence } => {
                     let contributors = &commands.contributors[contributors];
+                    if payload == Payload::Sum {
+                        self.record_copy(chunk, to, block.round);
+                    }
                     self.write_record((to, slot), chunk, (block, payload), contributors, sequence)?;
                 }
                 other => self.execute_one(other)?,
@@ -47,16 +53,20 @@ impl<Q: CompletionQueue> DataLane<Q> {
             Command::Size { chunk, bytes } => self.storage.size(chunk, bytes)?,
             Command::Reduce { chunk, addend } => {
                 let views = self.views_of(Some(addend));
+                let begun = self.begin_work(chunk);
                 self.storage.reduce(chunk, addend, &views)?;
+                self.end_work(begun, Kind::Reduce, chunk, Some(addend.from));
                 self.plan_rows(chunk, &addend)?;
             }
-            Command::Finish { chunk, round, last, old, into, contributors } => {
-                let round = Round { number: round, last, old, into, contributors };
+            Command::Finish { chunk, round: number, last, old, into, contributors } => {
+                let round = Round { number, last, old, into, contributors };
                 let views = self.views_of(last);
+                let begun = self.begin_work(chunk);
                 let verdict = match self.engine.home(chunk) {
                     Some(home) => self.finish_rows((chunk, home), &round, &views)?,
                     None => self.storage.finish(chunk, &round, &views)?,
                 };
+                self.record_round(begun, chunk, number, contributors);
                 self.engine.finished(chunk, verdict, &mut self.commands);
             }
             Command::Prepare { chunk, round, last, old, contributors } => {
@@ -71,7 +81,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             Command::Spill { chunk, from, to } => {
                 let view = self.view_of(from);
+                let begun = self.begin_work(chunk);
                 self.storage.spill(chunk, from, view.as_ref(), to)?;
+                self.end_work(begun, Kind::Spill, chunk, Some(from));
             }
             Command::Fetch { peer, chunk, region, offset, to } => {
                 let from = RemoteSpan { key: RemoteKey(region), offset };

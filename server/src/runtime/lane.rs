@@ -3,6 +3,7 @@
 
 use super::calls::{CallEvent, CallMemory};
 use super::change::Changed;
+use super::flight::LaneFlight;
 use super::link::{Fetch, Link, Post, Posted, WorkerInbox};
 use super::posting::start;
 use super::replicas::Replicas;
@@ -11,6 +12,7 @@ use super::saving::Saves;
 use crate::engine::{BatchContext, BrokenRule, ChunkSpec, Commands, EngineConfig, LaneEngine};
 use crate::storage::{Cells, Storage, StorageError};
 use crate::tables::Tables;
+use daemon::flight::Kind;
 use fabric::{
     Blocks, ChannelId, ChannelSetup, Completion, CompletionKind, CompletionQueue, FabricError, MappedRegions,
     OutOfBounds, PostError, RemoteKey, RemoteSpan, Span,
@@ -131,6 +133,7 @@ pub struct DataLane<Q> {
     pub(super) saves: Saves,
     pub(super) changed: Vec<Changed>,
     pub(super) changing: Option<Changing>,
+    pub(super) flight: LaneFlight,
 }
 
 impl<Q: CompletionQueue> DataLane<Q> {
@@ -165,6 +168,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             saves: Saves::default(),
             changed: Vec::new(),
             changing: None,
+            flight: LaneFlight::default(),
             config,
         })
     }
@@ -281,6 +285,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let grants = self.engine.peer_up(rank, incarnation, &inbox.grants, in_place, &mut self.commands);
         self.links[place] = Some(Link::new(channel, inbox, in_place));
         self.ranks.insert(channel, rank);
+        self.flight.peer(Kind::ChannelUp, rank);
         let grants = grants.into_iter().map(SlotGrant::to_wire).collect();
         Ok(InboxGrant { region, offset: 0, slot_bytes: self.inbox.cell_bytes(), grants })
     }
@@ -406,6 +411,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
             }
             CompletionKind::Disconnected(reason) => {
                 tracing::info!(worker = rank.0, ?reason, "data channel of a worker ended");
+                self.flight.peer(Kind::ChannelDown, rank);
                 self.detach(rank);
             }
         }
@@ -414,6 +420,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
 
     pub(super) fn expel(&mut self, rank: Rank, reason: &str) {
         self.expelled += 1;
+        self.flight.peer(Kind::Expel, rank);
         tracing::warn!(
             worker = rank.0,
             reason,
@@ -453,6 +460,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 let place = (slot.slot, header.payload_offset);
                 let index_of = |id| self.engine.index_of(id);
                 self.storage.check_coded(place, index_of, &mut self.reader.blocks)?;
+                self.record_batch(rank);
                 let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
                 let context = BatchContext { peer: rank, slot, header: &header, blocks, grants };
                 // Before any of it is reduced. Off unless the worker asks for it.

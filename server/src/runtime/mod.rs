@@ -7,6 +7,7 @@ mod calls;
 mod change;
 mod embed;
 mod execute;
+mod flight;
 mod lane;
 mod link;
 mod making;

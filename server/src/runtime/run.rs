@@ -9,13 +9,16 @@ use super::standing::Standing;
 use super::status::{ServerMetrics, Sources, collect, report};
 use super::thread::{LaneMessage, spawn_lane};
 use crate::app::Apps;
-use crate::checkpoint::{Restorer, Saver};
+use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
-use daemon::control::{SchedulerLink, code_of_refusal};
+use daemon::control::{LinkError, SchedulerLink, code_of_refusal};
 use daemon::exit::Failure;
+use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
+use daemon::notify::{Notify, Pulse};
 use daemon::post::Posts;
+use daemon::security::Security;
 use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use fabric::{CqHandle, Devices, Mailbox};
@@ -26,6 +29,7 @@ use proto_common::ids::{Epoch, Incarnation, Lane, Rank, Role};
 use proto_common::limits::{PROTOCOL_VERSION, RESULT_SLOT_BYTES};
 use proto_common::message::{ClusterShape, MemberReport, RefusalReason, Register, Resume, Welcome};
 use proto_common::transport::{Driver, Offer};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -102,8 +106,12 @@ pub async fn run(
     http: Option<TcpListener>,
     settings: Settings,
     shutdown: Shutdown,
+    (notify, flight): (Notify, Flight),
 ) -> anyhow::Result<()> {
-    run_with(listener, http, settings, shutdown, (Apps::default(), Posts::start()?, |_, _| {})).await
+    let scheduler = &settings.scheduler;
+    notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
+    let program = (Apps::default(), Posts::start()?, |_, _| {});
+    run_with(listener, http, settings, shutdown, program, (notify, flight)).await
 }
 
 /// As [`run`], with handlers for workers' calls, and somebody to tell rank and shape to.
@@ -113,8 +121,10 @@ pub(super) async fn run_with(
     settings: Settings,
     mut shutdown: Shutdown,
     (apps, posts, tell): (Apps, Posts, impl FnOnce(Rank, ClusterShape)),
+    (notify, flight): (Notify, Flight),
 ) -> anyhow::Result<()> {
     let incarnation = daemon::host::new_incarnation()?;
+    let security = Security::open(&settings, Some(Role::Server))?;
     let late = Late::default();
     let for_report = late.clone();
     let heartbeat =
@@ -129,21 +139,20 @@ pub(super) async fn run_with(
         member.has_roster().then(|| Resume { barriers: passed.all(), ..member.resume() })
     };
     let connected = tokio::select! {
-        connected = SchedulerLink::connect(&settings, register, heartbeat, resume) => connected,
+        connected = SchedulerLink::connect((&settings, &security), register, heartbeat, resume) => connected,
         reason = shutdown.wait() => {
             tracing::info!(reason, "leaving before the scheduler has answered");
             return Ok(());
         }
     };
-    let (link, welcome) = connected.map_err(|error| {
-        let code = error.exit_code();
-        Failure::new(code, error)
-    })?;
+    let (link, welcome) = connected.map_err(not_connected)?;
+    flight.joined(welcome.rank);
     let (failed, lane_failures) = mpsc::channel(1);
     daemon::devices::settle(&settings, &mut devices, &mut offer, welcome.shape.lanes)?;
     let board = Board::default();
     let saves = checkpoints(&settings, &welcome, incarnation, &late)?;
-    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, (&failed, &board), &saves)?;
+    let threads = (&failed, &board, &flight);
+    let lanes = start_lanes(&settings, (incarnation, &apps), &welcome, &devices, threads, &saves)?;
     posts.attach_link(link.sender());
     tell(welcome.rank, welcome.shape);
     let (rank, shape) = (welcome.rank, welcome.shape);
@@ -156,16 +165,19 @@ pub(super) async fn run_with(
     // Set once: this function runs once for this cell.
     let _ = late.set(sources.clone());
     if let Some(http) = http {
-        serve_http(http, sources, &devices, known.clone(), shutdown.clone())?;
+        let told = (&settings, &security, &flight);
+        serve_http(http, told, sources.clone(), &devices, known.clone(), shutdown.clone())?;
     }
     let deadlines = settings.deadlines.clone();
-    let reception = Arc::new(reception(&deadlines, &welcome, incarnation, (offer, devices), &lanes, known));
+    let own = (offer, devices, security);
+    let reception = Arc::new(reception(&deadlines, &welcome, incarnation, own, &lanes, known));
     tracing::info!(rank = rank.0, lanes = shape.lanes, "server registered");
     let accepting = tokio::spawn(accept(listener, reception.clone()));
     let read = saves.1.as_ref().map(Restorer::progress).unwrap_or_default();
-    let (posts_used, work) = (&posts, Work::none(saves.0, read));
+    tell_manager(notify, sources, read.clone());
+    let (used, work) = (&posts, Work::none(saves.0, read));
     let serving =
-        Serving { member, link, reception, peers, board, lane_failures, posts: posts_used, standing, work };
+        Serving { member, link, reception, peers, board, lane_failures, posts: used, standing, work, flight };
     let ended = serving.until_end(&mut shutdown, &deadlines).await;
     accepting.abort();
     posts.lose("the server has left the job");
@@ -175,12 +187,17 @@ pub(super) async fn run_with(
     ended.and(returned.map_err(Into::into))
 }
 
+fn not_connected(error: LinkError) -> Failure {
+    let code = error.exit_code();
+    Failure::new(code, error)
+}
+
 /// What whoever says hello is measured by, and given.
 fn reception(
     deadlines: &DeadlineSettings,
     welcome: &Welcome,
     incarnation: Incarnation,
-    (offer, devices): (Offer, Devices),
+    (offer, devices, security): (Offer, Devices, Security),
     lanes: &Lanes,
     peers: watch::Receiver<Option<Peers>>,
 ) -> Reception {
@@ -188,6 +205,7 @@ fn reception(
         job: welcome.job,
         rank: welcome.rank,
         incarnation,
+        security,
         offer,
         lanes: lanes.mailboxes.iter().cloned().zip(lanes.queues.iter().cloned()).collect(),
         devices,
@@ -206,8 +224,8 @@ fn register(
     http: Option<&TcpListener>,
 ) -> anyhow::Result<Register> {
     let port = listener.local_addr()?.port();
-    let host = daemon::devices::advertised(settings);
-    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let advertised = daemon::devices::advertised(settings);
+    let host = if advertised.contains(':') { format!("[{advertised}]") } else { advertised.clone() };
     Ok(Register {
         protocol: PROTOCOL_VERSION,
         build: env!("CARGO_PKG_VERSION").into(),
@@ -216,7 +234,7 @@ fn register(
         incarnation,
         wanted_rank: settings.node.rank.map(Rank),
         data_address: Some(format!("{host}:{port}")),
-        http_address: http::address_of(http),
+        http_address: daemon::targets::reachable(http, &advertised),
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, missing)?,
         resume: None,
@@ -261,7 +279,7 @@ fn start_lanes(
     (incarnation, apps): (Incarnation, &Apps),
     welcome: &Welcome,
     devices: &Devices,
-    (failed, board): (&mpsc::Sender<LaneError>, &Board),
+    (failed, board, flight): (&mpsc::Sender<LaneError>, &Board, &Flight),
     (saver, restorer): &(Saver, Option<Restorer>),
 ) -> anyhow::Result<Lanes> {
     let shape = welcome.shape;
@@ -289,9 +307,9 @@ fn start_lanes(
         if devices.verbs.is_some() {
             lane.register_replies();
         }
-        lane.limit_records(settings.memory.replica_slots);
         lane.limit_tables(table_bytes(settings, &shape));
         lane.set_checkpoints(saver.lane(index), restorer.clone());
+        lane.set_flight(flight, index);
         let failed = failed.clone();
         let spin = Duration::from_micros(settings.memory.spin_us);
         // One place is enough: the first failure ends the server.
@@ -346,6 +364,7 @@ fn lowered_by(limit: Limit) -> (&'static str, &'static str) {
 
 fn serve_http(
     listener: TcpListener,
+    (settings, security, flight): (&Settings, &Security, &Flight),
     sources: Sources,
     devices: &Devices,
     known: watch::Receiver<Option<Peers>>,
@@ -354,6 +373,9 @@ fn serve_http(
     let registry = daemon::metrics::registry(Role::Server)?;
     registry.register(Box::new(ServerMetrics::new(sources.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
+    daemon::metrics::add_security(&registry, security)?;
+    daemon::metrics::add_settings(&registry, Role::Server, settings)?;
+    daemon::metrics::add_slow(&registry, flight)?;
     let standing = sources.standing.clone();
     let ready = move || match (known.borrow().is_some(), standing.away_ms()) {
         (true, None) => Ok(()),
@@ -363,7 +385,7 @@ fn serve_http(
         (false, _) => Err("waiting for the scheduler to announce the roster".to_owned()),
     };
     let status = move || serde_json::to_value(collect(&sources)).unwrap_or_default();
-    http::spawn(listener, HttpState::new(registry, ready, status), shutdown);
+    http::spawn(listener, HttpState::new(registry, ready, status).with_flight(flight.clone()), shutdown);
     Ok(())
 }
 
@@ -395,6 +417,20 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
             }
         }
     }
+}
+
+/// The service manager hears that this server is registered, and from then on what it does; it is alive while its data threads
+/// are, or read a checkpoint.
+fn tell_manager(notify: Notify, sources: Sources, read: Progress) {
+    notify.ready(&format!("registered as server {}", sources.rank));
+    let lanes = sources.lanes.clone();
+    let ask = |lane: &Mailbox<LaneMessage>| {
+        let (reply, answer) = sync_channel(1);
+        lane.send(LaneMessage::Beat(reply));
+        answer
+    };
+    let pulse = Pulse::new(move || lanes.iter().map(ask).collect());
+    tokio::spawn(notify.keep(pulse, move || read.read(), move || collect(&sources).line()));
 }
 
 fn stop(lanes: Lanes) {

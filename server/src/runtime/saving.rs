@@ -127,7 +127,9 @@ impl<Q: CompletionQueue> DataLane<Q> {
                 break;
             }
             let mut image = Vec::with_capacity(bytes);
+            let begun = self.begin_work(index);
             self.storage.save_image(index, &state, buffer, &mut image)?;
+            self.record_save(begun, index, round);
             // Heads are short as a rule.
             image.shrink_to_fit();
             saver.give((bytes - image.len()) as u64);

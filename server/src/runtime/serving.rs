@@ -12,6 +12,7 @@ use crate::checkpoint::{Progress, Saver};
 use crate::engine::member::{Departure, Holdings, Member, MemberCommand, Peers};
 use daemon::control::{LinkError, LinkEvent, SchedulerLink};
 use daemon::exit::Failure;
+use daemon::flight::Flight;
 use daemon::post::Posts;
 use daemon::shutdown::{Shutdown, TOGETHER_MS};
 use fabric::Mailbox;
@@ -56,6 +57,7 @@ pub(super) struct Serving<'a> {
     pub(super) posts: &'a Posts,
     pub(super) standing: Standing,
     pub(super) work: Work,
+    pub(super) flight: Flight,
 }
 
 /// What is under way.
@@ -194,11 +196,13 @@ impl Serving<'_> {
             }
             Some(LinkEvent::Away { since, why }) => {
                 tracing::warn!(error = %why, "going on without a scheduler");
+                self.flight.note("away", format!("no scheduler: {why}"));
                 self.standing.set_away(Some(since));
                 None
             }
             Some(LinkEvent::Back(welcome)) => {
                 tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
+                self.flight.note("back", format!("a scheduler again, epoch {}", welcome.epoch));
                 self.standing.set_away(None);
                 self.posts.back();
                 let mut out = Vec::new();
@@ -211,6 +215,7 @@ impl Serving<'_> {
     }
 
     fn message(&mut self, message: FromScheduler) -> Option<End> {
+        self.flight.told(&message);
         match &message {
             FromScheduler::Checkpoint(order) => {
                 self.checkpoint(order);
@@ -257,6 +262,7 @@ impl Serving<'_> {
                 }
                 LaneNews::StreamDown { lane, to, number } => {
                     tracing::warn!(lane, server = to.0, "the stream to a server with copies has ended");
+                    self.flight.note("stream down", format!("lane {lane} to server {to}"));
                     self.standing.stream_down(to, number);
                     lock(&self.member).stream_down(to, number, &mut out);
                 }

@@ -3,15 +3,18 @@
 use super::serving::{SharedMember, lock};
 use super::standing::{Standing, StreamState, StreamStatus};
 use super::thread::{LaneMessage, LaneReport};
+use crate::engine::Waiting;
 use crate::engine::member::Holdings;
 use crate::tables::TableStats;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{IntCounter, IntGauge};
+use prometheus::{Gauge, IntCounter, IntGauge};
 use proto_common::ids::Rank;
-use proto_common::message::MemberReport;
+use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::message::{MemberReport, ServerLoad, Wait};
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::time::Duration;
 
 /// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
@@ -54,8 +57,8 @@ pub(super) struct ServerStatus {
     pub(super) stored_bytes: u64,
     pub(super) checkpoint_chunks_left: u64,
     pub(super) checkpoint_bytes: u64,
-    pub(super) oldest: Option<String>,
-    pub(super) oldest_ms: u64,
+    /// Each worker's oldest operation here, the longest wait first.
+    pub(super) waits: Vec<Wait>,
     /// What it has of the model, and what for.
     pub(super) shards: Holdings,
     /// To servers that have copies of what is served here, or are to have some.
@@ -69,6 +72,15 @@ pub(super) struct ServerStatus {
 impl ServerStatus {
     fn streams_down(&self) -> u64 {
         self.streams.iter().filter(|stream| stream.state != StreamState::Up).count() as u64
+    }
+
+    /// In one line, for the service manager.
+    pub(super) fn line(&self) -> String {
+        let (served, copies) = (self.shards.served.chunks, self.shards.copies.chunks);
+        let away = self.scheduler_away_ms.map(|ms| format!("; no scheduler for {} s", ms / 1000));
+        let rank = self.rank;
+        let away = away.unwrap_or_default();
+        format!("server {rank}: {served} chunks served, copies of {copies}, round {}{away}", self.newest)
     }
 }
 
@@ -128,13 +140,16 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         status.stored_bytes += report.stored_bytes;
         status.checkpoint_chunks_left += report.saving.0;
         status.checkpoint_bytes = status.checkpoint_bytes.max(report.saving.1);
-        if let Some(waiting) = report.oldest
-            && (status.oldest.is_none() || waiting.waited_ms > status.oldest_ms)
-        {
-            (status.oldest, status.oldest_ms) = (Some(waiting.to_string()), waiting.waited_ms);
-        }
+        status.waits.extend(report.waits.into_iter().map(wait));
     }
+    status.waits.sort_by_key(|wait| Reverse(wait.waited_ms));
+    status.waits.truncate(RANKS_LISTED_MAX);
     status
+}
+
+fn wait(waiting: Waiting) -> Wait {
+    let (what, Waiting { rank, waited_ms, cause, on, .. }) = (waiting.to_string(), waiting);
+    Wait { what, of: Some(rank), waited_ms, cause, on }
 }
 
 /// The heartbeat's report.
@@ -142,8 +157,17 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
     MemberReport {
         round: status.newest,
         in_flight: (status.contributions + status.calls).saturating_sub(status.answers),
-        oldest: status.oldest.clone().map(|text| (text, status.oldest_ms)),
+        waits: status.waits.clone(),
         links: Vec::new(),
+        resident_bytes: daemon::process::resident_bytes(),
+        load: Some(ServerLoad {
+            stored_bytes: status.stored_bytes,
+            credits_free: status.credits_free as u64,
+            credits: status.credits_total as u64,
+            spill_blocks_used: status.spill_blocks_used as u64,
+            spill_blocks: status.spill_blocks_total as u64,
+        }),
+        metrics: Vec::new(),
     }
 }
 
@@ -192,7 +216,17 @@ const COUNTERS: [(&str, &str, Read); 26] = [
     ("gradwire_server_expelled_total", "Workers closed for breaking the protocol.", |s| s.expelled),
 ];
 
-const GAUGES: [(&str, &str, Read); 19] = [
+/// Waits, which are read in milliseconds and told in seconds, Prometheus' unit.
+const WAITS: [(&str, &str, Read); 2] = [
+    ("gradwire_server_scheduler_away_seconds", "How long there has been no scheduler.", |s| {
+        s.scheduler_away_ms.unwrap_or(0)
+    }),
+    ("gradwire_server_oldest_wait_seconds", "How long the oldest unanswered operation waits.", |s| {
+        s.waits.first().map_or(0, |oldest| oldest.waited_ms)
+    }),
+];
+
+const GAUGES: [(&str, &str, Read); 17] = [
     ("gradwire_server_checkpoint_chunks_left", "Chunks that the checkpoint under way waits for.", |s| {
         s.checkpoint_chunks_left
     }),
@@ -213,9 +247,6 @@ const GAUGES: [(&str, &str, Read); 19] = [
         s.shards.arriving.chunks
     }),
     ("gradwire_server_streams_down", "Streams that are wanted and not there.", ServerStatus::streams_down),
-    ("gradwire_server_scheduler_away_milliseconds", "How long there has been no scheduler.", |s| {
-        s.scheduler_away_ms.unwrap_or(0)
-    }),
     ("gradwire_server_rows", "Rows of sparse tables that are kept.", |s| s.tables.rows),
     ("gradwire_server_calls_kept", "Calls in progress, or answered and not acknowledged.", |s| s.calls_kept),
     ("gradwire_server_call_bytes", "Bytes of calls that are kept.", |s| s.call_bytes),
@@ -229,9 +260,6 @@ const GAUGES: [(&str, &str, Read); 19] = [
     ("gradwire_server_stored_bytes", "Bytes of weights, accumulators and optimizer state.", |s| {
         s.stored_bytes
     }),
-    ("gradwire_server_oldest_wait_milliseconds", "How long the oldest unanswered operation waits.", |s| {
-        s.oldest_ms
-    }),
 ];
 
 /// Counters and gauges, filled when they are scraped: the data path only counts in its own memory.
@@ -239,16 +267,19 @@ pub(super) struct ServerMetrics {
     sources: Sources,
     counters: Vec<(IntCounter, Read)>,
     gauges: Vec<(IntGauge, Read)>,
+    waits: Vec<(Gauge, Read)>,
 }
 
 impl ServerMetrics {
     pub(super) fn new(sources: Sources) -> Result<Self, prometheus::Error> {
         let counter = |(name, help, read): &(&str, &str, Read)| Ok((IntCounter::new(*name, *help)?, *read));
         let gauge = |(name, help, read): &(&str, &str, Read)| Ok((IntGauge::new(*name, *help)?, *read));
+        let wait = |(name, help, read): &(&str, &str, Read)| Ok((Gauge::new(*name, *help)?, *read));
         Ok(Self {
             sources,
             counters: COUNTERS.iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
             gauges: GAUGES.iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+            waits: WAITS.iter().map(wait).collect::<Result<_, prometheus::Error>>()?,
         })
     }
 }
@@ -256,7 +287,8 @@ impl ServerMetrics {
 impl Collector for ServerMetrics {
     fn desc(&self) -> Vec<&Desc> {
         let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
-        counters.chain(self.gauges.iter().flat_map(|(gauge, _)| gauge.desc())).collect()
+        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
+        counters.chain(gauges).chain(self.waits.iter().flat_map(|(wait, _)| wait.desc())).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -271,6 +303,10 @@ impl Collector for ServerMetrics {
         for (gauge, read) in &self.gauges {
             gauge.set(i64::try_from(read(&status)).unwrap_or(i64::MAX));
             families.extend(gauge.collect());
+        }
+        for (wait, read) in &self.waits {
+            wait.set(read(&status) as f64 / 1e3);
+            families.extend(wait.collect());
         }
         families
     }

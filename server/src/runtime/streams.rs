@@ -67,8 +67,9 @@ async fn attempt(
     // A server that does not listen is asked again by and by, and not waited for. The other side may wait for the
     // scheduler's word about us as long as a handshake takes.
     let limits = (reception.handshake, 2 * reception.handshake);
+    let us = (&reception.security, reception.job);
     let (mut link, offer) =
-        reach::ask(&target.address, &hello, limits, fix).await.map_err(|failed| (failed, None))?;
+        reach::ask(us, &target.address, &hello, limits, fix).await.map_err(|failed| (failed, None))?;
     let choice = offer.choice.clone();
     let failed = |failed| (failed, Some(choice.clone()));
     let limit = reach::time_for(offer.choice.driver, reception.connect);

@@ -106,6 +106,8 @@ pub(super) enum LaneMessage {
     /// There is room for copies of chunks again: it need only wake.
     SaveRoom,
     Report(SyncSender<LaneReport>),
+    /// Is this thread alive?
+    Beat(SyncSender<()>),
     Stop,
 }
 
@@ -136,7 +138,7 @@ pub enum LaneNews {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LaneReport {
     pub(super) stats: LaneStats,
-    pub(super) oldest: Option<Waiting>,
+    pub(super) waits: Vec<Waiting>,
     pub(super) credits: (usize, usize),
     pub(super) spills: (usize, usize),
     pub(super) key_buffers: u32,
@@ -221,6 +223,14 @@ impl Loop {
         self.start.elapsed().as_millis() as u64
     }
 
+    /// The lane's milliseconds; what it records has the same moment.
+    fn look_at_clock(&mut self) -> u64 {
+        let now = Instant::now();
+        let now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
+        self.lane.saw(now, now_ms);
+        now_ms
+    }
+
     fn run(mut self) -> Result<(), LaneError> {
         let mut idle_since: Option<Instant> = None;
         let mut spins = 0u32;
@@ -236,7 +246,7 @@ impl Loop {
                     Err(TryRecvError::Empty) => break,
                 }
             }
-            let now_ms = self.now_ms();
+            let now_ms = self.look_at_clock();
             busy |= self.lane.take(now_ms)?;
             // Before workers hear of it: a call that is told to be over is not begun any more.
             while let Some(event) = self.lane.next_call_event() {
@@ -305,17 +315,20 @@ impl Loop {
             LaneMessage::Report(reply) => {
                 let _ = reply.try_send(self.report());
             }
+            LaneMessage::Beat(reply) => drop(reply.try_send(())),
             LaneMessage::Checkpoint(order) => self.lane.checkpoint_order(&order)?,
             LaneMessage::SaveRoom | LaneMessage::Stop => {}
         }
         Ok(())
     }
 
-    fn report(&self) -> LaneReport {
+    fn report(&mut self) -> LaneReport {
+        let waits = self.lane.engine().waits(self.now_ms());
+        self.lane.record_oldest(waits.first());
         let engine = self.lane.engine();
         LaneReport {
             stats: engine.stats(),
-            oldest: engine.oldest(self.now_ms()),
+            waits,
             credits: engine.credits(),
             spills: engine.spills(),
             key_buffers: engine.key_buffers(),

@@ -5,6 +5,8 @@
 #![allow(clippy::missing_panics_doc, reason = "test code: a panic is a failed test")]
 
 pub mod bed;
+pub mod browser;
+pub mod certs;
 pub mod cluster;
 pub mod control;
 pub mod forge;
@@ -12,12 +14,15 @@ pub mod gauge;
 pub mod hostile;
 pub mod job;
 pub mod lab;
+pub mod launching;
 pub mod log;
+pub mod machine;
 pub mod native;
 pub mod netns;
 mod over_each;
 pub mod process;
 pub mod programs;
 pub mod sim;
+pub mod slurm;
 pub mod status;
 pub mod training;

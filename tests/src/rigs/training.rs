@@ -26,8 +26,14 @@ pub fn reference(workers: u32) -> String {
 /// As [`reference()`], with further words for the trainer.
 #[must_use]
 pub fn reference_of(workers: u32, train: &[&str]) -> String {
+    reference_by(workers, &[&TRAIN[..], train].concat())
+}
+
+/// The same, with all of the trainer's words.
+#[must_use]
+pub fn reference_by(workers: u32, train: &[&str]) -> String {
     let mut command = Place::default().command("gradwire-worker");
-    command.arg("train").args(TRAIN).args(train).args(["--reference", "--workers", &workers.to_string()]);
+    command.arg("train").args(train).args(["--reference", "--workers", &workers.to_string()]);
     let mut process = Process::start("reference", &mut command);
     assert_eq!(process.expect_end(PATIENCE), 0);
     hash_in(&process.log().text())

@@ -5,7 +5,7 @@ use super::{Finding, Repo};
 use std::collections::BTreeMap;
 
 /// The page.
-const PAGE: &str = "docs/metrics.md";
+pub(super) const PAGE: &str = "docs/metrics.md";
 /// How every metric's name starts.
 const PREFIX: &str = "gradwire_";
 /// Fewest underscores of a metric's name: it has a subject and a unit, crate names (`gradwire_worker`) do not.
@@ -50,7 +50,7 @@ fn in_code(repo: &Repo) -> BTreeMap<String, (String, usize)> {
 }
 
 /// Names in the first column of the page's tables.
-fn on_page(repo: &Repo) -> BTreeMap<String, usize> {
+pub(super) fn on_page(repo: &Repo) -> BTreeMap<String, usize> {
     let text = repo.texts.get(PAGE).map(String::as_str).unwrap_or_default();
     let rows = text.lines().enumerate().filter_map(|(index, line)| {
         let cell = line.trim().strip_prefix('|')?.split('|').next()?.trim().trim_matches('`');
@@ -59,7 +59,7 @@ fn on_page(repo: &Repo) -> BTreeMap<String, usize> {
     rows.collect()
 }
 
-fn is_metric(text: &str) -> bool {
+pub(super) fn is_metric(text: &str) -> bool {
     text.starts_with(PREFIX)
         && text.matches('_').count() >= UNDERSCORES_MIN
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')

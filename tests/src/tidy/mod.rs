@@ -4,6 +4,7 @@
 //! Must not change any file.
 
 pub mod architecture;
+pub mod book;
 pub mod documents;
 pub mod errors;
 pub mod inventory;
@@ -12,6 +13,7 @@ pub mod repo;
 pub mod shape;
 pub mod source;
 pub mod suites;
+pub mod watch;
 
 pub use repo::Repo;
 pub use source::Source;

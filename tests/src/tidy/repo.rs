@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Extensions of files that people read and rules look into.
-const TEXT: [&str; 10] = ["rs", "toml", "md", "sh", "py", "yml", "yaml", "c", "h", "hpp"];
+const TEXT: [&str; 11] = ["rs", "toml", "md", "sh", "py", "yml", "yaml", "json", "c", "h", "hpp"];
 /// Directories that a walk without git leaves out: what is built or found.
 const BUILT: [&str; 6] = ["target", ".git", "out", "fuzz/target", "fuzz/corpus", "fuzz/artifacts"];
 

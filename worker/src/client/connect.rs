@@ -8,9 +8,12 @@ use crate::engine::EngineConfig;
 use crate::error::{ClientError, OpError};
 use crate::runtime::{
     Connector, Control, ControlEvent, ControlStart, LaneConfig, LaneDriver, LaneHandle, LaneMessage, Links,
-    Members, Roster, Step, spawn_lane,
+    Members, Roster, Step, Told, spawn_lane,
 };
+use daemon::flight::Flight;
 use daemon::http::HttpState;
+use daemon::notify::{Notify, Pulse};
+use daemon::security::Security;
 use fabric::{CqHandle, Devices, Pool};
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -20,7 +23,7 @@ use proto_common::message::Register;
 use proto_common::transport::Offer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -31,8 +34,9 @@ const GATHER_MAX: usize = 64;
 /// More than the longest pause between two tries to connect a server.
 const REDIAL_MAX: Duration = Duration::from_secs(5);
 
-pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
-    settings.validate()?;
+pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Result<Client, ClientError> {
+    settings.validate_member()?;
+    let security = Security::open(&settings, Some(Role::Worker))?;
     let incarnation =
         daemon::host::new_incarnation().map_err(|error| ClientError::Internal(error.to_string()))?;
     let (devices, missing) = daemon::devices::open(&settings)?;
@@ -45,9 +49,12 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
     let (progress, steps) = channel();
     let on_fatal = ending(&late, &dead, progress.clone());
     let members = Members::new(links.clone(), on_fatal.clone(), progress);
-    let start = control_start(&settings, incarnation, (&offer, &devices), &late, (&members, on_fatal))?;
+    let own = (incarnation, &offer, &devices, &security);
+    let told = (notify, flight.clone());
+    let start = control_start(&settings, own, &late, (&members, on_fatal), told)?;
     let (mut control, roster) = Control::start(start)?;
-    let joined = join(&settings, incarnation, (offer, devices.clone()), &roster, &late, (&members, &steps));
+    let own = (offer, devices.clone(), security);
+    let joined = join(&settings, incarnation, own, &roster, (&late, &flight), (&members, &steps));
     match joined {
         Ok(joined) => {
             control.links_ready();
@@ -76,6 +83,7 @@ pub(super) fn connect(settings: Settings) -> Result<Client, ClientError> {
                 states: Arc::default(),
                 dead,
                 registrations,
+                reported: late.reported.clone(),
                 calls: Default::default(),
                 homes: Mutex::default(),
                 frames: Default::default(),
@@ -114,10 +122,10 @@ fn ending(
 
 fn control_start(
     settings: &Settings,
-    incarnation: Incarnation,
-    (offer, devices): (&Offer, &Devices),
+    (incarnation, offer, devices, security): (Incarnation, &Offer, &Devices, &Security),
     late: &Arc<Late>,
     (members, on_fatal): (&Members, impl Fn(OpError) + Send + 'static),
+    (notify, flight): (Notify, Flight),
 ) -> Result<ControlStart, ClientError> {
     let register = Register {
         protocol: PROTOCOL_VERSION,
@@ -138,16 +146,33 @@ fn control_start(
         .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
         .map_err(|error| internal(&error))?;
     daemon::metrics::add_devices(&registry, devices).map_err(|error| internal(&error))?;
-    let (ready, status) = (late.clone(), late.clone());
+    daemon::metrics::add_security(&registry, security).map_err(|error| internal(&error))?;
+    daemon::metrics::add_settings(&registry, Role::Worker, settings).map_err(|error| internal(&error))?;
+    daemon::metrics::add_slow(&registry, &flight).map_err(|error| internal(&error))?;
+    let (ready, status, for_line) = (late.clone(), late.clone(), late.clone());
     let http = HttpState::new(registry, move || ready.ready(), move || status.status());
+    let http = http.with_flight(flight.clone());
     Ok(ControlStart {
         http,
         settings: settings.clone(),
+        security: security.clone(),
         register,
         members: members.clone(),
         report: Box::new(move || for_report.report()),
         on_event: Box::new(move |ControlEvent::Fatal(error)| on_fatal(error)),
+        flight,
+        told: Told { notify, pulse: pulse(late.clone()), line: Box::new(move || for_line.line()) },
     })
+}
+
+/// Asks the data threads, once there are some.
+fn pulse(late: Arc<Late>) -> Pulse {
+    let ask = |lane: &LaneHandle| {
+        let (reply, answer) = sync_channel(1);
+        lane.send(LaneMessage::Beat(reply));
+        answer
+    };
+    Pulse::new(move || late.lanes.get().into_iter().flatten().map(ask).collect())
 }
 
 fn internal(error: &prometheus::Error) -> ClientError {
@@ -164,9 +189,9 @@ struct Joined {
 fn join(
     settings: &Settings,
     incarnation: Incarnation,
-    (mut offer, mut devices): (Offer, Devices),
+    (mut offer, mut devices, security): (Offer, Devices, Security),
     roster: &Roster,
-    late: &Late,
+    (late, flight): (&Late, &Flight),
     (members, steps): (&Members, &Receiver<Step>),
 ) -> Result<Joined, ClientError> {
     let shape = roster.welcome.shape;
@@ -175,7 +200,8 @@ fn join(
     let pool = Pool::with_pages(pages, settings.memory.pool_bytes, "gradwire-buffers")?;
     let (mut lanes, mut queues, mut threads) = (Vec::new(), Vec::new(), Vec::new());
     for lane in 0..shape.lanes {
-        let start = LaneStart { settings, incarnation, roster, pool: &pool, devices: &devices, members };
+        let start =
+            LaneStart { settings, incarnation, roster, pool: &pool, devices: &devices, members, flight };
         let (handle, queue, thread) = start.run(Lane(lane))?;
         lanes.push(handle.clone());
         queues.push((handle, queue));
@@ -187,6 +213,7 @@ fn join(
         job: roster.welcome.job,
         rank: roster.welcome.rank,
         incarnation,
+        security,
         offer,
         lanes: queues,
         devices,
@@ -206,6 +233,7 @@ struct LaneStart<'a> {
     pool: &'a Pool,
     devices: &'a Devices,
     members: &'a Members,
+    flight: &'a Flight,
 }
 
 impl LaneStart<'_> {
@@ -230,6 +258,7 @@ impl LaneStart<'_> {
             .map_err(|error| ClientError::Internal(format!("cannot set up lane {lane}: {error}")))?;
         driver.set_epoch(roster.epoch);
         driver.set_pool(self.pool.clone());
+        driver.set_flight(self.flight);
         let spin = Duration::from_micros(settings.memory.spin_us);
         let members = self.members.downgrade();
         let on_broken = Box::new(move |server, number, reason| members.broken(server, number, reason));

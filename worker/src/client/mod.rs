@@ -11,6 +11,7 @@ mod handle;
 mod homes;
 mod placing;
 mod registrations;
+mod reported;
 mod resume;
 mod source;
 mod status;
@@ -34,10 +35,12 @@ use crate::error::{ClientError, OpError};
 use crate::runtime::{
     Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares,
 };
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
 use proto_common::config::{Settings, WorkerLoss};
-use proto_common::ids::{Incarnation, Key, Rank};
+use proto_common::ids::{Incarnation, Key, Rank, Role};
 use proto_common::message::{ClusterShape, Coming, DeclareError, NodeGroup, ToScheduler};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
@@ -84,6 +87,7 @@ pub(crate) struct Inner {
     states: Arc<OpStates>,
     dead: Arc<Mutex<Option<OpError>>>,
     registrations: Arc<RegistrationCache>,
+    reported: Arc<reported::Reported>,
     calls: call::Lines,
     /// Where rows of tables are, once one was declared.
     homes: Mutex<Option<Arc<homes::Homes>>>,
@@ -107,7 +111,14 @@ impl Client {
     /// there, connects to every server. Each step has its deadline (`deadlines.*`), and its error names who
     /// was waited for.
     pub fn connect(settings: Settings) -> Result<Self, ClientError> {
-        connect::connect(settings)
+        let flight = Flight::embedded(Role::Worker, &settings);
+        connect::connect(settings, Notify::default(), flight)
+    }
+
+    /// As [`Client::connect`]; the service manager that started this process hears when it is registered, how it is while it
+    /// has data threads, and that it has left. `flight` is the process's recorder.
+    pub fn connect_told(settings: Settings, notify: Notify, flight: Flight) -> Result<Self, ClientError> {
+        connect::connect(settings, notify, flight)
     }
 
     /// This worker's rank, 0 to `workers() - 1`.

@@ -1,26 +1,32 @@
 //! What a worker tells about itself: `/metrics`, `/status`, and the report in its heartbeats.
 
 use super::registrations::{RegistrationCache, RegistrationStats};
+use super::reported::Reported;
 use crate::engine::{LaneStats, OldestOp};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{IntCounter, IntGauge, IntGaugeVec, Opts};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts};
 use proto_common::ids::Rank;
-use proto_common::message::{LinkReport, MemberReport};
+use proto_common::message::{LinkReport, MemberReport, Wait, WaitCause};
 use proto_common::transport::Choice;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
 const REPORT_WITHIN: Duration = Duration::from_millis(20);
+/// An operation that waits for so long is worth a word.
+const OLD_MS: u64 = 1_000;
 
 /// What heartbeats, scrapes and events reach once it exists.
 pub(super) struct Late {
     /// Looking at it is also what lets go of buffers that nobody has any more.
     registrations: Arc<RegistrationCache>,
     pub(super) lanes: OnceLock<Vec<LaneHandle>>,
+    /// What the trainer reports.
+    pub(super) reported: Arc<Reported>,
     links: Arc<Links>,
 }
 
@@ -37,7 +43,7 @@ struct Collected {
 
 impl Late {
     pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>) -> Self {
-        Self { registrations, lanes: OnceLock::new(), links }
+        Self { registrations, lanes: OnceLock::new(), reported: Arc::default(), links }
     }
 
     fn collect(&self) -> Collected {
@@ -73,8 +79,11 @@ impl Late {
         MemberReport {
             round: all.stats.round,
             in_flight: all.in_flight,
-            oldest: all.oldest.as_ref().map(|oldest| (describe(oldest), oldest.waited_ms)),
+            waits: all.oldest.iter().map(wait).collect(),
             links: links.iter().map(link).collect(),
+            resident_bytes: daemon::process::resident_bytes(),
+            load: None,
+            metrics: self.reported.all(),
         }
     }
 
@@ -91,6 +100,7 @@ impl Late {
             "in_flight": all.in_flight,
             "oldest": all.oldest.as_ref().map(|oldest| json!({ "what": describe(oldest), "waited_ms": oldest.waited_ms })),
             "round": all.stats.round,
+            "metrics": self.reported.all().into_iter().collect::<BTreeMap<_, _>>(),
             "operations_done": all.stats.done,
             "operations_failed": all.stats.failed,
             "batches": all.stats.batches,
@@ -111,6 +121,20 @@ impl Late {
         })
     }
 
+    /// In one line, for the service manager.
+    pub(super) fn line(&self) -> String {
+        if !self.links.are_ready() {
+            return "waiting for the others, and connecting to the servers".into();
+        }
+        let all = self.collect();
+        let (round, in_flight, servers) = (all.stats.round, all.in_flight, self.links.all().len());
+        let oldest = all.oldest.filter(|oldest| oldest.waited_ms >= OLD_MS);
+        let oldest =
+            oldest.map(|oldest| format!("; waits for {} s: {}", oldest.waited_ms / 1000, describe(&oldest)));
+        let oldest = oldest.unwrap_or_default();
+        format!("round {round}, {servers} servers connected, {in_flight} operations under way{oldest}")
+    }
+
     pub(super) fn ready(&self) -> Result<(), String> {
         match self.links.are_ready() {
             true => Ok(()),
@@ -119,15 +143,29 @@ impl Late {
     }
 }
 
+fn wait(oldest: &OldestOp) -> Wait {
+    let (cause, on) = oldest.cause.clone();
+    Wait { what: describe(oldest), of: None, waited_ms: oldest.waited_ms, cause, on }
+}
+
 fn describe(oldest: &OldestOp) -> String {
     let servers: Vec<String> = oldest.servers.iter().map(ToString::to_string).collect();
-    format!("{} of tensor {}, waiting for server {}", oldest.what, oldest.key, servers.join(", "))
+    let (cause, on) = &oldest.cause;
+    let on = on.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let why = match cause {
+        WaitCause::Links => format!("; no connection to {on}"),
+        WaitCause::Credits => format!("; no slot to send it in at {on}"),
+        _ => String::new(),
+    };
+    format!("{} of tensor {}, waiting for server {}{why}", oldest.what, oldest.key, servers.join(", "))
 }
 
 type Read = fn(&Collected) -> u64;
 
 /// Which driver each link uses; as many series as there are servers.
 const LINK: &str = "gradwire_worker_link_info";
+/// What the trainer reports; at most 16 series, because a name stays.
+const METRIC: &str = "gradwire_worker_metric";
 
 /// Name, help, and where the count is.
 const COUNTERS: [(&str, &str, Read); 20] = [
@@ -182,19 +220,23 @@ const COUNTERS: [(&str, &str, Read); 20] = [
 ];
 
 /// As [`COUNTERS`], of what goes up and down.
-const GAUGES: [(&str, &str, Read); 4] = [
-    (
-        "gradwire_worker_longest_stall_milliseconds",
-        "The longest that a contribution took from its submission to its answer.",
-        |c| c.stats.longest_ms,
-    ),
+const GAUGES: [(&str, &str, Read); 2] = [
     (
         "gradwire_worker_registration_cache_bytes",
         "Bytes of trainers' own buffers that stay registered.",
         |c| c.registrations.registered_bytes,
     ),
     ("gradwire_worker_in_flight_operations", "Operations in flight.", |c| c.in_flight),
-    ("gradwire_worker_oldest_wait_milliseconds", "How long the oldest operation in flight waits.", |c| {
+];
+
+/// Waits, which are read in milliseconds and told in seconds, Prometheus' unit.
+const WAITS: [(&str, &str, Read); 2] = [
+    (
+        "gradwire_worker_longest_stall_seconds",
+        "The longest that a contribution took from its submission to its answer.",
+        |c| c.stats.longest_ms,
+    ),
+    ("gradwire_worker_oldest_wait_seconds", "How long the oldest operation in flight waits.", |c| {
         c.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms)
     }),
 ];
@@ -204,20 +246,28 @@ pub(super) struct WorkerMetrics {
     late: Arc<Late>,
     counters: Vec<(IntCounter, Read)>,
     gauges: Vec<(IntGauge, Read)>,
+    waits: Vec<(Gauge, Read)>,
     links: IntGaugeVec,
+    reported: GaugeVec,
 }
 
 impl WorkerMetrics {
     pub(super) fn new(late: Arc<Late>) -> Result<Self, prometheus::Error> {
         let counter = |(name, help, read)| Ok((IntCounter::new(name, help)?, read));
         let gauge = |(name, help, read)| Ok((IntGauge::new(name, help)?, read));
+        let wait = |(name, help, read)| Ok((Gauge::new(name, help)?, read));
         Ok(Self {
             late,
             counters: COUNTERS.into_iter().map(counter).collect::<Result<_, prometheus::Error>>()?,
             gauges: GAUGES.into_iter().map(gauge).collect::<Result<_, prometheus::Error>>()?,
+            waits: WAITS.into_iter().map(wait).collect::<Result<_, prometheus::Error>>()?,
             links: IntGaugeVec::new(
                 Opts::new(LINK, "1 for the driver in use to each server."),
                 &["server", "driver"],
+            )?,
+            reported: GaugeVec::new(
+                Opts::new(METRIC, "What the trainer reports, by its name for it."),
+                &["name"],
             )?,
         })
     }
@@ -227,7 +277,9 @@ impl Collector for WorkerMetrics {
     fn desc(&self) -> Vec<&Desc> {
         let counters = self.counters.iter().flat_map(|(counter, _)| counter.desc());
         let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
-        counters.chain(gauges).chain(self.links.desc()).collect()
+        let waits = self.waits.iter().flat_map(|(wait, _)| wait.desc());
+        let own = self.links.desc().into_iter().chain(self.reported.desc());
+        counters.chain(gauges).chain(waits).chain(own).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -242,12 +294,20 @@ impl Collector for WorkerMetrics {
             gauge.set(i64::try_from(read(&all)).unwrap_or(i64::MAX));
             families.extend(gauge.collect());
         }
+        for (wait, read) in &self.waits {
+            wait.set(read(&all) as f64 / 1e3);
+            families.extend(wait.collect());
+        }
         // Servers come and go.
         self.links.reset();
         for (server, choice) in self.late.links.all() {
             self.links.with_label_values(&[server.to_string(), choice.driver.to_string()]).set(1);
         }
         families.extend(self.links.collect());
+        for (name, value) in self.late.reported.all() {
+            self.reported.with_label_values(&[name]).set(value);
+        }
+        families.extend(self.reported.collect());
         families
     }
 }
@@ -279,6 +339,14 @@ mod tests {
         let counts = names.map(|name| value(&format!("gradwire_worker_registration_{name}")));
         assert_eq!((counts, value("gradwire_worker_registration_cache_bytes")), ([2.0, 2.0, 1.0], 8.0));
         assert_eq!(late.status()["registered_bytes"], 8);
+        late.reported.set("loss", 0.5).unwrap();
+        let families = metrics.collect();
+        let told = families.iter().find(|family| family.name() == METRIC).unwrap();
+        assert_eq!(told.get_metric()[0].get_gauge().get_value(), 0.5);
+        assert_eq!(
+            (&late.report().metrics[..], &late.status()["metrics"]["loss"]),
+            (&[("loss".into(), 0.5)][..], &json!(0.5))
+        );
         drop(second);
         assert_eq!(late.status()["registered_buffers"], 0, "looking is what lets go");
     }

@@ -1,9 +1,11 @@
 //! Who owes answers to operations in progress: for the errors of late ones, and for people.
 
 use super::lane::{GRACE_MS, LaneEngine};
-use super::part::Part;
+use super::part::{Part, State};
 use proto_common::batch::OpKind;
 use proto_common::ids::{Key, Rank};
+use proto_common::limits::RANKS_LISTED_MAX;
+use proto_common::message::WaitCause;
 
 /// The operation that waits longest, for `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +18,8 @@ pub struct OldestOp {
     pub waited_ms: u64,
     /// Servers that owe an answer.
     pub servers: Vec<Rank>,
+    /// Why it waits, and for which of them.
+    pub cause: (WaitCause, Vec<Rank>),
 }
 
 impl LaneEngine {
@@ -53,6 +57,28 @@ impl LaneEngine {
             OpKind::Call => "call",
             OpKind::CopyCheck | OpKind::CopyUpdate | OpKind::CopyState | OpKind::CopyRules => "record",
         };
-        Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers })
+        let cause = self.cause(index, &servers);
+        Some(OldestOp { key, what, waited_ms: now_ms.saturating_sub(op.since_ms), servers, cause })
+    }
+
+    /// What keeps an operation: a connection that is not there, before slots that are not, before answers.
+    fn cause(&self, op: u32, servers: &[Rank]) -> (WaitCause, Vec<Rank>) {
+        let link = |server: &Rank| self.links.get(server.0 as usize);
+        let lacks_slots = |server: &&Rank| {
+            let mut parts =
+                self.parts.iter().filter(|(_, part)| part.op == op && part.spec.server == **server);
+            link(server).is_some_and(|link| link.credits.is_empty())
+                && parts.any(|(_, part)| part.state == State::Queued)
+        };
+        let is_down = |server: &&Rank| link(server).is_none_or(|link| !link.up);
+        let first = |ranks: Vec<Rank>| Some(ranks).filter(|ranks| !ranks.is_empty());
+        let few = |ranks: &mut dyn Iterator<Item = &Rank>| ranks.take(RANKS_LISTED_MAX).copied().collect();
+        if let Some(down) = first(few(&mut servers.iter().filter(is_down))) {
+            return (WaitCause::Links, down);
+        }
+        if let Some(full) = first(few(&mut servers.iter().filter(lacks_slots))) {
+            return (WaitCause::Credits, full);
+        }
+        (WaitCause::Answers, few(&mut servers.iter()))
     }
 }

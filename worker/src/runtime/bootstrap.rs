@@ -7,6 +7,7 @@ use super::thread::LaneMessage;
 use crate::error::ClientError;
 use daemon::control::Connection;
 use daemon::reach::{self, BLOCKED, Unreached};
+use daemon::security::Security;
 use fabric::{ChannelSetup, CqHandle, Devices};
 use proto_common::batch::SlotGrant;
 use proto_common::ids::{Epoch, Incarnation, JobId, Rank};
@@ -21,6 +22,7 @@ pub(crate) struct Connector {
     pub(crate) job: JobId,
     pub(crate) rank: Rank,
     pub(crate) incarnation: Incarnation,
+    pub(crate) security: Security,
     pub(crate) offer: Offer,
     pub(crate) lanes: Vec<(LaneHandle, CqHandle)>,
     pub(crate) devices: Devices,
@@ -67,7 +69,8 @@ fn attempt(
     let runtime = daemon::process::control_runtime().map_err(|error| failed(Unreached::io(error)))?;
     let fix = "check that the server runs, and that node.advertise names an address that workers reach";
     let hello = ToServer::Hello(hello(connector, server, epoch, offer));
-    let asked = reach::ask(&address, &hello, (connector.within, connector.within), fix);
+    let us = (&connector.security, connector.job);
+    let asked = reach::ask(us, &address, &hello, (connector.within, connector.within), fix);
     let (mut link, offer) = runtime.block_on(asked).map_err(failed)?;
     let driver = offer.choice.driver;
     open(connector, (server, number), (&runtime, &mut link), offer).map_err(|unreached| {

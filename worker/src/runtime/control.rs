@@ -5,8 +5,11 @@ use super::members::Members;
 use crate::engine::MemberConfig;
 use crate::error::{ClientError, OpError};
 use daemon::control::{LinkError, LinkEvent, LinkSender, SchedulerLink, code_of_refusal};
+use daemon::flight::Flight;
 use daemon::http::HttpState;
+use daemon::notify::{Notify, Pulse};
 use daemon::post::Posts;
+use daemon::security::Security;
 use proto_common::config::Settings;
 use proto_common::error::{Death, DeathCause, ExitCode};
 use proto_common::ids::{Epoch, MemberId, Rank, Role};
@@ -36,11 +39,33 @@ pub(crate) enum ControlEvent {
 /// What the control thread is started with.
 pub(crate) struct ControlStart {
     pub(crate) settings: Settings,
+    pub(crate) security: Security,
     pub(crate) register: Register,
     pub(crate) members: Members,
     pub(crate) http: HttpState,
     pub(crate) report: Box<dyn FnMut() -> MemberReport + Send>,
     pub(crate) on_event: Box<dyn Fn(ControlEvent) + Send>,
+    pub(crate) told: Told,
+    pub(crate) flight: Flight,
+}
+
+/// What the service manager hears of this worker.
+pub(crate) struct Told {
+    pub(crate) notify: Notify,
+    pub(crate) pulse: Pulse,
+    pub(crate) line: Box<dyn Fn() -> String + Send>,
+}
+
+impl Told {
+    /// From now on: that it is registered, and how it is.
+    fn registered(self, rank: Rank, flight: &Flight) {
+        let Self { notify, pulse, line } = self;
+        flight.joined(rank);
+        notify.ready(&format!("registered as worker {rank}"));
+        let line = move || format!("worker {rank}: {}", line());
+        // Until this runtime ends, with the data threads.
+        tokio::spawn(notify.keep(pulse, || 0, line));
+    }
 }
 
 /// The complete cluster as the scheduler announced it.
@@ -246,12 +271,14 @@ fn run(
     (ready, posts): (&Ready, &Posts),
     shared: &Mutex<Shared>,
 ) {
+    let notify = start.told.notify.clone();
     match daemon::process::control_runtime() {
         Ok(runtime) => runtime.block_on(session(start, queue, (ready, posts), shared)),
         Err(error) => {
             let _ = ready.try_send(Err(ClientError::Internal(format!("cannot start a runtime: {error}"))));
         }
     }
+    notify.unwatch("out of the cluster");
     posts.lose("the link to the scheduler has ended");
     // Callers that still wait see their channel end.
     lock(shared).asked.clear();
@@ -263,7 +290,10 @@ async fn session(
     (ready, posts): (&Ready, &Posts),
     shared: &Mutex<Shared>,
 ) {
-    let ControlStart { settings, mut register, members, http, report, on_event } = start;
+    let ControlStart { settings, security, mut register, members, http, report, on_event, told, flight } =
+        start;
+    let scheduler = &settings.scheduler;
+    told.notify.status(&format!("looking for the scheduler at {}:{}", scheduler.host, scheduler.port));
     let incarnation = register.incarnation;
     let failed = |text: String, code| drop(ready.try_send(Err(ClientError::Scheduler(text, code))));
     // Lives as long as this session: dropping the trigger ends the endpoints.
@@ -273,16 +303,18 @@ async fn session(
     };
     let (known, passed) = (members.clone(), posts.passed().clone());
     let resume = move || Some(Resume { barriers: passed.all(), ..known.resume()? });
-    let (mut link, welcome) = match SchedulerLink::connect(&settings, register, report, resume).await {
-        Ok(connected) => connected,
-        Err(error) => return failed(describe(&error), error.exit_code()),
-    };
+    let (mut link, welcome) =
+        match SchedulerLink::connect((&settings, &security), register, report, resume).await {
+            Ok(connected) => connected,
+            Err(error) => return failed(describe(&error), error.exit_code()),
+        };
     let (rank, shape) = (welcome.rank, welcome.shape);
     let reach_ms = settings.deadlines.connect_ms.saturating_add(shape.silence_ms);
     members.registered(MemberConfig { rank, incarnation, shape, reach_ms });
+    told.registered(rank, &flight);
     let sender = link.sender();
     posts.attach_link(link.sender());
-    let mut start = Starting { welcome, ready, posts, members, assembled: false, are_links_ready: false };
+    let mut start = Starting::new((welcome, members, flight), (ready, posts));
     // Handed over beside everything else: while there is no scheduler the link takes so much and no more, and what the last one
     // said is to be heard all the same. As many as there are requests open.
     let mut unsaid = VecDeque::new();
@@ -298,12 +330,7 @@ async fn session(
                 }
             }
             said = say(&sender, unsaid.front()), if !unsaid.is_empty() => {
-                let message = unsaid.pop_front();
-                // Too large a message is the caller's; a lost link reports itself.
-                if let (Err(error), Some(message)) = (said, message) {
-                    tracing::warn!(%error, "a message to the scheduler was not sent");
-                    refuse(&message, &describe(&error), shared);
-                }
+                heard(said, unsaid.pop_front(), shared);
             }
             outgoing = queue.recv() => match outgoing {
                 Some(Outgoing::Message(message)) => {
@@ -329,6 +356,14 @@ async fn session(
     }
 }
 
+/// What became of a message: too large a one is the caller's; a lost link reports itself.
+fn heard(said: Result<(), LinkError>, message: Option<ToScheduler>, shared: &Mutex<Shared>) {
+    if let (Err(error), Some(message)) = (said, message) {
+        tracing::warn!(%error, "a message to the scheduler was not sent");
+        refuse(&message, &describe(&error), shared);
+    }
+}
+
 /// Says the last word.
 async fn finish(link: SchedulerLink, last: &ToScheduler, limit: Duration) {
     let is_goodbye = *last == ToScheduler::Goodbye;
@@ -350,11 +385,22 @@ struct Starting<'a> {
     members: Members,
     assembled: bool,
     are_links_ready: bool,
+    flight: Flight,
 }
 
-impl Starting<'_> {
+impl<'a> Starting<'a> {
+    fn new(
+        (welcome, members, flight): (Welcome, Members, Flight),
+        (ready, posts): (&'a Ready, &'a Posts),
+    ) -> Self {
+        Self { welcome, ready, posts, members, assembled: false, are_links_ready: false, flight }
+    }
+
     /// Takes what came over the link; returns what ends the job.
     fn event(&mut self, event: Option<LinkEvent>, shared: &Mutex<Shared>) -> Option<OpError> {
+        if let Some(LinkEvent::Message(message)) = &event {
+            self.flight.told(message);
+        }
         let error = match event {
             Some(LinkEvent::Message(first @ FromScheduler::Roster { epoch, .. })) if !self.assembled => {
                 self.assembled = true;
@@ -371,8 +417,12 @@ impl Starting<'_> {
                 OpError::Closed(format!("the scheduler refused us: {reason}"))
             }
             Some(LinkEvent::Message(message)) => answer(self.posts.heard(message)?, &self.members, shared)?,
-            Some(LinkEvent::Away { .. }) => return None,
+            Some(LinkEvent::Away { why, .. }) => {
+                self.flight.note("away", format!("no scheduler: {why}"));
+                return None;
+            }
             Some(LinkEvent::Back(_)) => {
+                self.flight.note("back", "a scheduler again");
                 self.posts.back();
                 return None;
             }
@@ -425,7 +475,8 @@ async fn serve(
 ) -> anyhow::Result<daemon::shutdown::Trigger> {
     let (trigger, shutdown) = daemon::shutdown::channel();
     if let Some(listener) = daemon::http::bind(&settings.node.http).await? {
-        register.http_address = daemon::http::address_of(Some(&listener));
+        let advertised = daemon::devices::advertised(settings);
+        register.http_address = daemon::targets::reachable(Some(&listener), &advertised);
         daemon::http::spawn(listener, state, shutdown);
     }
     Ok(trigger)

@@ -2,28 +2,28 @@
 //! clock and no thread of its own, so that the simulation runs the very same code.
 
 mod answers;
+mod sending;
 
-use super::link::{Link, ServerInbox, Waiting, lend, payload_sum, post_one};
+use super::flight::{About, LaneFlight};
+use super::link::{Link, ServerInbox};
 use super::op::{OpState, Submission};
-use crate::engine::{Command, Commands, EngineConfig, LaneEngine, PartBlock, Submit};
+use crate::engine::{Command, Commands, EngineConfig, LaneEngine, Submit};
 use crate::error::OpError;
+use daemon::flight::{Flight, Kind};
 use fabric::{
     Blocks, ChannelId, Completion, CompletionKind, CompletionQueue, FabricError, OutOfBounds, Pool,
-    PostError, Region, RemoteKey, RemoteSpan, Span,
+    PostError, Region, Span,
 };
-use proto_common::batch::{
-    BatchHeader, BatchKind, BatchReader, BatchWriter, Landing, Notice, OpKind, SlotGrant,
-};
+use proto_common::batch::{BatchReader, Notice, SlotGrant};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank, Version};
 use proto_common::limits::{PREFIXES_PER_LANE, RESULT_SLOT_BYTES, TABLE_BYTES_MAX};
 use proto_common::message::InboxGrant;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 use thiserror::Error;
 
-/// Posts that may wait for a server when another without a batch joins them.
-const BACKLOG_MAX: usize = 1 << 16;
 /// Milliseconds between ticks of the engine.
 const TICK_MS: u64 = 50;
 
@@ -61,6 +61,7 @@ pub(super) struct Live {
     state: Arc<OpState>,
     pub(super) source: Option<Span>,
     pub(super) target: Option<Span>,
+    pub(super) about: About,
 }
 
 /// See the module.
@@ -94,6 +95,7 @@ pub struct LaneDriver<Q> {
     failed: Option<OpError>,
     /// Why what is to be sent cannot be registered: not told yet.
     unregistered: Option<String>,
+    flight: LaneFlight,
 }
 
 impl<Q: CompletionQueue> LaneDriver<Q> {
@@ -124,6 +126,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             next_tick_ms: 0,
             failed: None,
             unregistered: None,
+            flight: LaneFlight::default(),
             config: LaneConfig { engine, ..config },
         })
     }
@@ -131,6 +134,17 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
     /// Room for replies of calls is to be allocated here: the pool of the client's buffers.
     pub fn set_pool(&mut self, pool: Pool) {
         self.pool = Some(pool);
+    }
+
+    /// What this lane does is recorded from now on.
+    pub(crate) fn set_flight(&mut self, flight: &Flight) {
+        self.flight = LaneFlight::new(flight, self.config.engine.lane.0, self.links.len());
+    }
+
+    /// Whoever drives has looked at the clock.
+    #[inline]
+    pub(super) fn saw(&mut self, now: Instant) {
+        self.flight.saw(now);
     }
 
     /// The queue, to wait on it.
@@ -289,7 +303,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             parts: &submission.parts,
         };
         let Submission { state, source, target, op, .. } = &submission;
-        self.live.insert(*op, Live { state: state.clone(), source: source.clone(), target: target.clone() });
+        let about = self.flight.begin(&submission);
+        let live = Live { state: state.clone(), source: source.clone(), target: target.clone(), about };
+        self.live.insert(*op, live);
         self.engine.submit(&submit, now_ms, &mut self.commands);
         self.execute()
     }
@@ -299,6 +315,9 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let mut completions = std::mem::take(&mut self.completions);
         self.queue.poll(&mut completions);
         let busy = !completions.is_empty() || self.queue.moved();
+        if !completions.is_empty() {
+            self.flight.look();
+        }
         for completion in completions.drain(..) {
             self.handle(completion, now_ms)?;
             self.execute()?;
@@ -389,6 +408,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let was_ready = self.probed(server);
         let number = self.links.get(server.0 as usize).and_then(Option::as_ref).map_or(0, |link| link.number);
         self.detach(server);
+        self.flight.peer(Kind::ChannelDown, server, self.live.len());
         if was_ready {
             self.broken.push((server, number, reason.to_owned()));
         } else {
@@ -404,10 +424,16 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                 match command {
                     Command::Send { server, slot, parts, grants, wanted, sequence } => {
                         let (parts, grants) = (&commands.parts[parts], &commands.grants[grants]);
+                        self.flight.sent(server, parts);
                         self.send(server, slot, parts, grants, wanted, sequence)?;
                     }
                     Command::Place { server, part, remote } => self.place(server, &part, remote)?,
-                    Command::Notice { server, notice } => self.notice(server, notice)?,
+                    Command::Notice { server, notice } => {
+                        if matches!(notice, Notice::Want(_)) {
+                            self.flight.wants(server);
+                        }
+                        self.notice(server, notice)?;
+                    }
                     Command::Failed { op, error } => {
                         if let Some(live) = self.live.get(&op) {
                             live.state.fail(error);
@@ -435,6 +461,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                         if let Some(live) = self.live.remove(&op) {
                             // Spans go first: they keep the buffers' region, not the buffers, alive.
                             drop((live.source, live.target));
+                            self.flight.done(&live.about);
                             live.state.lane_done(version);
                         }
                     }
@@ -449,147 +476,5 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
             }
         }
         Ok(())
-    }
-
-    /// Encodes a batch and gathers its payload from where it lies.
-    fn send(
-        &mut self,
-        server: Rank,
-        slot: SlotGrant,
-        parts: &[PartBlock],
-        grants: &[SlotGrant],
-        wanted: u16,
-        sequence: u64,
-    ) -> Result<(), LaneError> {
-        let mut header = self.header(server, wanted, sequence);
-        if self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.sums) {
-            header.payload_checksum = payload_sum(&self.live, &mut self.payload, parts)?;
-        }
-        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
-        let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
-        self.gather.clear();
-        let mut lent = Ok(());
-        let bytes = {
-            let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
-            for part in parts {
-                let block = link.addressed(part, self.live.get(&part.op));
-                lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, &block)?);
-                if block.op == OpKind::Call {
-                    let pieces = self.live.get(&part.op).map_or_else(Vec::new, |live| live.state.lent());
-                    let channel = link.channel;
-                    lent = pieces.iter().fold(lent, |lent, piece| lent.and(self.queue.lend(channel, piece)));
-                }
-                let fitted = writer.push(block);
-                debug_assert!(fitted, "the engine packed with the same room");
-            }
-            for grant in grants {
-                let fitted = writer.grant(*grant);
-                debug_assert!(fitted, "the engine packed with the same bound");
-            }
-            writer.finish(header)
-        };
-        self.blocks.write(block, 0, &self.prefix[..bytes])?;
-        self.gather.push(self.blocks.span(block, bytes as u64)?);
-        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
-            if let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) {
-                self.gather.push(source.slice(part.offset, part.block.bytes)?);
-            }
-        }
-        // What a server says of its inbox is checked where it is written to.
-        let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
-        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
-        link.note(lent);
-        let gather = std::mem::take(&mut self.gather);
-        let immediate = Some(Notice::Batch(slot).to_wire());
-        self.gather = self
-            .post_to(server, Waiting { id: u64::from(block), gather, remote, immediate, block: Some(block) });
-        Ok(())
-    }
-
-    /// Writes a payload where the server granted. The batch that says so comes after it, on the same channel; it needs
-    /// no completion of its own, because the operation keeps its buffers until it is answered.
-    fn place(&mut self, server: Rank, part: &PartBlock, landing: Landing) -> Result<(), LaneError> {
-        let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) else {
-            return Ok(());
-        };
-        let mut gather = std::mem::take(&mut self.gather);
-        gather.clear();
-        gather.push(source.slice(part.offset, part.block.bytes)?);
-        let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
-        self.gather = self.post_to(server, Waiting { id: 0, gather, remote, immediate: None, block: None });
-        Ok(())
-    }
-
-    fn header(&self, server: Rank, wanted: u16, sequence: u64) -> BatchHeader {
-        BatchHeader {
-            kind: BatchKind::Request,
-            lane: self.config.engine.lane,
-            wanted,
-            sender: self.config.rank,
-            job: self.config.engine.job,
-            epoch: self.epoch,
-            sender_incarnation: self.config.engine.incarnation,
-            receiver_incarnation: self.engine.server_incarnation(server),
-            sequence,
-            payload_offset: 0,
-            payload_bytes: 0,
-            payload_checksum: None,
-        }
-    }
-
-    fn notice(&mut self, server: Rank, notice: Notice) -> Result<(), LaneError> {
-        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
-        let Some(inbox) = &link.inbox else { return Ok(()) };
-        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset: inbox.offset };
-        let immediate = Some(notice.to_wire());
-        let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate, block: None };
-        self.post_to(server, waiting);
-        Ok(())
-    }
-
-    /// Posts, or queues behind what is queued already. Returns the gather list for reuse.
-    fn post_to(&mut self, server: Rank, waiting: Waiting) -> Vec<Span> {
-        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Vec::new() };
-        if !link.backlog.is_empty() {
-            if waiting.block.is_none() && link.backlog.len() >= BACKLOG_MAX {
-                // It makes us answer, and takes no answers.
-                link.refused.get_or_insert(PostError::Full);
-            }
-            link.backlog.push_back(waiting);
-            return Vec::new();
-        }
-        match post_one(&mut self.queue, link, &waiting) {
-            Ok(()) => {
-                let mut gather = waiting.gather;
-                gather.clear();
-                gather
-            }
-            Err(error) => {
-                link.note(Err(error));
-                link.backlog.push_back(waiting);
-                Vec::new()
-            }
-        }
-    }
-
-    fn retry_backlogs(&mut self) {
-        for server in 0..self.links.len() {
-            let Self { queue, links, .. } = self;
-            let Some(link) = &mut links[server] else { continue };
-            while let Some(waiting) = link.backlog.pop_front() {
-                if let Err(error) = post_one(queue, link, &waiting) {
-                    link.note(Err(error));
-                    link.backlog.push_front(waiting);
-                    break;
-                }
-            }
-            let Some(error) = link.refused else { continue };
-            let (is_ready, reason) = (link.probed, queue.explain(error));
-            if error == PostError::Unregistered && is_ready {
-                // Ours, and no server's: a new channel would not mend it.
-                self.unregistered.get_or_insert_with(|| reason.clone());
-            }
-            self.lose(Rank(server as u32), &format!("writing to it failed: {reason}"));
-        }
     }
 }

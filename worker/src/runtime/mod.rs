@@ -5,6 +5,7 @@
 mod bootstrap;
 mod connections;
 mod control;
+mod flight;
 mod lane;
 mod link;
 mod links;
@@ -17,7 +18,7 @@ mod states;
 mod thread;
 
 pub(crate) use bootstrap::Connector;
-pub(crate) use control::{Control, ControlEvent, ControlStart, Requests, Roster};
+pub(crate) use control::{Control, ControlEvent, ControlStart, Requests, Roster, Told};
 pub use lane::{LaneConfig, LaneDriver, LaneError};
 pub use link::ServerInbox;
 pub(crate) use links::Links;

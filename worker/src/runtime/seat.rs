@@ -93,7 +93,9 @@ impl Core {
 
     pub(super) fn look_at_clock(&mut self) {
         self.turns = 0;
-        self.now_ms = self.start.elapsed().as_millis() as u64;
+        let now = Instant::now();
+        self.now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
+        self.driver.saw(now);
     }
 
     pub(super) fn submit(&mut self, submission: Submission) {

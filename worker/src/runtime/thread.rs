@@ -66,6 +66,8 @@ pub(crate) enum LaneMessage {
     },
     Fail(OpError),
     Report(SyncSender<LaneReport>),
+    /// Is this thread alive?
+    Beat(SyncSender<()>),
     Stop,
 }
 
@@ -315,6 +317,7 @@ impl Core {
                 };
                 let _ = reply.try_send(report);
             }
+            LaneMessage::Beat(reply) => drop(reply.try_send(())),
             LaneMessage::Stop => {}
         }
     }

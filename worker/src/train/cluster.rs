@@ -6,13 +6,18 @@ use super::error::TrainError;
 use super::exchange::{Exchange, How, NamedTensor, Traffic};
 use crate::client::{Client, Handle, Tensor, TensorBuffer};
 use anyhow::Context;
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use proto_common::config::Settings;
 use proto_common::message::NodeGroup;
 use proto_common::tensor::TensorSpec;
 
 /// Joins the cluster that the settings name.
-pub fn connect(settings: Settings) -> Result<Box<dyn Exchange>, TrainError> {
-    let client = Client::connect(settings).map_err(|error| TrainError::Exchange(error.into()))?;
+pub fn connect(
+    (settings, notify, flight): (Settings, Notify, Flight),
+) -> Result<Box<dyn Exchange>, TrainError> {
+    let client = Client::connect_told(settings, notify, flight);
+    let client = client.map_err(|error| TrainError::Exchange(error.into()))?;
     let traffic = Traffic::default();
     Ok(Box::new(Cluster { client, tensors: Vec::new(), rounds: 0, traffic, finished: false }))
 }
@@ -131,6 +136,12 @@ impl Exchange for Cluster {
         place.version = ended.version.0;
         place.buffers = ended.source.zip(ended.target);
         Ok(())
+    }
+
+    fn report(&self, name: &str, value: f64) {
+        if let Err(error) = self.client.report_metric(name, value) {
+            tracing::debug!(%error, "a number is not reported");
+        }
     }
 
     fn finish_training(&mut self) -> anyhow::Result<()> {

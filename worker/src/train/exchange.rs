@@ -95,6 +95,9 @@ pub trait Exchange {
     /// Blocks until the new weights of `i` have landed; returns at once where nothing was started.
     fn finish(&mut self, i: usize) -> anyhow::Result<()>;
 
+    /// A number of the training for whoever watches it, such as its loss. Nobody need listen.
+    fn report(&self, _name: &str, _value: f64) {}
+
     /// An orderly goodbye. `weights` stay readable.
     fn finish_training(&mut self) -> anyhow::Result<()>;
 

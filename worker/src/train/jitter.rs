@@ -62,6 +62,10 @@ impl Exchange for Jittered {
         self.inner.finish(i)
     }
 
+    fn report(&self, name: &str, value: f64) {
+        self.inner.report(name, value);
+    }
+
     fn finish_training(&mut self) -> anyhow::Result<()> {
         self.inner.finish_training()
     }

@@ -136,6 +136,10 @@ impl Exchange for Overlapped {
         finished
     }
 
+    fn report(&self, name: &str, value: f64) {
+        self.inner.report(name, value);
+    }
+
     fn finish_training(&mut self) -> anyhow::Result<()> {
         self.inner.finish_training()
     }

@@ -5,6 +5,8 @@
 use std::io::Write;
 use std::ops::Range;
 
+use daemon::flight::Flight;
+use daemon::notify::Notify;
 use proto_common::config::Settings;
 
 use super::args::{EvalArgs, Rows, TrainArgs};
@@ -32,10 +34,10 @@ struct Rowset {
 }
 
 /// Runs `gradwire-worker train`; what rank 0 has to say goes to `out`, the result last. `settings` is asked
-/// for the cluster's settings, unless the reference is trained.
+/// for the cluster's settings, for who is to hear how it goes, and for the process's recorder, unless the reference is trained.
 pub fn train(
     args: &TrainArgs,
-    settings: impl FnOnce() -> anyhow::Result<Settings>,
+    settings: impl FnOnce() -> anyhow::Result<(Settings, Notify, Flight)>,
     out: &mut dyn Write,
 ) -> Result<(), TrainError> {
     args.check()?;
@@ -172,6 +174,8 @@ fn train_epoch(
             total += loss;
             samples += plan.batch();
         }
+        // Of one step it would be noise: the mean of the epoch so far.
+        exchange.report("loss", total / samples.max(1) as f64);
         if let Some(report) = report {
             report.step();
         }

@@ -174,6 +174,9 @@ class Client:
         back. `timeout` is what time it has (seconds), else deadlines.operation_ms."""
     def barrier(self, name: str = "workers") -> None:
         """Waits until every worker has come to the barrier of this name, at most deadlines.barrier_ms."""
+    def report_metric(self, name: str, value: float) -> None:
+        """Reports a number of the training by name, such as its loss: the newest value travels with heartbeats, and the
+        scheduler's page, `gradwire top` and this worker's /metrics show it. At most 16 names of 48 bytes, finite values."""
     def forget(self, array: Any) -> None:
         """The library keeps nothing of an array that was pushed any more; its next push is copied first."""
     def close(self) -> None:

@@ -10,6 +10,7 @@ use daemon::exit::{Failure, WithCode as _};
 use daemon::shutdown::Shutdown;
 use proto_common::error::ExitCode;
 use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::message::Build;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -96,12 +97,13 @@ fn reachable(at: SocketAddr) -> String {
 /// Plays the listener's part in one visit.
 pub(super) async fn receive(host: &Host, stream: TcpStream) -> Visit {
     let said = |error: &dyn std::fmt::Display| error.to_string();
-    let mut link = Connection::new(stream).map_err(|error| said(&error))?;
+    let mut link = host.security.accept(stream, host.step).await.map_err(|error| said(&error))?;
     match link.receive_within(host.step).await.map_err(|error| said(&error))? {
         Some(ToListener::Hello { protocol: PROTOCOL_VERSION, .. }) => {}
         Some(ToListener::Hello { protocol, .. }) => {
             let why = format!(
-                "protocol version {protocol} is not {PROTOCOL_VERSION}; run the same release everywhere"
+                "protocol version {protocol} is not that of this doctor, {}; run the same release everywhere",
+                Build::own()
             );
             let _ = link.send_within(&FromListener::Refused(why.clone()), host.step).await;
             return Err(why);

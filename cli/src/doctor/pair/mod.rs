@@ -15,6 +15,7 @@ pub(super) use listen::listen;
 pub(super) use visit::{Outcome, Row, Visit, visit};
 pub(super) use words::tame;
 
+use daemon::security::Security;
 use fabric::Devices;
 use proto_common::config::Settings;
 use proto_common::transport::Offer;
@@ -25,6 +26,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     devices: Devices,
+    security: Security,
     offer: Arc<Offer>,
     unix_sockets: bool,
     /// Every single wait.
@@ -33,9 +35,10 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(settings: &Settings, devices: Devices, offer: Offer) -> Self {
+    pub(super) fn new(settings: &Settings, (devices, security): (Devices, Security), offer: Offer) -> Self {
         Self {
             devices,
+            security,
             offer: Arc::new(offer),
             unix_sockets: settings.node.unix_sockets,
             step: step(settings),

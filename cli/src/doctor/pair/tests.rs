@@ -5,6 +5,7 @@ use super::listen::receive;
 use super::visit::{Outcome, visit};
 use super::words::{FromListener, ToListener, Trial};
 use daemon::control::Connection;
+use daemon::security::Security;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
 use proto_common::limits::PROTOCOL_VERSION;
@@ -19,7 +20,7 @@ fn host(step_ms: u64) -> Host {
     settings.deadlines.handshake_ms = step_ms;
     let (devices, missing) = daemon::devices::open(&settings).unwrap();
     let offer = daemon::host::offer(settings.transport, missing).unwrap();
-    Host::new(&settings, devices, offer)
+    Host::new(&settings, (devices, Security::off()), offer)
 }
 
 async fn listener() -> (TcpListener, String) {

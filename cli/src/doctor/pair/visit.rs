@@ -92,7 +92,10 @@ impl Broken {
                 ExitCode::Refused
             }
             FrameError::Io(_) => ExitCode::Io,
-            FrameError::TooLong { .. } | FrameError::Cut { .. } | FrameError::Codec(_) => ExitCode::Refused,
+            FrameError::TooLong { .. }
+            | FrameError::Cut { .. }
+            | FrameError::Codec(_)
+            | FrameError::Security(_) => ExitCode::Refused,
         };
         Self {
             text: error.to_string(),
@@ -155,7 +158,7 @@ async fn reach(host: &Host, peer: &str) -> Result<Connection, Broken> {
         };
         Broken { text: error.to_string(), fix: error.fix(&format!("`{LISTENER}`")), code }
     })?;
-    Connection::new(stream).map_err(|error| Broken::link(&error.into()))
+    host.security.dial(stream, None, host.step).await.map_err(|error| Broken::link(&error))
 }
 
 async fn greet(host: &Host, link: &mut Connection) -> Result<Offer, Broken> {

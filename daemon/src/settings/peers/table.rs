@@ -16,7 +16,7 @@ const QUEUES: &str =
 const CORES: &str = "threads are not bound to cores; use numactl or taskset, or the cluster's scheduler";
 const NCCL: &str =
     "each process is a worker of its own and pushes for itself; nothing is reduced by NCCL before";
-const TRACES: &str = "no timelines are written; `/metrics` and `gradwire status` say where time goes";
+const TRACES: &str = "processes keep what they did last by themselves; `gradwire trace` writes the timeline";
 const HASHES: &str = "the shard map balances bytes over servers, and keys are not hashed";
 const MIXED: &str = "servers share the load evenly; start as many as there are hosts to use";
 const STARTED: &str = "told to programs by the launcher; nothing depends on it";

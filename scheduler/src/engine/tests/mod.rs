@@ -6,6 +6,7 @@ mod checkpoints;
 mod declaring;
 mod ending;
 mod losing;
+mod pacing;
 mod posts;
 mod properties;
 mod recovery;
@@ -16,8 +17,10 @@ mod world;
 use super::*;
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Key, Rank};
-use proto_common::limits::PROTOCOL_VERSION;
-use proto_common::message::{Coming, Register, Welcome};
+use proto_common::limits::{
+    METRIC_NAME_BYTES_MAX, METRICS_MAX, NAME_BYTES_MAX, PROTOCOL_VERSION, RANKS_LISTED_MAX,
+};
+use proto_common::message::{Coming, LinkReport, MemberReport, Register, Wait, WaitCause, Welcome};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::MapUpdate;
@@ -194,15 +197,25 @@ fn a_heartbeat_is_answered_and_its_report_is_bounded() {
         sent_bytes: 1,
         received_bytes: 2,
     };
-    let oldest = Some(("x".repeat(1 << 20), 5));
-    let report = MemberReport { round: 3, in_flight: 1, oldest, links: vec![link; 50] };
+    let on = vec![Rank(0); 1_000];
+    let wait = Wait { what: "x".repeat(1 << 20), of: None, waited_ms: 5, cause: WaitCause::Answers, on };
+    let waits = vec![wait; 100];
+    let metric = |number: u32| (format!("{number}{}", "x".repeat(1 << 10)), f64::from(number));
+    let mut metrics: Vec<(String, f64)> = (0..50).map(metric).collect();
+    (metrics[0].1, metrics[1].1) = (f64::NAN, f64::INFINITY);
+    let links = vec![link; 50];
+    let report = MemberReport { round: 3, in_flight: 1, waits, links, metrics, ..MemberReport::default() };
     let commands = rig.say(worker(0), ToScheduler::Heartbeat(report));
     assert_eq!(commands, [to(&[worker(0)], FromScheduler::HeartbeatAck)]);
     let status = rig.engine.status(rig.now_ms + 4);
     let shown = &status.members[1];
     assert_eq!((shown.round, shown.silent_ms, shown.links.len()), (3, 4, 1));
-    assert_eq!(shown.oldest.as_ref().map(|o| o.what.len()), Some(NAME_BYTES_MAX));
+    let kept = shown.oldest.as_ref().map(|o| (o.what.len(), o.on.len()));
+    assert_eq!(shown.others.len(), RANKS_LISTED_MAX - 1);
+    assert_eq!(kept, Some((NAME_BYTES_MAX, RANKS_LISTED_MAX)));
     assert!(shown.links[0].why.len() <= NAME_BYTES_MAX);
+    assert_eq!((shown.metrics.len(), shown.metrics[0].value), (METRICS_MAX, 2.0), "JSON has no infinities");
+    assert_eq!(shown.metrics[0].name.len(), METRIC_NAME_BYTES_MAX);
 }
 
 #[test]

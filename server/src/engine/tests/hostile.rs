@@ -118,7 +118,7 @@ proptest! {
                 }
             }
             rig.flush_unread();
-            prop_assert!(rig.engine.oldest(rig.now_ms).is_none_or(|oldest| oldest.missing.len() <= 3));
+            prop_assert!(rig.engine.oldest(rig.now_ms).is_none_or(|oldest| oldest.on.len() <= 3));
             prop_assert!(rig.engine.spills().0 <= 2);
         }
         for rank in 0..3 {

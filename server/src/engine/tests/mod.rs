@@ -38,6 +38,7 @@ use proto_common::config::WorkerLoss;
 use proto_common::element::Dtype;
 use proto_common::ids::{ChunkId, Epoch, Incarnation, JobId, Key, Lane, Operation, Rank};
 use proto_common::limits::RESULT_SLOT_BYTES;
+use proto_common::message::WaitCause;
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use std::collections::VecDeque;

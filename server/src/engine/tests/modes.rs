@@ -128,7 +128,7 @@ fn the_deadline_of_a_bound_names_who_is_behind() {
     assert_eq!(rig.engine.oldest(0), None);
     rig.send(0, &[push(3, 2)]);
     assert_eq!(
-        rig.engine.oldest(rig.now_ms + 5).map(|waiting| waiting.missing),
+        rig.engine.oldest(rig.now_ms + 5).map(|waiting| waiting.on),
         Some(vec![Rank(1), Rank(2), Rank(3)])
     );
 }

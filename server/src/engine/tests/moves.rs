@@ -248,6 +248,8 @@ fn at_the_deadline_of_a_round_that_waits_for_a_copy_its_server_is_named() {
     let mut rig = Rig::new(config(1));
     roles(&mut rig.engine, 2, BACKED);
     rig.send_knowing(2, 0, &[push(1, 1)]);
+    let oldest = rig.engine.oldest(0).expect("it waits");
+    assert_eq!((oldest.cause, oldest.on), (WaitCause::Copies, vec![Rank(1)]));
     let named = |version| Answer { missing: vec![1], ..answer(0, 1, Status::DeadlineCopies, version) };
     assert_eq!(rig.tick(1_000), [named(0)]);
     // It takes over, and what it has may be here only.

@@ -48,6 +48,8 @@ fn a_version_is_copied_before_the_next_one_is_published() {
     assert_eq!(due(&mut rig), Some((0, 2)));
     let commands = rig.send_wanting(0, 4, &[of(2, push(3, 3))]);
     assert_eq!(finished(&commands), [], "its second version is to be copied");
+    let oldest = rig.engine.oldest(0).expect("it waits");
+    assert_eq!((oldest.cause, oldest.on), (WaitCause::Checkpoint, vec![]));
     assert_eq!(due(&mut rig), Some((1, 2)), "what holds a round up goes first");
     let (is_last, commands) = saved(&mut rig, 1);
     assert_eq!((is_last, finished(&commands)), (false, vec![(1, 3)]));

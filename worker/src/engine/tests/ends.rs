@@ -1,6 +1,7 @@
 //! How operations end: done, refused, late, failed with everything else.
 
 use super::*;
+use proto_common::message::WaitCause;
 
 #[test]
 fn the_last_part_ends_it_with_the_least_version() {
@@ -113,8 +114,21 @@ fn the_oldest_operation_is_told_with_its_servers() {
     rig.submit_as(Submit { parts: &[part(4, 1)], ..submit(OpKind::Pull, 1) });
     rig.now_ms += 10;
     rig.push(1, &[part(1, 0)]);
-    let expected = OldestOp { key: Key(4), what: "pull", waited_ms: 50, servers: vec![Rank(1)] };
+    let told = |rig: &Rig| rig.engine.oldest(1_050).map(|oldest| oldest.cause);
+    let expected = OldestOp {
+        key: Key(4),
+        what: "pull",
+        waited_ms: 50,
+        servers: vec![Rank(1)],
+        cause: (WaitCause::Credits, vec![Rank(1)]),
+    };
     assert_eq!(rig.engine.oldest(1_050), Some(expected));
+    rig.engine.server_down(Rank(1));
+    assert_eq!(told(&rig), Some((WaitCause::Links, vec![Rank(1)])));
+    let mut rig = Rig::new(1);
+    rig.push(1, &[part(1, 0)]);
+    assert_eq!(rig.sent().len(), 1);
+    assert_eq!(told(&rig), Some((WaitCause::Answers, vec![Rank(0)])), "sent, and no credit is left");
 }
 
 #[test]

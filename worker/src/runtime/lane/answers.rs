@@ -40,6 +40,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
         let payload = &mut self.payload[..header.payload_bytes as usize];
         self.inbox.read(start + header.payload_offset, payload)?;
         let (blocks, grants) = (&self.reader.blocks, &self.reader.grants);
+        self.flight.answered(server, blocks);
         let context = ResultContext { server, slot, header: &header, blocks, grants, payload };
         self.engine.results(&context, now_ms, &mut self.commands);
         Ok(())

@@ -1,0 +1,211 @@
+//! `gradwire certs`: makes a cluster's certificate authority and the certificates of its processes, and shows them. It speaks
+//! to nobody; who uses certificates, and how, is the `daemon` crate's.
+
+mod show;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use daemon::exit::{Failure, WithCode as _};
+use daemon::security::authority::{Authority, AuthorityError, Pair, Validity};
+use daemon::security::{Name, role_of};
+use proto_common::error::ExitCode;
+use proto_common::ids::{JobId, Role};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+const CA: &str = "ca.pem";
+const CA_KEY: &str = "ca.key";
+const CERTIFICATE: &str = "certificate.pem";
+const KEY: &str = "key.pem";
+/// Who may read what is secret.
+const OWNER_ONLY: u32 = 0o600;
+const EVERYBODY: u32 = 0o644;
+
+/// Make and show the certificates by which a cluster's processes know each other: init, issue, show
+///
+/// Beyond loopback both sides of every control connection show a certificate. One authority signs them all: make it once
+/// (`gradwire certs init`), on a machine that you trust, and keep its key there. Then issue one certificate for each role or
+/// host (`gradwire certs issue --role server --out DIR`) and copy DIR to where the processes run. The settings security.ca,
+/// security.certificate and security.key name the three files in it. A certificate says what its holder may be: a role, and
+/// a job or all jobs; names of hosts are not looked at. Renewed files are read without a restart.
+#[derive(Args, Debug)]
+pub(crate) struct CertsArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Make the authority: ca.pem, which every process gets, and ca.key, which nobody else gets.
+    Init(InitArgs),
+    /// Make the certificate of a role, or of all: a directory with ca.pem, certificate.pem and key.pem.
+    Issue(IssueArgs),
+    /// Say what certificates are for and until when.
+    Show(show::ShowArgs),
+}
+
+#[derive(Args, Debug)]
+struct InitArgs {
+    /// Where the authority is kept; made where it is not there.
+    #[arg(long, value_name = "DIR", default_value = "gradwire-ca")]
+    ca: PathBuf,
+    /// Its name, for people.
+    #[arg(long, default_value = "Gradwire cluster")]
+    name: String,
+    /// Days for which it is good.
+    #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..))]
+    days: u32,
+}
+
+#[derive(Args, Debug)]
+struct IssueArgs {
+    /// Where the authority is kept.
+    #[arg(long, value_name = "DIR", default_value = "gradwire-ca")]
+    ca: PathBuf,
+    /// What the holder may be: scheduler, server, worker, or any.
+    #[arg(long, value_parser = role)]
+    role: Word<Role>,
+    /// The job that it may be of: the setting `job`, or any.
+    #[arg(long, default_value = "any", value_parser = job)]
+    job: Word<JobId>,
+    /// Directory for the three files; made where it is not there.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// A name for people; what it is for, unless said.
+    #[arg(long)]
+    name: Option<String>,
+    /// Days for which it is good.
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..))]
+    days: u32,
+    /// Put the new files in the place of those that are there: a renewal. Processes that run read them by themselves.
+    #[arg(long)]
+    replace: bool,
+}
+
+/// One of something, or any.
+#[derive(Clone, Copy, Debug)]
+struct Word<T>(Option<T>);
+
+fn role(word: &str) -> Result<Word<Role>, String> {
+    match word {
+        "any" => Ok(Word(None)),
+        word => role_of(word)
+            .map(|role| Word(Some(role)))
+            .ok_or_else(|| "use scheduler, server, worker or any".to_owned()),
+    }
+}
+
+fn job(word: &str) -> Result<Word<JobId>, String> {
+    match word {
+        "any" => Ok(Word(None)),
+        word => {
+            let number =
+                word.parse().map_err(|_| "use the number that the setting `job` has, or any".to_owned())?;
+            Ok(Word(Some(JobId(number))))
+        }
+    }
+}
+
+pub(crate) fn run(args: &CertsArgs) -> Result<(), anyhow::Error> {
+    let text = match &args.what {
+        What::Init(args) => init(args)?,
+        What::Issue(args) => issue(args)?,
+        What::Show(args) => show::show(args)?,
+    };
+    match writeln!(io::stdout().lock(), "{}", text.trim_end()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+fn init(args: &InitArgs) -> Result<String, Failure> {
+    let directory = &args.ca;
+    let taken = [CA, CA_KEY].iter().map(|name| directory.join(name)).find(|path| path.exists());
+    if let Some(path) = taken {
+        let text = format!(
+            "{} is there already: another authority's certificates would be refused; name another directory with --ca, or remove it",
+            path.display()
+        );
+        return Err(Failure::message(ExitCode::Io, text));
+    }
+    let authority = Authority::new(&args.name, Validity::days(args.days)).map_err(failure)?;
+    let pair = authority.pair();
+    make(directory, 0o700)?;
+    put(&directory.join(CA_KEY), &pair.key, OWNER_ONLY)?;
+    put(&directory.join(CA), &pair.certificate, EVERYBODY)?;
+    let at = directory.display();
+    Ok(format!(
+        "{at}/{CA_KEY}  signs; keep it on this machine, and a copy in a safe place\n\
+         {at}/{CA}   goes to every process\n\
+         next: gradwire certs issue --ca {at} --role scheduler --out scheduler-tls, and so for server and worker"
+    ))
+}
+
+fn issue(args: &IssueArgs) -> Result<String, Failure> {
+    let read = |name: &str| {
+        let path = args.ca.join(name);
+        let fix = "make the authority with `gradwire certs init`, or say with --ca where it is";
+        fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}; {fix}", path.display()))
+            .code(ExitCode::Io)
+    };
+    let authority = Authority::open(Pair { certificate: read(CA)?, key: read(CA_KEY)? }).map_err(failure)?;
+    let name = Name { job: args.job.0, role: args.role.0 };
+    let label = args.name.clone().unwrap_or_else(|| name.to_string());
+    let issued = authority.issue(&label, &[name], Validity::days(args.days)).map_err(failure)?;
+    let out = &args.out;
+    let taken = [KEY, CERTIFICATE].iter().map(|name| out.join(name)).find(|path| path.exists());
+    if let Some(path) = taken.filter(|_| !args.replace) {
+        let text =
+            format!("{} is there already; give --replace to renew it, or another --out", path.display());
+        return Err(Failure::message(ExitCode::Io, text));
+    }
+    make(out, 0o755)?;
+    put(&out.join(CA), &authority.pair().certificate, EVERYBODY)?;
+    // The key first: whoever looks in between finds a pair that does not fit, and keeps the old one.
+    put(&out.join(KEY), &issued.key, OWNER_ONLY)?;
+    put(&out.join(CERTIFICATE), &issued.certificate, EVERYBODY)?;
+    let absolute = fs::canonicalize(out).code(ExitCode::Io)?;
+    let at = absolute.display();
+    Ok(format!(
+        "{name}, good for {} days. Settings of its holder:\n\n[security]\nca = \"{at}/{CA}\"\ncertificate = \
+         \"{at}/{CERTIFICATE}\"\nkey = \"{at}/{KEY}\"",
+        args.days
+    ))
+}
+
+fn failure(error: AuthorityError) -> Failure {
+    let code = match error {
+        AuthorityError::Kept { .. } => ExitCode::BadData,
+        AuthorityError::Time(_) => ExitCode::Usage,
+        AuthorityError::Made(_) => ExitCode::Internal,
+    };
+    Failure::new(code, error)
+}
+
+fn make(directory: &Path, mode: u32) -> Result<(), Failure> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(directory)
+        .with_context(|| format!("cannot make the directory {}", directory.display()))
+        .code(ExitCode::Io)
+}
+
+/// A whole file in place of another one, if there is one.
+fn put(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
+    let mut next = path.as_os_str().to_owned();
+    next.push(format!(".{}", std::process::id()));
+    let write = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&next, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display())).code(ExitCode::Io).inspect_err(|_| {
+        // What is left of it is of no use.
+        let _ = fs::remove_file(&next);
+    })
+}

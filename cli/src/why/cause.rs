@@ -1,0 +1,355 @@
+//! From a status to causes: whoever waits names those whom it waits for, and so on, to one that waits for nobody. Pure; it knows
+//! nothing that the scheduler did not say.
+
+use crate::status::words::{duration, id, names, state};
+use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
+use proto_common::ids::{MemberId, Role};
+use proto_common::message::{Wait, WaitCause};
+use serde::Serialize;
+
+/// Rounds take their time: a wait shorter than this and than so many rounds holds nobody up.
+const WAIT_MIN_MS: u64 = 1_000;
+/// A checkpoint of which nothing has come for so long is stuck.
+const STALLED_MIN_MS: u64 = 5_000;
+/// A barrier has to be waited for so long to count.
+const BARRIER_MIN_MS: u64 = 1_000;
+
+/// One thing that holds a job up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    /// Who or what holds up what, and for how long.
+    pub(super) what: String,
+    /// What this was seen in.
+    pub(super) seen: Vec<String>,
+    /// What to do about it.
+    pub(super) fix: String,
+}
+
+impl Finding {
+    fn new(what: impl Into<String>, seen: Vec<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), seen, fix: fix.into() }
+    }
+}
+
+/// Everything that holds this job up, the heaviest first.
+pub(super) fn causes(status: &ClusterStatus) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(phase(status));
+    found.extend(silent(status));
+    found.extend(awaited(status));
+    found.extend(longest(status));
+    found.extend(stragglers(status));
+    found.extend(barriers(status));
+    found.extend(checkpoint(status));
+    found.extend(full(status));
+    found
+}
+
+/// A job that does not train yet, or not any more.
+fn phase(status: &ClusterStatus) -> Option<Finding> {
+    let missing = names(&status.missing);
+    let since = duration(status.uptime_ms);
+    match status.phase {
+        JobPhase::Assembling if !status.missing.is_empty() => Some(Finding::new(
+            format!("the job waits for members, for {since}: {missing}"),
+            vec![],
+            "start them; where they run already, their logs say why they cannot register (address, job id, certificate)",
+        )),
+        JobPhase::Rebuilding => Some(Finding::new(
+            format!("a new scheduler waits for the members of the job, for {since}: {missing}"),
+            vec![],
+            "nothing, where they live: they come within deadlines.scheduler_ms. Where they died, start them again",
+        )),
+        JobPhase::Ending | JobPhase::Ended => {
+            let why = status.ending.as_deref().unwrap_or("no reason was given");
+            Some(Finding::new(format!("the job ends: {why}"), vec![], "the log of whom it names says more"))
+        }
+        _ => None,
+    }
+}
+
+fn silent(status: &ClusterStatus) -> Vec<Finding> {
+    let is_silent = |member: &&MemberStatus| state(member, status.silence_ms) == "SILENT";
+    let finding = |member: &MemberStatus| {
+        let (who, silent) = (id(member), duration(member.silent_ms));
+        Finding::new(
+            format!("nothing was heard of {who} for {silent}"),
+            vec![format!("it counts as dead after {}", duration(status.silence_ms))],
+            format!("see whether {} is stopped, swaps, or is cut off from the network", place(member)),
+        )
+    };
+    status.members.iter().filter(is_silent).map(finding).collect()
+}
+
+/// Workers that died and that rounds wait for.
+fn awaited(status: &ClusterStatus) -> Option<Finding> {
+    let ranks = &status.recovery.awaited;
+    (!ranks.is_empty()).then(|| {
+        let who: Vec<MemberId> =
+            ranks.iter().map(|rank| MemberId { role: Role::Worker, rank: *rank }).collect();
+        Finding::new(
+            format!("rounds wait for the return of {}, which died", names(&who)),
+            vec!["cluster.worker_loss is \"wait\"".into()],
+            "start it again with the job's settings; deadlines.rejoin_ms says how long it is waited for",
+        )
+    })
+}
+
+/// The wait that is the longest of all, followed to its end.
+fn longest(status: &ClusterStatus) -> Option<Finding> {
+    let there = status.members.iter().filter(|member| !member.left);
+    let waits = there.filter_map(|member| Some((member, member.oldest.as_ref()?)));
+    let (member, wait) = waits.max_by_key(|(_, wait)| wait.waited_ms)?;
+    // Rounds that follow each other are no wait, however long one takes.
+    let round_ms = (2e3 / status.rounds_per_second.max(1e-3)) as u64;
+    let is_stuck =
+        wait.waited_ms >= WAIT_MIN_MS && (status.rounds_per_second == 0.0 || wait.waited_ms > round_ms);
+    is_stuck.then(|| Chain::from(status, member, wait).finding(wait.waited_ms))
+}
+
+/// From one that waits to one that does not.
+struct Chain<'a> {
+    status: &'a ClusterStatus,
+    seen: Vec<String>,
+    end: End<'a>,
+}
+
+enum End<'a> {
+    /// It waits for nobody.
+    Idle(&'a MemberStatus),
+    /// One that is not there.
+    Absent(MemberId),
+    /// It waits, for this reason, and for nobody else.
+    Stays(&'a MemberStatus, WaitCause),
+    /// They wait for one another.
+    Circle(Vec<MemberId>),
+}
+
+impl<'a> Chain<'a> {
+    fn from(status: &'a ClusterStatus, member: &'a MemberStatus, wait: &'a Wait) -> Self {
+        let (mut at, mut wait) = (member, wait);
+        let (mut seen, mut passed) = (Vec::new(), Vec::new());
+        let end = loop {
+            passed.push((id(at), wait.of));
+            seen.push(format!("{}: {}, for {}", id(at), wait.what, duration(wait.waited_ms)));
+            let Some(next) = next(status, wait) else { break End::Stays(at, wait.cause) };
+            let next = match next {
+                Ok(next) => next,
+                Err(absent) => break End::Absent(absent),
+            };
+            match further(at, wait, next) {
+                Some(further) => (at, wait) = (next, further),
+                None => {
+                    seen.push(member_line(next));
+                    let is_worker = next.role == Role::Worker;
+                    break if is_worker { End::Idle(next) } else { End::Stays(next, wait.cause) };
+                }
+            }
+            if let Some(first) = passed.iter().position(|one| *one == (id(at), wait.of)) {
+                let workers = passed.split_off(first).into_iter().map(|(one, _)| one);
+                break End::Circle(workers.filter(|one| one.role == Role::Worker).collect());
+            }
+        };
+        Self { status, seen, end }
+    }
+
+    fn finding(self, waited_ms: u64) -> Finding {
+        let Self { status, seen, end } = self;
+        let waited = duration(waited_ms);
+        let (what, fix) = match end {
+            End::Idle(member) => (
+                format!("{} is what the others wait for, for {waited}", id(member)),
+                format!(
+                    "it has nothing under way, so its trainer computes, reads data or is stopped: look at what {} does",
+                    place(member)
+                ),
+            ),
+            End::Absent(who) => (
+                format!("{who} is what the others wait for, for {waited}, and it is not there"),
+                "its log says why it ended; start it again".to_owned(),
+            ),
+            End::Circle(who) => (
+                format!("{} wait for one another, for {waited}", names(&who)),
+                "workers take their tensors in different orders, each waiting for one before it pushes the next: push all \
+                 before you wait, or keep one order"
+                    .to_owned(),
+            ),
+            End::Stays(member, cause) => stays(status, member, cause, &waited),
+        };
+        Finding { what, seen, fix }
+    }
+}
+
+/// Of those that are waited for, the one that tells most: who is silent, or else waits least itself. One that is not there
+/// explains everything, and is the error; none where nobody is waited for.
+fn next<'a>(status: &'a ClusterStatus, wait: &Wait) -> Option<Result<&'a MemberStatus, MemberId>> {
+    let role = wait.cause.role()?;
+    let mut members = Vec::new();
+    for who in wait.on.iter().map(|rank| MemberId { role, rank: *rank }) {
+        match status.members.iter().find(|member| id(member) == who && !member.left) {
+            Some(member) => members.push(member),
+            None => return Some(Err(who)),
+        }
+    }
+    let telling = |member: &&MemberStatus| {
+        let waits_ms = member.oldest.as_ref().map_or(0, |wait| wait.waited_ms);
+        (state(member, status.silence_ms) != "SILENT", waits_ms)
+    };
+    members.into_iter().min_by_key(telling).map(Ok)
+}
+
+/// What the one that is waited for waits for itself; at a server, on behalf of the worker that waits for it.
+fn further<'a>(at: &MemberStatus, wait: &Wait, next: &'a MemberStatus) -> Option<&'a Wait> {
+    // What a connection, a slot or a copy lacks is not to be found in its other end's own wait.
+    if matches!(wait.cause, WaitCause::Links | WaitCause::Credits | WaitCause::Copies) {
+        return None;
+    }
+    let of = |wait: &&Wait| at.role != Role::Worker || wait.of.is_none_or(|of| of == at.rank);
+    next.oldest.iter().chain(&next.others).filter(of).find(|wait| wait.waited_ms >= WAIT_MIN_MS / 2)
+}
+
+fn member_line(member: &MemberStatus) -> String {
+    let under_way = match member.in_flight {
+        0 => "nothing under way".to_owned(),
+        count => format!("{count} operations under way"),
+    };
+    let often = match member.waited_for_percent {
+        0 => String::new(),
+        percent => format!("; servers waited for it in {percent} of 100 looks"),
+    };
+    let heard = duration(member.silent_ms);
+    format!("{}: {under_way}, round {}, heard of {heard} ago{often}", id(member), member.round)
+}
+
+/// What it is when one waits and nobody else is to blame.
+fn stays(status: &ClusterStatus, member: &MemberStatus, cause: WaitCause, waited: &str) -> (String, String) {
+    let who = id(member);
+    match cause {
+        WaitCause::Checkpoint => {
+            let round =
+                status.checkpoints.writing.map_or_else(String::new, |round| format!(" of round {round}"));
+            (
+                format!(
+                    "the checkpoint{round} holds {who} up, for {waited}: its disk is slower than training"
+                ),
+                format!(
+                    "raise checkpoint.memory_bytes, write to a faster place than checkpoint.directory, or less often \
+                     (checkpoint.every_rounds); see the disk of {}",
+                    place(member)
+                ),
+            )
+        }
+        WaitCause::Handler => (
+            format!("a handler of the program at {who} has not answered, for {waited}"),
+            format!("look at what {} does", place(member)),
+        ),
+        WaitCause::Credits => (
+            format!("{who} has granted no slot of its inbox, for {waited}"),
+            format!("it is busy or full: look at {}; more slots are memory.inbox_slots", place(member)),
+        ),
+        WaitCause::Links => (
+            format!("there is no connection to {who}, for {waited}"),
+            "the worker's log says why; `gradwire doctor --peer` tries every transport between two hosts"
+                .to_owned(),
+        ),
+        WaitCause::Copies => (
+            format!("{who} has not confirmed its copies, for {waited}"),
+            format!("look at {}, and at the network between the servers", place(member)),
+        ),
+        WaitCause::Answers => (
+            format!("{who} has not answered, for {waited}, and waits for nobody"),
+            format!(
+                "what was sent, or its answer, is on its way: see that link's rate below RATE in `gradwire status`, and {}",
+                place(member)
+            ),
+        ),
+        _ => (
+            format!("{who} has everything that it needs and has not finished, for {waited}"),
+            format!(
+                "its data threads are busy: see the processors of {}; more of them are cluster.lanes",
+                place(member)
+            ),
+        ),
+    }
+}
+
+fn stragglers(status: &ClusterStatus) -> Vec<Finding> {
+    let finding = |slow: &daemon::status::StragglerStatus| {
+        let who = MemberId { role: Role::Worker, rank: slow.worker };
+        let mut seen = vec![format!("servers waited for it in {} of 100 looks", slow.waited_for_percent)];
+        if slow.behind > 0 {
+            seen.push(format!("it is {} rounds behind the first", slow.behind));
+        }
+        let member = status.members.iter().find(|member| id(member) == who);
+        let at = member.map_or_else(|| who.to_string(), place);
+        Finding::new(
+            format!("{who} is slower than the others, round after round"),
+            seen,
+            format!(
+                "see what else runs beside {at}; cluster.backup_workers or cluster.mode=bounded:N let rounds go on without the slowest"
+            ),
+        )
+    };
+    status.stragglers.iter().map(finding).collect()
+}
+
+fn barriers(status: &ClusterStatus) -> Vec<Finding> {
+    let long = status.barriers.iter().filter(|barrier| barrier.waited_ms >= BARRIER_MIN_MS);
+    long.map(|barrier| {
+        Finding::new(
+            format!(
+                "barrier {:?} waits for {}, for {}",
+                barrier.name,
+                names(&barrier.missing),
+                duration(barrier.waited_ms)
+            ),
+            vec![format!("there: {}", names(&barrier.arrived))],
+            "those that are missing have not come to it: look at what their trainers do",
+        )
+    })
+    .collect()
+}
+
+fn checkpoint(status: &ClusterStatus) -> Option<Finding> {
+    let checkpoints = &status.checkpoints;
+    let round = checkpoints.writing.filter(|_| checkpoints.stalled_ms >= STALLED_MIN_MS)?;
+    let parts = checkpoints.missing.iter().map(|(server, lane)| format!("server {server} lane {lane}"));
+    Some(Finding::new(
+        format!(
+            "nothing has come of the checkpoint of round {round} for {}",
+            duration(checkpoints.stalled_ms)
+        ),
+        vec![format!("missing: {}", parts.collect::<Vec<_>>().join(", "))],
+        "a disk hangs or is full, or a chunk has not reached that round: the servers' logs say which",
+    ))
+}
+
+/// Servers whose memory for what is under way is used up.
+fn full(status: &ClusterStatus) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for member in &status.members {
+        let Some(load) = member.load.filter(|_| !member.left) else { continue };
+        if load.spill_blocks > 0 && load.spill_blocks_used == load.spill_blocks {
+            found.push(Finding::new(
+                format!("{} has no memory left for contributions that come before their turn", id(member)),
+                vec![format!("{} of {} spill blocks in use", load.spill_blocks_used, load.spill_blocks)],
+                "workers are sent back to try again until it has: raise memory.spill_bytes, or see who is slow",
+            ));
+        }
+    }
+    found
+}
+
+/// Where to look for a member.
+fn place(member: &MemberStatus) -> String {
+    let address = member.http_address.as_ref().or(member.data_address.as_ref());
+    let host = address.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
+    match host {
+        Some(host) => format!("process {} on {host}", member.pid),
+        None => format!("process {} of {}", member.pid, id(member)),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,92 @@
+//! What took too long is counted, and said at most so often. Where its time went, whoever saw it says. Nothing here is reached
+//! by what was quick.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lines a second that a process says of slow operations.
+const LINES_PER_SECOND: u32 = 5;
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// See the module; clones share it.
+#[derive(Clone, Debug)]
+pub struct Slow(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// `u64::MAX`: nothing is slow.
+    limit_ms: u64,
+    seen: AtomicU64,
+    said: Mutex<Said>,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    since: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Default for Slow {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl Slow {
+    /// What takes so many milliseconds is slow; 0: nothing is.
+    #[must_use]
+    pub fn new(limit_ms: u64) -> Self {
+        let limit_ms = if limit_ms == 0 { u64::MAX } else { limit_ms };
+        Self(Arc::new(Inner { limit_ms, seen: AtomicU64::new(0), said: Mutex::default() }))
+    }
+
+    /// Is it too long?
+    #[inline]
+    #[must_use]
+    pub fn is_slow(&self, took_ms: u64) -> bool {
+        took_ms >= self.0.limit_ms
+    }
+
+    /// Something was slow. May it be said? Then how many were not, since one was last.
+    pub fn count(&self) -> Option<u64> {
+        self.count_at(Instant::now())
+    }
+
+    fn count_at(&self, now: Instant) -> Option<u64> {
+        self.0.seen.fetch_add(1, Ordering::Relaxed);
+        let mut said = self.0.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
+            (said.since, said.lines) = (Some(now), 0);
+        }
+        if said.lines == LINES_PER_SECOND {
+            said.left_out += 1;
+            return None;
+        }
+        said.lines += 1;
+        Some(std::mem::take(&mut said.left_out))
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.0.seen.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_lines_a_second_and_the_rest_is_counted() {
+        let (slow, begin) = (Slow::new(10), Instant::now());
+        assert_eq!([9, 10].map(|ms| slow.is_slow(ms)), [false, true]);
+        let at = |ms| slow.count_at(begin + Duration::from_millis(ms));
+        assert_eq!((0..7).map(at).collect::<Vec<_>>(), [[Some(0); 5].as_slice(), &[None; 2]].concat());
+        assert_eq!([999, 1_000, 1_001].map(at), [None, Some(3), Some(0)]);
+        assert_eq!(slow.seen(), 10);
+        assert!(!Slow::default().is_slow(u64::MAX - 1), "0 turns it off");
+    }
+}

@@ -1,0 +1,42 @@
+//! An authority for tests: certificates of any kind, also such as no careful one would issue.
+
+use super::Security;
+use super::authority::{self, Pair, Validity};
+use proto_common::config::{Hidden, SecuritySettings, Settings};
+use proto_common::ids::{JobId, Role};
+
+pub(crate) struct Authority(authority::Authority);
+
+impl Authority {
+    pub(crate) fn new(label: &str) -> Self {
+        Self(authority::Authority::new(label, Validity::days(1)).unwrap())
+    }
+
+    pub(crate) fn certificate(&self) -> &str {
+        &self.0.pair().certificate
+    }
+
+    /// For these names, valid from so many seconds from now until so many.
+    pub(crate) fn issue(&self, names: &[&str], from_s: i64, until_s: i64) -> Pair {
+        let now_s = Validity::days(0).until_s;
+        let names: Vec<_> = names.iter().map(|name| name.parse().unwrap()).collect();
+        self.0.issue("x", &names, Validity { from_s: now_s + from_s, until_s: now_s + until_s }).unwrap()
+    }
+
+    /// The settings of a process that holds it.
+    pub(crate) fn settings(&self, job: u64, held: &Pair) -> Settings {
+        let security = SecuritySettings {
+            ca: Some(self.certificate().to_owned()),
+            certificate: Some(held.certificate.clone()),
+            key: Some(Hidden(held.key.clone())),
+            ..SecuritySettings::default()
+        };
+        Settings { job: JobId(job), security, ..Settings::default() }
+    }
+
+    /// What a process of job 7 holds.
+    pub(crate) fn of(&self, role: Role) -> Security {
+        let held = self.issue(&[&format!("gradwire://7/{role}")], -60, 3600);
+        Security::open(&self.settings(7, &held), Some(role)).unwrap()
+    }
+}

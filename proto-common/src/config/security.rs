@@ -1,0 +1,132 @@
+//! Who may speak to this process: the settings of mutual TLS. Reading certificates belongs to the `daemon` crate.
+
+use super::{SettingError, wrong};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How peers are authenticated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum SecurityMode {
+    /// Mutual TLS where certificates are set. Without them loopback only.
+    #[default]
+    Auto,
+    /// Mutual TLS, also on loopback.
+    Tls,
+    /// No authentication at all, also beyond loopback. Logged.
+    Off,
+}
+
+/// Text that no log and no message shows.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(transparent)]
+pub struct Hidden(pub String);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hidden(..)")
+    }
+}
+
+/// Who may speak to this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct SecuritySettings {
+    /// `auto`: mutual TLS where certificates are set, and without them loopback only. `tls`: always mutual TLS. `off`: no
+    /// authentication, for networks that strangers do not reach.
+    pub mode: SecurityMode,
+    /// Certificate of the cluster's authority, as a file of PEM: who shows a certificate that it has signed, for this job and
+    /// the role that is claimed, is let in. Here and below PEM text itself may stand in place of a file's name.
+    pub ca: Option<String>,
+    /// This process's certificate, a file of PEM. `gradwire certs issue` makes it.
+    pub certificate: Option<String>,
+    /// Its private key, a file of PEM that only this process's user can read.
+    pub key: Option<Hidden>,
+    /// Encrypt what the tcp driver carries between hosts, too; RDMA devices, which cannot, are then not used. Both sides need it.
+    pub encrypt_data: bool,
+}
+
+const FIX: &str = "set all of security.ca, security.certificate and security.key; `gradwire certs issue` makes the three files";
+
+impl SecuritySettings {
+    /// Are control connections mutual TLS?
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        match self.mode {
+            SecurityMode::Off => false,
+            SecurityMode::Tls => true,
+            SecurityMode::Auto => self.ca.is_some() || self.certificate.is_some() || self.key.is_some(),
+        }
+    }
+
+    /// What has to be set together is.
+    pub(super) fn validate(&self) -> Result<(), SettingError> {
+        if !self.is_tls() && self.encrypt_data {
+            let fix = "it needs certificates: keys of data connections travel on control connections, which are open without";
+            return wrong("security.encrypt_data", true, fix);
+        }
+        if !self.is_tls() {
+            return Ok(());
+        }
+        let key = self.key.as_ref().map(|key| &key.0);
+        let all = [
+            ("security.ca", self.ca.as_ref()),
+            ("security.certificate", self.certificate.as_ref()),
+            ("security.key", key),
+        ];
+        match all.iter().find(|(_, value)| value.is_none_or(String::is_empty)) {
+            Some((key, _)) => wrong(key, "\"\"", FIX),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole() -> SecuritySettings {
+        SecuritySettings {
+            mode: SecurityMode::Auto,
+            ca: Some("ca.pem".into()),
+            certificate: Some("certificate.pem".into()),
+            key: Some(Hidden("key.pem".into())),
+            encrypt_data: true,
+        }
+    }
+
+    #[test]
+    fn certificates_turn_tls_on_and_off_turns_it_off() {
+        assert!(!SecuritySettings::default().is_tls());
+        assert!(whole().is_tls());
+        assert!(!SecuritySettings { mode: SecurityMode::Off, ..whole() }.is_tls());
+        assert!(SecuritySettings { mode: SecurityMode::Tls, ..SecuritySettings::default() }.is_tls());
+    }
+
+    #[test]
+    fn what_lacks_is_named() {
+        assert_eq!(whole().validate(), Ok(()));
+        let lacking = |settings: SecuritySettings| settings.validate().unwrap_err().key;
+        assert_eq!(lacking(SecuritySettings { ca: None, ..whole() }), "security.ca");
+        assert_eq!(lacking(SecuritySettings { certificate: None, ..whole() }), "security.certificate");
+        assert_eq!(lacking(SecuritySettings { key: Some(Hidden(String::new())), ..whole() }), "security.key");
+        let bare = SecuritySettings { mode: SecurityMode::Tls, ..SecuritySettings::default() };
+        assert_eq!(lacking(bare), "security.ca");
+    }
+
+    #[test]
+    fn data_is_not_encrypted_with_keys_that_everybody_reads() {
+        let bare = SecuritySettings { encrypt_data: true, ..SecuritySettings::default() };
+        assert_eq!(bare.validate().unwrap_err().key, "security.encrypt_data");
+        let off = SecuritySettings { mode: SecurityMode::Off, ..whole() };
+        assert_eq!(off.validate().unwrap_err().key, "security.encrypt_data");
+    }
+
+    #[test]
+    fn keys_stay_out_of_logs() {
+        assert!(!format!("{:?}", whole()).contains("key.pem"));
+    }
+}

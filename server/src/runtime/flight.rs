@@ -1,0 +1,292 @@
+//! What a lane records of its work, and what it says of rounds that were slow. Everything is told after the fact, from what the
+//! engine knows anyway; it must not change what the lane does.
+
+use super::lane::DataLane;
+use crate::engine::{Arrival, ResultBlock, Source};
+use daemon::flight::{Event, Flight, Kind, NOBODY, OWN_EVENT_BYTES, Recorder, Slow};
+use fabric::CompletionQueue;
+use proto_common::batch::{BlockData, OpKind};
+use proto_common::ids::{Key, Rank, Role};
+use std::fmt::Write as _;
+use std::time::Instant;
+
+/// Ranks that a line about a slow round names.
+const NAMED_MAX: usize = 8;
+/// An oldest operation that has waited for so long is recorded whenever somebody asks for it.
+const WAITS_MS: u64 = 100;
+
+/// What a chunk's round has cost so far, as far as it is timed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    reduce_ns: u64,
+    /// When its sum left for its copy, and to whom; 0: it has not.
+    sent_ns: u64,
+    sent_to: u32,
+}
+
+/// See the module. The default one records nothing, and finds nothing slow.
+#[derive(Debug, Default)]
+pub(super) struct LaneFlight {
+    recorder: Recorder,
+    slow: Slow,
+    /// For tensors' names.
+    flight: Option<Flight>,
+    now_ms: u64,
+    /// By chunk index; only of chunks that are timed or have copies.
+    spent: Vec<Spent>,
+    /// Of the rounds that the commands under way end, in their order; and how many of them are told.
+    arrivals: Vec<Arrival>,
+    told: usize,
+}
+
+impl LaneFlight {
+    fn is_on(&self) -> bool {
+        self.flight.is_some()
+    }
+
+    fn spent(&mut self, chunk: u32) -> &mut Spent {
+        let at = chunk as usize;
+        if at >= self.spent.len() {
+            self.spent.resize(at + 1, Spent::default());
+        }
+        &mut self.spent[at]
+    }
+
+    /// Commands are about to be executed, whose rounds had these contributions. Their memory comes back with the next.
+    pub(super) fn arrive(&mut self, arrivals: &mut Vec<Arrival>) {
+        std::mem::swap(&mut self.arrivals, arrivals);
+        arrivals.clear();
+        self.told = 0;
+        for arrival in &mut self.arrivals {
+            arrival.since_ms = arrival.since_ms.min(self.now_ms);
+        }
+    }
+
+    /// Those of a round, once.
+    fn came_to(&mut self, chunk: u32, round: u64) -> std::ops::Range<usize> {
+        let first = self.told;
+        let left = self.arrivals.get(first..).unwrap_or_default();
+        self.told += left.iter().take_while(|came| (came.chunk, came.round) == (chunk, round)).count();
+        first..self.told
+    }
+
+    /// An event that is about nothing but a peer.
+    pub(super) fn peer(&mut self, kind: Kind, peer: Rank) {
+        self.recorder.note(Event { peer: peer.0, ..Event::of(kind) });
+    }
+}
+
+impl<Q: CompletionQueue> DataLane<Q> {
+    /// What this lane does is recorded from now on.
+    pub(super) fn set_flight(&mut self, flight: &Flight, index: u16) {
+        let recorder = flight.thread(format!("lane {index}"));
+        let (slow, flight) = (flight.slow().clone(), Some(flight.clone()));
+        self.flight = LaneFlight { recorder, slow, flight, ..LaneFlight::default() };
+    }
+
+    /// The lane's thread has looked at the clock; `now_ms` is what it calls that.
+    pub(super) fn saw(&mut self, now: Instant, now_ms: u64) {
+        self.flight.recorder.saw(now);
+        self.flight.now_ms = now_ms;
+    }
+
+    /// A batch was decoded: it, and each large contribution of it.
+    pub(super) fn record_batch(&mut self, rank: Rank) {
+        if !self.flight.recorder.is_on() {
+            return;
+        }
+        let blocks = &self.reader.blocks;
+        let mut total = 0;
+        for block in blocks {
+            let carries = block.op.contributes() && !matches!(block.data, BlockData::Announced { .. });
+            total += if carries { block.bytes } else { 0 };
+            if carries && block.bytes >= OWN_EVENT_BYTES {
+                self.flight.recorder.note(Event {
+                    kind: Kind::Contribution,
+                    key: block.id.key.0,
+                    chunk: block.id.chunk.0,
+                    peer: rank.0,
+                    round: block.round,
+                    bytes: block.bytes,
+                    extra: 0,
+                });
+            }
+        }
+        let Some(first) = blocks.first() else { return };
+        self.flight.recorder.note(Event {
+            kind: Kind::BatchTaken,
+            key: first.id.key.0,
+            chunk: first.id.chunk.0,
+            peer: rank.0,
+            round: if first.op == OpKind::Call { 0 } else { first.round },
+            bytes: total,
+            extra: blocks.len() as u64,
+        });
+    }
+
+    /// Results leave for a worker.
+    pub(super) fn record_results(&mut self, peer: Rank, results: &[ResultBlock]) {
+        if !self.flight.recorder.is_on() {
+            return;
+        }
+        let first = results.first().map(|result| result.block);
+        self.flight.recorder.note(Event {
+            key: first.map_or(0, |block| block.id.key.0),
+            chunk: first.map_or(0, |block| block.id.chunk.0),
+            peer: peer.0,
+            extra: results.len() as u64,
+            ..Event::of(Kind::ResultsSent)
+        });
+    }
+
+    /// Work on a chunk begins, if that is worth timing.
+    pub(super) fn begin_work(&mut self, chunk: u32) -> Option<u64> {
+        if !self.flight.is_on() {
+            return None;
+        }
+        let bytes = self.storage.size_of(chunk).unwrap_or(0);
+        self.flight.recorder.begin(bytes)
+    }
+
+    /// It is done.
+    pub(super) fn end_work(&mut self, begun: Option<u64>, kind: Kind, chunk: u32, from: Option<Source>) {
+        let Some(began_ns) = begun else { return };
+        let peer = match from {
+            Some(Source::Worker { peer, .. }) => peer.0,
+            _ => NOBODY,
+        };
+        let event = Event { peer, ..self.about(kind, chunk) };
+        self.flight.recorder.end(begun, event);
+        let took_ns = self.flight.recorder.now_ns().saturating_sub(began_ns);
+        self.flight.spent(chunk).reduce_ns += took_ns;
+    }
+
+    fn about(&self, kind: Kind, chunk: u32) -> Event {
+        let id = self.engine.chunk_id(chunk).unwrap_or_default();
+        let bytes = self.storage.size_of(chunk).unwrap_or(0);
+        Event { key: id.key.0, chunk: id.chunk.0, bytes, ..Event::of(kind) }
+    }
+
+    /// A chunk's sum leaves for a server that has its copy, in one record or several.
+    pub(super) fn record_copy(&mut self, chunk: u32, to: Rank, round: u64) {
+        if !self.flight.is_on() {
+            return;
+        }
+        let now_ns = self.flight.recorder.now_ns();
+        let spent = self.flight.spent(chunk);
+        if spent.sent_ns == 0 {
+            (spent.sent_ns, spent.sent_to) = (now_ns.max(1), to.0);
+        }
+        let event = Event { peer: to.0, round, ..self.about(Kind::CopySent, chunk) };
+        self.flight.recorder.note(event);
+    }
+
+    /// A chunk was copied for a checkpoint.
+    pub(super) fn record_save(&mut self, begun: Option<u64>, chunk: u32, round: u64) {
+        if begun.is_some() {
+            let event = Event { round, ..self.about(Kind::CheckpointCopy, chunk) };
+            self.flight.recorder.end(begun, event);
+        }
+    }
+
+    /// A round's weights are made: what it was, and what it took, where that was long.
+    pub(super) fn record_round(&mut self, begun: Option<u64>, chunk: u32, round: u64, contributors: u32) {
+        if !self.flight.is_on() {
+            return;
+        }
+        let came = self.flight.came_to(chunk, round);
+        let about = Event { round, extra: u64::from(contributors), ..self.about(Kind::Finish, chunk) };
+        self.flight.recorder.end(begun, about);
+        let now_ns = self.flight.recorder.now_ns();
+        let finish_ns = begun.map_or(0, |began_ns| now_ns.saturating_sub(began_ns));
+        let spent = self.flight.spent.get_mut(chunk as usize).map(std::mem::take).unwrap_or_default();
+        if spent.sent_ns != 0 {
+            let event = Event { kind: Kind::CopyConfirmed, peer: spent.sent_to, ..about };
+            self.flight.recorder.since(spent.sent_ns, event);
+        }
+        let (mut first_ms, mut last_ms, mut last) = (u64::MAX, 0, NOBODY);
+        for arrival in &self.flight.arrivals[came.clone()] {
+            first_ms = first_ms.min(arrival.since_ms);
+            if arrival.since_ms >= last_ms {
+                (last_ms, last) = (arrival.since_ms, arrival.rank.0);
+            }
+        }
+        if last == NOBODY {
+            return;
+        }
+        let took_ms = self.flight.now_ms.saturating_sub(first_ms);
+        let late_us = last_ms.saturating_sub(first_ms) * 1_000;
+        let start_ns = now_ns.saturating_sub(took_ms * 1_000_000 + finish_ns);
+        let event = Event { kind: Kind::Round, peer: last, extra: late_us, ..about };
+        self.flight.recorder.since(start_ns, event);
+        if self.flight.slow.is_slow(took_ms) {
+            self.say_slow(&about, (&self.flight.arrivals[came], first_ms, last_ms), (spent, finish_ns));
+        }
+    }
+
+    /// In one line: where a round's time went, and who came late.
+    fn say_slow(
+        &self,
+        about: &Event,
+        (came, first_ms, last_ms): (&[Arrival], u64, u64),
+        (spent, finish_ns): (Spent, u64),
+    ) {
+        let LaneFlight { slow, flight, now_ms, recorder, .. } = &self.flight;
+        let Some(left_out) = slow.count() else { return };
+        let tensor = flight.as_ref().map_or_else(String::new, |flight| flight.called(Key(about.key)));
+        let in_ms = |ns: u64| ns as f64 / 1e6;
+        let mut why = String::new();
+        let late_ms = last_ms - first_ms;
+        if late_ms > 0 {
+            // Those that came in the second half of the wait are who was waited for.
+            let late = came.iter().filter(|came| 2 * (came.since_ms - first_ms) > late_ms);
+            let late: Vec<String> = late.map(|came| came.rank.to_string()).take(NAMED_MAX).collect();
+            let _ = write!(why, "waited {late_ms} ms for worker {}; ", late.join(", "));
+        }
+        let copy_ns = match spent.sent_ns {
+            0 => 0,
+            sent_ns => recorder.now_ns().saturating_sub(finish_ns).saturating_sub(sent_ns),
+        };
+        if copy_ns > 0 {
+            let _ = write!(why, "{:.1} ms for the copy at server {}; ", in_ms(copy_ns), spent.sent_to);
+        }
+        let work_ms = in_ms(spent.reduce_ns + finish_ns);
+        let took_ms = now_ms - first_ms;
+        let rest_ms = (took_ms.saturating_sub(late_ms) as f64 - in_ms(copy_ns) - work_ms).max(0.0);
+        let _ = write!(why, "{work_ms:.1} ms for sums and update; {rest_ms:.1} ms for the rest");
+        let (lane, round, bytes) = (self.config.engine.lane.0, about.round, about.bytes);
+        tracing::warn!(
+            tensor,
+            chunk = about.chunk,
+            lane,
+            round,
+            bytes,
+            took_ms,
+            left_out,
+            "a round was slow: {why}"
+        );
+    }
+
+    /// What waits longest, where that is long: recorded when somebody asks, which heartbeats do.
+    pub(super) fn record_oldest(&mut self, oldest: Option<&crate::engine::Waiting>) {
+        let Some(oldest) = oldest.filter(|oldest| oldest.waited_ms >= WAITS_MS && oldest.call.is_none())
+        else {
+            return;
+        };
+        // Whom it waits for are workers, or nobody: a timeline has no other arrows.
+        let of_workers = oldest.cause.role() == Some(Role::Worker);
+        let workers = if of_workers { &oldest.on[..] } else { &[] };
+        let set = workers.iter().filter(|rank| rank.0 < 64);
+        let event = Event {
+            kind: Kind::Waits,
+            key: oldest.chunk.key.0,
+            chunk: oldest.chunk.chunk.0,
+            peer: workers.first().map_or(NOBODY, |rank| rank.0),
+            round: oldest.round,
+            bytes: oldest.waited_ms,
+            extra: set.fold(0, |set, rank| set | 1 << rank.0),
+        };
+        self.flight.recorder.look();
+        self.flight.recorder.note(event);
+    }
+}

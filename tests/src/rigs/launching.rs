@@ -1,0 +1,154 @@
+//! What the suites share that launch a cluster by way of others' programs: a directory of their own, launches, and what these are to
+//! end with.
+
+use super::cluster::{PATIENCE, Place};
+use super::process::Process;
+use super::programs::program;
+use super::training::{TRAIN, hash_in, reference};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A port that was free a moment ago.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs a command that has to end well, and returns what it said.
+pub fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits for what others' programs do.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        // Sleep: other people's programs, which say nothing when they are ready.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A directory that is gone when its holder is.
+#[derive(Debug)]
+pub struct Bed {
+    directory: TempDir,
+}
+
+impl Default for Bed {
+    fn default() -> Self {
+        Self { directory: TempDir::new().unwrap() }
+    }
+}
+
+impl Bed {
+    /// The directory itself.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A file's place in it.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes a file in it.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Processes whose command line names this bed.
+    pub fn assert_nobody_left(&self) {
+        let own = self.directory.path().to_str().unwrap();
+        until("everyone to be gone", || {
+            let commands = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+                entry.file_name().to_str()?.parse::<u32>().ok()?;
+                std::fs::read(entry.path().join("cmdline")).ok()
+            });
+            let naps = format!("{own}/nap").into_bytes();
+            !commands.into_iter().any(|command| command.windows(naps.len()).any(|part| part == naps))
+        });
+    }
+}
+
+/// A launch with real daemons and what it ended with.
+#[must_use]
+pub fn launch(env: &[(&str, &str)], flags: &[&str], worker: &[&str]) -> (i32, String) {
+    let mut command = Place::default().command("gradwire");
+    command.arg("launch").args(flags).arg("--").args(worker).envs(env.iter().copied());
+    let mut process = Process::start("launch", &mut command);
+    let code = process.expect_end(PATIENCE);
+    (code, process.log().text())
+}
+
+/// The trainer of the demo, whose result is compared with the reference's.
+#[must_use]
+pub fn trainer() -> Vec<String> {
+    let path = program("gradwire-worker").to_str().unwrap().to_owned();
+    [vec![path, "train".into()], TRAIN.map(str::to_owned).to_vec()].concat()
+}
+
+/// Trains, and returns what was said, with each worker's place on its host in it.
+pub fn trains(env: &[(&str, &str)], flags: &[&str], workers: u32) -> String {
+    let trainer = telling_trainer();
+    let words: Vec<&str> = trainer.iter().map(String::as_str).collect();
+    let (code, text) = launch(env, flags, &words);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(hash_in(&text), reference(workers), "{text}");
+    text
+}
+
+/// The trainer, by way of a shell that says its place first.
+#[must_use]
+pub fn telling_trainer() -> Vec<String> {
+    let script =
+        "echo \"worker $DMLC_WORKER_ID is $BYTEPS_LOCAL_RANK/$BYTEPS_LOCAL_SIZE\"; exec \"$0\" \"$@\"";
+    [vec!["sh".into(), "-c".into(), script.into()], trainer()].concat()
+}
+
+/// Each worker, in order, took its number among the workers of its host.
+pub fn assert_places(text: &str, places: &[&str]) {
+    for (rank, place) in places.iter().enumerate() {
+        assert!(
+            text.contains(&format!("worker {rank} is {place}\n")),
+            "worker {rank} is not {place}: {text}"
+        );
+    }
+}
+
+/// One worker fails before anything else, one waits for ever; the first one's code counts.
+pub fn fails(bed: &Bed, env: &[(&str, &str)], flags: &[&str]) -> String {
+    let nap = bed.path("nap");
+    let _ = std::os::unix::fs::symlink("/bin/sleep", &nap);
+    let script =
+        format!("[ $DMLC_WORKER_ID = 1 ] && {{ echo no data; exit 65; }}; {} 1000 & wait", nap.display());
+    let (code, text) = launch(env, flags, &["sh", "-c", &script]);
+    assert_eq!(code, 65, "{text}");
+    assert!(text.contains("exit code 65 (a data, model or checkpoint file that cannot be used)"), "{text}");
+    assert!(text.contains("worker 1 said last: no data"), "{text}");
+    bed.assert_nobody_left();
+    text
+}
+
+/// A file's text; nothing where there is none.
+#[must_use]
+pub fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// How many processes are this program.
+#[must_use]
+pub fn names(path: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let commands = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    commands.filter(|command| command.starts_with(path.as_bytes())).count()
+}

@@ -1,0 +1,188 @@
+//! What a lane records of its operations, and what it says of those that were slow. It must not change what the lane does.
+
+use super::op::Submission;
+use crate::engine::PartBlock;
+use daemon::flight::{Event, Flight, Kind, NOBODY, Recorder, Slow};
+use proto_common::batch::{Block, OpKind};
+use proto_common::ids::{ChunkId, Rank};
+use std::cell::Cell;
+use std::time::Instant;
+
+/// What is told of an operation when it has ended. Times are the recorder's.
+#[derive(Clone, Debug)]
+pub(super) struct About {
+    kind: OpKind,
+    first: ChunkId,
+    round: u64,
+    bytes: u64,
+    began_ns: u64,
+    /// When a part of it left last.
+    sent_ns: Cell<u64>,
+    /// What the lane had waited for credits by then.
+    credit_ns: u64,
+}
+
+/// See the module. The default one records nothing, and finds nothing slow.
+#[derive(Debug, Default)]
+pub(super) struct LaneFlight {
+    recorder: Recorder,
+    slow: Slow,
+    /// For tensors' names.
+    flight: Option<Flight>,
+    lane: u16,
+    /// Since when each server is asked for credits; 0: it is not.
+    wants: Vec<u64>,
+    /// For how long, all in all.
+    credit_ns: u64,
+    /// Who answered last.
+    answered: u32,
+}
+
+impl LaneFlight {
+    pub(super) fn new(flight: &Flight, lane: u16, servers: usize) -> Self {
+        Self {
+            recorder: flight.thread(format!("lane {lane}")),
+            slow: flight.slow().clone(),
+            flight: Some(flight.clone()),
+            lane,
+            wants: vec![0; servers],
+            credit_ns: 0,
+            answered: NOBODY,
+        }
+    }
+
+    #[inline]
+    pub(super) fn saw(&mut self, now: Instant) {
+        self.recorder.saw(now);
+    }
+
+    /// Something has come: what follows from it is of this moment.
+    #[inline]
+    pub(super) fn look(&mut self) {
+        self.recorder.look();
+    }
+
+    /// An operation begins.
+    pub(super) fn begin(&self, submission: &Submission) -> About {
+        About {
+            kind: submission.kind,
+            first: submission.parts.first().map_or_else(ChunkId::default, |part| part.id),
+            round: submission.round,
+            bytes: submission.parts.iter().map(|part| part.bytes).sum(),
+            began_ns: self.recorder.now_ns(),
+            sent_ns: Cell::new(0),
+            credit_ns: self.credit_ns,
+        }
+    }
+
+    /// A part of it leaves.
+    #[inline]
+    pub(super) fn part_sent(&self, about: &About) {
+        about.sent_ns.set(self.recorder.now_ns());
+    }
+
+    /// A batch leaves.
+    pub(super) fn sent(&mut self, server: Rank, parts: &[PartBlock]) {
+        if let Some(since) =
+            self.wants.get_mut(server.0 as usize).map(std::mem::take).filter(|since| *since > 0)
+        {
+            self.credit_ns += self.recorder.now_ns().saturating_sub(since);
+            self.recorder.since(since, Event { peer: server.0, ..Event::of(Kind::CreditWait) });
+        }
+        let first = parts.first().map(|part| part.block);
+        let bytes = parts.iter().map(|part| part.block.bytes).sum();
+        self.recorder.note(Event {
+            kind: Kind::BatchSent,
+            key: first.map_or(0, |block| block.id.key.0),
+            chunk: first.map_or(0, |block| block.id.chunk.0),
+            peer: server.0,
+            round: first.map_or(0, |block| block.round),
+            bytes,
+            extra: parts.len() as u64,
+        });
+    }
+
+    /// A server is asked for credits, because there is something to send and none is left.
+    pub(super) fn wants(&mut self, server: Rank) {
+        let now_ns = self.recorder.now_ns().max(1);
+        if let Some(since) = self.wants.get_mut(server.0 as usize).filter(|since| **since == 0) {
+            *since = now_ns;
+        }
+    }
+
+    /// Results have come.
+    pub(super) fn answered(&mut self, server: Rank, blocks: &[Block]) {
+        self.answered = server.0;
+        let first = blocks.first();
+        self.recorder.note(Event {
+            key: first.map_or(0, |block| block.id.key.0),
+            chunk: first.map_or(0, |block| block.id.chunk.0),
+            peer: server.0,
+            extra: blocks.len() as u64,
+            ..Event::of(Kind::Answered)
+        });
+    }
+
+    /// A channel has ended, and so many operations are under way.
+    pub(super) fn peer(&mut self, kind: Kind, server: Rank, operations: usize) {
+        self.recorder.note(Event { peer: server.0, extra: operations as u64, ..Event::of(kind) });
+    }
+
+    /// An operation has ended, well or badly.
+    pub(super) fn done(&mut self, about: &About) {
+        if self.flight.is_none() {
+            return;
+        }
+        let took_ns = self.recorder.now_ns().saturating_sub(about.began_ns);
+        let until_sent_ns = match about.sent_ns.get() {
+            0 => took_ns,
+            sent_ns => sent_ns.saturating_sub(about.began_ns),
+        };
+        let event = Event {
+            kind: Kind::Operation,
+            key: about.first.key.0,
+            chunk: u32::try_from(until_sent_ns / 1_000).unwrap_or(u32::MAX),
+            peer: self.answered,
+            round: about.round,
+            bytes: about.bytes,
+            extra: about.kind as u64,
+        };
+        self.recorder.since(about.began_ns, event);
+        if self.slow.is_slow(took_ns / 1_000_000) {
+            self.say_slow(about, took_ns, until_sent_ns);
+        }
+    }
+
+    fn say_slow(&self, about: &About, took_ns: u64, until_sent_ns: u64) {
+        let Some(left_out) = self.slow.count() else { return };
+        let called = |flight: &Flight| flight.called(about.first.key);
+        let tensor = self.flight.as_ref().map_or_else(String::new, called);
+        let in_ms = |ns: u64| ns / 1_000_000;
+        let credit_ms = in_ms((self.credit_ns - about.credit_ns).min(until_sent_ns));
+        let (took_ms, sent_ms) = (in_ms(took_ns), in_ms(until_sent_ns));
+        let (lane, round, bytes, server) = (self.lane, about.round, about.bytes, self.answered);
+        let answer_ms = took_ms - sent_ms;
+        tracing::warn!(
+            tensor,
+            lane,
+            round,
+            bytes,
+            took_ms,
+            left_out,
+            "an operation was slow: {what} waited {sent_ms} ms until all of it was sent ({credit_ms} ms for credits), and \
+             {answer_ms} ms for the answer, which came from server {server} last; whom that one waited for is in its log",
+            what = name_of(about.kind),
+        );
+    }
+}
+
+fn name_of(kind: OpKind) -> &'static str {
+    match kind {
+        OpKind::Push => "a push",
+        OpKind::Pull => "a pull",
+        OpKind::PushPull => "a push_pull",
+        OpKind::Init => "an initial value",
+        OpKind::Call => "a call",
+        _ => "an operation",
+    }
+}

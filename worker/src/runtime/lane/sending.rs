@@ -1,0 +1,165 @@
+//! What a lane writes to servers: batches gathered from where payloads lie, payloads into key buffers, notices; and what waits
+//! for a channel to take it. What goes when, the engine decides.
+
+use super::{LaneDriver, LaneError};
+use crate::engine::PartBlock;
+use crate::runtime::link::{Waiting, lend, payload_sum, post_one};
+use fabric::{CompletionQueue, PostError, RemoteKey, RemoteSpan, Span};
+use proto_common::batch::{BatchHeader, BatchKind, BatchWriter, Landing, Notice, OpKind, SlotGrant};
+use proto_common::ids::Rank;
+
+/// Posts that may wait for a server when another without a batch joins them.
+const BACKLOG_MAX: usize = 1 << 16;
+
+impl<Q: CompletionQueue> LaneDriver<Q> {
+    /// Encodes a batch and gathers its payload from where it lies.
+    pub(super) fn send(
+        &mut self,
+        server: Rank,
+        slot: SlotGrant,
+        parts: &[PartBlock],
+        grants: &[SlotGrant],
+        wanted: u16,
+        sequence: u64,
+    ) -> Result<(), LaneError> {
+        let mut header = self.header(server, wanted, sequence);
+        if self.links.get(server.0 as usize).and_then(Option::as_ref).is_some_and(|link| link.sums) {
+            header.payload_checksum = payload_sum(&self.live, &mut self.payload, parts)?;
+        }
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
+        let (Some(inbox), Some(block)) = (&link.inbox, self.blocks.take()) else { return Ok(()) };
+        self.gather.clear();
+        let mut lent = Ok(());
+        let bytes = {
+            let Ok(mut writer) = BatchWriter::new(&mut self.prefix, inbox.slot_bytes) else { return Ok(()) };
+            for part in parts {
+                let live = self.live.get(&part.op);
+                if let Some(live) = live {
+                    self.flight.part_sent(&live.about);
+                }
+                let block = link.addressed(part, live);
+                lent = lent.and(lend(&mut self.queue, link.channel, &self.landing, &block)?);
+                if block.op == OpKind::Call {
+                    let pieces = self.live.get(&part.op).map_or_else(Vec::new, |live| live.state.lent());
+                    let channel = link.channel;
+                    lent = pieces.iter().fold(lent, |lent, piece| lent.and(self.queue.lend(channel, piece)));
+                }
+                let fitted = writer.push(block);
+                debug_assert!(fitted, "the engine packed with the same room");
+            }
+            for grant in grants {
+                let fitted = writer.grant(*grant);
+                debug_assert!(fitted, "the engine packed with the same bound");
+            }
+            writer.finish(header)
+        };
+        self.blocks.write(block, 0, &self.prefix[..bytes])?;
+        self.gather.push(self.blocks.span(block, bytes as u64)?);
+        for part in parts.iter().filter(|part| part.inline_bytes() > 0) {
+            if let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) {
+                self.gather.push(source.slice(part.offset, part.block.bytes)?);
+            }
+        }
+        // What a server says of its inbox is checked where it is written to.
+        let offset = inbox.offset.saturating_add(u64::from(slot.slot).saturating_mul(inbox.slot_bytes));
+        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset };
+        link.note(lent);
+        let gather = std::mem::take(&mut self.gather);
+        let immediate = Some(Notice::Batch(slot).to_wire());
+        self.gather = self
+            .post_to(server, Waiting { id: u64::from(block), gather, remote, immediate, block: Some(block) });
+        Ok(())
+    }
+
+    /// Writes a payload where the server granted. The batch that says so comes after it, on the same channel; it needs
+    /// no completion of its own, because the operation keeps its buffers until it is answered.
+    pub(super) fn place(
+        &mut self,
+        server: Rank,
+        part: &PartBlock,
+        landing: Landing,
+    ) -> Result<(), LaneError> {
+        let Some(source) = self.live.get(&part.op).and_then(|live| live.source.as_ref()) else {
+            return Ok(());
+        };
+        let mut gather = std::mem::take(&mut self.gather);
+        gather.clear();
+        gather.push(source.slice(part.offset, part.block.bytes)?);
+        let remote = RemoteSpan { key: RemoteKey(landing.region), offset: landing.offset };
+        self.gather = self.post_to(server, Waiting { id: 0, gather, remote, immediate: None, block: None });
+        Ok(())
+    }
+
+    fn header(&self, server: Rank, wanted: u16, sequence: u64) -> BatchHeader {
+        BatchHeader {
+            kind: BatchKind::Request,
+            lane: self.config.engine.lane,
+            wanted,
+            sender: self.config.rank,
+            job: self.config.engine.job,
+            epoch: self.epoch,
+            sender_incarnation: self.config.engine.incarnation,
+            receiver_incarnation: self.engine.server_incarnation(server),
+            sequence,
+            payload_offset: 0,
+            payload_bytes: 0,
+            payload_checksum: None,
+        }
+    }
+
+    pub(super) fn notice(&mut self, server: Rank, notice: Notice) -> Result<(), LaneError> {
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Ok(()) };
+        let Some(inbox) = &link.inbox else { return Ok(()) };
+        let remote = RemoteSpan { key: RemoteKey(inbox.region), offset: inbox.offset };
+        let immediate = Some(notice.to_wire());
+        let waiting = Waiting { id: 0, gather: Vec::new(), remote, immediate, block: None };
+        self.post_to(server, waiting);
+        Ok(())
+    }
+
+    /// Posts, or queues behind what is queued already. Returns the gather list for reuse.
+    fn post_to(&mut self, server: Rank, waiting: Waiting) -> Vec<Span> {
+        let Some(Some(link)) = self.links.get_mut(server.0 as usize) else { return Vec::new() };
+        if !link.backlog.is_empty() {
+            if waiting.block.is_none() && link.backlog.len() >= BACKLOG_MAX {
+                // It makes us answer, and takes no answers.
+                link.refused.get_or_insert(PostError::Full);
+            }
+            link.backlog.push_back(waiting);
+            return Vec::new();
+        }
+        match post_one(&mut self.queue, link, &waiting) {
+            Ok(()) => {
+                let mut gather = waiting.gather;
+                gather.clear();
+                gather
+            }
+            Err(error) => {
+                link.note(Err(error));
+                link.backlog.push_back(waiting);
+                Vec::new()
+            }
+        }
+    }
+
+    pub(super) fn retry_backlogs(&mut self) {
+        for server in 0..self.links.len() {
+            let Self { queue, links, .. } = self;
+            let Some(link) = &mut links[server] else { continue };
+            while let Some(waiting) = link.backlog.pop_front() {
+                if let Err(error) = post_one(queue, link, &waiting) {
+                    link.note(Err(error));
+                    link.backlog.push_front(waiting);
+                    break;
+                }
+            }
+            let Some(error) = link.refused else { continue };
+            let (is_ready, reason) = (link.probed, queue.explain(error));
+            if error == PostError::Unregistered && is_ready {
+                // Ours, and no server's: a new channel would not mend it.
+                self.unregistered.get_or_insert_with(|| reason.clone());
+            }
+            self.lose(Rank(server as u32), &format!("writing to it failed: {reason}"));
+        }
+    }
+}

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: demo install-c test test-all check fix bench bench-rdma bench-scale book fuzz fuzz-keep lab package clean help
+.PHONY: demo install-c test test-all check check-aarch64 fix bench bench-rdma bench-scale book fuzz fuzz-keep lab package clean help
 
 # make demo
 TRANSPORT ?= shm
@@ -85,6 +85,10 @@ check:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 	cargo deny --locked check licenses bans sources
 	cargo test --quiet --locked -p gradwire-tests --no-default-features --test tidy
+
+## check-aarch64  lints for 64-bit ARM, and unit tests there, on an emulated processor
+check-aarch64:
+	tests/aarch64.sh
 
 ## fix       what can be corrected mechanically
 fix:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|check|fix|bench|fuzz
+#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -104,6 +104,13 @@ want_package() {
     want_program man man-db
 }
 
+# To compile for 64-bit ARM, and to run that here.
+want_aarch64() {
+    want_program aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    want_file /usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross
+    want_program qemu-aarch64-static qemu-user-static
+}
+
 # What starts programs on other hosts: the slow suite launchers runs under all of them.
 want_launchers() {
     want_program ssh openssh-client
@@ -197,6 +204,10 @@ case $purpose in
         want_c
         want_package
         ;;
+    aarch64)
+        want_c
+        want_aarch64
+        ;;
     check | fix)
         want_c
         want_program git git
@@ -207,7 +218,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|check|fix|bench|book|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz"
         exit 2
         ;;
 esac
@@ -231,6 +242,11 @@ case $purpose in
         want_component fmt rustfmt
         want_component clippy clippy
         [ "$purpose" = fix ] || want_cargo_tool cargo-deny --no-default-features
+        ;;
+    aarch64)
+        [ -d "$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" ] ||
+            rustup target add aarch64-unknown-linux-gnu >&2 ||
+            fail "no Rust library for 64-bit ARM" "rustup target add aarch64-unknown-linux-gnu"
         ;;
     fuzz)
         want_cargo_tool cargo-fuzz

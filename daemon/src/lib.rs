@@ -55,6 +55,7 @@ pub mod manual;
 pub mod metrics;
 pub mod notify;
 pub mod passed;
+pub mod port;
 pub mod post;
 pub mod process;
 pub mod reach;

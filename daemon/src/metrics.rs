@@ -6,7 +6,7 @@ use fabric::Devices;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
-use prometheus::{Encoder, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 use proto_common::config::Settings;
 use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
@@ -79,7 +79,33 @@ pub fn add_devices(registry: &Registry, devices: &Devices) -> Result<(), prometh
         let gauge = IntGauge::new(name, help)?;
         registry.register(Box::new(OfDevice { devices: devices.clone(), gauge, read }))?;
     }
-    Ok(())
+    let help = "What the port of the RDMA device counts, for all that use it, since this process opened it.";
+    let about = Opts::new("gradwire_rdma_port_total", help);
+    let counters = IntCounterVec::new(about, &["device", "port", "counter"])?;
+    registry.register(Box::new(OfPort { devices: devices.clone(), counters }))
+}
+
+struct OfPort {
+    devices: Devices,
+    counters: IntCounterVec,
+}
+
+impl Collector for OfPort {
+    fn desc(&self) -> Vec<&Desc> {
+        self.counters.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        if let Some(verbs) = &self.devices.verbs {
+            let (device, port) = verbs.port();
+            let port = port.to_string();
+            for (name, count) in verbs.counted().iter() {
+                let counter = self.counters.with_label_values(&[device, &port, name]);
+                counter.inc_by(count.saturating_sub(counter.get()));
+            }
+        }
+        self.counters.collect()
+    }
 }
 
 struct OfDevice {

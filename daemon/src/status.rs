@@ -1,7 +1,7 @@
 //! The scheduler's `/status` as a type: the scheduler writes it, `gradwire status` reads it. Plain data only.
 
 use proto_common::ids::{MemberId, Rank, Role};
-use proto_common::message::Wait;
+use proto_common::message::{PortReport, Wait};
 use proto_common::transport::Driver;
 use serde::{Deserialize, Serialize};
 
@@ -209,6 +209,9 @@ pub struct MemberStatus {
     /// What its trainer reports (workers).
     #[serde(default)]
     pub metrics: Vec<MetricStatus>,
+    /// What went wrong lately at the port of its RDMA device.
+    #[serde(default)]
+    pub port: Option<PortReport>,
 }
 
 /// What a server has, and what it has room for.

@@ -203,6 +203,8 @@ ROWS = [
               ("gradwire_registered_bytes{one}", PROCESS), (SETTING % "memory.registered_bytes", "memory.registered_bytes")),
         panel("Registered of the budget", "Share of memory.registered_bytes that is registered, and objects that a device did not give back.", "percentunit",
               ("gradwire:registered:ratio{one}", PROCESS), ("gradwire_device_objects_kept{one}", "objects kept " + PROCESS, "short")),
+        panel("RDMA port", "What the ports of RDMA devices count, for all that use them, by the kernel's names. Those with err, retry, out_of or rnr should stay at 0. Nothing without a device.", "cps",
+              (rate("gradwire_rdma_port_total"), "{{counter}} {{device}} port {{port}} " + PROCESS)),
         panel("Certificates", "Time until each process's certificate expires; nothing without certificates.", "s",
               ("gradwire_certificate_expiry_timestamp_seconds{one} - time()", PROCESS), thresholds=[(0, "red"), (14 * 86400, "green")]),
         panel("What trainers report", "Numbers that trainers report by name, such as their loss.", "short",

@@ -47,7 +47,11 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
-// For the fuzz target only.
+// For fuzz targets only.
+#[doc(hidden)]
+pub use shm::again as shm_words_again;
+#[doc(hidden)]
+pub use tcp::again as tcp_words_again;
 #[doc(hidden)]
 pub use verbs::{reach as verbs_reach, words as verbs_words};
 // For the driver's own tests only.
@@ -55,6 +59,7 @@ pub use verbs::{reach as verbs_reach, words as verbs_words};
 #[doc(hidden)]
 pub use verbs::Forged;
 pub use verbs::{
-    DeviceInfo, Dmabuf, Gid, HAS_VERBS, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice, VerbsQueue,
+    DeviceInfo, Dmabuf, Gid, HAS_VERBS, PortCounters, PortInfo, VERBS_QUEUE_BYTES, VerbsConfig, VerbsDevice,
+    VerbsQueue,
 };
 pub use work::{ChannelId, Completion, CompletionKind, DisconnectReason, Read, RemoteKey, RemoteSpan, Write};

@@ -31,12 +31,13 @@ fn run(program: &str, args: &[&str]) {
     assert!(status.success(), "{program} {args:?}: {status}");
 }
 
-/// The end of a channel by the device's word, which must be this one.
-fn assert_device_says(case: &str, end: &mut End<Verbs>, word: &str, since: Instant) {
+/// The end of a channel by the device's word, which must have this one: the whole of it.
+fn assert_device_says(case: &str, end: &mut End<Verbs>, word: &str, since: Instant) -> String {
     let (reason, _) = end.ended();
     report(case, &format!("{reason:?}"), since);
     assert!(matches!(&reason, DisconnectReason::Failed(what) if what.contains(word)), "{reason:?}");
     assert!(since.elapsed() < GIVES_UP_WITHIN, "{:?}", since.elapsed());
+    reason.to_string()
 }
 
 /// The end of a channel whose peer had the fault.
@@ -494,7 +495,8 @@ mod two_devices {
         let wire = Faulty::wire(&["loss", "100%"]);
         let cut = Instant::now();
         a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
-        assert_device_says("wire cut", &mut a, "no answer after all retries; check the path", cut);
+        let why = assert_device_says("wire cut", &mut a, "no answer after all retries; check the path", cut);
+        assert!(why.contains("has counted since the channel began") && why.contains("retry_exceeded_err"), "{why}");
         assert_peer_closed("wire cut, the other end", &mut b, cut);
         assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
         drop(wire);

@@ -59,6 +59,8 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const METRICS_MAX: usize = 16;
 /// Bytes of such a name.
 pub const METRIC_NAME_BYTES_MAX: usize = 48;
+/// Counters of a port that a member tells of.
+pub const PORT_COUNTERS_MAX: usize = 8;
 /// Ranks listed in an error that says who is waited for; more are counted only.
 pub const RANKS_LISTED_MAX: usize = 16;
 

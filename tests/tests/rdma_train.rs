@@ -6,6 +6,7 @@
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
 use gradwire_tests::rigs::process::Process;
+use gradwire_tests::rigs::status;
 use gradwire_tests::rigs::training::{
     Carrier, SHM, TRAIN, UNIX, VERBS, hash_in, reference, trained, trained_with,
 };
@@ -93,6 +94,24 @@ fn whoever_is_killed_is_named_by_all_others() {
         println!("fault: {victim} killed over verbs: all others had ended after {:?}", struck.elapsed());
         cluster.assert_no_panic();
     }
+}
+
+/// Each process tells what the port did since it opened the device.
+#[test]
+fn what_the_port_counts_is_among_the_metrics() {
+    let mut cluster = Cluster::new(1, 1, &[]);
+    cluster.add_servers(1, &["--transport", "verbs"]);
+    cluster.add_trainers(1, &ENDLESS);
+    cluster.workers[0].expect_line("epoch       2/", PATIENCE);
+    for member in cluster.status().members {
+        let page = status::get(member.http_address.as_deref().unwrap(), "/metrics").unwrap();
+        let mut of_port = page.lines().filter(|line| line.starts_with("gradwire_rdma_port_total{"));
+        let sent = of_port.find(|line| line.contains("counter=\"sent_pkts\""));
+        let sent = sent.unwrap_or_else(|| panic!("{page}"));
+        assert!(sent.contains("port=\"1\"") && sent.contains("device=\"rxe"), "{sent}");
+        assert!(sent.rsplit(' ').next().unwrap().parse::<u64>().unwrap() > 0, "{sent}");
+    }
+    cluster.assert_no_panic();
 }
 
 /// A server alone, with these settings, from this place; the scheduler waits for more.

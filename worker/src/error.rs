@@ -48,6 +48,16 @@ pub enum OpError {
         /// Servers with copies that are waited for (the first few).
         servers: Vec<Rank>,
     },
+    /// The round is complete, but the one before it was not copied for a checkpoint in time.
+    #[error("tensor {}: round {round} is complete, but the server could not copy the one before it for a checkpoint within {waited_ms} ms; look at the disk under checkpoint.directory and at `gradwire why`, raise checkpoint.memory_bytes, write checkpoints less often (checkpoint.every_rounds), or raise deadlines.operation_ms", chunk.key)]
+    Unsaved {
+        /// A chunk of the tensor.
+        chunk: ChunkId,
+        /// The round.
+        round: u64,
+        /// How long the operation waited.
+        waited_ms: u64,
+    },
     /// A bounded tensor's slowest workers did not catch up in time.
     #[error("tensor {}: this worker has made {made} contributions, and workers {} did not come within the tensor's bound of that in {waited_ms} ms; look at their logs and at `gradwire status` (stuck, slower than the others, or ended before them), raise the bound, or raise deadlines.operation_ms", chunk.key, ranks(behind))]
     Behind {
@@ -471,6 +481,7 @@ impl ClientError {
                 | OpError::Behind { .. }
                 | OpError::StillRead { .. }
                 | OpError::Uncopied { .. }
+                | OpError::Unsaved { .. }
                 | OpError::Elsewhere { .. }
                 | OpError::Unconnected { .. }
                 | OpError::NoAnswer { .. } => ExitCode::Deadline,
@@ -529,6 +540,8 @@ mod tests {
             assert!(text.contains("2, 5") && text.contains("60000 ms"), "{text}");
             assert!(text.contains("look ") && text.contains("raise deadlines.operation_ms"), "{text}");
         }
+        let unsaved = OpError::Unsaved { chunk, round, waited_ms }.to_string();
+        assert!(unsaved.contains("checkpoint within 60000 ms; look at the disk"), "{unsaved}");
     }
 
     #[test]

@@ -215,6 +215,17 @@ pub extern "C" fn gradwire_client_dead_member(
     })
 }
 
+/// Reports a number of the training by name, such as its loss: the scheduler's page, `gradwire status --json`, `gradwire top` and
+/// this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes; the value must be finite.
+#[unsafe(no_mangle)]
+pub extern "C" fn gradwire_report_metric(
+    client: Option<&GradwireClient>,
+    name: *const c_char,
+    value: f64,
+) -> GradwireCode {
+    guard(|| Ok(object(client, "client")?.client.report_metric(text(name, "name")?, value)?))
+}
+
 /// Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is
 /// in it) has come, at most `deadlines.barrier_ms`. The message names the missing.
 #[unsafe(no_mangle)]

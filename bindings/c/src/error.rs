@@ -154,6 +154,7 @@ fn code_of_op(error: &OpError) -> GradwireCode {
         | OpError::Behind { .. }
         | OpError::StillRead { .. }
         | OpError::Uncopied { .. }
+        | OpError::Unsaved { .. }
         | OpError::Elsewhere { .. }
         | OpError::Unconnected { .. }
         | OpError::NoAnswer { .. } => GradwireCode::Deadline,

@@ -129,6 +129,7 @@ fn class_of_op(error: &OpError) -> (Kind, &'static str) {
         OpError::Deadline { .. } => (Kind::Deadline, "round_deadline"),
         OpError::StillRead { .. } => (Kind::Deadline, "still_read"),
         OpError::Uncopied { .. } => (Kind::Deadline, "uncopied"),
+        OpError::Unsaved { .. } => (Kind::Deadline, "unsaved"),
         OpError::Behind { .. } => (Kind::Deadline, "behind"),
         OpError::NoAnswer { .. } => (Kind::Deadline, "no_answer"),
         OpError::Elsewhere { .. } => (Kind::Deadline, "elsewhere"),

@@ -172,6 +172,7 @@ mod tests {
             resident_bytes: 0,
             waited_for_percent: 0,
             load: None,
+            port: None,
             metrics: Vec::new(),
         }
     }

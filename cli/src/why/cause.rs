@@ -4,7 +4,7 @@
 use crate::status::words::{duration, id, names, state};
 use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
 use proto_common::ids::{MemberId, Role};
-use proto_common::message::{Wait, WaitCause};
+use proto_common::message::{PortReport, Wait, WaitCause};
 use serde::Serialize;
 
 /// Rounds take their time: a wait shorter than this and than so many rounds holds nobody up.
@@ -128,9 +128,10 @@ enum End<'a> {
 impl<'a> Chain<'a> {
     fn from(status: &'a ClusterStatus, member: &'a MemberStatus, wait: &'a Wait) -> Self {
         let (mut at, mut wait) = (member, wait);
-        let (mut seen, mut passed) = (Vec::new(), Vec::new());
+        let (mut seen, mut passed, mut ports) = (Vec::new(), Vec::new(), Vec::new());
         let end = loop {
             passed.push((id(at), wait.of));
+            ports.extend(port_line(at));
             seen.push(format!("{}: {}, for {}", id(at), wait.what, duration(wait.waited_ms)));
             let Some(next) = next(status, wait) else { break End::Stays(at, wait.cause) };
             let next = match next {
@@ -141,6 +142,7 @@ impl<'a> Chain<'a> {
                 Some(further) => (at, wait) = (next, further),
                 None => {
                     seen.push(member_line(next));
+                    ports.extend(port_line(next));
                     let is_worker = next.role == Role::Worker;
                     break if is_worker { End::Idle(next) } else { End::Stays(next, wait.cause) };
                 }
@@ -150,6 +152,7 @@ impl<'a> Chain<'a> {
                 break End::Circle(workers.filter(|one| one.role == Role::Worker).collect());
             }
         };
+        seen.extend(ports);
         Self { status, seen, end }
     }
 
@@ -219,6 +222,13 @@ fn member_line(member: &MemberStatus) -> String {
     };
     let heard = duration(member.silent_ms);
     format!("{}: {under_way}, round {}, heard of {heard} ago{often}", id(member), member.round)
+}
+
+/// What its RDMA device's port had trouble with lately, where it had.
+fn port_line(member: &MemberStatus) -> Option<String> {
+    let PortReport { device, port, trouble } = member.port.as_ref()?;
+    let counts: Vec<String> = trouble.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    Some(format!("{}: port {port} of RDMA device {device} has lately counted {}", id(member), counts.join(", ")))
 }
 
 /// What it is when one waits and nobody else is to blame.

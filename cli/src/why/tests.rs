@@ -70,6 +70,14 @@ fn a_trainer_that_does_not_contribute_is_the_cause() {
 }
 
 #[test]
+fn trouble_at_the_port_of_one_that_waits_is_shown() {
+    let port = json!({ "port": { "device": "rxe0", "port": 1, "trouble": [["duplicate_request", 3], ["rcvd_seq_err", 12]] } });
+    let status = behind_server(wait(WaitCause::Contributions, &[1], 3_000), &[worker(1, port)]);
+    let line = "worker 1: port 1 of RDMA device rxe0 has lately counted duplicate_request 3, rcvd_seq_err 12";
+    assert_eq!(one(&status).seen.last().unwrap(), line);
+}
+
+#[test]
 fn of_several_the_one_that_waits_for_nobody_is_the_cause() {
     let slow = [worker(1, wait(WaitCause::Answers, &[0], 2_000)), worker(2, json!({}))];
     let status = behind_server(wait(WaitCause::Contributions, &[1, 2], 3_000), &slow);

@@ -49,6 +49,13 @@ impl Slow {
         took_ms >= self.0.limit_ms
     }
 
+    /// What takes so long is too long; the greatest number: nothing is.
+    #[inline]
+    #[must_use]
+    pub fn limit_ms(&self) -> u64 {
+        self.0.limit_ms
+    }
+
     /// Something was slow. May it be said? Then how many were not, since one was last.
     pub fn count(&self) -> Option<u64> {
         self.count_at(Instant::now())

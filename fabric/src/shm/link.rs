@@ -53,7 +53,7 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    fn encode(&self) -> [u8; GREETING_BYTES] {
+    pub(super) fn encode(&self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&self.index.to_le_bytes());
@@ -62,7 +62,7 @@ impl Greeting {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; GREETING_BYTES] = bytes.try_into().ok()?;
         if bytes[..4] != MAGIC || bytes[6..8] != [0; 2] || bytes[12..16] != [0; 4] {
             return None;

@@ -70,6 +70,13 @@ impl Offer {
     }
 }
 
+/// An offer, or a greeting, read and encoded again: for the fuzz target.
+#[must_use]
+pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let greeting = || Greeting::decode(bytes).map(|greeting| greeting.encode().to_vec());
+    Offer::decode(bytes).ok().map(|offer| offer.encode()).or_else(greeting)
+}
+
 fn open_socket(flags: SocketFlags) -> Result<OwnedFd, FabricError> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
         .map_err(|e| FabricError::os("opening a shared-memory socket", e))

@@ -112,6 +112,18 @@ impl Offer {
     }
 }
 
+/// An offer, or a preamble with whatever secret it has, read and encoded again: for the fuzz target.
+#[must_use]
+pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let preamble = || {
+        let bytes: &[u8; PREAMBLE_BYTES] = bytes.try_into().ok()?;
+        let secret = Secret(bytes[8..].try_into().ok()?);
+        let index = decode_preamble(bytes, &secret).ok()?;
+        Some(encode_preamble(&secret, index).to_vec())
+    };
+    Offer::decode(bytes).ok().map(|offer| offer.encode()).or_else(preamble)
+}
+
 /// The first bytes on a channel's socket, from the connecting side.
 pub(super) fn encode_preamble(secret: &Secret, index: u16) -> [u8; PREAMBLE_BYTES] {
     let mut bytes = [0; PREAMBLE_BYTES];

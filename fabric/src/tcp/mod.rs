@@ -22,6 +22,7 @@ mod seal;
 mod send;
 mod sys;
 
+pub use invite::again;
 pub use queue::TcpQueue;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};

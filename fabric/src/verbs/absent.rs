@@ -2,6 +2,7 @@
 //! types have no values, so nothing here can run.
 
 use super::VerbsConfig;
+use super::counters::PortCounters;
 use super::info::DeviceInfo;
 use crate::device::{Caps, ChannelSetup, CompletionQueue, CqHandle, Device, PendingOffer};
 use crate::error::{FabricError, PostError};
@@ -82,6 +83,18 @@ impl VerbsDevice {
     #[must_use]
     pub fn kept_objects() -> u64 {
         0
+    }
+
+    /// Its name and port.
+    #[must_use]
+    pub fn port(&self) -> (&str, u8) {
+        match *self {}
+    }
+
+    /// What its port has counted since it was opened.
+    #[must_use]
+    pub fn counted(&self) -> PortCounters {
+        match *self {}
     }
 
     /// Bytes registered with the device.

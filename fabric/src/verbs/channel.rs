@@ -1,5 +1,6 @@
 //! One channel: what is put together for its queue pair, what is under way, and which of the peer's memory it was told.
 
+use super::counters::PortCounters;
 use super::cut::{Cut, Cuts};
 use super::dmabuf::Dmabuf;
 use super::endpoint::READY;
@@ -96,6 +97,8 @@ pub(super) struct Channel {
     pub(super) reach: Reach,
     /// Notices by flags.
     pub(super) flags: Option<Flags>,
+    /// What the port had counted when the channel was new.
+    pub(super) port_began: PortCounters,
 }
 
 impl Channel {
@@ -128,6 +131,7 @@ impl Channel {
             dmabufs: Vec::new(),
             reach: Reach::default(),
             flags,
+            port_began: PortCounters::default(),
         }
     }
 

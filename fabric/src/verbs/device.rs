@@ -1,6 +1,7 @@
 //! Opening a device, choosing its address, and bringing queue pairs together.
 
 use super::VerbsConfig;
+use super::counters::PortCounters;
 use super::dmabuf::Dmabuf;
 use super::endpoint;
 use super::flags::Flags;
@@ -149,6 +150,18 @@ impl VerbsDevice {
     /// next registration.
     pub fn release_unused(&self) {
         self.registrar.release_unused();
+    }
+
+    /// Its name and port.
+    #[must_use]
+    pub fn port(&self) -> (&str, u8) {
+        (&self.context.name, self.path.port)
+    }
+
+    /// What its port has counted since it was opened: of all that use the port.
+    #[must_use]
+    pub fn counted(&self) -> PortCounters {
+        self.watch.counted()
     }
 
     /// Bytes registered with the device.

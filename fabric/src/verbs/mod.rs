@@ -5,10 +5,11 @@
 //! A channel is set up over a TCP connection (`endpoint`), which stays open: its end tells of a dead peer when nothing
 //! is under way that could time out. `device` opens and connects, `registrar` registers memory piece by piece, `queue`
 //! polls, `channel` posts, `reach` knows what of the peer's memory may be reached, `watch` hears what the device says of
-//! itself; `sys` holds the library and all `unsafe`. Built with the feature `verbs` only, because a program with it does not
+//! itself, `counters` reads what its port counts; `sys` holds the library and all `unsafe`. Built with the feature `verbs` only, because a program with it does not
 //! start without the verbs library; without it, `absent` says so wherever a device is asked for.
 
 mod config;
+mod counters;
 mod info;
 pub mod reach;
 pub mod words;
@@ -48,6 +49,7 @@ use device as driver;
 #[cfg(not(feature = "verbs"))]
 pub use absent::{Dmabuf, VerbsQueue};
 pub use config::{HAS_VERBS, VerbsConfig};
+pub use counters::PortCounters;
 #[cfg(feature = "verbs")]
 pub use dmabuf::Dmabuf;
 pub use driver::{VERBS_QUEUE_BYTES, VerbsDevice};

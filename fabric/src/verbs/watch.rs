@@ -1,7 +1,8 @@
 //! Who hears of a device's events: any lane that is awake reads them, and each is handed to the lanes that it concerns,
-//! which are woken. Also remembers what is wrong with the device and its port, so that what fails by it says so. It must
-//! not end channels itself: their lane's thread does.
+//! which are woken. Also remembers what is wrong with the device and its port, and what the port counts, so that what fails by
+//! it says so. It must not end channels itself: their lane's thread does.
 
+use super::counters::PortCounters;
 use super::sys::{Context, Event, Fault};
 use crate::error::FabricError;
 use crate::work::DisconnectReason;
@@ -78,6 +79,8 @@ impl Alarm {
 pub(super) struct Watch {
     context: Arc<Context>,
     notes: Notes,
+    /// What the port had counted when the device was opened.
+    began: PortCounters,
 }
 
 /// What is known of the device and who is to know it.
@@ -93,7 +96,18 @@ struct Notes {
 
 impl Watch {
     pub(super) fn new(context: &Arc<Context>, port: u8) -> Self {
-        Self { context: Arc::clone(context), notes: Notes::new(context.name.clone(), port) }
+        let notes = Notes::new(context.name.clone(), port);
+        Self { context: Arc::clone(context), began: notes.count(), notes }
+    }
+
+    /// What the port has counted until now.
+    pub(super) fn count(&self) -> PortCounters {
+        self.notes.count()
+    }
+
+    /// What the port has counted since the device was opened.
+    pub(super) fn counted(&self) -> PortCounters {
+        self.count().since(&self.began)
     }
 
     /// An alarm for the lane of these queues.
@@ -113,10 +127,11 @@ impl Watch {
         }
     }
 
-    /// Looks, and adds what is wrong with the port to a failure, of which it is the likely cause.
-    pub(super) fn explain(&self, reason: DisconnectReason) -> DisconnectReason {
+    /// Looks, and adds what is wrong with the port to a failure, of which it is the likely cause; also what the port has
+    /// counted since the channel was new.
+    pub(super) fn explain(&self, reason: DisconnectReason, new: &PortCounters) -> DisconnectReason {
         self.look();
-        self.notes.explain(reason)
+        self.notes.explain(reason, &self.count().since(new).trouble())
     }
 
     /// An error once the device is gone.
@@ -141,6 +156,10 @@ impl Notes {
         alarms.retain(|alarm| alarm.strong_count() > 0);
         alarms.push(Arc::downgrade(&alarm));
         Ok(alarm)
+    }
+
+    fn count(&self) -> PortCounters {
+        PortCounters::read(&self.name, self.port)
     }
 
     fn note(&self, event: Event) {
@@ -183,17 +202,16 @@ impl Notes {
         alarms.for_each(|alarm| alarm.ring(word.clone()));
     }
 
-    fn explain(&self, reason: DisconnectReason) -> DisconnectReason {
-        let since = *locked(&self.down_since);
-        match (reason, since) {
-            (DisconnectReason::Failed(why), Some(since)) => DisconnectReason::Failed(format!(
-                "{why}; port {} of RDMA device {} went down {} ms ago",
-                self.port,
-                self.name,
-                since.elapsed().as_millis()
-            )),
-            (reason, _) => reason,
+    fn explain(&self, reason: DisconnectReason, trouble: &PortCounters) -> DisconnectReason {
+        let DisconnectReason::Failed(mut why) = reason else { return reason };
+        let port = format!("port {} of RDMA device {}", self.port, self.name);
+        if let Some(since) = *locked(&self.down_since) {
+            why += &format!("; {port} went down {} ms ago", since.elapsed().as_millis());
         }
+        if !trouble.is_empty() {
+            why += &format!("; {port} has counted since the channel began, of all channels: {trouble}");
+        }
+        DisconnectReason::Failed(why)
     }
 
     fn check(&self) -> Result<(), FabricError> {
@@ -275,14 +293,15 @@ mod tests {
     fn a_failure_while_the_port_is_down_says_so() {
         let (notes, one, _other) = notes();
         let failed = || DisconnectReason::Failed("no answer".into());
+        let explained = |reason| notes.explain(reason, &PortCounters::default());
         notes.note(Event::Port { port: 1, is_up: false });
-        assert_eq!(notes.explain(failed()), failed());
+        assert_eq!(explained(failed()), failed());
         notes.note(Event::Port { port: 2, is_up: false });
-        let why = notes.explain(failed()).to_string();
+        let why = explained(failed()).to_string();
         assert!(why.starts_with("no answer; port 2 of RDMA device rxe9 went down"), "{why}");
-        assert_eq!(notes.explain(DisconnectReason::PeerClosed), DisconnectReason::PeerClosed);
+        assert_eq!(explained(DisconnectReason::PeerClosed), DisconnectReason::PeerClosed);
         notes.note(Event::Port { port: 2, is_up: true });
-        assert_eq!(notes.explain(failed()), failed());
+        assert_eq!(explained(failed()), failed());
         assert_eq!(one.take(), [], "a link may come back: nobody is ended for it");
     }
 

@@ -147,6 +147,8 @@ pub enum Status {
     /// Of a tensor with norms: this server took over while its copy was being made, and has its chunks at different rounds.
     /// Nothing ends them any more. `round` is this one's.
     Torn = 22,
+    /// The round is complete, but the version before it was not copied for a checkpoint in time.
+    DeadlineSaving = 23,
 }
 
 impl Status {
@@ -177,6 +179,7 @@ impl Status {
             20 => Self::VersionGone,
             21 => Self::DeadlineCopies,
             22 => Self::Torn,
+            23 => Self::DeadlineSaving,
             _ => return None,
         })
     }

@@ -42,6 +42,7 @@ fn frozen_bytes_of_a_heartbeat() {
         resident_bytes: 10,
         load: Some(load),
         metrics: vec![("m".into(), 1.0)],
+        port: Some(PortReport { device: "d".into(), port: 3, trouble: vec![("t".into(), 13)] }),
     });
     let bytes = encode(&message).unwrap();
     let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
@@ -53,6 +54,7 @@ fn frozen_bytes_of_a_heartbeat() {
     wanted += "01";
     wanted.extend((1..=5).map(u64_of));
     wanted += &(u64_of(1) + &u64_of(1) + "6d" + "000000000000f03f");
+    wanted += &("01".to_owned() + &u64_of(1) + "6403" + &u64_of(1) + &u64_of(1) + "74" + &u64_of(13));
     assert_eq!(hex, wanted);
     assert_eq!(decode::<ToScheduler>(&bytes), Ok(message));
 }

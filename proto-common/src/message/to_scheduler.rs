@@ -117,6 +117,19 @@ pub struct MemberReport {
     pub load: Option<ServerLoad>,
     /// Worker: numbers that its trainer reports, such as its loss, by name.
     pub metrics: Vec<(String, f64)>,
+    /// What went wrong lately at the port of its RDMA device; none where nothing did.
+    pub port: Option<PortReport>,
+}
+
+/// What a port of a RDMA device has counted over the last minute, at most, that should not happen: for all that use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortReport {
+    /// The device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// Packets or events, by the kernel's names for them, at most [`PORT_COUNTERS_MAX`](crate::limits::PORT_COUNTERS_MAX).
+    pub trouble: Vec<(String, u64)>,
 }
 
 /// What a server has, and what it has room for.

@@ -1,6 +1,8 @@
 //! What members report, within bounds: it is kept and shown.
 
-use proto_common::limits::{METRIC_NAME_BYTES_MAX, METRICS_MAX, NAME_BYTES_MAX, RANKS_LISTED_MAX};
+use proto_common::limits::{
+    METRIC_NAME_BYTES_MAX, METRICS_MAX, NAME_BYTES_MAX, PORT_COUNTERS_MAX, RANKS_LISTED_MAX,
+};
 use proto_common::message::{LinkReport, MemberReport};
 
 /// No member can make it large, and numbers are such that JSON has them.
@@ -16,6 +18,11 @@ pub(super) fn bounded(mut report: MemberReport, servers: u32) -> MemberReport {
     report.metrics.retain(|(_, value)| value.is_finite());
     report.metrics.truncate(METRICS_MAX);
     report.metrics.iter_mut().for_each(|(name, _)| cut_to(name, METRIC_NAME_BYTES_MAX));
+    if let Some(port) = &mut report.port {
+        cut_text(&mut port.device);
+        port.trouble.truncate(PORT_COUNTERS_MAX);
+        port.trouble.iter_mut().for_each(|(name, _)| cut_to(name, METRIC_NAME_BYTES_MAX));
+    }
     report
 }
 

@@ -104,6 +104,7 @@ fn show(id: MemberId, member: &Member, waited: &Waited, now_ms: u64) -> MemberSt
         waited_for_percent: waited.get(&id.rank).copied().filter(|_| is_worker).unwrap_or(0),
         load: report.load.map(load),
         metrics: report.metrics.iter().map(metric).collect(),
+        port: report.port.clone(),
     }
 }
 

@@ -125,7 +125,8 @@ impl LaneEngine {
         }
     }
 
-    /// Who has not contributed to some of these chunks; or else who reads what one of them is to be written to.
+    /// Who has not contributed to some of these chunks; or else who reads what one of them is to be written to, or that it is
+    /// to be copied for a checkpoint first.
     fn awaited(&self, chunks: Range<u32>) -> Late {
         let chunks = &self.chunks[chunks.start as usize..chunks.end as usize];
         let mut present = RankSet::new(self.config.workers);
@@ -146,6 +147,7 @@ impl LaneEngine {
             return (Status::DeadlineCopies, uncopied.unconfirmed().collect());
         }
         match chunks.iter().find(|chunk| chunk.stage == Stage::Buffer) {
+            Some(unwritten) if missing.is_empty() && unwritten.is_due() => (Status::DeadlineSaving, missing),
             Some(unwritten) if missing.is_empty() => {
                 let mut reading = unwritten.reading();
                 reading.truncate(RANKS_LISTED_MAX);

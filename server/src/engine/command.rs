@@ -408,8 +408,10 @@ pub struct Commands {
     pub grants: Vec<SlotGrant>,
     /// Words of sets of contributors that `Record` refers to.
     pub contributors: Vec<u64>,
-    /// Those of each `Finish`, in the order of these.
+    /// Those of each `Finish`, in the order of these; as [`Commands::told_before_ms`] says.
     pub arrivals: Vec<Arrival>,
+    /// Whoever executes them wants to know the arrivals of rounds whose first one came no later than this. 0: of none.
+    pub told_before_ms: u64,
 }
 
 impl Commands {

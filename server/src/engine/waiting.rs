@@ -46,11 +46,17 @@ pub enum CallWaits {
 }
 
 impl Chunk {
-    /// Says when contributions came to the round that is about to end. Whose completes it does not wait for anything yet: it came
-    /// now.
+    /// Says when contributions came to the round that is about to end, where somebody wants to know. Whose completes it does not
+    /// wait for anything yet: it came now.
     pub(super) fn tell_arrivals(&self, index: u32, out: &mut Commands) {
-        let round = self.round();
+        let (round, before_ms) = (self.round(), out.told_before_ms);
+        if before_ms == 0 {
+            return;
+        }
         let those = self.waiters.iter().filter(|waiter| waiter.version == round && waiter.op.contributes());
+        if before_ms != NOW_MS && !those.clone().any(|waiter| waiter.since_ms <= before_ms) {
+            return;
+        }
         let came = |rank, since_ms| Arrival { chunk: index, round, rank, since_ms };
         let before = out.arrivals.len();
         out.arrivals.extend(those.map(|waiter| came(waiter.rank, waiter.since_ms)));
@@ -106,6 +112,7 @@ impl LaneEngine {
         let (cause, on) = match status {
             _ if !unconfirmed.is_empty() => (WaitCause::Copies, unconfirmed),
             _ if late.is_empty() && chunk.is_due() => (WaitCause::Checkpoint, late),
+            Status::DeadlineSaving => (WaitCause::Checkpoint, late),
             Status::DeadlineCopies => (WaitCause::Copies, late),
             Status::DeadlineReading => (WaitCause::Readers, late),
             Status::DeadlineBehind => (WaitCause::Bound, late),

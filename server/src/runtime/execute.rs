@@ -16,6 +16,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
         while !self.commands.list.is_empty() {
             let mut commands = std::mem::take(&mut self.executed);
             std::mem::swap(&mut commands, &mut self.commands);
+            self.commands.told_before_ms = self.flight.told_before_ms();
             self.flight.arrive(&mut commands.arrivals);
             let result = self.execute_all(&mut commands);
             commands.clear();

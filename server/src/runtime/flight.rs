@@ -52,6 +52,14 @@ impl LaneFlight {
         &mut self.spent[at]
     }
 
+    /// Of which rounds it has to know the arrivals: as [`Commands::told_before_ms`](crate::engine::Commands::told_before_ms).
+    pub(super) fn told_before_ms(&self) -> u64 {
+        match self.recorder.is_on() {
+            true => u64::MAX,
+            false => self.now_ms.saturating_sub(self.slow.limit_ms()),
+        }
+    }
+
     /// Commands are about to be executed, whose rounds had these contributions. Their memory comes back with the next.
     pub(super) fn arrive(&mut self, arrivals: &mut Vec<Arrival>) {
         std::mem::swap(&mut self.arrivals, arrivals);
@@ -88,6 +96,7 @@ impl<Q: CompletionQueue> DataLane<Q> {
     pub(super) fn saw(&mut self, now: Instant, now_ms: u64) {
         self.flight.recorder.saw(now);
         self.flight.now_ms = now_ms;
+        self.commands.told_before_ms = self.flight.told_before_ms();
     }
 
     /// A batch was decoded: it, and each large contribution of it.

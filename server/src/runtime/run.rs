@@ -17,6 +17,7 @@ use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
 use daemon::notify::{Notify, Pulse};
+use daemon::port::PortWatch;
 use daemon::post::Posts;
 use daemon::security::Security;
 use daemon::seldom::Seldom;
@@ -127,8 +128,8 @@ pub(super) async fn run_with(
     let security = Security::open(&settings, Some(Role::Server))?;
     let late = Late::default();
     let for_report = late.clone();
-    let heartbeat =
-        move || for_report.get().map_or_else(MemberReport::default, |sources| report(&collect(sources)));
+    let tell = |sources: &Sources| report(&collect(sources), sources.port.lately());
+    let heartbeat = move || for_report.get().map_or_else(MemberReport::default, tell);
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();
@@ -160,8 +161,9 @@ pub(super) async fn run_with(
     let member = member.get_or_init(|| Arc::new(Mutex::new(Member::new(config)))).clone();
     let (peers, known) = watch::channel(None);
     let standing = Standing::default();
+    let (mailboxes, port) = (lanes.mailboxes.clone(), PortWatch::new(&devices));
     let sources =
-        Sources { rank, lanes: lanes.mailboxes.clone(), member: member.clone(), standing: standing.clone() };
+        Sources { rank, lanes: mailboxes, member: member.clone(), standing: standing.clone(), port };
     // Set once: this function runs once for this cell.
     let _ = late.set(sources.clone());
     if let Some(http) = http {

@@ -6,13 +6,14 @@ use super::thread::{LaneMessage, LaneReport};
 use crate::engine::Waiting;
 use crate::engine::member::Holdings;
 use crate::tables::TableStats;
+use daemon::port::PortWatch;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, IntCounter, IntGauge};
 use proto_common::ids::Rank;
 use proto_common::limits::RANKS_LISTED_MAX;
-use proto_common::message::{MemberReport, ServerLoad, Wait};
+use proto_common::message::{MemberReport, PortReport, ServerLoad, Wait};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -91,6 +92,7 @@ pub(super) struct Sources {
     pub(super) lanes: Vec<Mailbox<LaneMessage>>,
     pub(super) member: SharedMember,
     pub(super) standing: Standing,
+    pub(super) port: PortWatch,
 }
 
 /// Asks all lanes, and the control side.
@@ -153,7 +155,7 @@ fn wait(waiting: Waiting) -> Wait {
 }
 
 /// The heartbeat's report.
-pub(super) fn report(status: &ServerStatus) -> MemberReport {
+pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberReport {
     MemberReport {
         round: status.newest,
         in_flight: (status.contributions + status.calls).saturating_sub(status.answers),
@@ -168,6 +170,7 @@ pub(super) fn report(status: &ServerStatus) -> MemberReport {
             spill_blocks: status.spill_blocks_total as u64,
         }),
         metrics: Vec::new(),
+        port,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::runtime::{
 use daemon::flight::Flight;
 use daemon::http::HttpState;
 use daemon::notify::{Notify, Pulse};
+use daemon::port::PortWatch;
 use daemon::security::Security;
 use fabric::{CqHandle, Devices, Pool};
 use proto_common::config::Settings;
@@ -44,7 +45,7 @@ pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Res
     let offer = daemon::host::offer(settings.transport, missing)
         .map_err(|error| ClientError::Internal(format!("cannot read this host's identity: {error}")))?;
     let links = Arc::<Links>::default();
-    let late = Arc::new(Late::new(registrations.clone(), links.clone()));
+    let late = Arc::new(Late::new(registrations.clone(), links.clone(), PortWatch::new(&devices)));
     let dead = Arc::new(Mutex::new(None));
     let (progress, steps) = channel();
     let on_fatal = ending(&late, &dead, progress.clone());

@@ -4,6 +4,7 @@ use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
 use crate::engine::{LaneStats, OldestOp};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
+use daemon::port::PortWatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts};
@@ -28,6 +29,7 @@ pub(super) struct Late {
     /// What the trainer reports.
     pub(super) reported: Arc<Reported>,
     links: Arc<Links>,
+    port: PortWatch,
 }
 
 /// All lanes together.
@@ -42,8 +44,8 @@ struct Collected {
 }
 
 impl Late {
-    pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>) -> Self {
-        Self { registrations, lanes: OnceLock::new(), reported: Arc::default(), links }
+    pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>, port: PortWatch) -> Self {
+        Self { registrations, lanes: OnceLock::new(), reported: Arc::default(), links, port }
     }
 
     fn collect(&self) -> Collected {
@@ -84,6 +86,7 @@ impl Late {
             resident_bytes: daemon::process::resident_bytes(),
             load: None,
             metrics: self.reported.all(),
+            port: self.port.lately(),
         }
     }
 
@@ -316,7 +319,7 @@ impl Collector for WorkerMetrics {
 mod tests {
     use super::*;
     use fabric::UserBuffer;
-    use proto_common::config::MemorySettings;
+    use proto_common::config::{MemorySettings, Settings};
 
     #[test]
     fn a_scrape_tells_of_own_buffers() {
@@ -324,7 +327,8 @@ mod tests {
             &MemorySettings { registration_cache: 1, ..MemorySettings::default() },
             None,
         ));
-        let late = Arc::new(Late::new(cache.clone(), Arc::default()));
+        let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
+        let late = Arc::new(Late::new(cache.clone(), Arc::default(), PortWatch::new(&devices)));
         let metrics = WorkerMetrics::new(late.clone()).unwrap();
         let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
         for buffer in [&first, &second, &second, &second] {

@@ -425,6 +425,7 @@ impl LaneEngine {
             status @ (Status::DeadlineWaiting
             | Status::DeadlineReading
             | Status::DeadlineCopies
+            | Status::DeadlineSaving
             | Status::DeadlineBehind) => {
                 let since = self.ops.get(part.op).map_or(self.now_ms, |op| op.since_ms);
                 let ranks = listed(block, payload);
@@ -433,6 +434,7 @@ impl LaneEngine {
                 Some(match status {
                     Status::DeadlineReading => OpError::StillRead { chunk, round, waited_ms, readers: ranks },
                     Status::DeadlineCopies => OpError::Uncopied { chunk, round, waited_ms, servers: ranks },
+                    Status::DeadlineSaving => OpError::Unsaved { chunk, round, waited_ms },
                     Status::DeadlineBehind => {
                         let made = self.ops.get(part.op).map_or(0, |op| op.round);
                         OpError::Behind { chunk, made, waited_ms, behind: ranks }

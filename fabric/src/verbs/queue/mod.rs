@@ -395,7 +395,9 @@ impl CompletionQueue for VerbsQueue {
         self.drain();
         say_ready(&socket)?;
         self.by_queue_pair.insert(queue_pair.number, id);
-        self.channels.push(Channel::new(id, queue_pair, socket, &self.shared.plan, flags));
+        let mut channel = Channel::new(id, queue_pair, socket, &self.shared.plan, flags);
+        channel.port_began = self.watch.count();
+        self.channels.push(channel);
         Ok(id)
     }
 

@@ -103,7 +103,7 @@ impl VerbsQueue {
         match work.failure {
             None => self.has_more |= self.channels[at].over(number, &mut self.ready),
             Some(status) => {
-                let reason = self.watch.explain(reason(status));
+                let reason = self.watch.explain(reason(status), &self.channels[at].port_began);
                 self.fail(at, reason);
             }
         }

@@ -24,6 +24,23 @@ fn a_round_is_reduced_in_order_and_the_last_contribution_is_fused() {
 }
 
 #[test]
+fn arrivals_are_told_of_rounds_that_began_early_enough() {
+    for (told_before_ms, is_told) in [(0, false), (4, false), (5, true), (u64::MAX, true)] {
+        let mut rig = Rig::new(config(2));
+        rig.now_ms = 5;
+        rig.send(0, &[push(1, 1)]);
+        let header = BatchHeader { sequence: 1, ..rig.header(1) };
+        let slot = rig.workers[1].credits.pop_front().unwrap();
+        let (mut out, blocks) = (Commands { told_before_ms, ..Commands::default() }, [push(1, 1)]);
+        let context = BatchContext { peer: Rank(1), slot, header: &header, blocks: &blocks, grants: &[] };
+        rig.engine.batch(&context, 9, &mut out);
+        let came = |rank, since_ms| Arrival { chunk: 0, round: 1, rank: Rank(rank), since_ms };
+        let all = [came(0, 5), came(1, u64::MAX)];
+        assert_eq!(out.arrivals, if is_told { &all[..] } else { &[] }, "{told_before_ms}");
+    }
+}
+
+#[test]
 fn one_worker_is_one_fused_pass_in_place_where_nobody_reads() {
     let mut rig = Rig::new(config(1));
     for round in 1..5u64 {

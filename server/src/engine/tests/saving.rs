@@ -50,6 +50,8 @@ fn a_version_is_copied_before_the_next_one_is_published() {
     assert_eq!(finished(&commands), [], "its second version is to be copied");
     let oldest = rig.engine.oldest(0).expect("it waits");
     assert_eq!((oldest.cause, oldest.on), (WaitCause::Checkpoint, vec![]));
+    rig.flush();
+    assert_eq!(rig.tick(1_000), [answer(0, 3, Status::DeadlineSaving, 2)]);
     assert_eq!(due(&mut rig), Some((1, 2)), "what holds a round up goes first");
     let (is_last, commands) = saved(&mut rig, 1);
     assert_eq!((is_last, finished(&commands)), (false, vec![(1, 3)]));

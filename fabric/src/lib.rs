@@ -47,11 +47,11 @@ pub use tcp::TcpDevice;
 // For the driver's own tests and fuzz target only.
 #[doc(hidden)]
 pub use tcp::{TcpQueue, frame as tcp_frame};
-// For fuzz targets only.
+// For tests and fuzz targets only.
 #[doc(hidden)]
 pub use shm::again as shm_words_again;
 #[doc(hidden)]
-pub use tcp::again as tcp_words_again;
+pub use tcp::{again as tcp_words_again, preamble_of as tcp_preamble};
 #[doc(hidden)]
 pub use verbs::{reach as verbs_reach, words as verbs_words};
 // For the driver's own tests only.

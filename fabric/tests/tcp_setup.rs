@@ -65,8 +65,8 @@ fn is_dropped(mut socket: Socket) -> bool {
 fn strangers_liars_and_duplicates_are_dropped(carrier: Carrier) {
     let (offer, pending) = device(carrier, None).offer_channels(2).unwrap();
     let opened = open_offer(&offer);
-    let mut wrong = opened;
-    wrong.secret[15] ^= 1;
+    let mut wrong = opened.clone();
+    wrong.offer[23] ^= 1;
     // At the port in any case: it stays open beside the unix socket.
     let mut strangers = Vec::new();
     for way in [carrier, Carrier::Tcp] {
@@ -235,7 +235,7 @@ fn a_name_that_nobody_has_is_passed_over_at_once() {
 
 /// A listener at a name of the test's choice.
 fn listen_at(name: [u8; 16], backlog: i32) -> (Socket, Opened) {
-    let opened = Opened { port: 1, secret: [0; 16], name };
+    let opened = Opened { port: 1, name, offer: Vec::new() };
     let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
     listener.bind(&opened.unix_address()).unwrap();
     listener.listen(backlog).unwrap();

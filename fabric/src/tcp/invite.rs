@@ -3,6 +3,7 @@
 
 use crate::error::FabricError;
 use crate::random::random;
+use ring::{constant_time, hmac};
 
 /// Longest advertised host name (a DNS name has at most 253 characters).
 pub(super) const HOST_BYTES_MAX: usize = 255;
@@ -11,10 +12,13 @@ pub(super) const CHANNELS_MAX: usize = 1024;
 /// Bytes of a preamble.
 pub(super) const PREAMBLE_BYTES: usize = 24;
 
-const OFFER_MAGIC: [u8; 4] = *b"GWO2";
+const OFFER_MAGIC: [u8; 4] = *b"GWO3";
 /// Of an offer whose channels are encrypted where they go over TCP.
-const SEALED_MAGIC: [u8; 4] = *b"GWS2";
-const PREAMBLE_MAGIC: [u8; 4] = *b"GWP1";
+const SEALED_MAGIC: [u8; 4] = *b"GWS3";
+const PREAMBLE_MAGIC: [u8; 4] = *b"GWP2";
+/// Names what a preamble shows, so that it tells nothing of what else the secret is for.
+const PURPOSE: &[u8] = b"gradwire tcp preamble 2";
+const PROOF_BYTES: usize = 16;
 
 /// Bytes of an offer before the host's name.
 const FIXED_BYTES: usize = 40;
@@ -50,9 +54,13 @@ impl Secret {
         random().map(Self)
     }
 
-    /// Compares without telling by its time how many bytes fit.
-    fn is(&self, other: &[u8]) -> bool {
-        other.len() == self.0.len() && self.0.iter().zip(other).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+    /// What shows that its sender knows the secret, and may open this channel: anybody may read it on its way.
+    fn proof(&self, index: u16) -> [u8; PROOF_BYTES] {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
+        let tag = hmac::sign(&key, &[PURPOSE, &index.to_le_bytes()].concat());
+        let mut proof = [0; PROOF_BYTES];
+        proof.copy_from_slice(&tag.as_ref()[..PROOF_BYTES]);
+        proof
     }
 }
 
@@ -112,16 +120,16 @@ impl Offer {
     }
 }
 
-/// An offer, or a preamble with whatever secret it has, read and encoded again: for the fuzz target.
+/// An offer read and encoded again: for the fuzz target.
 #[must_use]
 pub fn again(bytes: &[u8]) -> Option<Vec<u8>> {
-    let preamble = || {
-        let bytes: &[u8; PREAMBLE_BYTES] = bytes.try_into().ok()?;
-        let secret = Secret(bytes[8..].try_into().ok()?);
-        let index = decode_preamble(bytes, &secret).ok()?;
-        Some(encode_preamble(&secret, index).to_vec())
-    };
-    Offer::decode(bytes).ok().map(|offer| offer.encode()).or_else(preamble)
+    Offer::decode(bytes).ok().map(|offer| offer.encode())
+}
+
+/// The preamble of a channel of an offer: for tests.
+#[must_use]
+pub fn preamble_of(offer: &[u8], index: u16) -> Option<Vec<u8>> {
+    Offer::decode(offer).ok().map(|offer| encode_preamble(&offer.secret, index).to_vec())
 }
 
 /// The first bytes on a channel's socket, from the connecting side.
@@ -129,7 +137,7 @@ pub(super) fn encode_preamble(secret: &Secret, index: u16) -> [u8; PREAMBLE_BYTE
     let mut bytes = [0; PREAMBLE_BYTES];
     bytes[..4].copy_from_slice(&PREAMBLE_MAGIC);
     bytes[4..6].copy_from_slice(&index.to_le_bytes());
-    bytes[8..].copy_from_slice(&secret.0);
+    bytes[8..].copy_from_slice(&secret.proof(index));
     bytes
 }
 
@@ -138,10 +146,11 @@ pub(super) fn decode_preamble(bytes: &[u8; PREAMBLE_BYTES], secret: &Secret) -> 
     if bytes[..4] != PREAMBLE_MAGIC || bytes[6..8] != [0, 0] {
         return Err("not a channel's first bytes");
     }
-    if !secret.is(&bytes[8..]) {
-        return Err("wrong secret");
+    let index = u16::from_le_bytes([bytes[4], bytes[5]]);
+    match constant_time::verify_slices_are_equal(&secret.proof(index), &bytes[8..]) {
+        Ok(()) => Ok(index),
+        Err(_) => Err("it does not know the offer's secret"),
     }
-    Ok(u16::from_le_bytes([bytes[4], bytes[5]]))
 }
 
 #[cfg(test)]
@@ -156,7 +165,7 @@ mod tests {
 
     #[test]
     fn bytes_are_frozen() {
-        let mut bytes = b"GWO2\x34\x12\x03\x00".to_vec();
+        let mut bytes = b"GWO3\x34\x12\x03\x00".to_vec();
         bytes.extend_from_slice(&[9; 16]);
         bytes.extend_from_slice(&[6; 16]);
         bytes.extend_from_slice(b"node-7");
@@ -167,12 +176,10 @@ mod tests {
         assert_eq!(nameless.encode(), bytes);
         assert_eq!(Offer::decode(&bytes).unwrap(), nameless);
         let sealed = Offer { sealed: true, ..nameless };
-        bytes[..4].copy_from_slice(b"GWS2");
+        bytes[..4].copy_from_slice(b"GWS3");
         assert_eq!(sealed.encode(), bytes);
         assert_eq!(Offer::decode(&bytes).unwrap(), sealed);
-        let mut preamble = b"GWP1\x02\x01\x00\x00".to_vec();
-        preamble.extend_from_slice(&[9; 16]);
-        assert_eq!(encode_preamble(&Secret([9; 16]), 0x102).to_vec(), preamble);
+        assert_eq!(encode_preamble(&Secret([9; 16]), 0x102)[..8], *b"GWP2\x02\x01\x00\x00");
     }
 
     #[test]
@@ -186,7 +193,7 @@ mod tests {
     #[test]
     fn an_offer_of_the_version_before_is_refused() {
         let mut bytes = offer().encode();
-        bytes[..4].copy_from_slice(b"GWO1");
+        bytes[..4].copy_from_slice(b"GWO2");
         assert!(Offer::decode(&bytes).is_err());
         assert!(Offer::decode(&offer().encode()[..FIXED_BYTES - 1]).is_err());
     }
@@ -196,10 +203,24 @@ mod tests {
         let good = encode_preamble(&Secret([9; 16]), 5);
         assert_eq!(decode_preamble(&good, &Secret([9; 16])), Ok(5));
         assert!(decode_preamble(&good, &Secret([8; 16])).is_err());
-        for at in (0..4).chain(6..PREAMBLE_BYTES) {
+        for at in 0..PREAMBLE_BYTES {
             let mut bad = good;
             bad[at] ^= 1;
             assert!(decode_preamble(&bad, &Secret([9; 16])).is_err(), "byte {at}");
+        }
+    }
+
+    /// Keys of sealed channels are drawn from the secret: whoever reads preambles must not learn it, nor another channel's.
+    #[test]
+    fn a_preamble_tells_neither_the_secret_nor_another_channel_s() {
+        let secret = Secret::random().unwrap();
+        let preambles = [0, 1, u16::MAX].map(|index| encode_preamble(&secret, index));
+        for (at, preamble) in preambles.iter().enumerate() {
+            assert!(!preamble.windows(4).any(|bytes| secret.0.windows(4).any(|of_secret| of_secret == bytes)));
+            assert!(preambles[..at].iter().all(|other| other[8..] != preamble[8..]));
+            let mut moved = *preamble;
+            moved[4] ^= 1;
+            assert!(decode_preamble(&moved, &secret).is_err(), "one channel's proof is no other's");
         }
     }
 

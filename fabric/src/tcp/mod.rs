@@ -22,7 +22,7 @@ mod seal;
 mod send;
 mod sys;
 
-pub use invite::again;
+pub use invite::{again, preamble_of};
 pub use queue::TcpQueue;
 
 use crate::device::{ChannelSetup, CqHandle, Device, PendingOffer, SetupKind};

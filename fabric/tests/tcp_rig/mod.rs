@@ -148,17 +148,18 @@ pub fn pair(carrier: Carrier, send_depth: usize, buffer_bytes: Option<usize>) ->
 }
 
 /// What an offer tells (its bytes are frozen in the driver's tests).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Opened {
     pub port: u16,
-    pub secret: [u8; 16],
     /// Zeros for none.
     pub name: [u8; 16],
+    /// All of it; its secret is bytes 8 to 23.
+    pub offer: Vec<u8>,
 }
 
 pub fn open_offer(offer: &[u8]) -> Opened {
     let port = u16::from_le_bytes([offer[4], offer[5]]);
-    Opened { port, secret: offer[8..24].try_into().unwrap(), name: offer[24..40].try_into().unwrap() }
+    Opened { port, name: offer[24..40].try_into().unwrap(), offer: offer.to_vec() }
 }
 
 impl Opened {
@@ -190,7 +191,7 @@ impl Opened {
     }
 
     pub fn preamble(&self, index: u16) -> Vec<u8> {
-        [b"GWP1".as_slice(), &index.to_le_bytes(), &[0, 0], &self.secret].concat()
+        fabric::tcp_preamble(&self.offer, index).unwrap()
     }
 }
 

@@ -181,11 +181,12 @@ impl Rogue {
     #[must_use]
     pub fn open_deaf(&self) -> DeafChannel {
         let (mut link, offer) = self.ask(Driver::Tcp);
-        // The offer's and the preamble's bytes are frozen in the driver's own tests.
+        // The offer's bytes are frozen in the driver's own tests.
         let blob = &offer.endpoint.blob;
         let port = u16::from_le_bytes([blob[4], blob[5]]);
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the data port");
-        stream.write_all(&[b"GWP1\0\0\0\0", &blob[8..24]].concat()).expect("a preamble");
+        let preamble = fabric::tcp_preamble(blob, 0).expect("an offer");
+        stream.write_all(&preamble).expect("a preamble");
         stream.set_write_timeout(Some(PATIENCE)).expect("a socket option");
         let grants = vec![SlotGrant { slot: 0, generation: 1 }.to_wire()];
         let ours = InboxGrant { region: 1, offset: 0, slot_bytes: RESULT_SLOT_BYTES, grants };

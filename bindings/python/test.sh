@@ -35,8 +35,8 @@ if [ "$(cat "$venv/needs" 2>/dev/null)" != "${needs[*]}" ]; then
 fi
 
 # The programs that the tests start, and the wheel of the same profile.
-cargo build --quiet --locked --bins -p gradwire -p gradwire-scheduler -p gradwire-server
-cargo build --quiet --locked --example echo -p gradwire-server
+# All of the workspace, and an example, as the suites' own build has tests: another choice would be other features, and all anew.
+cargo build --quiet --locked --workspace --bins --example echo
 wheels=$venv/wheels
 rm -rf "$wheels"
 (cd bindings/python && "$venv/bin/maturin" build --quiet --locked --profile dev --compatibility linux \

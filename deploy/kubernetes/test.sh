@@ -13,5 +13,6 @@ if [ "$(cat "$venv/needs" 2>/dev/null)" != "${needs[*]}" ]; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check "${needs[@]}"
     printf '%s\n' "${needs[*]}" > "$venv/needs"
 fi
-cargo build --quiet --locked --bin gradwire -p gradwire
+# All of the workspace, and an example, as the suites' own build has tests: another choice would be other features, and all anew.
+cargo build --quiet --locked --workspace --bin gradwire --example echo
 exec "$venv/bin/python" deploy/kubernetes/check.py "$built/debug/gradwire" "$@"

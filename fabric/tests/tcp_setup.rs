@@ -100,7 +100,7 @@ fn two_hundred_half_open_connections_cost_no_time(carrier: Carrier) {
     let open = |i: usize| {
         let mut socket = opened.dial(carrier);
         // Some say nothing, some say a part of the truth.
-        socket.write_all(&opened.preamble(0)[..i % 24]).unwrap();
+        socket.write_all(&opened.preamble(0)[..i % 40]).unwrap();
         socket
     };
     let _half_open: Vec<_> = (0..200).map(open).collect();

@@ -3,14 +3,14 @@
 
 use crate::error::FabricError;
 use crate::random::random;
-use ring::{constant_time, hmac};
+use ring::hmac;
 
 /// Longest advertised host name (a DNS name has at most 253 characters).
 pub(super) const HOST_BYTES_MAX: usize = 255;
 /// Most channels of one offer.
 pub(super) const CHANNELS_MAX: usize = 1024;
 /// Bytes of a preamble.
-pub(super) const PREAMBLE_BYTES: usize = 24;
+pub(super) const PREAMBLE_BYTES: usize = 40;
 
 const OFFER_MAGIC: [u8; 4] = *b"GWO3";
 /// Of an offer whose channels are encrypted where they go over TCP.
@@ -18,7 +18,6 @@ const SEALED_MAGIC: [u8; 4] = *b"GWS3";
 const PREAMBLE_MAGIC: [u8; 4] = *b"GWP2";
 /// Names what a preamble shows, so that it tells nothing of what else the secret is for.
 const PURPOSE: &[u8] = b"gradwire tcp preamble 2";
-const PROOF_BYTES: usize = 16;
 
 /// Bytes of an offer before the host's name.
 const FIXED_BYTES: usize = 40;
@@ -55,12 +54,17 @@ impl Secret {
     }
 
     /// What shows that its sender knows the secret, and may open this channel: anybody may read it on its way.
-    fn proof(&self, index: u16) -> [u8; PROOF_BYTES] {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
-        let tag = hmac::sign(&key, &[PURPOSE, &index.to_le_bytes()].concat());
-        let mut proof = [0; PROOF_BYTES];
-        proof.copy_from_slice(&tag.as_ref()[..PROOF_BYTES]);
-        proof
+    fn proof(&self, index: [u8; 2]) -> hmac::Tag {
+        hmac::sign(&self.key(), &[PURPOSE, &index].concat())
+    }
+
+    /// Is this that? It takes as long whatever it is.
+    fn is_shown_by(&self, proof: &[u8], index: [u8; 2]) -> bool {
+        hmac::verify(&self.key(), &[PURPOSE, &index].concat(), proof).is_ok()
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
     }
 }
 
@@ -137,7 +141,7 @@ pub(super) fn encode_preamble(secret: &Secret, index: u16) -> [u8; PREAMBLE_BYTE
     let mut bytes = [0; PREAMBLE_BYTES];
     bytes[..4].copy_from_slice(&PREAMBLE_MAGIC);
     bytes[4..6].copy_from_slice(&index.to_le_bytes());
-    bytes[8..].copy_from_slice(&secret.proof(index));
+    bytes[8..].copy_from_slice(secret.proof(index.to_le_bytes()).as_ref());
     bytes
 }
 
@@ -146,11 +150,11 @@ pub(super) fn decode_preamble(bytes: &[u8; PREAMBLE_BYTES], secret: &Secret) -> 
     if bytes[..4] != PREAMBLE_MAGIC || bytes[6..8] != [0, 0] {
         return Err("not a channel's first bytes");
     }
-    let index = u16::from_le_bytes([bytes[4], bytes[5]]);
-    match constant_time::verify_slices_are_equal(&secret.proof(index), &bytes[8..]) {
-        Ok(()) => Ok(index),
-        Err(_) => Err("it does not know the offer's secret"),
+    let index = [bytes[4], bytes[5]];
+    if !secret.is_shown_by(&bytes[8..], index) {
+        return Err("it does not know the offer's secret");
     }
+    Ok(u16::from_le_bytes(index))
 }
 
 #[cfg(test)]

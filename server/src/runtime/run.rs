@@ -128,8 +128,8 @@ pub(super) async fn run_with(
     let security = Security::open(&settings, Some(Role::Server))?;
     let late = Late::default();
     let for_report = late.clone();
-    let tell = |sources: &Sources| report(&collect(sources), sources.port.lately());
-    let heartbeat = move || for_report.get().map_or_else(MemberReport::default, tell);
+    let report_of = |sources: &Sources| report(&collect(sources), sources.port.lately());
+    let heartbeat = move || for_report.get().map_or_else(MemberReport::default, report_of);
     let (mut devices, missing) = daemon::devices::open(&settings)?;
     let register = register(&settings, incarnation, missing, &listener, http.as_ref())?;
     let mut offer = register.offer.clone();

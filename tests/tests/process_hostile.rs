@@ -574,7 +574,7 @@ fn strangers_at_a_data_port() {
     for (number, stranger) in strangers.iter_mut().enumerate() {
         match number % 3 {
             0 => stranger.send_raw(&[0xA5; 64]),
-            1 => stranger.send_raw(b"GWP2\0\0\0\0no proof of any secret, 32 bytes.."),
+            1 => stranger.send_raw(b"GWP2\0\0\0\0no proof of any secret, 32 bytes"),
             _ => {}
         }
     }

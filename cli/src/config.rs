@@ -151,8 +151,8 @@ fn sample() -> String {
     let mut text = String::from(
         "# Settings of Gradwire, each with its meaning and its default. `gradwire config sample` prints this file, and\n\
          # `gradwire config check FILE` checks one that is made of it.\n#\n\
-         # Flags come before the environment (GRADWIRE_SECTION__NAME), that before ./gradwire.toml, and that before\n\
-         # /etc/gradwire/ROLE.toml.\n",
+         # Flags come before the environment (GRADWIRE_SECTION__NAME), and that before this file: ./gradwire.toml, or what\n\
+         # --config or GRADWIRE_CONFIG names.\n",
     );
     let mut section = String::new();
     let (of_none, of_sections): (Vec<_>, Vec<_>) =

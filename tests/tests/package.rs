@@ -66,9 +66,20 @@ fn left(machine: &Machine) -> String {
     String::from_utf8(find.output().unwrap().stdout).unwrap()
 }
 
+/// A command of somebody who is neither root nor the daemons' user.
+fn as_anybody<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"], words].concat()
+}
+
 /// All of it is there, can be read and is good, and nothing was started.
 fn assert_installed(machine: &Machine) {
-    assert_eq!(machine.run(&["stat", "-c", "%U:%G %a", "/etc/gradwire"]).trim(), "root:gradwire 750");
+    let rights = |path: &str| machine.run(&["stat", "-c", "%U:%G %a", path]).trim().to_owned();
+    assert_eq!(rights("/etc/gradwire"), "root:root 755");
+    assert_eq!(rights("/etc/gradwire/tls"), "root:gradwire 750");
+    // A job of somebody's own has nothing of the service's.
+    let own = machine.run(&as_anybody(&["gradwire", "config", "show", "--role", "scheduler", "--changed"]));
+    assert_eq!(own.trim(), "read: no settings file");
+    machine.run(&as_anybody(&["gradwire", "config", "check", "/etc/gradwire/server.toml"]));
     for unit in UNITS {
         assert_eq!(machine.show(unit, "LoadState"), "loaded", "{unit}");
         assert_eq!(machine.show(unit, "ActiveState"), "inactive", "{unit} was started by the installation");

@@ -41,11 +41,11 @@ impl Transport {
 pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", "rendezvous-write"];
 
 /// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
-/// which overrides ./gradwire.toml, which overrides /etc/gradwire/ROLE.toml.
+/// which overrides ./gradwire.toml.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Common options")]
 pub struct CommonArgs {
-    /// Read settings from this file only, instead of ./gradwire.toml and /etc/gradwire/ROLE.toml.
+    /// Read settings from this file instead of ./gradwire.toml, as the variable GRADWIRE_CONFIG does.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The scheduler's address; the scheduler itself binds it. Port 0 lets the system choose.

@@ -3,6 +3,7 @@
 
 use super::{Loaded, Override, SettingsError, load_settings};
 use clap::{Args, ValueEnum};
+use proto_common::config::is_pem;
 use proto_common::ids::Role;
 use proto_common::transport::Driver;
 use std::path::PathBuf;
@@ -105,7 +106,9 @@ impl CommonArgs {
         let mut list = Vec::new();
         for pair in &self.set {
             let (key, value) = split_pair(pair)?;
-            list.push(Override::new(format!("--set {pair}"), key, value));
+            // Messages say where a setting came from, and are not to show a key.
+            let said = if is_pem(value) { key } else { pair };
+            list.push(Override::new(format!("--set {said}"), key, value));
         }
         if let Some(address) = &self.scheduler {
             let (host, port) = split_address("--scheduler", address)?;

@@ -244,3 +244,15 @@ fn flags_set_what_they_say() {
     assert!(by_flags(&["--set", "lanes"]).unwrap_err().to_string().contains("KEY=VALUE"));
     assert!(by_flags(&["--scheduler", "host"]).unwrap_err().to_string().contains("HOST:PORT"));
 }
+
+/// Messages say which flag a setting came from.
+#[test]
+fn text_of_a_key_is_not_repeated_as_where_it_came_from() {
+    let key = "security.key=-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----";
+    let cli = Cli::parse_from(["x", "--set", key, "--set", "security.ca=ca.pem"]);
+    let origins: Vec<_> = cli.common.overrides().unwrap().into_iter().map(|flag| flag.origin).collect();
+    assert_eq!(origins, ["--set security.key", "--set security.ca=ca.pem"]);
+    let misspelt = key.replace("security.key", "security.kee");
+    let told = by_flags(&["--set", &misspelt]).unwrap_err().to_string();
+    assert!(told.contains("did you mean security.key") && !told.contains("secret"), "{told}");
+}

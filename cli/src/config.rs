@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use daemon::exit::Failure;
 use daemon::security::{Security, role_of};
 use daemon::settings::{CommonArgs, Loaded, Reference, load_settings, reference};
+use proto_common::config::is_pem;
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
 use std::fmt::Write as _;
@@ -140,7 +141,7 @@ fn show(args: &ShowArgs) -> Result<String, anyhow::Error> {
 /// Every setting as it is in force; keys of certificates are not shown.
 fn values(loaded: &Loaded) -> Vec<(String, String)> {
     let shown = |(key, value): (String, String)| match key.as_str() {
-        "security.key" if value.contains("PRIVATE KEY") => (key, "(text, not shown)".to_owned()),
+        "security.key" if is_pem(&value) => (key, "(text, not shown)".to_owned()),
         _ => (key, value.lines().next().unwrap_or_default().to_owned()),
     };
     loaded.values().into_iter().map(shown).collect()
@@ -151,8 +152,8 @@ fn sample() -> String {
     let mut text = String::from(
         "# Settings of Gradwire, each with its meaning and its default. `gradwire config sample` prints this file, and\n\
          # `gradwire config check FILE` checks one that is made of it.\n#\n\
-         # Flags come before the environment (GRADWIRE_SECTION__NAME), that before ./gradwire.toml, and that before\n\
-         # /etc/gradwire/ROLE.toml.\n",
+         # Flags come before the environment (GRADWIRE_SECTION__NAME), and that before this file: ./gradwire.toml, or what\n\
+         # --config or GRADWIRE_CONFIG names.\n",
     );
     let mut section = String::new();
     let (of_none, of_sections): (Vec<_>, Vec<_>) =
@@ -210,6 +211,22 @@ mod tests {
         let args = CheckArgs { files: vec![file], role: None };
         let (text, code) = check(&args);
         assert_eq!((code, text.matches("ok ").count()), (ExitCode::Ok, 3), "{text}");
+    }
+
+    #[test]
+    fn keys_that_are_text_are_not_shown() {
+        let shown = |key: &str| {
+            let flag = daemon::settings::Override::new("--set", "security.key", key);
+            let all = [("security.ca", "ca.pem"), ("security.certificate", "certificate.pem")];
+            let all = all.map(|(name, value)| daemon::settings::Override::new("--set", name, value));
+            let named = Some(Path::new("/dev/null"));
+            let loaded = load_settings(Role::Server, &[], named, &[&all[..], &[flag]].concat()).unwrap();
+            values(&loaded).into_iter().find(|(name, _)| name == "security.key").unwrap().1
+        };
+        assert_eq!(shown("tls/key.pem"), "tls/key.pem");
+        for text in ["MIGHAgEAMBMG\nAgEGCCqGSM49", "Bag Attributes\n-----BEGIN PRIVATE KEY-----"] {
+            assert_eq!(shown(text), "(text, not shown)");
+        }
     }
 
     #[test]

@@ -47,9 +47,10 @@ const INTRODUCTION: &str = "\
 
 `gradwire env --markdown` writes this page; a test keeps it up to date.
 
-Settings come from flags (`--set section.name=VALUE`), then the environment (`GRADWIRE_SECTION__NAME`), then `gradwire.toml` in the working directory, then
-`/etc/gradwire/ROLE.toml`; the first that says something counts. A setting of a section has two underscores between
-section and name. Unknown `GRADWIRE_` names and values out of bounds end the process with exit code 78.
+Settings come from flags (`--set section.name=VALUE`), then the environment (`GRADWIRE_SECTION__NAME`), then `gradwire.toml` in the
+working directory; the first that says something counts. A setting of a section has two underscores between section and name.
+`--config FILE`, or `GRADWIRE_CONFIG`, names another file to read in its place; the units of systemd name `/etc/gradwire/ROLE.toml`,
+which nobody else reads unasked. Unknown `GRADWIRE_` names and values out of bounds end the process with exit code 78.
 ";
 
 const PEERS: &str = "

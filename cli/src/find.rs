@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+const BENCH: &str = "gradwire-bench";
+
 /// The directory of Gradwire's programs: `given`, or that of this program.
 pub(crate) fn bin_dir(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(directory) = given {
@@ -53,14 +55,28 @@ fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// Becomes one of Gradwire's programs; returns only if that fails.
-pub(crate) fn exec_beside(name: &str, args: &[OsString]) -> anyhow::Error {
-    let path = match bin_dir(None).and_then(|directory| ours(&directory, name)) {
+/// Becomes the benchmarks' program; returns only if that fails.
+pub(crate) fn exec_bench(args: &[OsString]) -> anyhow::Error {
+    let path = match bin_dir(None).and_then(|directory| bench(&directory)) {
         Ok(path) => path,
         Err(error) => return error.into(),
     };
     let error = Command::new(&path).args(args).exec();
     anyhow::Error::from(error).context(format!("cannot start {}", path.display()))
+}
+
+/// It is for those who build: its baselines are of no use to a cluster, and no package has it.
+fn bench(directory: &Path) -> Result<PathBuf, Failure> {
+    let path = directory.join(BENCH);
+    if is_program(&path) {
+        return Ok(path);
+    }
+    let text = format!(
+        "{BENCH} is not in {}: packages do not have it; in the source tree of this release `make bench` builds and runs it \
+         (`cargo build --release -p gradwire-benches` only builds it, into target/release)",
+        directory.display()
+    );
+    Err(Failure::message(ExitCode::Usage, text))
 }
 
 #[cfg(test)]
@@ -86,5 +102,14 @@ mod tests {
         assert_eq!(find("/bin/sh").unwrap(), Path::new("/bin/sh"));
         assert!(find("./x").is_err(), "a path is not looked for elsewhere");
         assert!(ours(beside.path(), "gradwire-server").unwrap_err().to_string().contains("--bin-dir"));
+    }
+
+    #[test]
+    fn the_benchmarks_are_to_be_built() {
+        let beside = tempfile::tempdir().unwrap();
+        let told = bench(beside.path()).unwrap_err().to_string();
+        assert!(told.contains("packages do not have it") && !told.contains("--bin-dir"), "{told}");
+        touch(&beside.path().join(BENCH), 0o755);
+        assert_eq!(bench(beside.path()).unwrap(), beside.path().join(BENCH));
     }
 }

@@ -45,7 +45,7 @@ enum Command {
     Config(config::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Plan(plan::PlanArgs),
-    /// Measure this machine: runs gradwire-bench with the given arguments.
+    /// Measure this machine: runs gradwire-bench with the given arguments. Packages do not have it: `make bench` builds it.
     Bench {
         /// Arguments of gradwire-bench; --help shows them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -82,7 +82,7 @@ fn main() -> std::process::ExitCode {
         Command::Config(args) => config::run(&args).map(|()| 0),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args).map(|()| 0),
-        Command::Bench { args } => Err(find::exec_beside("gradwire-bench", &args)),
+        Command::Bench { args } => Err(find::exec_bench(&args)),
         Command::Env(args) => env::run(&args).map(|()| 0),
         Command::SuperviseChild(args) => Err(launch::supervise_child(&args)),
         Command::Attend => launch::attend(),

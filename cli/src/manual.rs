@@ -35,9 +35,9 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "gradwire why",
         &[
-            ("gradwire why --scheduler-http 127.0.0.1:9093", "Says whom the job waits for, and what to do"),
+            ("gradwire why --scheduler-http 127.0.0.1:9095", "Says whom the job waits for, and what to do"),
             (
-                "gradwire why --scheduler-http 127.0.0.1:9093 --json",
+                "gradwire why --scheduler-http 127.0.0.1:9095 --json",
                 "The same for programs, the heaviest cause first",
             ),
         ],
@@ -46,7 +46,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "gradwire trace",
         &[
             (
-                "gradwire trace --scheduler-http 127.0.0.1:9093 --out trace.json",
+                "gradwire trace --scheduler-http 127.0.0.1:9095 --out trace.json",
                 "What all members did last, for ui.perfetto.dev",
             ),
             (
@@ -58,11 +58,11 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "gradwire status",
         &[
-            ("gradwire status --scheduler-http 127.0.0.1:9093", "Shows a job as its scheduler sees it"),
-            ("gradwire status --scheduler-http 127.0.0.1:9093 --watch", "The same, again and again"),
+            ("gradwire status --scheduler-http 127.0.0.1:9095", "Shows a job as its scheduler sees it"),
+            ("gradwire status --scheduler-http 127.0.0.1:9095 --watch", "The same, again and again"),
         ],
     ),
-    ("gradwire top", &[("gradwire top --scheduler-http 127.0.0.1:9093", "Shows a job live; q leaves")]),
+    ("gradwire top", &[("gradwire top --scheduler-http 127.0.0.1:9095", "Shows a job live; q leaves")]),
     ("gradwire certs init", &[("gradwire certs init", "Makes the cluster's authority, in gradwire-ca")]),
     (
         "gradwire certs issue",
@@ -168,12 +168,14 @@ fn others() -> Vec<(&'static str, String)> {
 fn settings() -> String {
     let mut text = Text::page("GRADWIRE.TOML", "5");
     text.section("NAME").says("gradwire.toml - settings of Gradwire's processes");
-    text.section("SYNOPSIS").typed("./gradwire.toml\n/etc/gradwire/ROLE.toml");
+    text.section("SYNOPSIS").typed("./gradwire.toml\n/etc/gradwire/ROLE.toml (units of systemd)");
     text.section("DESCRIPTION").says(
-        "Both files are TOML, with the same names. A setting comes from the first of these that has it: the command line \
-         (`--set section.name=VALUE`), the environment (`GRADWIRE_SECTION__NAME`), `gradwire.toml` in the working directory, \
-         and the file of the role, `scheduler.toml`, `server.toml` or `worker.toml`. An unknown name is an error that says the \
-         nearest one, a value out of bounds one that says the bounds. The cluster's shape is the scheduler's to say.",
+        "A file of settings is TOML. A setting comes from the first of these that has it: the command line (`--set \
+         section.name=VALUE`), the environment (`GRADWIRE_SECTION__NAME`), and one file: that which `--config` or \
+         `GRADWIRE_CONFIG` names, else `gradwire.toml` in the working directory, if it is there. The units of systemd name \
+         `scheduler.toml`, `server.toml` and `worker.toml` in `/etc/gradwire`, which nobody else reads unasked. An unknown name \
+         is an error that says the nearest one, a value out of bounds one that says the bounds. The cluster's shape is the \
+         scheduler's to say.",
     );
     text.section("SETTINGS");
     let (of_none, of_sections): (Vec<_>, Vec<_>) =
@@ -193,7 +195,8 @@ fn settings() -> String {
     text.typed("job = 1\n\n[scheduler]\nport = 9092\n\n[cluster]\nservers = 2\nworkers = 2\nreplicas = 1");
     text.paragraph().says("Files are checked before anything is started, and shown as they are in force:");
     text.typed(
-        "gradwire config check /etc/gradwire/scheduler.toml\ngradwire config show --role scheduler --changed",
+        "gradwire config check /etc/gradwire/scheduler.toml\n\
+         gradwire config show --role scheduler --config /etc/gradwire/scheduler.toml --changed",
     );
     text.section("SEE ALSO").says("`gradwire`(1), `gradwire-config`(1), `gradwire-env`(1)");
     text.source()

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -72,6 +72,56 @@ fn nothing_is_overwritten_unasked_and_a_renewal_is_whole() {
     assert!(before.0 != read("certificate.pem") && before.1 != read("key.pem"));
     let left = std::fs::read_dir(directory.path().join("tls")).unwrap().count();
     assert_eq!(left, 3, "no file that was half written");
+}
+
+/// The daemons of a package run as a user of their own, and read the key by its group.
+#[test]
+fn whoever_could_read_a_key_can_read_the_renewed_one() {
+    let directory = tempfile::tempdir().unwrap();
+    good(&directory, &["init", "--ca", "ca"]);
+    let issue = ["issue", "--ca", "ca", "--role", "server", "--out", "tls"];
+    good(&directory, &issue);
+    let key = directory.path().join("tls/key.pem");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();
+    // Giving files away is root's.
+    if rustix::process::geteuid().is_root() {
+        chown(&key, Some(1), Some(2)).unwrap();
+    }
+    let of = |path: &Path| {
+        let metadata = std::fs::metadata(path).unwrap();
+        (metadata.uid(), metadata.gid(), mode(path))
+    };
+    let before = (of(&key), std::fs::read(&key).unwrap());
+    good(&directory, &[&issue[..], &["--replace"]].concat());
+    assert_eq!(of(&key), before.0);
+    assert_ne!(std::fs::read(&key).unwrap(), before.1);
+}
+
+/// While one authority takes the place of another, processes trust both.
+#[test]
+fn a_renewal_keeps_the_other_authorities_that_are_trusted() {
+    let directory = tempfile::tempdir().unwrap();
+    good(&directory, &["init", "--ca", "old"]);
+    good(&directory, &["init", "--ca", "new"]);
+    let issue =
+        |ca: &str| good(&directory, &["issue", "--ca", ca, "--role", "any", "--out", "tls", "--replace"]);
+    let trusted = || {
+        let shown = good(&directory, &["show", "--json", "tls/ca.pem"]);
+        serde_json::from_str::<Vec<serde_json::Value>>(&shown).unwrap().len()
+    };
+    assert!(!issue("old").contains("trusts"));
+    assert!(!issue("old").contains("trusts"));
+    assert_eq!(trusted(), 1);
+    let text = issue("new");
+    assert!(text.contains("ca.pem trusts this authority and those that were there"), "{text}");
+    assert_eq!(trusted(), 2);
+    for known in ["old", "new"] {
+        assert!(!issue(known).contains("trusts"));
+        assert_eq!(trusted(), 2, "{known}");
+    }
+    std::fs::write(directory.path().join("tls/ca.pem"), "nothing").unwrap();
+    let words = ["issue", "--ca", "new", "--role", "any", "--out", "tls", "--replace"];
+    refused(&directory, &words, 65, "is no list of authorities; remove it");
 }
 
 #[test]

@@ -100,6 +100,23 @@ fn alone_it_checks_this_host() {
     assert!(page["checks"].as_array().unwrap().iter().all(|check| check["level"] == "ok"), "{page}");
 }
 
+/// It carries no payload, and nobody is to be told of devices.
+#[test]
+fn as_a_scheduler_it_checks_what_a_scheduler_needs() {
+    let words = ["--role", "scheduler", "--set", "scheduler.port=0"];
+    let (code, text) = run(&words);
+    assert_eq!(code, 0, "{text}");
+    let whats: Vec<_> = text.lines().map(|line| line[6..].split("  ").next().unwrap_or_default()).collect();
+    assert_eq!(whats, ["settings", "open files", "bind", "bind"], "{text}");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = format!("scheduler.port={}", taken.local_addr().unwrap().port());
+    let (code, text) = run(&["--role", "scheduler", "--set", &port]);
+    assert_eq!(code, 74, "{text}");
+    assert!(text.contains("a process listens there already: stop it, or set scheduler.port"), "{text}");
+    let (code, text) = run(&["--role", "boss"]);
+    assert!(code == 2 && text.contains("scheduler, server or worker"), "{text}");
+}
+
 #[test]
 fn what_is_wrong_has_a_code_and_a_fix() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

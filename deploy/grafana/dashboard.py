@@ -126,7 +126,7 @@ ROWS = [
         panel("Workers: bytes received", "Payload bytes that landed, and bytes of weights that were shown where servers have them, which cost no copy.", "Bps",
               (rate("gradwire_worker_landed_bytes_total"), "landed " + PROCESS),
               (rate("gradwire_worker_shown_bytes_total"), "shown " + PROCESS), ("gradwire:landed_bytes:rate2m{job}", "landed, all")),
-        panel("Servers: bytes taken in", "Payload bytes of contributions, as they were sent. Uneven among servers: `gradwire status` shows the shards.", "Bps",
+        panel("Servers: bytes taken in", "Payload bytes of contributions, as they were sent. Uneven among servers: `gradwire top` shows what each has (STORED).", "Bps",
               (rate("gradwire_server_contribution_bytes_total"), PROCESS)),
         panel("Contributions", "Contributions reduced, one a chunk: the server's load.", "cps",
               (rate("gradwire_server_contributions_total"), PROCESS)),
@@ -280,7 +280,7 @@ ROWS = [
               ("process_open_fds{one}", PROCESS), ("process_max_fds{one}", "limit " + PROCESS)),
         panel("Age", "Time since the start of each process: a fall is a restart.", "s",
               ("time() - process_start_time_seconds{one}", PROCESS)),
-        panel("Builds", "How many processes run which version. Two versions in one job: finish the roll-out; two protocols cannot work together.", "short",
+        panel("Builds", "How many processes run which version. Two versions in one job: some host was not upgraded; end the job and start all of it with one release.", "short",
               ("count by (version, protocol) (gradwire_build_info{one})", "{{version}}, protocol {{protocol}}")),
     ]),
 ]

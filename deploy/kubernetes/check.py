@@ -124,7 +124,8 @@ def ports(manifests):
             if right[name] != port:
                 yield f"{file}: {role} has {name} at {port}, the settings at {right[name]}"
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            used = container(pod).get(probe, {}).get("httpGet", {}).get("port", "http")
+            asked = container(pod).get(probe, {})
+            used = (asked.get("httpGet") or asked.get("tcpSocket") or {}).get("port", "http")
             if used not in have:
                 yield f"{file}: the {probe} of {role} asks port {used}, which it has not"
         if workload["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] != str(http):
@@ -134,6 +135,11 @@ def ports(manifests):
         for port in manifests.one("Service", workload["spec"]["serviceName"])["spec"]["ports"]:
             if port["targetPort"] not in have or port["port"] != have[port["targetPort"]]:
                 yield f"{file}: port {port} of the Service is none of {role}"
+    # The same everywhere: whoever goes from one kind of host to another looks for the page and the metrics at one port.
+    service = tomllib.loads((ROOT / "deploy/config/scheduler.toml").read_text())["node"]["http"]
+    scraped = re.search(r"http://[^/]*:([0-9]+)/targets", (ROOT / "deploy/prometheus/prometheus.yml").read_text())[1]
+    if {int(service.rpartition(":")[2]), int(scraped)} != {http}:
+        yield f"HTTP is at {http} here, at {service} of a scheduler under systemd, and Prometheus asks {scraped}"
     for file, policy in manifests.of_kind("NetworkPolicy"):
         if policy["spec"]["ingress"][1]["ports"][0]["port"] != http:
             yield f"{file}: opens another port than that of metrics"
@@ -146,7 +152,7 @@ def paths(manifests):
     dockerfile = (ROOT / "deploy/container/Dockerfile").read_text()
     settings = dict(flat(manifests.settings()))
     for file, role, workload, pod in manifests.workloads():
-        asked = [probe["httpGet"]["path"] for name, probe in container(pod).items() if name.endswith("Probe")]
+        asked = [probe["httpGet"]["path"] for name, probe in container(pod).items() if name.endswith("Probe") and "httpGet" in probe]
         asked.append(workload["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"])
         for path in set(asked) - served:
             yield f"{file}: {role} does not serve {path}"
@@ -229,6 +235,9 @@ def little_is_open(manifests):
             yield f"{file}: {role} may do more than it has to: {right}"
     if not manifests.of_kind("NetworkPolicy"):
         yield "everyone reaches the data plane"
+    for file, policy in manifests.of_kind("NetworkPolicy"):
+        if not all(rule.get("from") for rule in policy["spec"]["ingress"]):
+            yield f"{file}: everyone reaches a port that asks for no password"
 
 
 def nothing_locks_up(manifests):
@@ -236,6 +245,9 @@ def nothing_locks_up(manifests):
         # Kubernetes' variables of Services begin with our prefix, and unknown settings are errors.
         if pod.get("enableServiceLinks") is not False:
             yield f"{file}: {role} gets variables of Services, which are no settings"
+        # Whoever takes all places of the HTTP endpoints would have the pod killed.
+        if "httpGet" in container(pod).get("livenessProbe", {}):
+            yield f"{file}: {role} lives only as long as others leave its HTTP endpoints alone"
         if workload["kind"] == "StatefulSet":
             # None is ready before all are there.
             if workload["spec"]["replicas"] > 1 and workload["spec"].get("podManagementPolicy") != "Parallel":
@@ -303,13 +315,16 @@ OWN = (*POD, "containers", 0)
 CHECKS = {
     schemas: [change("30-servers.yaml", 1, (*OWN, "prots"), []), change("40-workers.yaml", 0, ("spec", "backoffLimit"), "many")],
     references: [change("20-scheduler.yaml", 1, (*POD, "volumes", 0, "configMap", "name"), "other"), change("20-scheduler.yaml", 0, ("spec", "selector", "app.kubernetes.io/component"), "server")],
-    ports: [in_settings("port = 9092", "port = 9099"), change("30-servers.yaml", 1, (*OWN, "livenessProbe", "httpGet", "port"), "web")],
+    ports: [in_settings("port = 9092", "port = 9099"), in_settings("0.0.0.0:9095", "0.0.0.0:9096"), change("30-servers.yaml", 1, (*OWN, "livenessProbe", "tcpSocket", "port"), "web")],
     paths: [change("20-scheduler.yaml", 1, (*OWN, "readinessProbe", "httpGet", "path"), "/ready"), in_settings("/etc/gradwire/tls/key.pem", "/tls/key.pem")],
     settings_are_ours: [in_settings("replicas = 1", "replica = 1"), in_settings("replicas = 1", "replicas = 7"), change("40-workers.yaml", 0, (*OWN, "env", 1, "name"), "GRADWIRE_RANK")],
     counts: [in_settings("servers = 3", "servers = 2"), change("40-workers.yaml", 0, ("spec", "parallelism"), 3)],
     deadlines: [change("30-servers.yaml", 1, (*POD, "terminationGracePeriodSeconds"), 60), change("30-servers.yaml", 1, (*OWN, "startupProbe", "failureThreshold"), 10)],
-    little_is_open: [change("40-workers.yaml", 0, (*OWN, "securityContext", "readOnlyRootFilesystem"), False)],
-    nothing_locks_up: [change("20-scheduler.yaml", 0, ("spec", "publishNotReadyAddresses"), None), change("30-servers.yaml", 1, ("spec", "podManagementPolicy"), None), change("40-workers.yaml", 0, (*POD, "enableServiceLinks"), None)],
+    little_is_open: [
+        change("40-workers.yaml", 0, (*OWN, "securityContext", "readOnlyRootFilesystem"), False),
+        change("60-network.yaml", 0, ("spec", "ingress", 1, "from"), None),
+    ],
+    nothing_locks_up: [change("20-scheduler.yaml", 1, (*OWN, "livenessProbe"), {"httpGet": {"path": "/healthz", "port": "http"}}), change("20-scheduler.yaml", 0, ("spec", "publishNotReadyAddresses"), None), change("30-servers.yaml", 1, ("spec", "podManagementPolicy"), None), change("40-workers.yaml", 0, (*POD, "enableServiceLinks"), None)],
     exit_codes: [change("40-workers.yaml", 0, ("spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values"), [78])],
     rdma_differs_where_it_says: [change("30-servers-rdma.yaml", 1, ("spec", "replicas"), 2)],
 }

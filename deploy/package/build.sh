@@ -54,14 +54,21 @@ stage_units_and_settings() {
     install -m 644 "$root"/deploy/config/*.toml "$stage/etc/gradwire"
 }
 
+# Pages name files as they lie in the sources: they lie so here.
 stage_documents() {
-    install -d "$documents/docs" "$documents/examples"
-    install -m 644 "$root/README.md" "$documents"
-    install -m 644 "$root"/docs/*.md "$documents/docs"
+    local deploy=$documents/deploy
+    install -D -m 644 -t "$documents" "$root/README.md"
+    install -D -m 644 -t "$documents/docs" "$root"/docs/*.md
+    install -D -m 644 -t "$documents/docs/figures" "$root"/docs/figures/*.svg
     install -m 644 "$here/debian/copyright" "$documents/copyright"
-    install -m 644 "$root/deploy/gradwire.toml" "$root/deploy/slurm/gradwire.sbatch" "$documents/examples"
-    install -D -m 644 -t "$documents/examples/prometheus" "$root"/deploy/prometheus/*.yml
-    install -D -m 644 -t "$documents/examples/grafana" "$root/deploy/grafana/gradwire.json"
+    install -D -m 644 -t "$deploy" "$root/deploy/gradwire.toml"
+    install -D -m 644 -t "$deploy/config" "$root"/deploy/config/*.toml
+    install -D -m 644 -t "$deploy/systemd" "$root"/deploy/systemd/*
+    install -D -m 644 -t "$deploy/prometheus" "$root"/deploy/prometheus/*.{yml,json}
+    install -D -m 644 -t "$deploy/grafana" "$root"/deploy/grafana/{gradwire.json,dashboard.py}
+    install -D -m 644 -t "$deploy/slurm" "$root/deploy/slurm/gradwire.sbatch"
+    install -D -m 644 -t "$deploy/kubernetes" "$root"/deploy/kubernetes/*.yaml
+    install -D -m 644 -t "$deploy/container" "$root/deploy/container/Dockerfile"
     install -D -m 644 -t "$documents/examples/digits" "$root"/examples/digits/{digits.csv,README.md}
     gzip -9nc "$root/CHANGELOG.md" > "$documents/CHANGELOG.md.gz"
     # Debian's own list says no more than that there is this version.

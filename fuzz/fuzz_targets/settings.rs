@@ -2,7 +2,7 @@
 //! panic. The input is split at zero bytes: the file's text, then `NAME=VALUE` for the environment and flags.
 #![no_main]
 
-use daemon::settings::{Directories, Override, load_from, reference, variable_of};
+use daemon::settings::{Override, load_from, reference, variable_of};
 use libfuzzer_sys::fuzz_target;
 use proto_common::config::Settings;
 use proto_common::ids::Role;
@@ -44,12 +44,11 @@ fuzz_target!(|data: &[u8]| {
     }
     // What these name belongs to the machine that fuzzes.
     env.retain(|(name, _)| name != "GRADWIRE_CONFIG" && name != "DMLC_INTERFACE");
-    let nowhere = Directories { system: "/nonexistent".into(), job: "/nonexistent".into() };
     let file = (!text.is_empty()).then(|| {
         std::fs::write(&*FILE, table(text)).expect("the memory file system takes a few bytes");
         FILE.as_path()
     });
-    let loaded = load_from(&nowhere, role, &env, file, &flags);
+    let loaded = load_from(Path::new("/nonexistent"), role, &env, file, &flags);
     if let Some(file) = file {
         std::fs::remove_file(file).expect("written above");
     }

@@ -11,7 +11,7 @@ use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, WorkerLoss};
-pub use security::{Hidden, SecurityMode, SecuritySettings};
+pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

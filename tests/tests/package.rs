@@ -3,6 +3,8 @@
 //! completions in a real bash, and the list of what the programs are made of.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
+use gradwire_tests::book::blocks::{self, Block};
+use gradwire_tests::book::shown::misfit;
 use gradwire_tests::rigs::cluster::PATIENCE;
 use gradwire_tests::rigs::launching::{Bed, done};
 use gradwire_tests::rigs::machine::Machine;
@@ -23,6 +25,11 @@ const UNITS: [&str; 5] = [
     "gradwire-worker@0.service",
     "gradwire-worker@1.service",
 ];
+
+/// Seconds for the commands of a page; a free machine needs a fifth of that.
+const PAGE_S: &str = "240";
+/// Before what each of its blocks prints.
+const MARK: &str = "@@@ block ";
 
 /// Made once for all tests here.
 static PACKAGES: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -66,9 +73,20 @@ fn left(machine: &Machine) -> String {
     String::from_utf8(find.output().unwrap().stdout).unwrap()
 }
 
+/// A command of somebody who is neither root nor the daemons' user.
+fn as_anybody<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"], words].concat()
+}
+
 /// All of it is there, can be read and is good, and nothing was started.
 fn assert_installed(machine: &Machine) {
-    assert_eq!(machine.run(&["stat", "-c", "%U:%G %a", "/etc/gradwire"]).trim(), "root:gradwire 750");
+    let rights = |path: &str| machine.run(&["stat", "-c", "%U:%G %a", path]).trim().to_owned();
+    assert_eq!(rights("/etc/gradwire"), "root:root 755");
+    assert_eq!(rights("/etc/gradwire/tls"), "root:gradwire 750");
+    // A job of somebody's own has nothing of the service's.
+    let own = machine.run(&as_anybody(&["gradwire", "config", "show", "--role", "scheduler", "--changed"]));
+    assert_eq!(own.trim(), "read: no settings file");
+    machine.run(&as_anybody(&["gradwire", "config", "check", "/etc/gradwire/server.toml"]));
     for unit in UNITS {
         assert_eq!(machine.show(unit, "LoadState"), "loaded", "{unit}");
         assert_eq!(machine.show(unit, "ActiveState"), "inactive", "{unit} was started by the installation");
@@ -151,6 +169,35 @@ fn a_package_comes_trains_is_upgraded_and_goes_without_a_trace() {
     machine.power_off();
 }
 
+/// Commands of `docs/hosts.md` for one host, in its order, in one shell; and what they print is what it shows.
+#[test]
+fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
+    let all = blocks::of(&fs::read_to_string(repository().join("docs/hosts.md")).unwrap());
+    let is_of_units = |block: &Block| block.value("norun") == Some("needs-systemd");
+    let of_units = all.iter().enumerate().filter(|(_, block)| is_of_units(block));
+    let script: String = of_units.map(|(at, block)| format!("echo '{MARK}{at}'\n{}", block.text)).collect();
+    let machine = Machine::boot_bare(|root| {
+        fs::copy(made(".deb"), root.join("srv/gradwire.deb")).unwrap();
+        fs::write(root.join("srv/page.sh"), format!("exec 2>&1\n{script}")).unwrap();
+    });
+    install(&machine);
+    let run = ["timeout", "--kill-after=5", PAGE_S, "bash", "-e", "/srv/page.sh"];
+    let output = machine.command(&run).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}: {said}\n{}", output.status, machine.journal.log().tail(40));
+    let mut compared = 0;
+    for part in said.split(MARK).skip(1) {
+        let (at, printed) = part.split_once('\n').unwrap();
+        let shown = all.get(at.parse::<usize>().unwrap() + 1).filter(|next| next.language == "text");
+        if let Some(shown) = shown {
+            assert_eq!(misfit(&shown.text, printed), None, "line {}: {printed}", shown.line);
+            compared += 1;
+        }
+    }
+    assert!(compared > 7, "only {compared} of {said}");
+    machine.power_off();
+}
+
 #[test]
 fn sums_are_right_and_the_tarball_runs_where_it_is_unpacked() {
     done(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&*PACKAGES));
@@ -168,6 +215,30 @@ fn sums_are_right_and_the_tarball_runs_where_it_is_unpacked() {
     {
         assert!(at.join(name).is_file(), "{name}");
     }
+}
+
+#[test]
+fn what_packed_pages_point_at_is_packed() {
+    let bed = Bed::default();
+    let documents = unpacked(&bed).join("share/doc/gradwire");
+    let pages = fs::read_dir(documents.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let mut count = 0;
+    for page in pages.chain([documents.join("README.md")]) {
+        let text = fs::read_to_string(&page).unwrap();
+        for word in text.split(|c: char| !c.is_ascii_alphanumeric() && !"_./@-".contains(c)) {
+            let word = word.trim_end_matches('.');
+            let place = match word.split_once('/') {
+                Some(("deploy", _)) => documents.join(word),
+                Some(("figures", _)) => documents.join("docs").join(word),
+                _ => continue,
+            };
+            assert!(place.exists(), "{} names {word}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count > 30, "{count} names");
+    assert!(documents.join("deploy/prometheus/members.json").is_file(), "targets.yml names it");
 }
 
 #[test]

@@ -74,8 +74,14 @@ fn units_are_sound_and_open_to_little() {
         println!("{unit}: {}", exposure.trim());
     }
     assert_eq!(machine.show(SERVERS[0], "LimitMEMLOCK"), "infinity");
-    // Everything that a settings file of ours may name is there for the daemons' user, and nobody else writes it.
-    assert_eq!(machine.run(&["stat", "-c", "%U:%G %a", "/etc/gradwire"]).trim(), "root:gradwire 750");
+    // Everybody may look at settings, and nobody but root writes them; keys and variables are for the daemons' group.
+    for (path, rights) in [
+        ("/etc/gradwire", "root:root 755"),
+        ("/etc/gradwire/tls", "root:gradwire 750"),
+        ("/etc/gradwire/worker.environment", "root:gradwire 640"),
+    ] {
+        assert_eq!(machine.run(&["stat", "-c", "%U:%G %a", path]).trim(), rights, "{path}");
+    }
     machine.power_off();
 }
 
@@ -180,6 +186,22 @@ fn what_hangs_or_dies_is_mended_while_the_job_goes_on_and_a_stop_ends_all_well()
     let machine = machine(&LONG, &units.map(|unit| (unit, soon)));
     start(&machine);
     assert_goes_on(&machine);
+    // Without a flag: this host's service.
+    let told = machine.run(&["gradwire", "status"]);
+    assert!(told.starts_with("job 1  running"), "{told}");
+    for (unit, program) in [
+        (SCHEDULER, "gradwire-scheduler["),
+        (SERVERS[0], "gradwire-server["),
+        (WORKERS[0], "gradwire-worker["),
+    ] {
+        machine.run(&["systemctl", "reload", unit]);
+        let is_it =
+            |line: &str| line.contains(program) && line.contains("SIGHUP: the settings are those in force");
+        assert!(
+            machine.journal.log().wait_for(is_it, PATIENCE).is_some(),
+            "{unit} has not read its settings"
+        );
+    }
 
     // One data thread hangs, and everything else of the process is well.
     let held = hold_thread(machine.pid(SERVERS[0]), "gradwire-data-0");

@@ -1,6 +1,7 @@
 //! `gradwire certs`: makes a cluster's certificate authority and the certificates of its processes, and shows them. It speaks
 //! to nobody; who uses certificates, and how, is the `daemon` crate's.
 
+mod file;
 mod show;
 
 use anyhow::Context as _;
@@ -8,20 +9,17 @@ use clap::{Args, Subcommand};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::authority::{Authority, AuthorityError, Pair, Validity};
 use daemon::security::{Name, role_of};
+use file::{EVERYBODY, OWNER_ONLY, make, put, trust};
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, Role};
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const CA: &str = "ca.pem";
 const CA_KEY: &str = "ca.key";
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
-/// Who may read what is secret.
-const OWNER_ONLY: u32 = 0o600;
-const EVERYBODY: u32 = 0o644;
 
 /// Make and show the certificates by which a cluster's processes know each other: init, issue, show
 ///
@@ -79,7 +77,8 @@ struct IssueArgs {
     /// Days for which it is good.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..))]
     days: u32,
-    /// Put the new files in the place of those that are there: a renewal. Processes that run read them by themselves.
+    /// Put the new files in the place of those that are there: a renewal. Owner, group and mode stay, and so do other
+    /// authorities in ca.pem. Processes that run read them by themselves.
     #[arg(long)]
     replace: bool,
 }
@@ -163,14 +162,15 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
         return Err(Failure::message(ExitCode::Io, text));
     }
     make(out, 0o755)?;
-    put(&out.join(CA), &authority.pair().certificate, EVERYBODY)?;
+    let note = trust(&out.join(CA), &authority.pair().certificate)?;
     // The key first: whoever looks in between finds a pair that does not fit, and keeps the old one.
     put(&out.join(KEY), &issued.key, OWNER_ONLY)?;
     put(&out.join(CERTIFICATE), &issued.certificate, EVERYBODY)?;
     let absolute = fs::canonicalize(out).code(ExitCode::Io)?;
     let at = absolute.display();
+    let note = note.map_or_else(String::new, |note| format!(" {note}."));
     Ok(format!(
-        "{name}, good for {} days. Settings of its holder:\n\n[security]\nca = \"{at}/{CA}\"\ncertificate = \
+        "{name}, good for {} days.{note} Settings of its holder:\n\n[security]\nca = \"{at}/{CA}\"\ncertificate = \
          \"{at}/{CERTIFICATE}\"\nkey = \"{at}/{KEY}\"",
         args.days
     ))
@@ -183,29 +183,4 @@ fn failure(error: AuthorityError) -> Failure {
         AuthorityError::Made(_) => ExitCode::Internal,
     };
     Failure::new(code, error)
-}
-
-fn make(directory: &Path, mode: u32) -> Result<(), Failure> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(directory)
-        .with_context(|| format!("cannot make the directory {}", directory.display()))
-        .code(ExitCode::Io)
-}
-
-/// A whole file in place of another one, if there is one.
-fn put(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
-    let mut next = path.as_os_str().to_owned();
-    next.push(format!(".{}", std::process::id()));
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&next, path)
-    };
-    write().with_context(|| format!("cannot write {}", path.display())).code(ExitCode::Io).inspect_err(|_| {
-        // What is left of it is of no use.
-        let _ = fs::remove_file(&next);
-    })
 }

@@ -36,10 +36,17 @@ pub(super) async fn checks(
     within: Duration,
 ) -> Vec<Check> {
     let settings = &loaded.settings;
-    let (rdma, is_usable) = rdma::judge(&rdma::look(), settings);
     let mut checks = vec![sources(loaded)];
     checks.extend(loaded.warnings.iter().map(|warning| Check::warn("settings", warning, "")));
     checks.extend(certificates(settings, role));
+    let limit = getrlimit(Resource::Nofile).current;
+    if role == Role::Scheduler {
+        // No payload comes its way, and it is the scheduler that others look for.
+        checks.push(open_files(limit, scheduler_files(settings), settings));
+        checks.extend(listening(settings, within).await);
+        return checks;
+    }
+    let (rdma, is_usable) = rdma::judge(&rdma::look(), settings);
     checks.push(shared_memory(settings));
     checks.extend(rdma);
     let queue = opening(opened, settings, is_usable);
@@ -47,7 +54,7 @@ pub(super) async fn checks(
     checks.extend(queue);
     checks.extend(transport::check(settings, has_verbs));
     checks.push(pinned(memlock::limit_bytes(), settings, is_usable));
-    checks.push(open_files(getrlimit(Resource::Nofile).current, settings));
+    checks.push(open_files(limit, member_files(settings), settings));
     checks.push(binding(settings, within).await);
     checks.push(advertising(settings, within).await);
     if asks_scheduler {
@@ -184,13 +191,23 @@ fn pinned(limit: Option<u64>, settings: &Settings, is_usable: bool) -> Check {
     }
 }
 
-/// Open files, against the channels of the largest cluster of these settings.
-fn open_files(limit: Option<u64>, settings: &Settings) -> Check {
+/// Open files of a member with the channels of the largest cluster of these settings.
+fn member_files(settings: &Settings) -> u64 {
+    let cluster = &settings.cluster;
+    let peers = u64::from(cluster.workers.max(cluster.servers));
+    FILES_ALONE + peers * (1 + u64::from(cluster.lanes) * FILES_PER_CHANNEL)
+}
+
+/// Those of a scheduler, which has a connection of each member.
+fn scheduler_files(settings: &Settings) -> u64 {
+    let cluster = &settings.cluster;
+    FILES_ALONE + u64::from(cluster.workers) + u64::from(cluster.server_places())
+}
+
+fn open_files(limit: Option<u64>, need: u64, settings: &Settings) -> Check {
     let what = "open files";
     let Some(limit) = limit else { return Check::good(what, "no limit") };
     let cluster = &settings.cluster;
-    let peers = u64::from(cluster.workers.max(cluster.servers));
-    let need = FILES_ALONE + peers * (1 + u64::from(cluster.lanes) * FILES_PER_CHANNEL);
     let seen = format!(
         "{limit} allowed, about {need} needed for {} workers and {} servers with {} lanes",
         cluster.workers, cluster.servers, cluster.lanes
@@ -205,8 +222,33 @@ fn open_files(limit: Option<u64>, settings: &Settings) -> Check {
 }
 
 async fn binding(settings: &Settings, within: Duration) -> Check {
+    let at = (settings.node.bind.as_str(), settings.node.port);
+    bindable(at, ("node.bind", "node.port"), within).await
+}
+
+/// Where a scheduler listens: for members, and for those who look.
+async fn listening(settings: &Settings, within: Duration) -> Vec<Check> {
+    let own = &settings.scheduler;
+    let (host, named) = match &own.bind {
+        Some(bind) => (bind, "scheduler.bind"),
+        None => (&own.host, "scheduler.host"),
+    };
+    let mut checks = vec![bindable((host, own.port), (named, "scheduler.port"), within).await];
+    let http = settings.node.http.rsplit_once(':');
+    if let Some((host, port)) = http.and_then(|(host, port)| Some((host, port.parse().ok()?))) {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        checks.push(bindable((host, port), ("node.http", "node.http"), within).await);
+    }
+    checks
+}
+
+/// `address` and `port`: the settings that name them.
+async fn bindable(
+    (host, port): (&str, u16),
+    (address, port_setting): (&str, &str),
+    within: Duration,
+) -> Check {
     let what = "bind";
-    let (host, port) = (settings.node.bind.as_str(), settings.node.port);
     let bound = tokio::time::timeout(within, TcpListener::bind((host, port))).await;
     let error = match bound {
         Ok(Ok(_)) => return Check::good(what, format!("{host} can be bound")),
@@ -214,14 +256,16 @@ async fn binding(settings: &Settings, within: Duration) -> Check {
         Err(_) => ErrorKind::TimedOut.into(),
     };
     let fix = match error.kind() {
-        ErrorKind::AddrNotAvailable => "set node.bind to an address of this host (`ip address` lists them)",
+        ErrorKind::AddrNotAvailable => {
+            format!("set {address} to an address of this host (`ip address` lists them)")
+        }
         ErrorKind::AddrInUse => {
-            "a process listens there already: stop it, or set node.port to 0 or a free port"
+            format!("a process listens there already: stop it, or set {port_setting} to 0 or a free port")
         }
-        ErrorKind::PermissionDenied => "set node.port to 0 or a port from 1024",
-        _ => {
-            "set node.bind to an address of this host (`ip address` lists them), or a name that resolves to one"
-        }
+        ErrorKind::PermissionDenied => format!("set {port_setting} to 0 or a port from 1024"),
+        _ => format!(
+            "set {address} to an address of this host (`ip address` lists them), or a name that resolves to one"
+        ),
     };
     Check::fail(what, ExitCode::Io, format!("cannot bind {host}:{port}: {error}"), fix)
 }
@@ -334,11 +378,12 @@ mod tests {
         let mut settings = Settings::default();
         (settings.cluster.workers, settings.cluster.lanes) = (100, 4);
         let need = 64 + 100 * 9;
-        assert_eq!(level(&open_files(Some(need), &settings)), "ok");
-        let short = open_files(Some(need - 1), &settings);
+        assert_eq!((member_files(&settings), scheduler_files(&settings)), (need, 64 + 100 + 1));
+        assert_eq!(level(&open_files(Some(need), need, &settings)), "ok");
+        let short = open_files(Some(need - 1), need, &settings);
         assert_eq!(level(&short), "FAIL");
         assert!(short.to_string().contains("`ulimit -n` to 964"), "{short}");
-        assert_eq!(level(&open_files(None, &settings)), "ok");
+        assert_eq!(level(&open_files(None, need, &settings)), "ok");
     }
 
     #[test]
@@ -365,5 +410,25 @@ mod tests {
         settings.node.bind = "192.0.2.1".into();
         let told = binding(&settings, within).await.to_string();
         assert!(told.contains("address of this host"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_scheduler_is_told_which_of_its_own_addresses_cannot_be_bound() {
+        let mut settings = Settings::default();
+        let within = Duration::from_secs(30);
+        settings.scheduler.port = 0;
+        let levels = |checks: &[Check]| checks.iter().map(level).collect::<Vec<_>>();
+        assert_eq!(levels(&listening(&settings, within).await), ["ok", "ok"]);
+        let held = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let taken = held.local_addr().unwrap();
+        (settings.scheduler.port, settings.node.http) = (taken.port(), taken.to_string());
+        let checks = listening(&settings, within).await;
+        assert_eq!(levels(&checks), ["FAIL", "FAIL"]);
+        let told: Vec<_> = checks.iter().map(ToString::to_string).collect();
+        assert!(told[0].contains("set scheduler.port") && told[1].contains("set node.http"), "{told:?}");
+        (settings.scheduler.bind, settings.node.http) = (Some("192.0.2.1".into()), String::new());
+        let checks = listening(&settings, within).await;
+        assert_eq!(checks.len(), 1);
+        assert!(checks[0].to_string().contains("set scheduler.bind"), "{}", checks[0]);
     }
 }

@@ -14,7 +14,7 @@ use check::code_of;
 use clap::Args;
 use daemon::devices::Lacking;
 use daemon::exit::{Failure, WithCode as _};
-use daemon::security::Security;
+use daemon::security::{Security, role_of};
 use daemon::settings::{CommonArgs, Loaded, Override};
 use proto_common::error::ExitCode;
 use proto_common::ids::Role;
@@ -29,7 +29,8 @@ const PORT: u16 = 9094;
 ///
 /// Alone, it checks this host as a daemon with these settings would find it: memory that may be pinned, RDMA devices
 /// with their ports and addresses, shared memory, the transports that are left, open files, the addresses to bind and to
-/// advertise, and, with --scheduler, whether a scheduler of this release and job answers there. Each check is one line:
+/// advertise, and, with --scheduler, whether a scheduler of this release and job answers there. As a scheduler it looks at
+/// certificates, open files and the addresses that a scheduler binds. Each check is one line:
 /// ok, warn (a job runs, not as well as it could, such as over TCP for lack of memory that may be pinned) or FAIL (a job
 /// would fail), what was looked at, what was seen, and the fix.
 ///
@@ -53,7 +54,8 @@ pub(crate) struct DoctorArgs {
     /// Print one JSON object: checks, peers and the exit code.
     #[arg(long)]
     json: bool,
-    /// Which daemon's system-wide settings file to read, /etc/gradwire/ROLE.toml: server or worker.
+    /// As which daemon it looks: scheduler, server or worker. The settings of a unit are /etc/gradwire/ROLE.toml, to name
+    /// with --config.
     #[arg(long, value_name = "ROLE", default_value = "worker", value_parser = role)]
     role: Role,
     #[command(flatten)]
@@ -66,11 +68,7 @@ doctor of this release, or the scheduler would refuse this process (another rele
 required does not work, 78 bad settings or addresses. A doctor that listens ends with 0 when it is told to. Deadlines: every step takes at most deadlines.handshake_ms.";
 
 fn role(name: &str) -> Result<Role, String> {
-    match name {
-        "server" => Ok(Role::Server),
-        "worker" => Ok(Role::Worker),
-        _ => Err("use server or worker".into()),
-    }
+    role_of(name).ok_or_else(|| "use scheduler, server or worker".into())
 }
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<u8, anyhow::Error> {

@@ -34,8 +34,7 @@ use std::path::{Path, PathBuf};
 /// buffers at the servers (static) while they fit; the others share the inbox (slot). rendezvous-write
 /// is never chosen by itself: static does the same, and asks once only.
 ///
-/// What no flag says is as daemons here would have it: from GRADWIRE_* variables, ./gradwire.toml and
-/// /etc/gradwire/worker.toml.
+/// What no flag says is as daemons here would have it: from GRADWIRE_* variables and ./gradwire.toml.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct PlanArgs {
@@ -68,7 +67,7 @@ pub(crate) struct PlanArgs {
     /// many contributions there were; lengths and `single` are for lists by hand.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Read settings from this file only, instead of ./gradwire.toml and /etc/gradwire/worker.toml.
+    /// Read settings from this file instead of ./gradwire.toml.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print JSON.

@@ -2,14 +2,17 @@
 
 use clap::Args;
 use daemon::exit::{Failure, WithCode as _};
+use daemon::settings::{SettingsError, load_settings, service_file};
 use proto_common::error::ExitCode;
-use std::path::PathBuf;
+use proto_common::ids::Role;
+use std::path::{Path, PathBuf};
 
 /// Which scheduler is asked.
 #[derive(Args, Debug)]
 pub(crate) struct Whom {
     /// The scheduler's HTTP address. It logs it when it starts, and writes it to its --port-file. Without
-    /// this flag the setting node.http counts, if it names a port.
+    /// this flag the setting node.http counts, if it names a port; where nobody says it, that of the scheduler that
+    /// systemd starts on this host (/etc/gradwire/scheduler.toml).
     #[arg(long, value_name = "HOST:PORT")]
     scheduler_http: Option<String>,
     /// Read the address from the scheduler's --port-file.
@@ -42,12 +45,16 @@ impl Whom {
             return http.filter(|http| !http.is_empty()).map(str::to_owned).ok_or_else(unknown);
         }
         let env = daemon::process::environment();
-        let loaded = daemon::settings::load_settings(proto_common::ids::Role::Scheduler, &env, None, &[])
-            .code(ExitCode::Config)?;
-        let http = loaded.settings.node.http;
-        if http.is_empty() || http.ends_with(":0") {
-            return Err(unknown());
-        }
-        Ok(http)
+        let said = http_of(&env, None).code(ExitCode::Config)?;
+        // Looking does the service no harm. A file of its that cannot be used is its own trouble.
+        let of_service = || http_of(&env, Some(&service_file(Role::Scheduler))).ok().flatten();
+        let http = said.or_else(of_service).filter(|http| !http.is_empty() && !http.ends_with(":0"));
+        http.ok_or_else(unknown)
     }
+}
+
+/// The HTTP address of a scheduler with the settings of this file, if somebody says one.
+fn http_of(env: &[(String, String)], file: Option<&Path>) -> Result<Option<String>, SettingsError> {
+    let loaded = load_settings(Role::Scheduler, env, file, &[])?;
+    Ok(loaded.origins.contains_key("node.http").then_some(loaded.settings.node.http))
 }

@@ -2,7 +2,7 @@
 //! stands in a type or a table.
 
 use super::{Manual, visible};
-use crate::settings::Directories;
+use crate::settings::{CONFIG_VARIABLE, service_file};
 use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
@@ -147,6 +147,7 @@ fn environment(text: &mut Text, role: Option<Role>) {
     let any = "Sets `section.name`; every setting has its variable, see `gradwire.toml`(5). Flags come before variables, and \
                variables before files.";
     text.term("GRADWIRE_SECTION__NAME", "", any);
+    text.term(CONFIG_VARIABLE, "", "Names the settings file, as `--config` does.");
     let peers = "What ps-lite, BytePS and MXNet read, such as `DMLC_PS_ROOT_URI`, is read below our own names: `gradwire env` \
                  lists all of them.";
     text.term("DMLC_*, PS_*, BYTEPS_*", "", peers);
@@ -157,15 +158,17 @@ fn environment(text: &mut Text, role: Option<Role>) {
 
 fn files(text: &mut Text, role: Option<Role>) {
     text.section("FILES");
-    let system = Directories::default().system;
-    let name = role.map_or_else(|| "ROLE".to_owned(), |role| role.to_string());
-    let file = format!("{}/{name}.toml", system.display());
-    text.term("./gradwire.toml", "", "Settings of a job: they come before the host's.");
-    text.term(&file, "", "Settings of this host.");
+    let system = "Settings of the daemon that systemd starts on this host, whose unit names the file. No other process reads it \
+                  unasked.";
+    text.term("./gradwire.toml", "", "Settings of a job.");
+    let all = [Role::Scheduler, Role::Server, Role::Worker];
+    let own = all.into_iter().filter(|of| role.is_none_or(|role| role == *of));
+    let files: Vec<_> = own.map(|role| service_file(role).display().to_string()).collect();
+    text.term(&files.join(", "), "", system);
     text.term(
         DOCUMENTS,
         "",
-        "Documents, a sample of every setting, rules for Prometheus, a dashboard, a script for Slurm.",
+        "Documents, a sample of every setting, rules for Prometheus, a dashboard, files for Slurm and Kubernetes.",
     );
 }
 
@@ -176,6 +179,11 @@ fn signals(text: &mut Text) {
         "SIGHUP",
         "",
         "Reads settings again. log.filter is taken; what needs a restart is named in the log.",
+    );
+    text.term(
+        "SIGUSR1",
+        "",
+        "Writes what it did last into a file in log.dump_directory, where that is set, and goes on.",
     );
 }
 

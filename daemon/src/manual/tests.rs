@@ -64,6 +64,7 @@ fn each_command_that_is_for_people_has_a_page_with_every_section() {
     }
     assert!(whole.contains("\n.SH SIGNALS\n") && !make.contains("\n.SH SIGNALS\n"));
     assert!(whole.contains("thing \\- Does things") && !whole.contains("secret"), "{whole}");
+    assert!(["SIGTERM", "SIGHUP", "SIGUSR1"].iter().all(|signal| whole.contains(signal)), "{whole}");
     assert!(make.contains("Makes \\fBthree\\fR:") && make.contains("server.toml"), "{make}");
 }
 

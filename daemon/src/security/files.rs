@@ -4,7 +4,7 @@
 use super::SecurityError;
 use super::certificate::{Certificate, certificates};
 use super::tls::{self, Ends};
-use proto_common::config::SecuritySettings;
+use proto_common::config::{SecuritySettings, is_pem};
 use proto_common::ids::{JobId, Role};
 use rustls::RootCertStore;
 use rustls::pki_types::PrivateKeyDer;
@@ -13,8 +13,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How PEM text begins, where it stands in place of a file's name.
-const PEM: &str = "-----BEGIN ";
 /// Bytes of a file of certificates or of a key.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A certificate that ends sooner than this is warned of.
@@ -35,7 +33,7 @@ type Stamp = Option<(i64, i64, u64)>;
 impl Source {
     fn of(setting: Option<&str>) -> Self {
         let setting = setting.unwrap_or_default();
-        match setting.trim_start().starts_with(PEM) {
+        match is_pem(setting) {
             true => Self::Text(setting.to_owned()),
             false => Self::File(PathBuf::from(setting)),
         }
@@ -169,7 +167,7 @@ impl Files {
             && is_open(path)
         {
             warnings.push(format!(
-                "security.key {0} is readable by everybody on this host; chmod 600 {0}",
+                "security.key {0} is readable by everybody on this host; chmod o= {0}",
                 path.display()
             ));
         }

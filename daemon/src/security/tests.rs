@@ -175,6 +175,33 @@ fn files_that_are_missing_or_no_pem_are_named_with_their_setting() {
     assert!(open(&settings).contains("not a private key"));
 }
 
+/// What begins otherwise than PEM does was taken for a file's name, which the error then said whole.
+#[test]
+fn a_key_that_is_given_as_text_is_never_shown() {
+    let authority = Authority::new("cluster");
+    let held = authority.issue(&["gradwire://7/worker"], -60, 3600);
+    let secret = held.key.lines().nth(1).unwrap().to_owned();
+    let opened = |key: String| {
+        let mut settings = authority.settings(7, &held);
+        settings.security.key = Some(proto_common::config::Hidden(key));
+        Security::open(&settings, Some(Role::Worker)).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(opened(format!("Bag Attributes\n    friendlyName: x\n{}", held.key)), Ok(()));
+    let body: String = held.key.lines().filter(|line| !line.contains("-----")).collect::<Vec<_>>().join("\n");
+    for key in [
+        format!("\"{}\"", held.key),
+        format!("\u{feff}{}", held.key),
+        held.key.replace('\n', "\\n"),
+        held.key.replace("-----BEGIN", "BEGIN"),
+        body,
+    ] {
+        if let Err(told) = opened(key.clone()) {
+            assert!(told.contains("security.key = the given text"), "{told}");
+            assert!(!told.contains(&secret), "{key:?} is shown");
+        }
+    }
+}
+
 #[tokio::test]
 async fn renewed_files_are_used_from_the_next_connection_on_and_bad_ones_are_not() {
     let (authority, directory) = (Authority::new("cluster"), tempfile::tempdir().unwrap());

@@ -3,6 +3,7 @@
 
 use super::{Loaded, Override, SettingsError, load_settings};
 use clap::{Args, ValueEnum};
+use proto_common::config::is_pem;
 use proto_common::ids::Role;
 use proto_common::transport::Driver;
 use std::path::PathBuf;
@@ -41,11 +42,11 @@ impl Transport {
 pub const PLACEMENTS: [&str; 5] = ["auto", "slot", "static", "rendezvous-read", "rendezvous-write"];
 
 /// Flags that every daemon has. Flags override the environment (GRADWIRE_SECTION__NAME, then DMLC_* names),
-/// which overrides ./gradwire.toml, which overrides /etc/gradwire/ROLE.toml.
+/// which overrides ./gradwire.toml.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Common options")]
 pub struct CommonArgs {
-    /// Read settings from this file only, instead of ./gradwire.toml and /etc/gradwire/ROLE.toml.
+    /// Read settings from this file instead of ./gradwire.toml, as the variable GRADWIRE_CONFIG does.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The scheduler's address; the scheduler itself binds it. Port 0 lets the system choose.
@@ -105,7 +106,9 @@ impl CommonArgs {
         let mut list = Vec::new();
         for pair in &self.set {
             let (key, value) = split_pair(pair)?;
-            list.push(Override::new(format!("--set {pair}"), key, value));
+            // Messages say where a setting came from, and are not to show a key.
+            let said = if is_pem(value) { key } else { pair };
+            list.push(Override::new(format!("--set {said}"), key, value));
         }
         if let Some(address) = &self.scheduler {
             let (host, port) = split_address("--scheduler", address)?;

@@ -1,4 +1,4 @@
-//! Settings from all their sources, weakest first: defaults, files, `DMLC_*` aliases, `GRADWIRE_*`, flags.
+//! Settings from all their sources, weakest first: defaults, a file, `DMLC_*` aliases, `GRADWIRE_*`, flags.
 //! Merged by the `config` crate, typed and validated once. Nothing here keeps state, and the environment is
 //! an argument.
 
@@ -118,41 +118,39 @@ pub fn variable_of(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "__").to_ascii_uppercase())
 }
 
-/// Where settings files lie when none is named.
-#[derive(Clone, Debug)]
-pub struct Directories {
-    /// System-wide: `ROLE.toml` lies here.
-    pub system: PathBuf,
-    /// The job's: `gradwire.toml` lies here. It overrides the system's.
-    pub job: PathBuf,
+/// The settings file of a job, which is looked for where a process starts.
+const JOB_FILE: &str = "gradwire.toml";
+/// Where the settings of the units of systemd are.
+const SERVICE_DIRECTORY: &str = "/etc/gradwire";
+
+/// The file that a role's unit names. Nobody reads it unasked: a job that somebody starts beside the service is not to have its
+/// checkpoints, copies and address.
+#[must_use]
+pub fn service_file(role: Role) -> PathBuf {
+    Path::new(SERVICE_DIRECTORY).join(format!("{role}.toml"))
 }
 
-impl Default for Directories {
-    fn default() -> Self {
-        Self { system: PathBuf::from("/etc/gradwire"), job: PathBuf::from(".") }
-    }
-}
-
-/// Loads the settings of a process. `file` replaces the files that would be looked for, and must exist.
+/// Loads the settings of a process. `file`, or else what `GRADWIRE_CONFIG` names, replaces `./gradwire.toml`, and must exist.
 pub fn load_settings(
     role: Role,
     env: &[(String, String)],
     file: Option<&Path>,
     overrides: &[Override],
 ) -> Result<Loaded, SettingsError> {
-    load_from(&Directories::default(), role, env, file, overrides)
+    load_from(Path::new("."), role, env, file, overrides)
 }
 
-/// As [`load_settings`], with files looked for elsewhere.
+/// As [`load_settings`], with the job's file looked for elsewhere.
 pub fn load_from(
-    directories: &Directories,
+    directory: &Path,
     role: Role,
     env: &[(String, String)],
     file: Option<&Path>,
     overrides: &[Override],
 ) -> Result<Loaded, SettingsError> {
     let named = file.map(Path::to_path_buf).or_else(|| env::config_file(env));
-    let (files, mut layers) = read_files(directories, role, named.as_deref())?;
+    let read = read_file(directory, named.as_deref())?;
+    let (files, mut layers): (Vec<_>, Vec<_>) = read.into_iter().unzip();
     let (aliases, warnings) = env::aliases(role, env)?;
     layers.extend([aliases, env::ours(env)?, flags(overrides)?]);
     let settings = merge(&layers)?;
@@ -186,27 +184,17 @@ fn origin_of<'a>(layers: &'a [Layer], key: &str) -> Option<&'a str> {
     layers.iter().rev().find_map(|layer| layer.origin(key))
 }
 
-fn read_files(
-    directories: &Directories,
-    role: Role,
-    named: Option<&Path>,
-) -> Result<(Vec<PathBuf>, Vec<Layer>), SettingsError> {
-    let candidates = match named {
-        Some(file) => vec![file.to_path_buf()],
-        None => vec![directories.system.join(format!("{role}.toml")), directories.job.join("gradwire.toml")],
-    };
-    let (mut files, mut layers) = (Vec::new(), Vec::new());
-    for path in candidates {
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                layers.push(Layer::from_toml(&path, &text)?);
-                files.push(path);
-            }
-            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(SettingsError::Read { path, source }),
+/// The file that is named, or the job's where it is there.
+fn read_file(directory: &Path, named: Option<&Path>) -> Result<Option<(PathBuf, Layer)>, SettingsError> {
+    let path = named.map_or_else(|| directory.join(JOB_FILE), Path::to_path_buf);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let layer = Layer::from_toml(&path, &text)?;
+            Ok(Some((path, layer)))
         }
+        Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SettingsError::Read { path, source }),
     }
-    Ok((files, layers))
 }
 
 fn flags(overrides: &[Override]) -> Result<Layer, SettingsError> {

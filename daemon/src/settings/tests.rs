@@ -10,12 +10,12 @@ fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn nowhere() -> Directories {
-    Directories { system: "/nonexistent".into(), job: "/nonexistent".into() }
+fn nowhere() -> &'static Path {
+    Path::new("/nonexistent")
 }
 
 fn load(pairs: &[(&str, &str)], overrides: &[Override]) -> Result<Loaded, SettingsError> {
-    load_from(&nowhere(), Role::Worker, &env(pairs), None, overrides)
+    load_from(nowhere(), Role::Worker, &env(pairs), None, overrides)
 }
 
 #[test]
@@ -25,26 +25,37 @@ fn without_any_source_the_defaults_stand() {
 
 #[test]
 fn each_layer_overrides_the_one_below() {
-    let (system, job) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let directories = Directories { system: system.path().into(), job: job.path().into() };
+    let job = tempfile::tempdir().unwrap();
     let port = |pairs: &[(&str, &str)], flags: &[Override]| {
-        let loaded = load_from(&directories, Role::Worker, &env(pairs), None, flags).unwrap();
+        let loaded = load_from(job.path(), Role::Worker, &env(pairs), None, flags).unwrap();
         (loaded.settings.scheduler.port, loaded.files.len())
     };
     assert_eq!(port(&[], &[]), (9092, 0));
-    std::fs::write(system.path().join("worker.toml"), "[scheduler]\nport = 1\n").unwrap();
-    assert_eq!(port(&[], &[]), (1, 1));
     std::fs::write(job.path().join("gradwire.toml"), "[scheduler]\nport = 2\n").unwrap();
-    assert_eq!(port(&[], &[]), (2, 2));
+    assert_eq!(port(&[], &[]), (2, 1));
     let alias = ("DMLC_PS_ROOT_PORT", "3");
-    assert_eq!(port(&[alias], &[]), (3, 2));
+    assert_eq!(port(&[alias], &[]), (3, 1));
     let ours = ("GRADWIRE_SCHEDULER__PORT", "4");
-    assert_eq!(port(&[ours, alias], &[]), (4, 2));
-    assert_eq!(port(&[ours, alias], &[Override::new("--port", "scheduler.port", "5")]), (5, 2));
+    assert_eq!(port(&[ours, alias], &[]), (4, 1));
+    assert_eq!(port(&[ours, alias], &[Override::new("--port", "scheduler.port", "5")]), (5, 1));
     let named = job.path().join("other.toml");
     std::fs::write(&named, "job = 7\n").unwrap();
     let by_variable = [("GRADWIRE_CONFIG", named.to_str().unwrap())];
-    assert_eq!(port(&by_variable, &[]), (9092, 1), "a named file replaces the others");
+    assert_eq!(port(&by_variable, &[]), (9092, 1), "a named file replaces the job's");
+}
+
+/// A host whose units have settings: whoever starts a job of their own there has none of them.
+#[test]
+fn the_files_of_units_are_read_where_they_are_named_only() {
+    assert_eq!(service_file(Role::Worker), Path::new("/etc/gradwire/worker.toml"));
+    let units = tempfile::tempdir().unwrap();
+    for role in ["scheduler", "server", "worker"] {
+        std::fs::write(units.path().join(format!("{role}.toml")), "job = 9\n").unwrap();
+    }
+    let of = |pairs: &[(&str, &str)]| load_from(units.path(), Role::Worker, &env(pairs), None, &[]).unwrap();
+    assert_eq!(of(&[]).files, Vec::<PathBuf>::new());
+    let named = units.path().join("worker.toml");
+    assert_eq!(of(&[(CONFIG_VARIABLE, named.to_str().unwrap())]).settings.job.0, 9);
 }
 
 #[test]
@@ -113,7 +124,7 @@ fn files_are_checked_like_everything_else() {
     let file = directory.path().join("x.toml");
     let said = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        load_from(&nowhere(), Role::Server, &[], Some(&file), &[]).unwrap_err().to_string()
+        load_from(nowhere(), Role::Server, &[], Some(&file), &[]).unwrap_err().to_string()
     };
     assert!(said("[cluster]\nworker = 3\n").contains("did you mean cluster.workers?"));
     assert!(said("[cluster\n").contains("not valid TOML"));
@@ -123,7 +134,7 @@ fn files_are_checked_like_everything_else() {
         "{bound}"
     );
     assert!(said("[cluster]\nworkers = \"x\"\n").contains("cluster.workers"));
-    let missing = load_from(&nowhere(), Role::Server, &[], Some(Path::new("/nonexistent/x.toml")), &[]);
+    let missing = load_from(nowhere(), Role::Server, &[], Some(Path::new("/nonexistent/x.toml")), &[]);
     assert!(missing.unwrap_err().to_string().contains("--config"));
 }
 
@@ -168,8 +179,7 @@ fn local_workers_of_machines_become_ranks() {
     let ours = ("GRADWIRE_CLUSTER__WORKERS", "7");
     assert_eq!(settings(&[&machines[..], &local[..], &[ours]].concat()).cluster.workers, 7);
 
-    let server =
-        |pairs: &[(&str, &str)]| load_from(&nowhere(), Role::Server, &env(pairs), None, &[]).unwrap();
+    let server = |pairs: &[(&str, &str)]| load_from(nowhere(), Role::Server, &env(pairs), None, &[]).unwrap();
     assert_eq!(server(&[("DMLC_SERVER_ID", "1"), ("DMLC_WORKER_ID", "2")]).settings.node.rank, Some(1));
     let said = |pairs: &[(&str, &str)]| load(pairs, &[]).unwrap_err().to_string();
     assert!(
@@ -214,7 +224,7 @@ struct Cli {
 
 fn by_flags(flags: &[&str]) -> Result<Settings, SettingsError> {
     let cli = Cli::parse_from(std::iter::once(&"x").chain(flags));
-    load_from(&nowhere(), Role::Worker, &[], None, &cli.common.overrides()?).map(|loaded| loaded.settings)
+    load_from(nowhere(), Role::Worker, &[], None, &cli.common.overrides()?).map(|loaded| loaded.settings)
 }
 
 #[test]
@@ -233,4 +243,16 @@ fn flags_set_what_they_say() {
     assert_eq!(by_flags(&["--set", "cluster.lanes=3"]).unwrap().cluster.lanes, 3);
     assert!(by_flags(&["--set", "lanes"]).unwrap_err().to_string().contains("KEY=VALUE"));
     assert!(by_flags(&["--scheduler", "host"]).unwrap_err().to_string().contains("HOST:PORT"));
+}
+
+/// Messages say which flag a setting came from.
+#[test]
+fn text_of_a_key_is_not_repeated_as_where_it_came_from() {
+    let key = "security.key=-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----";
+    let cli = Cli::parse_from(["x", "--set", key, "--set", "security.ca=ca.pem"]);
+    let origins: Vec<_> = cli.common.overrides().unwrap().into_iter().map(|flag| flag.origin).collect();
+    assert_eq!(origins, ["--set security.key", "--set security.ca=ca.pem"]);
+    let misspelt = key.replace("security.key", "security.kee");
+    let told = by_flags(&["--set", &misspelt]).unwrap_err().to_string();
+    assert!(told.contains("did you mean security.key") && !told.contains("secret"), "{told}");
 }

@@ -285,3 +285,9 @@ proptest! {
         prop_assert!(reader.read(&bytes, slot_bytes_for(CHUNK_BYTES_DEFAULT)).is_err());
     }
 }
+
+#[test]
+fn the_page_of_the_protocol_says_this_version() {
+    let row = format!("\n| {} | header, block table", super::header::BATCH_VERSION);
+    assert!(include_str!("../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
+}

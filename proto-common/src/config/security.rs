@@ -18,6 +18,16 @@ pub enum SecurityMode {
     Off,
 }
 
+/// How a line of PEM begins, and what a private key is called there.
+const PEM_MARKS: [&str; 2] = ["-----BEGIN", "PRIVATE KEY"];
+
+/// Is a setting that may be a file's name or PEM text itself such text? Whatever stands before it (a mark of byte order, attributes
+/// of a bag, quotes): messages show names of files, and are not to show a key.
+#[must_use]
+pub fn is_pem(setting: &str) -> bool {
+    setting.contains(['\n', '\r']) || PEM_MARKS.iter().any(|mark| setting.contains(mark))
+}
+
 /// Text that no log and no message shows.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -43,7 +53,7 @@ pub struct SecuritySettings {
     pub ca: Option<String>,
     /// This process's certificate, a file of PEM. `gradwire certs issue` makes it.
     pub certificate: Option<String>,
-    /// Its private key, a file of PEM that only this process's user can read.
+    /// Its private key, a file of PEM that only this process's user or group can read.
     pub key: Option<Hidden>,
     /// Encrypt what the tcp driver carries between hosts, too; RDMA devices, which cannot, are then not used. Both sides need it.
     pub encrypt_data: bool,
@@ -123,6 +133,27 @@ mod tests {
         assert_eq!(bare.validate().unwrap_err().key, "security.encrypt_data");
         let off = SecuritySettings { mode: SecurityMode::Off, ..whole() };
         assert_eq!(off.validate().unwrap_err().key, "security.encrypt_data");
+    }
+
+    #[test]
+    fn text_is_known_from_names_whatever_stands_around_it() {
+        let key = "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n";
+        for text in [
+            key.to_owned(),
+            format!("\u{feff}{key}"),
+            format!("\"{key}\""),
+            format!("Bag Attributes\n    friendlyName: worker\n{key}"),
+            key.replace('\n', "\\n"),
+            key.replace('\n', " "),
+            "MIGHAgEAMBMGByqGSM49\nAgEGCCqGSM49AwEH".into(),
+            "MIGHAgEAMBMGByqGSM49\rAgEGCCqGSM49AwEH".into(),
+            "BEGIN EC PRIVATE KEY".into(),
+        ] {
+            assert!(is_pem(&text), "{text:?}");
+        }
+        for name in ["", "key.pem", "/etc/gradwire/tls/key.pem", "./my keys/BEGIN.pem"] {
+            assert!(!is_pem(name), "{name}");
+        }
     }
 
     #[test]

@@ -124,4 +124,13 @@ mod tests {
         assert!(text.contains("docs/upgrading.md"), "{text}");
         assert!(said(build(9, ""), build(8, "1")).contains("the older one is the scheduler"));
     }
+
+    #[test]
+    fn pages_say_this_version_and_these_words() {
+        let row = format!("\n| {PROTOCOL_VERSION} | control messages");
+        assert!(include_str!("../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
+        let refused = RefusalReason::Protocol { theirs: build(10, "0.1.0"), ours: build(11, "0.2.0") };
+        let page = include_str!("../../../docs/troubleshooting.md");
+        assert!(page.contains(&refused.to_string()), "docs/troubleshooting.md has other words than {refused}");
+    }
 }

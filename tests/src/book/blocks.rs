@@ -9,7 +9,7 @@ pub const REASONS: [(&str, &str); 9] = [
     ("needs-build", "it builds, for minutes"),
     ("needs-slurm", "it needs Slurm; the suite slurm runs such commands"),
     ("needs-kubernetes", "it needs a Kubernetes cluster"),
-    ("needs-systemd", "it needs a service manager; the suite systemd runs such commands"),
+    ("needs-systemd", "it needs a service manager; the suites systemd and package run such commands"),
     ("needs-rdma", "it needs an RDMA device; the suite guest runs such commands"),
     ("needs-python", "it needs the Python package; the suites python, torch and mxnet run such commands"),
     ("needs-terminal", "it draws in a terminal, or goes on until it is told to end"),

@@ -7,6 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Programs whose command lines are held against their help.
 pub const PROGRAMS: [&str; 4] = ["gradwire", "gradwire-scheduler", "gradwire-server", "gradwire-worker"];
 
+/// Commands whose arguments may have our programs' names and start nothing.
+const OTHERS: [&str; 11] =
+    ["systemctl", "cp", "cargo", "pkill", "pgrep", "cat", "ls", "grep", "chgrp", "install", "useradd"];
+
 /// What a program, or a subcommand, takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -108,13 +112,8 @@ fn in_shell(text: &str, line: usize) -> Vec<Line> {
     for words in commands(text) {
         let named = |word: &String| PROGRAMS.iter().any(|program| word.rsplit('/').next() == Some(*program));
         let Some(at) = words.iter().position(named) else { continue };
-        // In the place of an argument it is somebody's value, such as a unit's name.
-        if at == 0
-            || !matches!(
-                words[0].as_str(),
-                "systemctl" | "cp" | "cargo" | "pkill" | "pgrep" | "cat" | "ls" | "grep"
-            )
-        {
+        // In the place of an argument it is somebody's value, such as a unit's name, or the group's.
+        if at == 0 || !OTHERS.contains(&words[0].as_str()) {
             found.push(Line { line, words: words[at..].to_vec() });
         }
     }
@@ -259,7 +258,7 @@ mod tests {
     #[test]
     fn command_lines_are_found_in_blocks_and_in_backticks() {
         let page = "See `gradwire status --json` and `gradwire.toml`.\n```sh\nA=1 srun gradwire launch \\\n  -n 2 x | cat # gradwire no\n\
-                    systemctl start gradwire-server\n```\n";
+                    systemctl start gradwire-server\nchgrp gradwire x\n```\n";
         let lines = command_lines(page);
         let words: Vec<String> =
             lines.iter().map(|line| format!("{}: {}", line.line, line.words.join(" "))).collect();

@@ -190,7 +190,7 @@ class Client(_native.Client):
 def connect(config: str | os.PathLike[str] | None = None, /, **settings: Any) -> Client:
     """Joins the cluster that settings name, and waits until all of it is there.
 
-    Settings come from defaults, /etc/gradwire/worker.toml and ./gradwire.toml (or `config` alone), `DMLC_*` and
+    Settings come from defaults, ./gradwire.toml (or `config`, or the file that GRADWIRE_CONFIG names), `DMLC_*` and
     `GRADWIRE_*` variables, and then these: `deadlines__operation_ms=5000`, or `**{"deadlines.operation_ms": 5000}`. Two
     are short: `scheduler="HOST:PORT"`, and `transport="shm" | "tcp" | "verbs"`, which turns the others off.
     `gradwire.settings_reference()` lists all.

@@ -177,6 +177,9 @@ pub struct MemberStatus {
     pub data_address: Option<String>,
     /// Its HTTP endpoints.
     pub http_address: Option<String>,
+    /// What its host calls itself; none of one that has not come to this scheduler.
+    #[serde(default)]
+    pub host: Option<String>,
     /// Milliseconds since it last said anything.
     pub silent_ms: u64,
     /// It said goodbye.

@@ -51,6 +51,8 @@ pub struct Register {
     pub data_address: Option<String>,
     /// Where its HTTP endpoints are, if any.
     pub http_address: Option<String>,
+    /// What its host calls itself, for people.
+    pub host: Option<String>,
     /// Operating system process id, for people.
     pub pid: u32,
     /// The drivers it can offer.

@@ -237,6 +237,7 @@ fn register(
         wanted_rank: settings.node.rank.map(Rank),
         data_address: Some(format!("{host}:{port}")),
         http_address: daemon::targets::reachable(http, &advertised),
+        host: daemon::host::name(),
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, missing)?,
         resume: None,

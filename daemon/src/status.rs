@@ -190,9 +190,9 @@ pub struct MemberStatus {
     pub round: u64,
     /// Operations in flight.
     pub in_flight: u64,
-    /// Its oldest operation in flight.
+    /// Its oldest operation in flight, or a lane that does not answer.
     pub oldest: Option<Wait>,
-    /// The oldest operations of further workers (servers).
+    /// What else waits: the oldest operations of further workers (servers), and further lanes.
     #[serde(default)]
     pub others: Vec<Wait>,
     /// Its links (workers).

@@ -14,6 +14,13 @@ pub fn offer(policies: Policies, missing: Vec<(Driver, String)>) -> io::Result<O
     Ok(Offer { host: host_identity()?, uid: rustix::process::geteuid().as_raw(), policies, missing })
 }
 
+/// What this host calls itself: not where it is reached, but where people look for it. None where that is no text.
+#[must_use]
+pub fn name() -> Option<String> {
+    let name = rustix::system::uname().nodename().to_str().ok().map(str::to_owned);
+    name.filter(|name| !name.is_empty())
+}
+
 /// A fresh random id of a process's life (or of a client's, where one process has several); never zero.
 pub fn new_incarnation() -> Result<Incarnation, Failure> {
     let mut bytes = [0u8; 8];
@@ -34,6 +41,12 @@ mod tests {
     #[test]
     fn this_host_is_itself() {
         assert_eq!(offer(Policies::default(), Vec::new()).unwrap().host, host_identity().unwrap());
+    }
+
+    #[test]
+    fn its_name_is_the_kernels() {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        assert_eq!(super::name().as_deref(), Some(name.trim()));
     }
 
     #[test]

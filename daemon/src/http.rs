@@ -1,33 +1,39 @@
 //! The HTTP endpoints of every daemon: `/metrics`, `/healthz`, `/readyz`, `/status`, `/trace` with `/trace/clock`; the scheduler's
 //! `/targets`, and documents that are part of the program. Bounded in connections and time. It must not change anything: every endpoint is a GET that looks.
 
+mod place;
+
 use crate::exit::Failure;
 use crate::flight::Flight;
 use crate::metrics;
 use crate::shutdown::Shutdown;
 use anyhow::Context as _;
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use place::{Place, Places};
 use prometheus::Registry;
 use proto_common::error::ExitCode;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
-/// Connections served at once; more wait in the listener's backlog.
-const CONNECTIONS_MAX: usize = 64;
 /// Milliseconds a client has to send its request head.
 const HEADER_MS: u64 = 5_000;
 /// Milliseconds a connection may live, whatever it does; scrapers reconnect.
 const CONNECTION_MS: u64 = 60_000;
+/// Documents of what the recorder has that may be on their way at once, each of some 8 MiB: clients may read them slowly.
+const TRACES_MAX: usize = 2;
 
 /// With each document: nothing but what comes from this address is loaded or run, nothing is sent elsewhere, nobody frames it.
 const DOCUMENT_HEADERS: [(HeaderName, &str); 6] = [
@@ -66,7 +72,7 @@ pub struct HttpState {
     status: Arc<Status>,
     targets: Option<Arc<Status>>,
     flight: Option<Flight>,
-    /// One at a time is made of what the recorder has: it is megabytes.
+    /// A place for each of [`TRACES_MAX`].
     tracing: Arc<Semaphore>,
     documents: &'static [Document],
 }
@@ -85,7 +91,7 @@ impl HttpState {
             status: Arc::new(status),
             targets: None,
             flight: None,
-            tracing: Arc::new(Semaphore::new(1)),
+            tracing: Arc::new(Semaphore::new(TRACES_MAX)),
             documents: &[],
         }
     }
@@ -151,17 +157,10 @@ pub fn spawn(listener: TcpListener, state: HttpState, mut shutdown: Shutdown) ->
 }
 
 async fn accept(listener: TcpListener, router: Router) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // The semaphore is never closed, so acquiring cannot fail.
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+    let places = Places::new();
+    while let Some(place) = places.next().await {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let router = router.clone();
-                tokio::spawn(async move {
-                    serve(stream, router).await;
-                    drop(place);
-                });
-            }
+            Ok((stream, _)) => drop(tokio::spawn(serve(stream, router.clone(), place))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept an HTTP connection");
                 // Out of file descriptors: no event tells when there are some again.
@@ -171,15 +170,29 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn serve(stream: TcpStream, router: Router) {
+async fn serve(stream: TcpStream, router: Router, place: Place) {
+    let (client, service) = (place.client().clone(), TowerToHyperService::new(router));
+    let answer = move |request: hyper::Request<Incoming>| {
+        let (asks, answer) = (client.asks(), service.call(request));
+        async move {
+            let answer = answer.await;
+            drop(asks);
+            answer
+        }
+    };
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(HEADER_MS))
         .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let limit = Duration::from_millis(CONNECTION_MS);
-    if let Ok(Err(error)) = tokio::time::timeout(limit, connection).await {
-        tracing::debug!(%error, "HTTP connection ended");
+        .serve_connection(TokioIo::new(place.client().watched(stream)), service_fn(answer));
+    tokio::select! {
+        ended = connection => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "HTTP connection ended");
+            }
+        }
+        () = place.lost() => tracing::debug!("an idle HTTP connection made room for others"),
+        () = tokio::time::sleep(Duration::from_millis(CONNECTION_MS)) => {}
     }
 }
 
@@ -215,22 +228,33 @@ async fn show_targets(State(state): State<HttpState>) -> Response {
 
 async fn show_trace(State(state): State<HttpState>) -> Response {
     let Some(flight) = state.flight else { return no_flight() };
-    let Ok(_place) = state.tracing.try_acquire() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "it is being shown to somebody else; ask again\n")
-            .into_response();
+    let Ok(place) = state.tracing.try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "it is being shown to others; ask again\n").into_response();
     };
     // This thread has heartbeats to send.
     let made = tokio::task::spawn_blocking(move || serde_json::to_string(&flight.dump("asked")));
     match made.await {
-        Ok(Ok(text)) => as_json(text),
+        Ok(Ok(text)) => as_json(Bytes::from_owner(Trace { text: text + "\n", _place: place })),
         _ => (StatusCode::INTERNAL_SERVER_ERROR, "it cannot be shown\n").into_response(),
+    }
+}
+
+/// A document that has its place until all of it is sent, or its connection has ended.
+struct Trace {
+    text: String,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Trace {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 }
 
 /// Short, so that who asks knows how old the answer is.
 async fn show_clock(State(state): State<HttpState>) -> Response {
     let stamp = state.flight.map(|flight| flight.stamp());
-    stamp.map_or_else(no_flight, |stamp| as_json(serde_json::to_string(&stamp).unwrap_or_default()))
+    stamp.map_or_else(no_flight, |stamp| as_json(serde_json::to_string(&stamp).unwrap_or_default() + "\n"))
 }
 
 fn no_flight() -> Response {
@@ -238,19 +262,22 @@ fn no_flight() -> Response {
 }
 
 fn json(body: &Status) -> Response {
-    as_json(body().to_string())
+    as_json(body().to_string() + "\n")
 }
 
-fn as_json(text: String) -> Response {
-    let body = text + "\n";
-    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body).into_response()
+fn as_json(body: impl Into<Body>) -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    let body: Body = body.into();
+    (kind, body).into_response()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flight::{Event, Kind};
     use proto_common::ids::Role;
     use serde_json::json;
+    use std::time::Instant;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -285,8 +312,8 @@ mod tests {
         assert!(stamp.contains("\"wall_ns\":"), "{stamp}");
         let trace = get(address, "/trace").await;
         assert!(trace.starts_with("HTTP/1.1 200") && trace.contains("\"threads\":[]"), "{trace}");
-        let _place = tracing.try_acquire().unwrap();
-        assert!(get(address, "/trace").await.starts_with("HTTP/1.1 503"), "one at a time");
+        let _places = tracing.try_acquire_many(TRACES_MAX as u32).expect("it was sent");
+        assert!(get(address, "/trace").await.starts_with("HTTP/1.1 503"), "so many at a time");
         let document = get(address, "/x.css").await;
         assert!(document.starts_with("HTTP/1.1 200") && document.ends_with("\r\na{}"), "{document}");
         for header in ["content-type: text/css\r", "content-security-policy: default-src 'none';", "nosniff"]
@@ -296,6 +323,52 @@ mod tests {
         assert!(get(address, "/y.css").await.starts_with("HTTP/1.1 404"));
         trigger.fire("test over");
         task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_trace_has_its_place_until_it_is_read() {
+        let mut settings = proto_common::config::Settings::default();
+        settings.log.recorder_events = 1 << 17;
+        let flight = Flight::embedded(Role::Server, &settings);
+        let mut recorder = flight.thread("lane 0".into());
+        // More than what sockets take.
+        let most = u64::MAX;
+        let event = Event { key: most, round: most, bytes: most, extra: most, ..Event::of(Kind::Reduce) };
+        (0..1 << 17).for_each(|_| recorder.note(event));
+        let listener = bind("127.0.0.1:0").await.unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let registry = metrics::registry(Role::Server).unwrap();
+        let state = HttpState::new(registry, || Ok(()), || json!({})).with_flight(flight);
+        let (_trigger, shutdown) = crate::shutdown::channel();
+        spawn(listener, state, shutdown);
+        let mut slow = Vec::new();
+        for _ in 0..TRACES_MAX {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /trace HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+            assert_eq!(stream.read_u8().await.unwrap(), b'H', "it is made, and being sent");
+            slow.push(stream);
+        }
+        assert!(get(address, "/trace").await.starts_with("HTTP/1.1 503"), "nobody has read one yet");
+        let mut rest = String::new();
+        slow.pop().unwrap().read_to_string(&mut rest).await.unwrap();
+        assert!(rest.starts_with("TTP/1.1 200") && rest.ends_with("}\n"));
+        assert!(get(address, "/trace").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn clients_that_say_nothing_do_not_keep_others_out() {
+        let listener = bind("127.0.0.1:0").await.unwrap().unwrap();
+        let address = listener.local_addr().unwrap();
+        let registry = metrics::registry(Role::Server).unwrap();
+        let (_trigger, shutdown) = crate::shutdown::channel();
+        spawn(listener, HttpState::new(registry, || Ok(()), || json!({})), shutdown);
+        let mut silent = Vec::new();
+        for _ in 0..place::PLACES {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let begun = Instant::now();
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        assert!(begun.elapsed() < Duration::from_millis(HEADER_MS - 1_000), "{:?}", begun.elapsed());
     }
 
     #[tokio::test]

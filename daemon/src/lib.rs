@@ -50,6 +50,7 @@ pub mod exit;
 pub mod flight;
 pub mod host;
 pub mod http;
+pub mod lanes;
 pub mod logging;
 pub mod manual;
 pub mod metrics;

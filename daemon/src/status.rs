@@ -177,6 +177,9 @@ pub struct MemberStatus {
     pub data_address: Option<String>,
     /// Its HTTP endpoints.
     pub http_address: Option<String>,
+    /// What its host calls itself; none of one that has not come to this scheduler.
+    #[serde(default)]
+    pub host: Option<String>,
     /// Milliseconds since it last said anything.
     pub silent_ms: u64,
     /// It said goodbye.
@@ -187,9 +190,9 @@ pub struct MemberStatus {
     pub round: u64,
     /// Operations in flight.
     pub in_flight: u64,
-    /// Its oldest operation in flight.
+    /// Its oldest operation in flight, or a lane that does not answer.
     pub oldest: Option<Wait>,
-    /// The oldest operations of further workers (servers).
+    /// What else waits: the oldest operations of further workers (servers), and further lanes.
     #[serde(default)]
     pub others: Vec<Wait>,
     /// Its links (workers).

@@ -146,6 +146,7 @@ impl Rig {
             wanted_rank,
             data_address: Some("h:1".into()),
             http_address: None,
+            host: None,
             pid: 1,
             offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
             resume: resume.as_ref().map(Resume::head),

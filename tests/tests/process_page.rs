@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
 
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE, Place};
-use gradwire_tests::rigs::job::join;
+use gradwire_tests::rigs::job::{declare, join, round, summed};
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::programs::program;
 use gradwire_worker::ClientError;
@@ -74,6 +74,31 @@ fn what_a_trainer_reports_and_what_servers_have_is_in_status() {
             assert!(server.resident_bytes > 1 << 20 && worker.resident_bytes > 1 << 20);
             return;
         }
+        assert!(Instant::now() < deadline, "no heartbeat told of it: {status:?}");
+    }
+}
+
+#[test]
+fn each_link_has_its_own_bytes_and_each_member_its_host() {
+    let mut cluster = Cluster::new(2, 1, &["--set", "deadlines.heartbeat_ms=50"]);
+    cluster.add_servers(2, &[]);
+    let clients = join(&cluster, 1, |_| {});
+    // It is small, so one server has all of it.
+    declare(&clients, &[summed(1, 64)]);
+    round(&clients, 1);
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = cluster.status();
+        let links = status.members.iter().flat_map(|member| &member.links);
+        let mut moved: Vec<(u64, u64)> = links.map(|link| (link.sent_bytes, link.received_bytes)).collect();
+        moved.sort_unstable();
+        let is_idle = status.members.iter().all(|member| member.in_flight == 0);
+        if is_idle && moved == [(0, 0), (256, 256)] {
+            assert!(status.members.iter().all(|member| member.host.as_deref() == Some(host.trim())));
+            return;
+        }
+        assert!(moved.iter().filter(|one| **one != (0, 0)).count() <= 1, "{moved:?}");
         assert!(Instant::now() < deadline, "no heartbeat told of it: {status:?}");
     }
 }

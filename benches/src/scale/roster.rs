@@ -122,6 +122,7 @@ fn register(role: Role, number: u64) -> Register {
         wanted_rank: None,
         data_address: (role == Role::Server).then(|| format!("model:{number}")),
         http_address: None,
+        host: None,
         pid: 0,
         offer: Offer { host: String::new(), uid: 0, policies, missing: Vec::new() },
         resume: None,

@@ -5,7 +5,7 @@
 use super::cluster::{Cluster, Seat};
 use super::report::median;
 use super::watch::Watch;
-use crate::status::get;
+use crate::status::{Whose, get};
 use proto_common::ids::Role;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -236,7 +236,7 @@ fn resident(status: &str) -> Option<f64> {
 }
 
 async fn registered(http: &str) -> f64 {
-    let answer = timeout(Duration::from_millis(METRICS_MS), get(http, "/metrics")).await;
+    let answer = timeout(Duration::from_millis(METRICS_MS), get(Whose::Member, http, "/metrics")).await;
     let text = answer.ok().and_then(Result::ok).unwrap_or_default();
     metric(&String::from_utf8_lossy(&text), "gradwire_registered_bytes ")
 }

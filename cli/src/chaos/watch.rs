@@ -2,7 +2,7 @@
 //! was struck is not asked, and what it said before counts until it is another life.
 
 use super::cluster::{Cluster, Seat};
-use crate::status::get;
+use crate::status::{Whose, get};
 use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
 use proto_common::ids::Role;
 use serde::Deserialize;
@@ -61,7 +61,7 @@ impl Watch {
             let of_scheduler = (seat.role == Role::Scheduler).then_some(cluster.http.as_str());
             let Some(http) = of_scheduler.or(self.http_of(life.pid)) else { continue };
             for path in ["/status", "/metrics"] {
-                let answer = timeout(Duration::from_millis(ANSWER_MS), get(http, path)).await;
+                let answer = timeout(Duration::from_millis(ANSWER_MS), get(Whose::Member, http, path)).await;
                 if let Ok(Ok(text)) = answer {
                     cluster.keep(*seat, path.trim_start_matches('/'), &text);
                 }
@@ -116,6 +116,6 @@ impl Watch {
 }
 
 async fn ask<T: for<'a> Deserialize<'a>>(address: &str) -> Option<T> {
-    let answer = timeout(Duration::from_millis(ANSWER_MS), get(address, "/status")).await;
+    let answer = timeout(Duration::from_millis(ANSWER_MS), get(Whose::Member, address, "/status")).await;
     serde_json::from_slice(&answer.ok()?.ok()?).ok()
 }

@@ -75,6 +75,7 @@ async fn ask(
         wanted_rank: None,
         data_address: None,
         http_address: None,
+        host: None,
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, Vec::new())?,
         resume: None,

@@ -8,7 +8,7 @@ use super::output::{LogFile, Printer, PrinterThread, Tail, Target, Way, forward}
 use super::plan::{ChildSpec, Plan};
 use super::remote::{ALIVE_WORD_MS, Reach, why_not_started, words_of_line};
 use super::restart::Restarts;
-use crate::status::get;
+use crate::status::{Whose, get};
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::status::{ClusterStatus, JobPhase};
@@ -456,7 +456,8 @@ impl Supervisor {
 
     /// What the scheduler says of the cluster, where it says anything.
     async fn ask(&self) -> Option<ClusterStatus> {
-        let asked = timeout(Duration::from_millis(ASK_MS), get(self.status_at.as_ref()?, "/status")).await;
+        let asked = get(Whose::Scheduler, self.status_at.as_ref()?, "/status");
+        let asked = timeout(Duration::from_millis(ASK_MS), asked).await;
         serde_json::from_slice(&asked.ok()?.ok()?).ok()
     }
 

@@ -14,21 +14,44 @@ const GET_MS: u64 = 5_000;
 /// Bytes of an answer: thousands of members with all their links.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
+/// Whose endpoints an address is believed to be: what to do where it does not answer differs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Whose {
+    Scheduler,
+    Member,
+}
+
+impl Whose {
+    fn fix(self) -> &'static str {
+        match self {
+            Self::Scheduler => "is the scheduler running, and is this its HTTP address?",
+            Self::Member => "does it live, and can its HTTP endpoints (node.http) be reached from here?",
+        }
+    }
+
+    fn no_http(self) -> &'static str {
+        match self {
+            Self::Scheduler => "give the scheduler's HTTP address, not its control address",
+            Self::Member => "something else has its address: is it the member's still?",
+        }
+    }
+}
+
 /// The body of `http://address/path`.
-pub(crate) async fn get(address: &str, path: &str) -> Result<Vec<u8>, anyhow::Error> {
-    let fix = "is the scheduler running, and is this its HTTP address?";
+pub(crate) async fn get(whose: Whose, address: &str, path: &str) -> Result<Vec<u8>, anyhow::Error> {
+    let fix = whose.fix();
     let whole = timeout(Duration::from_millis(GET_MS), exchange(address, path)).await;
     let answer = whole
         .with_context(|| format!("{address} has not answered within {GET_MS} ms; {fix}"))
         .code(ExitCode::SchedulerUnreachable)?
         .with_context(|| format!("cannot ask {address}; {fix}"))
         .code(ExitCode::SchedulerUnreachable)?;
-    body(address, answer)
+    body(whose, address, answer)
 }
 
 /// What the scheduler at `address` says of its job, and the same as it came.
 pub(crate) async fn get_status(address: &str) -> Result<(ClusterStatus, Vec<u8>), anyhow::Error> {
-    let body = get(address, "/status").await?;
+    let body = get(Whose::Scheduler, address, "/status").await?;
     let status = serde_json::from_slice(&body).map_err(|error| {
         let text = format!("{address} does not answer like a scheduler of this release: {error}");
         Failure::message(ExitCode::Failure, text)
@@ -45,10 +68,10 @@ async fn exchange(address: &str, path: &str) -> std::io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-fn body(address: &str, mut answer: Vec<u8>) -> Result<Vec<u8>, anyhow::Error> {
+fn body(whose: Whose, address: &str, mut answer: Vec<u8>) -> Result<Vec<u8>, anyhow::Error> {
     const END: &[u8] = b"\r\n\r\n";
     let Some(end) = answer.windows(END.len()).position(|window| window == END) else {
-        bail!("{address} does not speak HTTP; give the scheduler's HTTP address, not its control address");
+        bail!("{address} does not speak HTTP; {}", whose.no_http());
     };
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let first = head.lines().next().unwrap_or_default().to_owned();
@@ -71,7 +94,9 @@ mod tests {
     use super::*;
 
     fn parse(answer: &str) -> Result<String, String> {
-        body("x", answer.into()).map(|b| String::from_utf8(b).unwrap()).map_err(|e| e.to_string())
+        body(Whose::Scheduler, "x", answer.into())
+            .map(|b| String::from_utf8(b).unwrap())
+            .map_err(|e| e.to_string())
     }
 
     #[test]
@@ -86,8 +111,10 @@ mod tests {
     #[tokio::test]
     async fn nobody_there_has_a_code_and_a_fix() {
         let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        let error = get(&free.to_string(), "/status").await.unwrap_err();
+        let error = get(Whose::Scheduler, &free.to_string(), "/status").await.unwrap_err();
         assert_eq!(daemon::exit::code_of(&error), ExitCode::SchedulerUnreachable);
         assert!(error.to_string().contains("is the scheduler running"), "{error}");
+        let error = get(Whose::Member, &free.to_string(), "/trace").await.unwrap_err().to_string();
+        assert!(error.contains("node.http") && !error.contains("scheduler"), "{error}");
     }
 }

@@ -160,6 +160,7 @@ mod tests {
             build: "0.1.0".into(),
             data_address: None,
             http_address: Some("127.0.0.1:5\x1b[31m".into()),
+            host: None,
             silent_ms: 20,
             left: false,
             links_ready: true,

@@ -296,7 +296,10 @@ impl Writer<'_> {
         match event.kind {
             Kind::Operation => {
                 put("sent_after_ms", in_ms(event.chunk.into()).into());
-                put("last_server", event.peer.into());
+                // Of one that failed nobody is the last who answered.
+                if event.peer != NOBODY {
+                    put("last_server", event.peer.into());
+                }
             }
             Kind::Round => {
                 put("last_worker", event.peer.into());

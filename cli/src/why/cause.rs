@@ -6,6 +6,7 @@ use daemon::status::{ClusterStatus, JobPhase, MemberStatus};
 use proto_common::ids::{MemberId, Role};
 use proto_common::message::{PortReport, Wait, WaitCause};
 use serde::Serialize;
+use std::net::IpAddr;
 
 /// Rounds take their time: a wait shorter than this and than so many rounds holds nobody up.
 const WAIT_MIN_MS: u64 = 1_000;
@@ -75,7 +76,10 @@ fn silent(status: &ClusterStatus) -> Vec<Finding> {
         Finding::new(
             format!("nothing was heard of {who} for {silent}"),
             vec![format!("it counts as dead after {}", duration(status.silence_ms))],
-            format!("see whether {} is stopped, swaps, or is cut off from the network", place(member)),
+            format!(
+                "see whether {} is stopped, swaps, or is cut off from the network",
+                place(status, member)
+            ),
         )
     };
     status.members.iter().filter(is_silent).map(finding).collect()
@@ -121,6 +125,8 @@ enum End<'a> {
     Absent(MemberId),
     /// It waits, for this reason, and for nobody else.
     Stays(&'a MemberStatus, WaitCause),
+    /// A lane of it does not answer, as this says.
+    Stuck(&'a MemberStatus, &'a str),
     /// They wait for one another.
     Circle(Vec<MemberId>),
 }
@@ -133,7 +139,7 @@ impl<'a> Chain<'a> {
             passed.push((id(at), wait.of));
             ports.extend(port_line(at));
             seen.push(format!("{}: {}, for {}", id(at), wait.what, duration(wait.waited_ms)));
-            let Some(next) = next(status, wait) else { break End::Stays(at, wait.cause) };
+            let Some(next) = next(status, wait) else { break end_at(at, wait) };
             let next = match next {
                 Ok(next) => next,
                 Err(absent) => break End::Absent(absent),
@@ -160,26 +166,63 @@ impl<'a> Chain<'a> {
         let Self { status, seen, end } = self;
         let waited = duration(waited_ms);
         let (what, fix) = match end {
-            End::Idle(member) => (
-                format!("{} is what the others wait for, for {waited}", id(member)),
-                format!(
-                    "it has nothing under way, so its trainer computes, reads data or is stopped: look at what {} does",
-                    place(member)
-                ),
-            ),
+            End::Idle(member) => {
+                (format!("{} is what the others wait for, for {waited}", id(member)), idle(status, member))
+            }
             End::Absent(who) => (
                 format!("{who} is what the others wait for, for {waited}, and it is not there"),
                 "its log says why it ended; start it again".to_owned(),
             ),
-            End::Circle(who) => (
-                format!("{} wait for one another, for {waited}", names(&who)),
-                "workers take their tensors in different orders, each waiting for one before it pushes the next: push all \
-                 before you wait, or keep one order"
-                    .to_owned(),
-            ),
+            End::Circle(who) => circle(&who, &waited),
             End::Stays(member, cause) => stays(status, member, cause, &waited),
+            End::Stuck(member, what) => (
+                format!("{}: {what}, for {waited}", id(member)),
+                format!(
+                    "its data thread is stuck, or gets no processor: see what {} does, and its log",
+                    place(status, member)
+                ),
+            ),
         };
         Finding { what, seen, fix }
+    }
+}
+
+/// The end at one who waits for nobody else. Only a lane that does not answer is a wait of its own lane's for no worker.
+fn end_at<'a>(at: &'a MemberStatus, wait: &'a Wait) -> End<'a> {
+    match (wait.cause, wait.of) {
+        (WaitCause::Lane, None) => End::Stuck(at, &wait.what),
+        (cause, _) => End::Stays(at, cause),
+    }
+}
+
+/// What to do about a worker that others wait for, and that waits for nobody.
+fn idle(status: &ClusterStatus, member: &MemberStatus) -> String {
+    let place = place(status, member);
+    match member.in_flight {
+        0 => format!(
+            "it has nothing under way, so its trainer computes, reads data or is stopped: look at what {place} does"
+        ),
+        count => format!(
+            "it has {count} operations under way and has waited long for none of them, so it is late, and not at rest: look at \
+             what {place} does, and what else runs beside it"
+        ),
+    }
+}
+
+/// Workers that wait for one another, or one that waits for itself.
+fn circle(who: &[MemberId], waited: &str) -> (String, String) {
+    match who {
+        [one] => (
+            format!("{one} waits for itself, for {waited}"),
+            "it waits for a round that it has not contributed to itself: push to a tensor before you wait for that round of it"
+                .to_owned(),
+        ),
+        _ => (
+            format!("{} wait for one another, for {waited}", names(who)),
+            "workers take their tensors in different orders, each waiting for one before it pushes the next: push all before \
+             you wait, or keep one order"
+                .to_owned(),
+        ),
     }
 }
 
@@ -228,7 +271,11 @@ fn member_line(member: &MemberStatus) -> String {
 fn port_line(member: &MemberStatus) -> Option<String> {
     let PortReport { device, port, trouble } = member.port.as_ref()?;
     let counts: Vec<String> = trouble.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    Some(format!("{}: port {port} of RDMA device {device} has lately counted {}", id(member), counts.join(", ")))
+    Some(format!(
+        "{}: port {port} of RDMA device {device} has lately counted {}",
+        id(member),
+        counts.join(", ")
+    ))
 }
 
 /// What it is when one waits and nobody else is to blame.
@@ -245,17 +292,20 @@ fn stays(status: &ClusterStatus, member: &MemberStatus, cause: WaitCause, waited
                 format!(
                     "raise checkpoint.memory_bytes, write to a faster place than checkpoint.directory, or less often \
                      (checkpoint.every_rounds); see the disk of {}",
-                    place(member)
+                    place(status, member)
                 ),
             )
         }
         WaitCause::Handler => (
             format!("a handler of the program at {who} has not answered, for {waited}"),
-            format!("look at what {} does", place(member)),
+            format!("look at what {} does", place(status, member)),
         ),
         WaitCause::Credits => (
             format!("{who} has granted no slot of its inbox, for {waited}"),
-            format!("it is busy or full: look at {}; more slots are memory.inbox_slots", place(member)),
+            format!(
+                "it is busy or full: look at {}; more slots are memory.inbox_slots",
+                place(status, member)
+            ),
         ),
         WaitCause::Links => (
             format!("there is no connection to {who}, for {waited}"),
@@ -264,20 +314,20 @@ fn stays(status: &ClusterStatus, member: &MemberStatus, cause: WaitCause, waited
         ),
         WaitCause::Copies => (
             format!("{who} has not confirmed its copies, for {waited}"),
-            format!("look at {}, and at the network between the servers", place(member)),
+            format!("look at {}, and at the network between the servers", place(status, member)),
         ),
         WaitCause::Answers => (
             format!("{who} has not answered, for {waited}, and waits for nobody"),
             format!(
                 "what was sent, or its answer, is on its way: see that link's rate below RATE in `gradwire status`, and {}",
-                place(member)
+                place(status, member)
             ),
         ),
         _ => (
             format!("{who} has everything that it needs and has not finished, for {waited}"),
             format!(
                 "its data threads are busy: see the processors of {}; more of them are cluster.lanes",
-                place(member)
+                place(status, member)
             ),
         ),
     }
@@ -291,7 +341,7 @@ fn stragglers(status: &ClusterStatus) -> Vec<Finding> {
             seen.push(format!("it is {} rounds behind the first", slow.behind));
         }
         let member = status.members.iter().find(|member| id(member) == who);
-        let at = member.map_or_else(|| who.to_string(), place);
+        let at = member.map_or_else(|| who.to_string(), |member| place(status, member));
         Finding::new(
             format!("{who} is slower than the others, round after round"),
             seen,
@@ -350,14 +400,26 @@ fn full(status: &ClusterStatus) -> Vec<Finding> {
     found
 }
 
-/// Where to look for a member.
-fn place(member: &MemberStatus) -> String {
-    let address = member.http_address.as_ref().or(member.data_address.as_ref());
-    let host = address.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
-    match host {
+/// Where to look for a member: the host that its peers reach it by, or else what that calls itself. An address that means
+/// another host everywhere says something only where all of the job is on one.
+fn place(status: &ClusterStatus, member: &MemberStatus) -> String {
+    let on_one_host = status.members.iter().flat_map(hosts).all(is_loopback);
+    let mut reached = hosts(member).filter(|host| on_one_host || !is_loopback(host));
+    match reached.next().or(member.host.as_deref()) {
         Some(host) => format!("process {} on {host}", member.pid),
         None => format!("process {} of {}", member.pid, id(member)),
     }
+}
+
+/// Those of its addresses, the one for data first.
+fn hosts(member: &MemberStatus) -> impl Iterator<Item = &str> {
+    let addresses = [&member.data_address, &member.http_address].into_iter().flatten();
+    addresses.filter_map(|address| Some(address.rsplit_once(':')?.0))
+}
+
+fn is_loopback(host: &str) -> bool {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    bare == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

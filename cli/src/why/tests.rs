@@ -85,6 +85,48 @@ fn of_several_the_one_that_waits_for_nobody_is_the_cause() {
 }
 
 #[test]
+fn a_worker_with_something_under_way_is_not_said_to_rest() {
+    let busy = worker(1, json!({ "in_flight": 2 }));
+    let found = one(&behind_server(wait(WaitCause::Contributions, &[1], 3_000), &[busy]));
+    assert_eq!(found.what, "worker 1 is what the others wait for, for 3.1 s");
+    assert!(found.fix.starts_with("it has 2 operations under way"), "{}", found.fix);
+    let found = one(&behind_server(wait(WaitCause::Contributions, &[1], 3_000), &[worker(1, json!({}))]));
+    assert!(found.fix.starts_with("it has nothing under way"), "{}", found.fix);
+}
+
+#[test]
+fn where_to_look_is_said_as_it_is_known() {
+    let loopback = json!({ "data_address": "127.0.0.1:9", "http_address": "[::1]:90", "host": "node-a" });
+    let place = |members: &[Value]| {
+        let status = job(members, json!({}));
+        place(&status, status.members.last().unwrap())
+    };
+    let alone = [server(0, loopback.clone()), worker(1, json!({ "http_address": "localhost:7" }))];
+    assert_eq!(place(&alone), "process 4001 on localhost", "all of it is on this host");
+    let with = |data_address: &str| {
+        server(0, json!({ "data_address": data_address, "http_address": "127.0.0.1:90" }))
+    };
+    assert_eq!(
+        place(&[with("10.0.0.3:9")]),
+        "process 4000 on 10.0.0.3",
+        "and not where its HTTP endpoints are"
+    );
+    let here = json!({ "http_address": "127.0.0.1:90", "host": "node-b" });
+    assert_eq!(place(&[with("10.0.0.3:9"), worker(1, here)]), "process 4001 on node-b");
+    let unnamed = worker(1, json!({ "http_address": "127.0.0.1:90" }));
+    assert_eq!(place(&[with("10.0.0.3:9"), unnamed]), "process 4001 of worker 1");
+    assert_eq!(place(&[with("[fd00::1]:9"), server(1, loopback)]), "process 4001 on node-a");
+}
+
+#[test]
+fn a_lane_that_does_not_answer_is_named() {
+    let late = json!({ "oldest": { "what": "lane 1 has not answered", "waited_ms": 4_000, "cause": "lane", "on": [] } });
+    let found = one(&behind_server(late, &[]));
+    assert_eq!(found.what, "server 0: lane 1 has not answered, for 4.0 s");
+    assert!(found.fix.contains("stuck"), "{}", found.fix);
+}
+
+#[test]
 fn who_is_not_there_is_named() {
     let status = behind_server(wait(WaitCause::Contributions, &[1], 3_000), &[]);
     assert_eq!(one(&status).what, "worker 1 is what the others wait for, for 3.1 s, and it is not there");
@@ -97,6 +139,10 @@ fn who_waits_for_one_another_is_told_so() {
     let found = one(&behind_server(crossed, std::slice::from_ref(&second)));
     assert_eq!(found.what, "worker 0, worker 1 wait for one another, for 3.1 s");
     assert!(found.fix.contains("different orders"), "{}", found.fix);
+    // One that waits for itself is no others' victim.
+    let found = one(&behind_server(at_server(&[(0, &[0])]), &[]));
+    assert_eq!(found.what, "worker 0 waits for itself, for 3.1 s");
+    assert!(found.fix.contains("push to a tensor before"), "{}", found.fix);
     // The same server, but what the second one waits for is a third one's.
     let found =
         one(&behind_server(at_server(&[(0, &[1]), (1, &[2])]), &[second.clone(), worker(2, json!({}))]));

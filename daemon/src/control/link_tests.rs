@@ -25,6 +25,7 @@ fn register() -> Register {
         wanted_rank: None,
         data_address: None,
         http_address: None,
+        host: None,
         pid: 1,
         offer: host::offer(Policies::default(), Vec::new()).unwrap(),
         resume: None,

@@ -33,8 +33,9 @@ impl Flight {
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
                 let flight = flight.clone();
-                // A disk may be slow.
-                drop(tokio::task::spawn_blocking(move || flight.keep("SIGUSR1")));
+                // A disk may be slow; and whoever has the lock goes on, so it can be waited for here.
+                let keep = move || flight.keep("SIGUSR1", || Some(flight.dump("SIGUSR1")));
+                drop(tokio::task::spawn_blocking(keep));
             }
         });
         Ok(())
@@ -52,27 +53,27 @@ impl Flight {
     /// The process has failed: the first word counts.
     pub fn failed(&self, reason: &str) {
         if !self.0.crashed.swap(true, Ordering::SeqCst) {
-            self.keep(reason);
+            self.keep(reason, || self.without_waiting(reason));
         }
     }
 
     /// Writes what there is to a file, and logs where.
-    fn keep(&self, reason: &str) {
+    fn keep(&self, reason: &str, dump: impl FnOnce() -> Option<Dump>) {
         if self.0.directory.is_none() {
             tracing::info!("{UNSET}");
             return;
         }
-        match self.write(reason) {
+        let dump = dump().ok_or_else(|| io::Error::other("it is being changed"));
+        match dump.and_then(|dump| self.write(&dump)) {
             Ok(path) => tracing::info!(file = %path.display(), reason, "what this process did last is kept"),
             Err(error) => tracing::warn!(%error, "what this process did last cannot be kept"),
         }
     }
 
-    /// The file of what there is.
-    pub fn write(&self, reason: &str) -> io::Result<PathBuf> {
+    /// A file of this.
+    fn write(&self, dump: &Dump) -> io::Result<PathBuf> {
         let directory = self.0.directory.as_deref().ok_or_else(|| io::Error::other(UNSET))?;
-        let dump = self.without_waiting(reason).ok_or_else(|| io::Error::other("it is being changed"))?;
-        let text = serde_json::to_vec(&dump)?;
+        let text = serde_json::to_vec(dump)?;
         let role = dump.role.to_string();
         let rank = dump.rank.map_or_else(|| "none".to_owned(), |rank| rank.to_string());
         for number in 1..=FILES_MAX {
@@ -94,11 +95,12 @@ impl Flight {
 
     /// The thread that panics may be the one that has the lock.
     fn without_waiting(&self, reason: &str) -> Option<Dump> {
-        match self.0.shared.try_lock() {
-            Ok(shared) => Some(self.dump_of(reason, &shared)),
-            Err(TryLockError::Poisoned(poisoned)) => Some(self.dump_of(reason, &poisoned.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        let shared = match self.0.shared.try_lock() {
+            Ok(shared) => shared.clone(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().clone(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(self.dump_of(reason, shared))
     }
 }
 
@@ -110,11 +112,19 @@ mod tests {
     use proto_common::ids::{Rank, Role};
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     fn flight(directory: &Path) -> Flight {
         let mut settings = Settings::default();
         settings.log.dump_directory = directory.display().to_string();
         Flight::embedded(Role::Server, &settings)
+    }
+
+    fn written(flight: &Flight) -> io::Result<PathBuf> {
+        flight.write(&flight.dump("x"))
     }
 
     fn files(directory: &Path) -> Vec<String> {
@@ -155,14 +165,41 @@ mod tests {
     fn nothing_is_written_over_or_followed_and_there_is_an_end_to_it() {
         let directory = tempfile::tempdir().unwrap();
         let flight = flight(directory.path());
-        let (first, elsewhere) = (flight.write("x").unwrap(), directory.path().join("elsewhere"));
+        let (first, elsewhere) = (written(&flight).unwrap(), directory.path().join("elsewhere"));
         let second = PathBuf::from(first.display().to_string().replace(".flight", "-2.flight"));
         std::os::unix::fs::symlink(&elsewhere, &second).unwrap();
-        let third = flight.write("x").unwrap();
+        let third = written(&flight).unwrap();
         assert!(third.display().to_string().ends_with("-3.flight.json") && !elsewhere.exists());
-        (4..=FILES_MAX).for_each(|_| drop(flight.write("x").unwrap()));
-        assert!(flight.write("x").unwrap_err().to_string().contains("are there already"));
-        let error = self::flight(Path::new("/nonexistent")).write("x").unwrap_err().to_string();
+        (4..=FILES_MAX).for_each(|_| drop(written(&flight).unwrap()));
+        assert!(written(&flight).unwrap_err().to_string().contains("are there already"));
+        let error = written(&self::flight(Path::new("/nonexistent"))).unwrap_err().to_string();
         assert!(error.contains("log.dump_directory"), "{error}");
+    }
+    #[tokio::test]
+    async fn a_signal_waits_for_whoever_has_the_lock_for_a_moment() {
+        let directory = tempfile::tempdir().unwrap();
+        let flight = flight(directory.path());
+        flight.on_signal().unwrap();
+        let ((has_it, locked), (let_go, held)) = (channel(), channel::<()>());
+        let whoever = flight.clone();
+        let holder = std::thread::spawn(move || {
+            let _lock = whoever.0.shared.lock().unwrap();
+            has_it.send(()).unwrap();
+            held.recv().is_err()
+        });
+        locked.recv_timeout(PATIENCE).unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
+        // Whoever does not wait has given up by then.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(files(directory.path()).is_empty());
+        drop(let_go);
+        assert!(holder.join().unwrap());
+        tokio::time::timeout(PATIENCE, async {
+            while files(directory.path()).is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("the file comes");
     }
 }

@@ -63,7 +63,8 @@ struct Inner {
     shared: Mutex<Shared>,
 }
 
-#[derive(Debug, Default)]
+/// A copy has the same threads' journals, to be read without the lock.
+#[derive(Clone, Debug, Default)]
 struct Shared {
     /// As many as there are lanes.
     threads: Vec<(String, JournalReader)>,
@@ -168,17 +169,19 @@ impl Flight {
     /// All that is kept.
     #[must_use]
     pub fn dump(&self, reason: &str) -> Dump {
-        self.dump_of(reason, &self.lock())
+        // Data threads ask for names under this lock: it is not theirs to wait until all events are read.
+        let shared = self.lock().clone();
+        self.dump_of(reason, shared)
     }
 
-    fn dump_of(&self, reason: &str, shared: &Shared) -> Dump {
+    fn dump_of(&self, reason: &str, shared: Shared) -> Dump {
         let inner = &*self.0;
         let most = EVENTS_MAX / shared.threads.len().max(1);
-        let thread = |(name, reader): &(String, JournalReader)| {
+        let thread = |(name, reader): (String, JournalReader)| {
             let found = reader.newest(most);
             let (written, overwritten) = (found.written, found.overwritten);
             let events = found.records.iter().filter_map(Timed::unpacked).map(|event| event.row()).collect();
-            ThreadDump { name: name.clone(), written, overwritten, events }
+            ThreadDump { name, written, overwritten, events }
         };
         Dump {
             format: FORMAT.to_owned(),
@@ -189,9 +192,9 @@ impl Flight {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             reason: reason.to_owned(),
             stamp: self.stamp(),
-            names: shared.names.clone(),
-            threads: shared.threads.iter().map(thread).collect(),
-            notes: shared.notes.iter().cloned().collect(),
+            names: shared.names,
+            threads: shared.threads.into_iter().map(thread).collect(),
+            notes: shared.notes.into(),
         }
     }
 
@@ -240,6 +243,16 @@ mod tests {
         assert_eq!(events[0].event.round, 4, "the newest are kept");
         assert!(events[3].start_ns >= start_ns && events[3].event.kind == Kind::Reduce);
         assert_eq!(flight.called(Key(7)), "fc1.weight (key 7)");
+    }
+
+    #[test]
+    fn events_are_read_while_somebody_else_has_the_lock() {
+        let flight = flight(4);
+        flight.thread("lane 0".into()).note(Event::of(Kind::Expel));
+        let shared = flight.lock().clone();
+        let held = flight.lock();
+        assert_eq!(flight.dump_of("asked", shared).threads[0].events.len(), 1);
+        drop(held);
     }
 
     #[test]

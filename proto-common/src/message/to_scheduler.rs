@@ -51,6 +51,8 @@ pub struct Register {
     pub data_address: Option<String>,
     /// Where its HTTP endpoints are, if any.
     pub http_address: Option<String>,
+    /// What its host calls itself, for people.
+    pub host: Option<String>,
     /// Operating system process id, for people.
     pub pid: u32,
     /// The drivers it can offer.
@@ -107,7 +109,8 @@ pub struct MemberReport {
     pub round: u64,
     /// Operations in flight.
     pub in_flight: u64,
-    /// Operations in flight, the longest wait first: a worker's oldest; at a server, the oldest of each of a few workers.
+    /// What waits, the longest first: a worker's oldest operation; at a server, the oldest of each of a few workers. And lanes
+    /// that do not answer.
     pub waits: Vec<Wait>,
     /// Worker: its links.
     pub links: Vec<LinkReport>,

@@ -23,7 +23,7 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitCause {
-    /// At a server: nobody else is missing; its own lane has it to do.
+    /// Nobody else is missing; at a server, its own lane has it to do. Of no worker: a lane that does not answer.
     Lane,
     /// At a server: these workers have not contributed.
     Contributions,

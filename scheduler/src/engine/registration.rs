@@ -269,7 +269,8 @@ impl Engine {
 }
 
 fn check_texts(register: &Register) -> Result<(), RefusalReason> {
-    let texts = [Some(&register.build), register.data_address.as_ref(), register.http_address.as_ref()];
+    let Register { build, data_address, http_address, host, .. } = register;
+    let texts = [Some(build), data_address.as_ref(), http_address.as_ref(), host.as_ref()];
     if texts.into_iter().flatten().any(|text| text.len() > NAME_BYTES_MAX) {
         return Err(RefusalReason::Misplaced(format!(
             "a registration's texts may have {NAME_BYTES_MAX} bytes each; shorten the address"

@@ -91,6 +91,7 @@ fn show(id: MemberId, member: &Member, waited: &Waited, now_ms: u64) -> MemberSt
         build: member.build.clone(),
         data_address: member.data_address.clone(),
         http_address: member.http_address.clone(),
+        host: member.host.clone(),
         silent_ms: now_ms.saturating_sub(member.heard_ms),
         left: member.left,
         links_ready: member.links_ready,

@@ -55,6 +55,7 @@ fn register(role: Role) -> Register {
         wanted_rank: None,
         data_address: Some("127.0.0.1:1".into()),
         http_address: None,
+        host: None,
         pid: std::process::id(),
         offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
         resume: None,

@@ -367,12 +367,21 @@ impl LaneEngine {
         push_result(&mut self.peers, &mut self.dirty, peer, result);
     }
 
-    /// The call that waits longest, for people.
-    pub(super) fn oldest_call(&self, now_ms: u64) -> Option<Waiting> {
+    /// Calls that were taken and are not answered, with whose they are and for which handler.
+    fn unanswered(&self) -> impl Iterator<Item = (Rank, u32, &Entry)> {
         let lines = self.calls.lines.iter();
         let all = lines.flat_map(|((rank, app), line)| line.entries.iter().map(|entry| (*rank, *app, entry)));
-        let open = all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)));
-        let (rank, app, entry) = open.min_by_key(|(.., entry)| entry.since_ms)?;
+        all.filter(|(.., entry)| !matches!(entry.stage, Stage::Answered(_)))
+    }
+
+    /// How many those are.
+    pub(super) fn open_calls(&self) -> usize {
+        self.unanswered().count()
+    }
+
+    /// The call that waits longest, for people.
+    pub(super) fn oldest_call(&self, now_ms: u64) -> Option<Waiting> {
+        let (rank, app, entry) = self.unanswered().min_by_key(|(.., entry)| entry.since_ms)?;
         let call = match entry.stage {
             Stage::Fetching => CallWaits::Body,
             Stage::Ready => CallWaits::Turn,

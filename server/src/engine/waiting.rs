@@ -73,6 +73,12 @@ impl Chunk {
 }
 
 impl LaneEngine {
+    /// Operations and calls that were taken and are not answered.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.waiters.len()).sum::<usize>() + self.open_calls()
+    }
+
     /// What each worker has waited for the longest, for people: those that wait longest first, and few of them.
     #[must_use]
     pub fn waits(&self, now_ms: u64) -> Vec<Waiting> {

@@ -7,13 +7,47 @@ use daemon::flight::{Event, Flight, Kind, NOBODY, OWN_EVENT_BYTES, Recorder, Slo
 use fabric::CompletionQueue;
 use proto_common::batch::{BlockData, OpKind};
 use proto_common::ids::{Key, Rank, Role};
-use std::fmt::Write as _;
+use std::fmt;
 use std::time::Instant;
 
 /// Ranks that a line about a slow round names.
 const NAMED_MAX: usize = 8;
 /// An oldest operation that has waited for so long is recorded whenever somebody asks for it.
 const WAITS_MS: u64 = 100;
+
+/// Where a slow round's time went. What was not timed is in the rest.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Went {
+    took_ms: u64,
+    /// From its first contribution to its last, and who came in the second half of that.
+    late_ms: u64,
+    late: Vec<Rank>,
+    /// For its copy, at a server.
+    copy_ns: u64,
+    copy_at: u32,
+    /// In sums and the update, where those are timed: while the recorder is on, and of what is not small.
+    work_ns: Option<u64>,
+}
+
+impl fmt::Display for Went {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { took_ms, late_ms, late, copy_ns, copy_at, work_ns } = self;
+        let in_ms = |ns: u64| ns as f64 / 1e6;
+        if *late_ms > 0 {
+            let late: Vec<String> = late.iter().map(Rank::to_string).collect();
+            write!(f, "waited {late_ms} ms for worker {}; ", late.join(", "))?;
+        }
+        if *copy_ns > 0 {
+            write!(f, "{:.1} ms for the copy at server {copy_at}; ", in_ms(*copy_ns))?;
+        }
+        if let Some(work_ns) = work_ns {
+            write!(f, "{:.1} ms for sums and update; ", in_ms(*work_ns))?;
+        }
+        let known_ms = in_ms(copy_ns + work_ns.unwrap_or(0));
+        let rest_ms = (took_ms.saturating_sub(*late_ms) as f64 - known_ms).max(0.0);
+        write!(f, "{rest_ms:.1} ms for the rest")
+    }
+}
 
 /// What a chunk's round has cost so far, as far as it is timed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -243,26 +277,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
         let LaneFlight { slow, flight, now_ms, recorder, .. } = &self.flight;
         let Some(left_out) = slow.count() else { return };
         let tensor = flight.as_ref().map_or_else(String::new, |flight| flight.called(Key(about.key)));
-        let in_ms = |ns: u64| ns as f64 / 1e6;
-        let mut why = String::new();
         let late_ms = last_ms - first_ms;
-        if late_ms > 0 {
-            // Those that came in the second half of the wait are who was waited for.
-            let late = came.iter().filter(|came| 2 * (came.since_ms - first_ms) > late_ms);
-            let late: Vec<String> = late.map(|came| came.rank.to_string()).take(NAMED_MAX).collect();
-            let _ = write!(why, "waited {late_ms} ms for worker {}; ", late.join(", "));
-        }
+        // Those that came in the second half of the wait are who was waited for.
+        let late = came.iter().filter(|came| 2 * (came.since_ms - first_ms) > late_ms);
         let copy_ns = match spent.sent_ns {
             0 => 0,
             sent_ns => recorder.now_ns().saturating_sub(finish_ns).saturating_sub(sent_ns),
         };
-        if copy_ns > 0 {
-            let _ = write!(why, "{:.1} ms for the copy at server {}; ", in_ms(copy_ns), spent.sent_to);
-        }
-        let work_ms = in_ms(spent.reduce_ns + finish_ns);
         let took_ms = now_ms - first_ms;
-        let rest_ms = (took_ms.saturating_sub(late_ms) as f64 - in_ms(copy_ns) - work_ms).max(0.0);
-        let _ = write!(why, "{work_ms:.1} ms for sums and update; {rest_ms:.1} ms for the rest");
+        let why = Went {
+            took_ms,
+            late_ms,
+            late: late.map(|came| came.rank).take(NAMED_MAX).collect(),
+            copy_ns,
+            copy_at: spent.sent_to,
+            work_ns: (recorder.is_on() && about.bytes >= OWN_EVENT_BYTES)
+                .then_some(spent.reduce_ns + finish_ns),
+        };
         let (lane, round, bytes) = (self.config.engine.lane.0, about.round, about.bytes);
         tracing::warn!(
             tensor,
@@ -297,5 +328,23 @@ impl<Q: CompletionQueue> DataLane<Q> {
         };
         self.flight.recorder.look();
         self.flight.recorder.note(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_timed_is_not_said() {
+        let late = vec![Rank(1), Rank(3)];
+        let went = Went { took_ms: 900, late_ms: 500, late, ..Went::default() };
+        assert_eq!(went.to_string(), "waited 500 ms for worker 1, 3; 400.0 ms for the rest");
+        let timed = Went { work_ns: Some(150_000_000), copy_ns: 50_000_000, copy_at: 2, ..went };
+        let words = "waited 500 ms for worker 1, 3; 50.0 ms for the copy at server 2; 150.0 ms for sums and update; \
+                     200.0 ms for the rest";
+        assert_eq!(timed.to_string(), words);
+        let alone = Went { took_ms: 1_200, work_ns: Some(2_000_000_000), ..Went::default() };
+        assert_eq!(alone.to_string(), "2000.0 ms for sums and update; 0.0 ms for the rest", "clocks differ");
     }
 }

@@ -162,8 +162,7 @@ pub(super) async fn run_with(
     let (peers, known) = watch::channel(None);
     let standing = Standing::default();
     let (mailboxes, port) = (lanes.mailboxes.clone(), PortWatch::new(&devices));
-    let sources =
-        Sources { rank, lanes: mailboxes, member: member.clone(), standing: standing.clone(), port };
+    let sources = Sources::new(rank, mailboxes, (member.clone(), standing.clone()), port);
     // Set once: this function runs once for this cell.
     let _ = late.set(sources.clone());
     if let Some(http) = http {
@@ -237,6 +236,7 @@ fn register(
         wanted_rank: settings.node.rank.map(Rank),
         data_address: Some(format!("{host}:{port}")),
         http_address: daemon::targets::reachable(http, &advertised),
+        host: daemon::host::name(),
         pid: std::process::id(),
         offer: daemon::host::offer(settings.transport, missing)?,
         resume: None,

@@ -6,6 +6,7 @@ use super::thread::{LaneMessage, LaneReport};
 use crate::engine::Waiting;
 use crate::engine::member::Holdings;
 use crate::tables::TableStats;
+use daemon::lanes::{self, Reports};
 use daemon::port::PortWatch;
 use fabric::Mailbox;
 use prometheus::core::{Collector, Desc};
@@ -16,9 +17,10 @@ use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::message::{MemberReport, PortReport, ServerLoad, Wait};
 use serde::Serialize;
 use std::cmp::Reverse;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
+/// How long lanes may take to tell about themselves; of one that is slower, what it told before counts.
 const REPORT_WITHIN: Duration = Duration::from_millis(50);
 
 /// All lanes together.
@@ -31,6 +33,8 @@ pub(super) struct ServerStatus {
     pub(super) rounds: u64,
     /// The highest round that a chunk has published.
     pub(super) newest: u64,
+    /// Operations taken and not answered.
+    pub(super) under_way: u64,
     pub(super) answers: u64,
     pub(super) duplicates: u64,
     pub(super) late: u64,
@@ -58,7 +62,7 @@ pub(super) struct ServerStatus {
     pub(super) stored_bytes: u64,
     pub(super) checkpoint_chunks_left: u64,
     pub(super) checkpoint_bytes: u64,
-    /// Each worker's oldest operation here, the longest wait first.
+    /// Each worker's oldest operation here, and lanes that do not answer, the longest wait first.
     pub(super) waits: Vec<Wait>,
     /// What it has of the model, and what for.
     pub(super) shards: Holdings,
@@ -90,9 +94,22 @@ impl ServerStatus {
 pub(super) struct Sources {
     pub(super) rank: Rank,
     pub(super) lanes: Vec<Mailbox<LaneMessage>>,
+    /// What those told last.
+    pub(super) reports: Arc<Reports<LaneReport>>,
     pub(super) member: SharedMember,
     pub(super) standing: Standing,
     pub(super) port: PortWatch,
+}
+
+impl Sources {
+    pub(super) fn new(
+        rank: Rank,
+        lanes: Vec<Mailbox<LaneMessage>>,
+        (member, standing): (SharedMember, Standing),
+        port: PortWatch,
+    ) -> Self {
+        Self { rank, lanes, reports: Arc::new(Reports::new(REPORT_WITHIN)), member, standing, port }
+    }
 }
 
 /// Asks all lanes, and the control side.
@@ -107,14 +124,19 @@ pub(super) fn collect(sources: &Sources) -> ServerStatus {
         scheduler_away_ms: sources.standing.away_ms(),
         ..ServerStatus::default()
     };
-    let lanes = &sources.lanes;
-    for report in lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report)) {
+    let ask = |lane: &Mailbox<LaneMessage>, reply| {
+        lane.send(LaneMessage::Report(reply));
+    };
+    let known = sources.reports.of(&sources.lanes, ask);
+    status.waits.extend(lanes::late(&known));
+    for report in known.into_iter().filter_map(|lane| lane.told) {
         let stats = report.stats;
         status.batches += stats.batches;
         status.contributions += stats.contributions;
         status.contribution_bytes += stats.contribution_bytes;
         status.rounds += stats.rounds;
         status.newest = status.newest.max(stats.newest);
+        status.under_way += report.under_way;
         status.answers += stats.answers;
         status.duplicates += stats.duplicates;
         status.late += stats.late;
@@ -158,7 +180,7 @@ fn wait(waiting: Waiting) -> Wait {
 pub(super) fn report(status: &ServerStatus, port: Option<PortReport>) -> MemberReport {
     MemberReport {
         round: status.newest,
-        in_flight: (status.contributions + status.calls).saturating_sub(status.answers),
+        in_flight: status.under_way,
         waits: status.waits.clone(),
         links: Vec::new(),
         resident_bytes: daemon::process::resident_bytes(),
@@ -225,7 +247,8 @@ const WAITS: [(&str, &str, Read); 2] = [
         s.scheduler_away_ms.unwrap_or(0)
     }),
     ("gradwire_server_oldest_wait_seconds", "How long the oldest unanswered operation waits.", |s| {
-        s.waits.first().map_or(0, |oldest| oldest.waited_ms)
+        // Lanes are no operations.
+        s.waits.iter().find(|wait| wait.of.is_some()).map_or(0, |oldest| oldest.waited_ms)
     }),
 ];
 
@@ -299,7 +322,7 @@ impl Collector for ServerMetrics {
         let mut families = Vec::new();
         for (counter, read) in &self.counters {
             let value = read(&status);
-            // A lane that was left out must not make a counter go back.
+            // A lane that has told nothing yet must not make a counter go back.
             counter.inc_by(value.saturating_sub(counter.get()));
             families.extend(counter.collect());
         }
@@ -312,5 +335,75 @@ impl Collector for ServerMetrics {
             families.extend(wait.collect());
         }
         families
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::LaneStats;
+    use crate::engine::member::{Member, MemberConfig};
+    use fabric::{LaneQueue, Letters};
+    use proto_common::config::Settings;
+    use proto_common::ids::Incarnation;
+    use proto_common::message::WaitCause;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn sources() -> (Sources, Letters<LaneMessage>) {
+        let (mailbox, letters) = Mailbox::new(LaneQueue::new(4).unwrap().waker());
+        let shape = Settings::default().shape();
+        let config = MemberConfig { rank: Rank(0), incarnation: Incarnation(1), shape };
+        let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
+        let own = (Arc::new(Mutex::new(Member::new(config))), Standing::default());
+        (Sources::new(Rank(0), vec![mailbox], own, PortWatch::new(&devices)), letters)
+    }
+
+    /// Answers until somebody has heard it; then its thread is stuck.
+    fn answer(sources: &Sources, letters: &Letters<LaneMessage>) -> ServerStatus {
+        let stats = LaneStats { newest: 7, ..LaneStats::default() };
+        let told = LaneReport { stats, under_way: 2, stored_bytes: 64, ..LaneReport::default() };
+        let asked = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while asked.load(Ordering::Acquire) {
+                    if let Ok(LaneMessage::Report(reply)) = letters.try_recv() {
+                        reply.try_send(told.clone()).unwrap();
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            let deadline = Instant::now() + PATIENCE;
+            let status = loop {
+                let status = collect(sources);
+                if status.newest == 7 {
+                    break status;
+                }
+                assert!(Instant::now() < deadline, "the lane answers");
+            };
+            asked.store(false, Ordering::Release);
+            status
+        })
+    }
+
+    #[test]
+    fn a_stuck_lane_counts_with_what_it_told_last_and_is_named_among_the_waits() {
+        let (sources, letters) = sources();
+        let first = report(&answer(&sources, &letters), None);
+        assert_eq!((first.round, first.in_flight, first.waits.len()), (7, 2, 0));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let later = report(&collect(&sources), None);
+            assert_eq!((later.round, later.in_flight), (7, 2), "no zeros");
+            assert_eq!(later.load, first.load);
+            if let Some(wait) = later.waits.first() {
+                assert_eq!((&wait.what[..], wait.cause), ("lane 0 has not answered", WaitCause::Lane));
+                break;
+            }
+            assert!(Instant::now() < deadline, "it is late by now");
+        }
     }
 }

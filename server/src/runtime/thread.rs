@@ -138,6 +138,8 @@ pub enum LaneNews {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LaneReport {
     pub(super) stats: LaneStats,
+    /// Operations taken and not answered.
+    pub(super) under_way: u64,
     pub(super) waits: Vec<Waiting>,
     pub(super) credits: (usize, usize),
     pub(super) spills: (usize, usize),
@@ -328,6 +330,7 @@ impl Loop {
         let engine = self.lane.engine();
         LaneReport {
             stats: engine.stats(),
+            under_way: engine.under_way() as u64,
             waits,
             credits: engine.credits(),
             spills: engine.spills(),

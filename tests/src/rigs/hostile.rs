@@ -56,6 +56,7 @@ pub fn registration(role: Role, rank: Option<u32>) -> Register {
         wanted_rank: rank.map(Rank),
         data_address: Some("127.0.0.1:1".into()),
         http_address: None,
+        host: None,
         pid: std::process::id(),
         offer: offer(Driver::Tcp),
         resume: None,

@@ -137,6 +137,7 @@ fn control_start(
         wanted_rank: settings.node.rank.map(Rank),
         data_address: None,
         http_address: None,
+        host: daemon::host::name(),
         pid: std::process::id(),
         offer: offer.clone(),
         resume: None,

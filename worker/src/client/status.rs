@@ -2,21 +2,24 @@
 
 use super::registrations::{RegistrationCache, RegistrationStats};
 use super::reported::Reported;
-use crate::engine::{LaneStats, OldestOp};
+use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::runtime::{LaneHandle, LaneMessage, LaneReport, Links};
+use daemon::lanes::{self, Reports};
 use daemon::port::PortWatch;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts};
 use proto_common::ids::Rank;
+use proto_common::limits::RANKS_LISTED_MAX;
 use proto_common::message::{LinkReport, MemberReport, Wait, WaitCause};
 use proto_common::transport::Choice;
 use serde_json::json;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How long a lane may take to tell about itself; one that is slower is left out, not waited for.
+/// How long lanes may take to tell about themselves; of one that is slower, what it told before counts.
 const REPORT_WITHIN: Duration = Duration::from_millis(20);
 /// An operation that waits for so long is worth a word.
 const OLD_MS: u64 = 1_000;
@@ -26,6 +29,8 @@ pub(super) struct Late {
     /// Looking at it is also what lets go of buffers that nobody has any more.
     registrations: Arc<RegistrationCache>,
     pub(super) lanes: OnceLock<Vec<LaneHandle>>,
+    /// What those told last.
+    reports: Reports<LaneReport>,
     /// What the trainer reports.
     pub(super) reported: Arc<Reported>,
     links: Arc<Links>,
@@ -36,16 +41,49 @@ pub(super) struct Late {
 #[derive(Clone, Debug, Default)]
 struct Collected {
     stats: LaneStats,
+    /// By server.
+    traffic: Vec<Traffic>,
     in_flight: u64,
     oldest: Option<OldestOp>,
+    /// Lanes that do not answer.
+    late: Vec<Wait>,
     registrations: RegistrationStats,
     failovers: u64,
     reconnects: u64,
 }
 
+impl Collected {
+    fn add_traffic(&mut self, lane: &[Traffic]) {
+        self.traffic.resize(self.traffic.len().max(lane.len()), Traffic::default());
+        for (all, more) in self.traffic.iter_mut().zip(lane) {
+            *all = all.plus(more);
+        }
+    }
+
+    /// What waits, the longest first.
+    fn waits(&self) -> Vec<Wait> {
+        let mut waits: Vec<Wait> = self.oldest.iter().map(wait).chain(self.late.iter().cloned()).collect();
+        waits.sort_by_key(|wait| Reverse(wait.waited_ms));
+        waits.truncate(RANKS_LISTED_MAX);
+        waits
+    }
+
+    fn link(&self, (server, choice): &(Rank, Choice)) -> LinkReport {
+        let moved = self.traffic.get(server.0 as usize).copied().unwrap_or_default();
+        LinkReport {
+            server: *server,
+            driver: choice.driver,
+            why: choice.why.clone(),
+            sent_bytes: moved.sent_bytes,
+            received_bytes: moved.landed_bytes,
+        }
+    }
+}
+
 impl Late {
     pub(super) fn new(registrations: Arc<RegistrationCache>, links: Arc<Links>, port: PortWatch) -> Self {
-        Self { registrations, lanes: OnceLock::new(), reported: Arc::default(), links, port }
+        let (lanes, reports) = (OnceLock::new(), Reports::new(REPORT_WITHIN));
+        Self { registrations, lanes, reports, reported: Arc::default(), links, port }
     }
 
     fn collect(&self) -> Collected {
@@ -55,9 +93,12 @@ impl Late {
             reconnects: self.links.reconnects(),
             ..Collected::default()
         };
-        for lane in self.lanes.get().into_iter().flatten() {
-            let Some(report) = lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report) else { continue };
+        let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
+        let known = self.reports.of(self.lanes.get().map_or(&[][..], Vec::as_slice), ask);
+        all.late = lanes::late(&known).collect();
+        for report in known.into_iter().filter_map(|lane| lane.told) {
             all.stats = all.stats.plus(&report.stats);
+            all.add_traffic(&report.traffic);
             all.in_flight += report.in_flight as u64;
             let waited = all.oldest.as_ref().map_or(0, |oldest| oldest.waited_ms);
             all.oldest = report.oldest.filter(|oldest| oldest.waited_ms >= waited).or(all.oldest);
@@ -68,21 +109,11 @@ impl Late {
     /// What a heartbeat tells.
     pub(super) fn report(&self) -> MemberReport {
         let all = self.collect();
-        let links = self.links.all();
-        let share = links.len().max(1) as u64;
-        let link = |(server, choice): &(Rank, Choice)| LinkReport {
-            server: *server,
-            driver: choice.driver,
-            why: choice.why.clone(),
-            // Lanes count for all servers together; bytes balance over servers by the shard map.
-            sent_bytes: all.stats.sent_bytes / share,
-            received_bytes: all.stats.landed_bytes / share,
-        };
         MemberReport {
             round: all.stats.round,
             in_flight: all.in_flight,
-            waits: all.oldest.iter().map(wait).collect(),
-            links: links.iter().map(link).collect(),
+            waits: all.waits(),
+            links: self.links.all().iter().map(|link| all.link(link)).collect(),
             resident_bytes: daemon::process::resident_bytes(),
             load: None,
             metrics: self.reported.all(),
@@ -93,11 +124,7 @@ impl Late {
     /// The body of `/status`.
     pub(super) fn status(&self) -> serde_json::Value {
         let all = self.collect();
-        let links = self.links.all();
-        let links: Vec<_> = links
-            .iter()
-            .map(|(server, choice)| json!({ "server": server.0, "driver": choice.driver, "why": choice.why }))
-            .collect();
+        let links: Vec<_> = self.links.all().iter().map(|link| all.link(link)).collect();
         json!({
             "links": links,
             "in_flight": all.in_flight,
@@ -289,7 +316,7 @@ impl Collector for WorkerMetrics {
         let all = self.late.collect();
         let mut families = Vec::new();
         for (counter, read) in &self.counters {
-            // A lane that was left out must not make a counter go back.
+            // A lane that has told nothing yet must not make a counter go back.
             counter.inc_by(read(&all).saturating_sub(counter.get()));
             families.extend(counter.collect());
         }
@@ -318,17 +345,106 @@ impl Collector for WorkerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fabric::UserBuffer;
+    use crate::engine::{EngineConfig, PartSpec};
+    use crate::error::OpError;
+    use crate::runtime::{LaneConfig, LaneDriver, OpState, Submission, spawn_lane};
+    use fabric::{LaneQueue, Pool, UserBuffer};
+    use proto_common::batch::{OpKind, Reading};
     use proto_common::config::{MemorySettings, Settings};
+    use proto_common::element::Dtype;
+    use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation};
+    use proto_common::plan::Placement;
+    use proto_common::transport::Driver;
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
 
-    #[test]
-    fn a_scrape_tells_of_own_buffers() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn late(links: Links) -> (Arc<Late>, Arc<RegistrationCache>) {
         let cache = Arc::new(RegistrationCache::new(
             &MemorySettings { registration_cache: 1, ..MemorySettings::default() },
             None,
         ));
         let (devices, _) = daemon::devices::open(&Settings::default()).unwrap();
-        let late = Arc::new(Late::new(cache.clone(), Arc::default(), PortWatch::new(&devices)));
+        (Arc::new(Late::new(cache.clone(), Arc::new(links), PortWatch::new(&devices))), cache)
+    }
+
+    fn lane() -> LaneHandle {
+        let (job, incarnation, lane) = (JobId(1), Incarnation(1), Lane(0));
+        let engine = EngineConfig { job, incarnation, lane, servers: 2, gather_max: 8, in_flight_max: 8 };
+        let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
+        let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
+        let driver = LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap();
+        spawn_lane(driver, 0, Duration::ZERO, Box::new(|_, _, _| {})).unwrap().0
+    }
+
+    /// An operation that nobody answers.
+    fn submission(state: Arc<OpState>) -> Submission {
+        let part = PartSpec { id: ChunkId::new(1, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
+        Submission {
+            view: false,
+            exact: false,
+            reading: Reading::default(),
+            state,
+            op: 1,
+            kind: OpKind::Push,
+            dtype: Dtype::F32,
+            placement: Placement::Slot,
+            operation: Operation(1),
+            round: 1,
+            priority: 0,
+            timeout_ms: 600_000,
+            parts: [part].into(),
+            source: None,
+            target: None,
+        }
+    }
+
+    #[test]
+    fn a_stuck_lane_counts_with_what_it_told_last_and_is_named_among_the_waits() {
+        let (late, _) = late(Links::default());
+        let lane = lane();
+        late.lanes.set(vec![lane.clone()]).unwrap();
+        let (state, (go_on, stuck)) = (OpState::new(1), channel::<()>());
+        state.on_end(Box::new(move |_| assert!(stuck.recv().is_err(), "until the test lets go")));
+        assert!(lane.submit(submission(state)) && lane.kick());
+        let until = |done: &dyn Fn(&MemberReport) -> bool| {
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let report = late.report();
+                if done(&report) {
+                    return report;
+                }
+                assert!(Instant::now() < deadline, "{report:?}");
+            }
+        };
+        until(&|report: &MemberReport| report.in_flight == 1);
+        lane.send(LaneMessage::Fail(OpError::Closed("on purpose".into())));
+        let names_it = |wait: &Wait| wait.what == "lane 0 has not answered" && wait.cause == WaitCause::Lane;
+        let report = until(&|report: &MemberReport| report.waits.iter().any(names_it));
+        assert_eq!(report.in_flight, 1, "no zeros");
+        drop(go_on);
+        let report = until(&|report: &MemberReport| report.in_flight == 0);
+        assert_eq!(report.waits, []);
+    }
+
+    #[test]
+    fn each_link_has_its_own_bytes() {
+        let links = Links::default();
+        let choice = || Choice { driver: Driver::Tcp, why: String::new() };
+        [0, 2].map(|server| links.set(Rank(server), choice()));
+        let mut all = Collected::default();
+        let traffic = |sent_bytes, landed_bytes| Traffic { sent_bytes, landed_bytes };
+        all.add_traffic(&[traffic(1, 2), traffic(0, 0), traffic(30, 40)]);
+        all.add_traffic(&[traffic(100, 0), traffic(0, 0), traffic(0, 0)]);
+        let moved = |link: &LinkReport| (link.server.0, link.sent_bytes, link.received_bytes);
+        let links: Vec<LinkReport> = links.all().iter().map(|link| all.link(link)).collect();
+        assert_eq!(links.iter().map(moved).collect::<Vec<_>>(), [(0, 101, 2), (2, 30, 40)]);
+    }
+
+    #[test]
+    fn a_scrape_tells_of_own_buffers() {
+        let (late, cache) = late(Links::default());
         let metrics = WorkerMetrics::new(late.clone()).unwrap();
         let (first, second): (UserBuffer, UserBuffer) = (vec![1.0; 4].into(), vec![1.0; 2].into());
         for buffer in [&first, &second, &second, &second] {

@@ -156,7 +156,9 @@ impl LaneEngine {
         let asked = matches!(data, BlockData::Announced { .. });
         let carries = !asked && self.ops.get(part.op).is_some_and(|op| op.payload);
         self.stats.parts += 1;
-        self.stats.sent_bytes += if carries { spec.payload().1 } else { 0 };
+        let sent_bytes = if carries { spec.payload().1 } else { 0 };
+        self.stats.sent_bytes += sent_bytes;
+        self.traffic[spec.server.0 as usize].sent_bytes += sent_bytes;
         self.stats.plain_bytes += if carries { spec.bytes } else { 0 };
         self.stats.placed += u64::from(data == BlockData::Placed);
         self.stats.referenced += u64::from(matches!(data, BlockData::ByReference { .. }));

@@ -6,7 +6,7 @@ use super::command::{Command, Commands};
 use super::link::{Link, SlotUse};
 use super::part::{Op, Part, PartSpec, Place, Slab, State, Submit, Told};
 use super::shown_by::ShownBy;
-use super::stats::LaneStats;
+use super::stats::{LaneStats, Traffic};
 use crate::error::OpError;
 use proto_common::batch::{
     BatchHeader, BatchKind, Block, BlockData, Notice, OpKind, Reading, SlotGrant, Status,
@@ -111,6 +111,8 @@ pub struct LaneEngine {
     order: u64,
     pub(super) now_ms: u64,
     pub(super) stats: LaneStats,
+    /// By server. Not in `links`: those begin anew with each channel.
+    pub(super) traffic: Vec<Traffic>,
 }
 
 impl LaneEngine {
@@ -126,6 +128,7 @@ impl LaneEngine {
             order: 0,
             now_ms: 0,
             stats: LaneStats::default(),
+            traffic: vec![Traffic::default(); config.servers as usize],
             config,
         }
     }
@@ -134,6 +137,12 @@ impl LaneEngine {
     #[must_use]
     pub fn stats(&self) -> LaneStats {
         self.stats
+    }
+
+    /// Bytes to and from each server so far, by rank.
+    #[must_use]
+    pub fn traffic(&self) -> &[Traffic] {
+        &self.traffic
     }
 
     /// Operations in progress.
@@ -483,6 +492,9 @@ impl LaneEngine {
         }
         if op.kind.lands() && failure.is_none() {
             self.stats.arrived(op.view, spec.bytes);
+            if let Some(from) = self.traffic.get_mut(spec.server.0 as usize).filter(|_| !op.view) {
+                from.landed_bytes += spec.bytes;
+            }
         }
         if let Some(error) = failure
             && !op.failed

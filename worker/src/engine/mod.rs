@@ -21,7 +21,7 @@ pub use lane::{EngineConfig, LaneEngine, ResultContext};
 pub use member::{Member, MemberCommand, MemberConfig};
 pub use owed::OldestOp;
 pub use part::{Coded, PartSpec, Submit};
-pub use stats::LaneStats;
+pub use stats::{LaneStats, Traffic};
 
 #[cfg(test)]
 mod tests;

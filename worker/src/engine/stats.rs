@@ -39,6 +39,25 @@ pub struct LaneStats {
     pub duplicates: u64,
 }
 
+/// Payload bytes to and from one server, over all channels that there have been to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes sent; those that the server was to read count.
+    pub sent_bytes: u64,
+    /// Bytes that landed.
+    pub landed_bytes: u64,
+}
+
+impl Traffic {
+    /// Both lanes' bytes together.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        let (sent_bytes, landed_bytes) =
+            (self.sent_bytes + other.sent_bytes, self.landed_bytes + other.landed_bytes);
+        Self { sent_bytes, landed_bytes }
+    }
+}
+
 impl LaneStats {
     /// A part's weights have landed, or are shown.
     pub(super) fn arrived(&mut self, shown: bool, bytes: u64) {

@@ -6,6 +6,7 @@ use daemon::flight::{Event, Flight, Kind, NOBODY, Recorder, Slow};
 use proto_common::batch::{Block, OpKind};
 use proto_common::ids::{ChunkId, Rank};
 use std::cell::Cell;
+use std::fmt;
 use std::time::Instant;
 
 /// What is told of an operation when it has ended. Times are the recorder's.
@@ -129,7 +130,7 @@ impl LaneFlight {
     }
 
     /// An operation has ended, well or badly.
-    pub(super) fn done(&mut self, about: &About) {
+    pub(super) fn done(&mut self, about: &About, failed: bool) {
         if self.flight.is_none() {
             return;
         }
@@ -142,37 +143,69 @@ impl LaneFlight {
             kind: Kind::Operation,
             key: about.first.key.0,
             chunk: u32::try_from(until_sent_ns / 1_000).unwrap_or(u32::MAX),
-            peer: self.answered,
+            // Whoever answered last answered something else.
+            peer: if failed { NOBODY } else { self.answered },
             round: about.round,
             bytes: about.bytes,
             extra: about.kind as u64,
         };
         self.recorder.since(about.began_ns, event);
         if self.slow.is_slow(took_ns / 1_000_000) {
-            self.say_slow(about, took_ns, until_sent_ns);
+            self.say_slow(about, failed, (took_ns, until_sent_ns));
         }
     }
 
-    fn say_slow(&self, about: &About, took_ns: u64, until_sent_ns: u64) {
+    fn say_slow(&self, about: &About, failed: bool, (took_ns, until_sent_ns): (u64, u64)) {
         let Some(left_out) = self.slow.count() else { return };
         let called = |flight: &Flight| flight.called(about.first.key);
         let tensor = self.flight.as_ref().map_or_else(String::new, called);
         let in_ms = |ns: u64| ns / 1_000_000;
-        let credit_ms = in_ms((self.credit_ns - about.credit_ns).min(until_sent_ns));
-        let (took_ms, sent_ms) = (in_ms(took_ns), in_ms(until_sent_ns));
-        let (lane, round, bytes, server) = (self.lane, about.round, about.bytes, self.answered);
-        let answer_ms = took_ms - sent_ms;
-        tracing::warn!(
-            tensor,
-            lane,
-            round,
-            bytes,
+        let took_ms = in_ms(took_ns);
+        let waited = Waited {
+            what: name_of(about.kind),
             took_ms,
-            left_out,
-            "an operation was slow: {what} waited {sent_ms} ms until all of it was sent ({credit_ms} ms for credits), and \
-             {answer_ms} ms for the answer, which came from server {server} last; whom that one waited for is in its log",
-            what = name_of(about.kind),
-        );
+            sent_ms: (about.sent_ns.get() != 0 || !failed).then(|| in_ms(until_sent_ns)),
+            credit_ms: in_ms((self.credit_ns - about.credit_ns).min(until_sent_ns)),
+            last: Some(self.answered).filter(|last| !failed && *last != NOBODY),
+            failed,
+        };
+        let (lane, round, bytes) = (self.lane, about.round, about.bytes);
+        tracing::warn!(tensor, lane, round, bytes, took_ms, left_out, "an operation was slow: {waited}");
+    }
+}
+
+/// What a slow operation waited for.
+#[derive(Clone, Copy, Debug)]
+struct Waited {
+    what: &'static str,
+    took_ms: u64,
+    /// Until it was sent; none where it never was.
+    sent_ms: Option<u64>,
+    credit_ms: u64,
+    /// Who answered last.
+    last: Option<u32>,
+    failed: bool,
+}
+
+impl fmt::Display for Waited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, took_ms, sent_ms, credit_ms, last, failed } = *self;
+        let Some(sent_ms) = sent_ms else {
+            return write!(f, "{what} was not sent for {took_ms} ms ({credit_ms} ms for credits); it failed");
+        };
+        let (answer_ms, until) =
+            (took_ms - sent_ms, if failed { "it was last sent" } else { "all of it was sent" });
+        write!(
+            f,
+            "{what} waited {sent_ms} ms until {until} ({credit_ms} ms for credits), and {answer_ms} ms for the answer"
+        )?;
+        match last {
+            _ if failed => f.write_str("; it failed"),
+            Some(last) => {
+                write!(f, ", which came from server {last} last; whom that one waited for is in its log")
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -184,5 +217,32 @@ fn name_of(kind: OpKind) -> &'static str {
         OpKind::Init => "an initial value",
         OpKind::Call => "a call",
         _ => "an operation",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_server_is_named_for_what_failed() {
+        let went = Waited {
+            what: "a push",
+            took_ms: 900,
+            sent_ms: Some(200),
+            credit_ms: 150,
+            last: Some(3),
+            failed: false,
+        };
+        let words = "a push waited 200 ms until all of it was sent (150 ms for credits), and 700 ms for the answer, which \
+                     came from server 3 last; whom that one waited for is in its log";
+        assert_eq!(went.to_string(), words);
+        let failed = Waited { last: None, failed: true, ..went };
+        let words = "a push waited 200 ms until it was last sent (150 ms for credits), and 700 ms for the answer; it failed";
+        assert_eq!(failed.to_string(), words);
+        let unsent = Waited { sent_ms: None, ..failed };
+        assert_eq!(unsent.to_string(), "a push was not sent for 900 ms (150 ms for credits); it failed");
+        let unknown = Waited { last: None, ..went };
+        assert!(unknown.to_string().ends_with("700 ms for the answer"), "{unknown}");
     }
 }

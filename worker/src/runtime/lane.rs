@@ -461,7 +461,7 @@ impl<Q: CompletionQueue> LaneDriver<Q> {
                         if let Some(live) = self.live.remove(&op) {
                             // Spans go first: they keep the buffers' region, not the buffers, alive.
                             drop((live.source, live.target));
-                            self.flight.done(&live.about);
+                            self.flight.done(&live.about, live.state.has_failed());
                             live.state.lane_done(version);
                         }
                     }

@@ -247,6 +247,12 @@ impl OpState {
         self.told.load(Ordering::Acquire).then(|| outcome(&self.lock()))
     }
 
+    /// Has a lane said that it failed?
+    pub(super) fn has_failed(&self) -> bool {
+        // Before the end nothing else is told, so that this takes no lock.
+        self.told.load(Ordering::Acquire) && self.lock().error.is_some()
+    }
+
     /// Calls back when the operation has ended, on the thread that ends it, or at once if it has.
     pub(crate) fn on_end(&self, callback: Callback) {
         let mut progress = self.lock();

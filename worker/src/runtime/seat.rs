@@ -339,6 +339,11 @@ impl LaneHandle {
         sent
     }
 
+    /// Hands a message over that can wait until callers who drive let the data thread.
+    pub(crate) fn send_beside(&self, message: LaneMessage) {
+        self.mailbox.send(message);
+    }
+
     /// Asks and waits for the answer, at most this long; `None` when the lane has ended or is stuck.
     pub(crate) fn ask<R>(
         &self,

@@ -6,7 +6,7 @@ use super::lane::LaneDriver;
 use super::link::ServerInbox;
 use super::op::Submission;
 use super::seat::{Core, LaneHandle, Seat};
-use crate::engine::{LaneStats, OldestOp};
+use crate::engine::{LaneStats, OldestOp, Traffic};
 use crate::error::{ClientError, OpError};
 use fabric::{ChannelSetup, CompletionQueue, LaneQueue, Mailbox, Rest, Sleeper};
 use proto_common::ids::{ChunkId, Epoch, Incarnation, Rank};
@@ -75,6 +75,8 @@ pub(crate) enum LaneMessage {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneReport {
     pub(crate) stats: LaneStats,
+    /// By server.
+    pub(crate) traffic: Vec<Traffic>,
     pub(crate) in_flight: usize,
     pub(crate) oldest: Option<OldestOp>,
 }
@@ -312,6 +314,7 @@ impl Core {
                 let engine = self.driver.engine();
                 let report = LaneReport {
                     stats: engine.stats(),
+                    traffic: engine.traffic().to_vec(),
                     in_flight: engine.in_flight(),
                     oldest: engine.oldest(now_ms),
                 };

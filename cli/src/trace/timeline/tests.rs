@@ -77,16 +77,20 @@ fn a_slow_worker_shows_as_the_last_of_its_round() {
     let events = timeline(vec![
         source(Role::Server, 0, &[(10_000, 900_000_000, round), (20_000, 30_000, event(Kind::Reduce))]),
         source(Role::Worker, 1, &[(10_000, 950_000_000, push)]),
+        source(Role::Worker, 2, &[(10_000, 950_000_000, Event { peer: NOBODY, ..push })]),
     ]);
     let round = named(&events, "fc1.weight chunk 0 round 3")[0];
     assert_eq!(
         (round["args"]["last_worker"].as_u64(), round["args"]["came_after_ms"].as_f64()),
         (Some(1), Some(900.0))
     );
-    let push = named(&events, "push_pull fc1.weight")[0];
+    let pushes = named(&events, "push_pull fc1.weight");
+    let push = pushes[0];
     assert_eq!((push["dur"].as_f64(), push["args"]["sent_after_ms"].as_f64()), (Some(950_000.0), Some(0.25)));
+    let last: Vec<Option<u64>> = pushes.iter().map(|push| push["args"]["last_server"].as_u64()).collect();
+    assert_eq!(last, [Some(1), None], "of one that failed there is none");
     let arrows = named(&events, "in round");
-    assert_eq!(arrows.iter().map(|arrow| arrow["ph"].as_str().unwrap()).collect::<String>().len(), 2);
+    assert_eq!(arrows.iter().map(|arrow| arrow["ph"].as_str().unwrap()).collect::<String>().len(), 4);
     let rows: Vec<&str> =
         named(&events, "thread_name").iter().map(|row| row["args"]["name"].as_str().unwrap()).collect();
     for name in ["control", "lane 0", "lane 0 rounds", "lane 0 operations"] {
@@ -94,7 +98,7 @@ fn a_slow_worker_shows_as_the_last_of_its_round() {
     }
     let processes: Vec<&Value> =
         named(&events, "process_name").iter().map(|row| &row["args"]["name"]).collect();
-    assert_eq!(processes, ["server 0", "worker 1"]);
+    assert_eq!(processes, ["server 0", "worker 1", "worker 2"]);
 }
 
 #[test]

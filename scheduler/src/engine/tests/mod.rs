@@ -54,6 +54,7 @@ fn register(role: Role, incarnation: u64) -> Register {
         wanted_rank: None,
         data_address: Some("127.0.0.1:1".into()),
         http_address: None,
+        host: None,
         pid: 1,
         offer: Offer { host: "h".into(), uid: 0, policies: Policies::default(), missing: Vec::new() },
         resume: None,

@@ -51,6 +51,7 @@ fn the_last_one_completes_the_roster_for_all() {
         incarnation: Incarnation(incarnation),
         data_address: Some("127.0.0.1:1".into()),
         http_address: None,
+        host: None,
     };
     let members = vec![member(server(0), 6), member(worker(0), 5)];
     let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members, left: Vec::new() };
@@ -72,6 +73,14 @@ fn a_worker_too_many_and_a_wrong_rank_are_refused() {
 }
 
 #[test]
+fn what_a_host_calls_itself_is_shown() {
+    let mut rig = Rig::new(1, 1);
+    let host = Some("node-a".to_owned());
+    rig.say_on(1, ToScheduler::Register(Register { host: host.clone(), ..register(Role::Worker, 1) }));
+    assert_eq!(rig.engine.status(0).members[0].host, host);
+}
+
+#[test]
 fn strangers_of_every_kind_are_refused() {
     let mut rig = Rig::new(1, 2);
     let mut said = |message: Register| refusal(&rig.say_on(1, ToScheduler::Register(message)));
@@ -80,6 +89,7 @@ fn strangers_of_every_kind_are_refused() {
     assert!(said(Register { job: JobId(8), ..base.clone() }).contains("job 8 is not"));
     assert!(said(Register { role: Role::Scheduler, ..base.clone() }).contains("second scheduler"));
     assert!(said(Register { build: "x".repeat(257), ..base.clone() }).contains("256 bytes"));
+    assert!(said(Register { host: Some("x".repeat(257)), ..base.clone() }).contains("256 bytes"));
     assert!(
         said(Register { role: Role::Server, data_address: None, ..base.clone() }).contains("data address")
     );

@@ -93,11 +93,13 @@ fn handlers_get_calls_in_order_whatever_arrives_first() {
     assert_eq!(taken, [take(&rig, 1, 10), take(&rig, 2, 10)]);
     assert_eq!(rig.arrived(2), [], "the one before it is not whole");
     assert_eq!(rig.arrived(1), [deliver(1), deliver(2)]);
+    assert_eq!(rig.engine.under_way(), 2);
     // Answers come as handlers give them.
     assert_eq!(rig.answered(2, 5), []);
     assert_eq!(rig.flush_calls(), (vec![(2, Status::Done, 2 + 4 + 5)], vec![]));
     assert_eq!(rig.answered(1, 0), []);
     assert_eq!(rig.flush_calls().0, [(1, Status::Done, 6)]);
+    assert_eq!((rig.engine.under_way(), rig.engine.calls()), (0, 2), "answered, and kept");
     // With the next call they are known, and let go of.
     let taken = rig.send(0, &[call_from(3, 3, 10)]);
     assert_eq!(taken, [take(&rig, 3, 10)]);

@@ -24,6 +24,21 @@ fn a_round_is_reduced_in_order_and_the_last_contribution_is_fused() {
 }
 
 #[test]
+fn what_is_under_way_is_what_is_not_answered() {
+    let mut rig = Rig::new(config(2));
+    rig.send(0, &[push(1, 1)]);
+    assert_eq!(rig.engine.under_way(), 1);
+    rig.send(1, &[push(1, 1)]);
+    rig.send(1, &[pull(2, 1)]);
+    rig.flush();
+    assert_eq!(rig.engine.under_way(), 0);
+    // Answers and contributions are as many by now, because pulls are answered, too.
+    rig.send(0, &[push(2, 2)]);
+    rig.send(1, &[pull(3, 2)]);
+    assert_eq!(rig.engine.under_way(), 2);
+}
+
+#[test]
 fn arrivals_are_told_of_rounds_that_began_early_enough() {
     for (told_before_ms, is_told) in [(0, false), (4, false), (5, true), (u64::MAX, true)] {
         let mut rig = Rig::new(config(2));

@@ -167,6 +167,7 @@ impl Lab {
             wanted_rank,
             data_address: (seat.role == Role::Server).then(|| at.to_string()),
             http_address: None,
+            host: None,
             pid: 1,
             offer,
             resume: resume.map(Resume::head),

@@ -28,6 +28,27 @@ fn each_server_gets_its_own_batch() {
 }
 
 #[test]
+fn bytes_count_for_the_server_they_go_to_and_come_from() {
+    let mut rig = Rig::new(4);
+    let parts = [PartSpec { bytes: 3 * BYTES, ..part(1, 0) }];
+    rig.submit_as(Submit { parts: &parts, ..submit(OpKind::PushPull, 1) });
+    rig.push(1, &[part(2, 1)]);
+    let sent = rig.sent();
+    rig.results(0, &[done(&sent[0].blocks[0])], &[]);
+    let moved = |rig: &Rig| {
+        rig.engine.traffic().iter().map(|one| (one.sent_bytes, one.landed_bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(moved(&rig), [(3 * BYTES, 3 * BYTES), (BYTES, 0)]);
+    // Over the next channel the count goes on.
+    rig.engine.server_down(Rank(1));
+    rig.up(1, 4);
+    assert_eq!(rig.sent().len(), 1, "sent again");
+    assert_eq!(moved(&rig), [(3 * BYTES, 3 * BYTES), (2 * BYTES, 0)]);
+    let stats = rig.engine.stats();
+    assert_eq!((stats.sent_bytes, stats.landed_bytes), (5 * BYTES, 3 * BYTES), "no more and no less");
+}
+
+#[test]
 fn both_sides_of_the_gather_list() {
     for (parts, batches) in [(15, 1), (16, 2)] {
         let mut rig = Rig::new(4);

@@ -11,7 +11,7 @@ mod words;
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
-use daemon::control::frame_of;
+use daemon::control::{STRANGERS_MAX, frame_of, patience};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
@@ -38,11 +38,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Connections beyond the members' that may be open at once: strangers, refused ones, those that linger. More
-/// wait in the listener's backlog, so that a flood of strangers delays a member and does not turn it away.
-const STRANGERS_MAX: usize = 256;
-/// How long a new connection may say nothing while many do.
-const CROWDED_HANDSHAKE_MS: u64 = 500;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
 /// Milliseconds that another scheduler on our port has to say who it is.
@@ -210,6 +205,7 @@ struct Core {
     security: Security,
     metrics: Metrics,
     limits: Limits,
+    /// Connections beyond the members' are strangers, refused ones, those that linger.
     connections_max: usize,
     connections: BTreeMap<ConnectionId, Outbox>,
     next_connection: u64,
@@ -323,13 +319,9 @@ impl Core {
         self.tasks.len() < self.connections_max
     }
 
-    /// With half of the places taken, whoever says nothing makes room soon: members speak at once.
     fn limits_of_new(&self) -> Limits {
-        let short = Duration::from_millis(CROWDED_HANDSHAKE_MS);
-        match 2 * self.tasks.len() > self.connections_max {
-            true => Limits { handshake: self.limits.handshake.min(short), ..self.limits },
-            false => self.limits,
-        }
+        let places = (self.tasks.len(), self.connections_max);
+        Limits { handshake: patience(self.limits.handshake, places), ..self.limits }
     }
 
     async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {

@@ -38,6 +38,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+/// Milliseconds until a connection is taken again, where one could not be: out of descriptors, of which no event tells when there
+/// are some again.
+const ACCEPT_AGAIN_MS: u64 = 50;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
 /// Milliseconds that another scheduler on our port has to say who it is.
@@ -207,6 +210,8 @@ struct Core {
     limits: Limits,
     /// Connections beyond the members' are strangers, refused ones, those that linger.
     connections_max: usize,
+    /// None is taken before.
+    accept_from: Option<Instant>,
     connections: BTreeMap<ConnectionId, Outbox>,
     next_connection: u64,
     tasks: JoinSet<()>,
@@ -245,6 +250,7 @@ impl Core {
                 write: Duration::from_millis(settings.deadlines.silence_ms),
             },
             connections_max: members + STRANGERS_MAX,
+            accept_from: None,
             connections: BTreeMap::new(),
             next_connection: 0,
             tasks: JoinSet::new(),
@@ -274,13 +280,18 @@ impl Core {
         notify.ready("members are taken");
         let mut tick_ms = self.view.engine().next_tick_ms(0);
         let outcome = loop {
+            let again = self.accept_from.unwrap_or(self.view.start);
             let input = tokio::select! {
                 reason = shutdown.wait(), if !stopping => {
                     stopping = true;
                     Some(Input::Stop { reason })
                 }
-                accepted = listener.accept(), if self.has_place() => {
-                    self.accept(accepted).await;
+                accepted = listener.accept(), if self.may_accept() => {
+                    self.accept(accepted);
+                    None
+                }
+                () = sleep_until(again), if self.accept_from.is_some() => {
+                    self.accept_from = None;
                     None
                 }
                 // The core holds a sender itself, so the queue never ends.
@@ -319,18 +330,22 @@ impl Core {
         self.tasks.len() < self.connections_max
     }
 
+    /// Nor is one taken for a moment after that has failed: whoever decides waits for nothing.
+    fn may_accept(&self) -> bool {
+        self.accept_from.is_none() && self.has_place()
+    }
+
     fn limits_of_new(&self) -> Limits {
         let places = (self.tasks.len(), self.connections_max);
         Limits { handshake: patience(self.limits.handshake, places), ..self.limits }
     }
 
-    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+    fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
-                // Out of file descriptors: no event tells when there are some again.
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                self.accept_from = Some(Instant::now() + Duration::from_millis(ACCEPT_AGAIN_MS));
                 return;
             }
         };

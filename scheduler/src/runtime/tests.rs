@@ -354,6 +354,34 @@ async fn a_member_whose_heartbeats_stop_is_dead_even_if_others_talk_all_the_time
     );
 }
 
+/// The next message of a scheduler to one that it does not know; none where it has closed.
+async fn heard(connection: &mut Connection) -> Option<FromScheduler> {
+    connection.receive_within(LONG).await.expect("an answer, or the end")
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_accepted_keeps_nothing_waiting() {
+    let settings = Settings::default();
+    let config = EngineConfig::new(&settings, Incarnation(1));
+    let told = (Posts::start().unwrap(), Flight::embedded(Role::Scheduler, &settings));
+    let mut core = Core::new((&settings, Security::off()), Engine::new(config, 0), told, None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    assert!(core.may_accept());
+    core.accept(Err(std::io::ErrorKind::OutOfMemory.into()));
+    let again = core.accept_from.expect("a moment to try again");
+    assert!(!core.may_accept() && again > core.view.start);
+    // The loop goes on meanwhile, and takes connections after that moment.
+    let (trigger, shutdown) = shutdown::channel();
+    let running = tokio::spawn(async move { core.run(listener, shutdown, &Notify::default()).await });
+    let mut stranger = Connection::new(TcpStream::connect(address).await.unwrap()).unwrap();
+    stranger.send_within(&ToScheduler::Identify, LONG).await.unwrap();
+    assert!(matches!(heard(&mut stranger).await, Some(FromScheduler::Refused(_))));
+    assert!(Instant::now() >= again, "it was taken too early");
+    trigger.fire("SIGTERM");
+    timeout(LONG, running).await.expect("it ends").unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_second_scheduler_on_the_port_says_cause_and_fix() {
     let job = job(1, 1, |_| ()).await;

@@ -98,8 +98,12 @@ impl Rebuild {
     }
 
     pub(super) fn knows(&self, connection: ConnectionId) -> bool {
+        self.was_let_in(connection) || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
+    }
+
+    /// Is it one's that was a member before: of another scheduler, or of this one before it knew that it follows one?
+    pub(super) fn was_let_in(&self, connection: ConnectionId) -> bool {
         self.arrivals.contains_key(&connection)
-            || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
             || self.early.iter().any(|(_, member)| member.connection == connection)
     }
 

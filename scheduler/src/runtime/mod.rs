@@ -8,7 +8,7 @@ mod keeper;
 mod metrics;
 mod words;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
 use daemon::control::{STRANGERS_MAX, frame_of, patience};
@@ -26,7 +26,7 @@ use keeper::{Keeper, Task};
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
-use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::ids::{JobId, MemberId, Rank, Role};
 use proto_common::message::{Build, FromScheduler, PostError, RefusalReason, ToScheduler};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -47,6 +47,10 @@ const EVENTS_MAX: usize = 1024;
 const IDENTIFY_MS: u64 = 2_000;
 /// Milliseconds that closed connections get at the end to take what was sent to them.
 const FLUSH_MS: u64 = 1_000;
+
+/// Who is there, where it does not say so because this job is not its own.
+const OTHERS_PORT: &str =
+    "another job's scheduler is running there; stop that one first, or set scheduler.port to a free port";
 
 /// The scheduler's bound sockets.
 #[derive(Debug)]
@@ -89,6 +93,8 @@ async fn who_is_there(security: &Security, host: &str, port: u16) -> Option<Stri
         let mut connection = security.dial(stream, None, limit).await.ok()?;
         connection.send_within(&ToScheduler::Identify, limit).await.ok()?;
         match connection.receive_within(limit).await.ok()? {
+            // It tells nothing of itself to other jobs.
+            Some(FromScheduler::Refused(RefusalReason::Certificate(_))) => Some(OTHERS_PORT.into()),
             Some(FromScheduler::Refused(reason)) => Some(reason.to_string()),
             _ => None,
         }
@@ -206,6 +212,7 @@ fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Inp
 struct Core {
     view: View,
     security: Security,
+    job: JobId,
     metrics: Metrics,
     limits: Limits,
     /// Connections beyond the members' are strangers, refused ones, those that linger.
@@ -245,6 +252,7 @@ impl Core {
             metrics: Metrics::new((settings, &security), view.clone()).context("cannot register metrics")?,
             view,
             security,
+            job: settings.job,
             limits: Limits {
                 handshake: Duration::from_millis(settings.deadlines.handshake_ms),
                 write: Duration::from_millis(settings.deadlines.silence_ms),
@@ -341,7 +349,7 @@ impl Core {
     }
 
     fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
-        let (stream, peer) = match accepted {
+        let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
@@ -351,8 +359,8 @@ impl Core {
         };
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        let (limits, security) = (self.limits_of_new(), self.security.clone());
-        let outbox = Outbox::open(id, (stream, peer, security), limits, &self.events, &mut self.tasks);
+        let (limits, asked) = (self.limits_of_new(), (self.security.clone(), self.job));
+        let outbox = Outbox::open(id, accepted, asked, limits, &self.events, &mut self.tasks);
         self.metrics.watch(outbox.queued_bytes());
         self.connections.insert(id, outbox);
         if !self.has_place() && self.crowded.may_speak().is_some() {
@@ -387,10 +395,10 @@ impl Core {
                 self.turn_away(&outbox, reason, "version");
                 Some(Input::Closed { connection, fault })
             }
-            Event::NotPermitted { connection, claim } => {
+            Event::NotPermitted { connection, why } => {
                 let outbox = self.connections.remove(&connection)?;
-                self.turn_away(&outbox, RefusalReason::Certificate(claim.to_string()), "certificate");
-                Some(Input::Closed { connection, fault: Some(claim.to_string()) })
+                self.turn_away(&outbox, RefusalReason::Certificate(why.clone()), "certificate");
+                Some(Input::Closed { connection, fault: Some(why) })
             }
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
@@ -424,6 +432,10 @@ impl Core {
     /// One decision of the engine and everything that follows from carrying it out.
     fn step(&mut self, input: Input) -> Option<Outcome> {
         self.metrics.count_input(&input);
+        let speaker = match &input {
+            Input::Message { from, .. } => Some(*from),
+            _ => None,
+        };
         let mut inputs = vec![input];
         let mut outcome = None;
         while let Some(input) = inputs.pop() {
@@ -443,7 +455,20 @@ impl Core {
                 }
             }
         }
+        speaker.into_iter().for_each(|speaker| self.judge(speaker));
         outcome
+    }
+
+    /// Whose is a connection, now that what it said is decided? Nobody's has had its answer, and makes room.
+    fn judge(&mut self, speaker: ConnectionId) {
+        let Some(outbox) = self.connections.get(&speaker) else { return };
+        if outbox.standing() == Standing::Member {
+            return;
+        }
+        outbox.judge(self.view.engine().standing(speaker));
+        if outbox.standing() == Standing::Stranger {
+            self.connections.remove(&speaker);
+        }
     }
 
     /// Disks are slow: what is done there is done beside everything else.
@@ -481,6 +506,10 @@ impl Core {
         };
         for connection in to {
             let Some(outbox) = self.connections.get(connection) else { continue };
+            if matches!(message, FromScheduler::Welcome(_)) {
+                // Before it hears so: what it says then may be long.
+                outbox.judge(Standing::Member);
+            }
             if let Err(full) = outbox.push(Arc::clone(&frame)) {
                 self.connections.remove(connection);
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });

@@ -102,6 +102,7 @@ pub(super) async fn receive(
     if let Err(reason) = check(&reception, &caller).await {
         return refuse(&mut link, &reception, id, reason).await;
     }
+    link.admit();
     let number = reception.tries.begin(id);
     let choice = match choose(&caller.offer, &reception.offer) {
         Ok(choice) => choice,

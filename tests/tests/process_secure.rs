@@ -313,6 +313,34 @@ fn whoever_should_not_be_let_in_is_not_and_the_training_does_not_notice() {
 }
 
 #[test]
+fn an_operator_shows_a_certificate_of_the_job_to_have_a_checkpoint() {
+    let (certs, directory) = (Certs::new(), tempfile::tempdir().unwrap());
+    let place = format!("checkpoint.directory={}", directory.path().display());
+    let endless = ["--layers", "64,32,10", "--epochs", "1000000", "--batch", "16"];
+    let mut cluster = training(&certs, &["--set", &place, "--set", "cluster.chunk_bytes=4096"], &endless);
+    cluster.workers[0].expect_line("epoch ", PATIENCE);
+    let save = |flags: &[String]| {
+        let mut command = cluster.place.command("gradwire");
+        command
+            .args(["checkpoint", "save", "--timeout-s", "50", "--scheduler", &cluster.control])
+            .args(flags);
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, name, said) = save(&certs.flags("gradwire://0/worker"));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(directory.path().join(&name).is_dir(), "{name} is not there");
+    let (code, _, said) = save(&certs.flags("gradwire://8/worker"));
+    assert!(code == Some(73) && said.contains("this is job 0"), "{code:?} {said}");
+    let (code, _, said) = save(&Certs::new().flags("gradwire://0/worker"));
+    assert!(code == Some(73) && said.contains("another authority"), "{code:?} {said}");
+    let (code, _, said) = save(&[]);
+    assert!(code == Some(73) && said.contains("set security.ca"), "{code:?} {said}");
+    assert!(cluster.everyone().all(Process::is_running), "the training does not notice");
+}
+
+#[test]
 fn each_side_says_what_to_do_when_the_other_is_not_trusted() {
     let certs = Certs::new();
     let (scheduler, server) = (certs.flags("gradwire://0/scheduler"), certs.flags("gradwire://0/server"));

@@ -31,7 +31,7 @@ enum What {
     /// Remove one, whether it is complete or not.
     Delete(One),
     /// Have a job that runs write one, of a round that is to come; prints its name when it is complete.
-    Save(crate::save::SaveArgs),
+    Save(Box<crate::save::SaveArgs>),
 }
 
 #[derive(Args, Debug)]

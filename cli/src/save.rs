@@ -4,7 +4,11 @@
 use clap::Args;
 use daemon::control::{Connection, FrameError, code_of_refusal};
 use daemon::exit::{Failure, WithCode as _};
+use daemon::security::{Security, role_of};
+use daemon::settings::CommonArgs;
+use proto_common::config::Settings;
 use proto_common::error::ExitCode;
+use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{FromScheduler, SaveError, SaveProgress, ToScheduler};
 use serde_json::json;
@@ -18,19 +22,34 @@ const GRACE_MS: u64 = 5_000;
 
 #[derive(Args, Debug)]
 pub(crate) struct SaveArgs {
-    /// The scheduler's control address, as the processes of the job have it.
-    #[arg(long, value_name = "HOST:PORT")]
-    scheduler: String,
     /// How long to wait until it is complete.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout_s: u64,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Which daemon's system-wide settings file to read, /etc/gradwire/ROLE.toml: a certificate of any role will do.
+    #[arg(long, value_name = "ROLE", default_value = "worker", value_parser = role)]
+    role: Role,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+fn role(name: &str) -> Result<Role, String> {
+    role_of(name).ok_or_else(|| "use scheduler, server or worker".into())
 }
 
 pub(crate) fn run(args: &SaveArgs) -> Result<(), anyhow::Error> {
-    let name = daemon::process::run_to_end(save(args)).code(ExitCode::Io)??;
+    let mut env = daemon::process::environment();
+    // An operator has no role that it could be checked against.
+    env.retain(|(name, _)| name != "DMLC_ROLE");
+    let settings = args.common.load_with(args.role, &env, &[])?.settings;
+    if args.common.log.is_some() {
+        daemon::logging::init(args.role, &settings.log)?;
+    }
+    let security = Security::open(&settings, None)?;
+    let within = Duration::from_secs(args.timeout_s);
+    let name = daemon::process::run_to_end(save((&settings, &security), within)).code(ExitCode::Io)??;
     let text = if args.json { json!({ "name": name }).to_string() } else { name };
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -38,25 +57,49 @@ pub(crate) fn run(args: &SaveArgs) -> Result<(), anyhow::Error> {
     }
 }
 
-async fn save(args: &SaveArgs) -> Result<String, Failure> {
-    let at = &args.scheduler;
-    let timeout_ms = args.timeout_s * 1000;
-    let within = Duration::from_millis(timeout_ms + GRACE_MS);
-    let silent = |why: String| {
-        let text = format!(
-            "the scheduler at {at} {why}; give the control address of a running gradwire-scheduler of this release \
-             (--scheduler), not its HTTP address"
-        );
-        Failure::message(ExitCode::SchedulerUnreachable, text)
-    };
-    let broken = |error: FrameError| silent(format!("does not answer: {error}"));
-    let stream = match timeout(Duration::from_millis(GRACE_MS), TcpStream::connect(at)).await {
+/// The scheduler that settings name, as errors say it.
+fn name_of(settings: &Settings) -> String {
+    format!("{}:{}", settings.scheduler.host, settings.scheduler.port)
+}
+
+fn silent(settings: &Settings, why: &str) -> Failure {
+    let at = name_of(settings);
+    let text = format!(
+        "the scheduler at {at} {why}; give the control address of a running gradwire-scheduler of this release \
+         (--scheduler), not its HTTP address"
+    );
+    Failure::message(ExitCode::SchedulerUnreachable, text)
+}
+
+fn broken(settings: &Settings, error: &FrameError) -> Failure {
+    match error {
+        FrameError::Security(fault) => {
+            let text = format!("no trusted connection to the scheduler at {}: {fault}", name_of(settings));
+            Failure::message(ExitCode::Refused, text)
+        }
+        error => silent(settings, &format!("does not answer: {error}")),
+    }
+}
+
+/// A connection to the scheduler of this job.
+async fn reach((settings, security): (&Settings, &Security)) -> Result<Connection, Failure> {
+    let limit = Duration::from_millis(GRACE_MS);
+    let address = (settings.scheduler.host.as_str(), settings.scheduler.port);
+    let stream = match timeout(limit, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(silent(format!("cannot be reached: {error}"))),
-        Err(_) => return Err(silent(format!("has not answered within {GRACE_MS} ms"))),
+        Ok(Err(error)) => return Err(silent(settings, &format!("cannot be reached: {error}"))),
+        Err(_) => return Err(silent(settings, &format!("has not answered within {GRACE_MS} ms"))),
     };
-    let mut link = Connection::new(stream).map_err(|error| broken(error.into()))?;
-    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms };
+    let whom = Some((settings.job, Role::Scheduler));
+    security.dial(stream, whom, limit).await.map_err(|error| broken(settings, &error))
+}
+
+async fn save((settings, security): (&Settings, &Security), within: Duration) -> Result<String, Failure> {
+    let mut link = reach((settings, security)).await?;
+    let order =
+        ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: within.as_millis() as u64 };
+    let within = within + Duration::from_millis(GRACE_MS);
+    let broken = |error: FrameError| broken(settings, &error);
     link.send_within(&order, within).await.map_err(broken)?;
     let answer = async {
         loop {
@@ -66,14 +109,13 @@ async fn save(args: &SaveArgs) -> Result<String, Failure> {
                 Some(FromScheduler::Refused(reason)) => {
                     return Err(Failure::message(code_of_refusal(&reason), reason.to_string()));
                 }
-                Some(_) => return Err(silent("answers out of order".into())),
-                None => return Err(silent("closed the connection: the job has ended".into())),
+                Some(_) => return Err(silent(settings, "answers out of order")),
+                None => return Err(silent(settings, "closed the connection: the job has ended")),
             }
         }
     };
-    timeout(within, answer)
-        .await
-        .unwrap_or_else(|_| Err(silent(format!("has not answered within {} ms", within.as_millis()))))
+    let late = format!("has not answered within {} ms", within.as_millis());
+    timeout(within, answer).await.unwrap_or_else(|_| Err(silent(settings, &late)))
 }
 
 fn failure(error: SaveError) -> Failure {
@@ -106,14 +148,18 @@ mod tests {
     use super::*;
     use tokio::net::TcpListener;
 
-    fn args(address: std::net::SocketAddr) -> SaveArgs {
-        SaveArgs { scheduler: address.to_string(), timeout_s: 30, json: false }
+    const WITHIN: Duration = Duration::from_secs(30);
+
+    fn settings(address: std::net::SocketAddr) -> Settings {
+        let mut settings = Settings::default();
+        (settings.scheduler.host, settings.scheduler.port) = (address.ip().to_string(), address.port());
+        settings
     }
 
     /// What comes of it where a scheduler says these.
     async fn said(answers: &[FromScheduler]) -> Result<String, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let args = args(listener.local_addr().unwrap());
+        let (settings, plain) = (settings(listener.local_addr().unwrap()), Security::off());
         let answering = async {
             let mut link = Connection::new(listener.accept().await.unwrap().0).unwrap();
             let limit = Duration::from_secs(30);
@@ -123,7 +169,7 @@ mod tests {
                 link.send_within(answer, limit).await.unwrap();
             }
         };
-        tokio::join!(save(&args), answering).0
+        tokio::join!(save((&settings, &plain), WITHIN), answering).0
     }
 
     #[tokio::test]
@@ -144,7 +190,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let error = save(&args(address)).await.unwrap_err();
+        let error = save((&settings(address), &Security::off()), WITHIN).await.unwrap_err();
         assert!(error.to_string().contains("cannot be reached"), "{error}");
     }
 }

@@ -64,7 +64,10 @@ pub async fn ask(
     let mut link = security.dial(stream, whom, limit).await.map_err(Unreached::link)?;
     link.send_within(hello, limit).await.map_err(Unreached::link)?;
     match link.receive_within::<FromServer>(limit).await.map_err(Unreached::link)? {
-        Some(FromServer::Offer(offer)) => Ok((link, offer)),
+        Some(FromServer::Offer(offer)) => {
+            link.admit();
+            Ok((link, offer))
+        }
         Some(FromServer::NoTransport(refused)) => {
             Err(Unreached { reason: refused.to_string(), code: ExitCode::Transport })
         }

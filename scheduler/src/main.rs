@@ -119,7 +119,12 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(name);
-    let mut file = std::fs::File::create(&temporary)?;
+    // One that an earlier process of this number has left, or a link that somebody has put there: neither is written through.
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = std::fs::File::create_new(&temporary)?;
     file.write_all(text.as_bytes())?;
     std::fs::rename(&temporary, path)
 }
@@ -132,5 +137,20 @@ mod tests {
     #[test]
     fn examples_are_taken() {
         assert_eq!(daemon::manual::unfit(&Args::command(), &MANUAL), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_port_file_is_written_through_no_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let [ports, victim] = ["ports", "victim"].map(|name| directory.path().join(name));
+        let planted = directory.path().join(format!("ports.{}", std::process::id()));
+        std::fs::write(&victim, "as it was").unwrap();
+        for _ in 0..2 {
+            std::os::unix::fs::symlink(&victim, &planted).unwrap();
+            write_whole(&ports, "control=x\n").unwrap();
+            assert_eq!(std::fs::read_to_string(&ports).unwrap(), "control=x\n");
+            assert!(std::fs::symlink_metadata(&ports).unwrap().is_file(), "no link itself");
+            assert_eq!(std::fs::read_to_string(&victim).unwrap(), "as it was");
+        }
     }
 }

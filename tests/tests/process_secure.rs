@@ -140,6 +140,39 @@ fn register(stranger: &mut Stranger, role: Role, job: u64) -> Result<String, Str
     })
 }
 
+/// Asks without a registration, as operators and other schedulers do.
+fn ask(certs: &Certs, address: &str, name: &str, question: &ToScheduler) -> Result<String, String> {
+    let mut stranger = Stranger::connect(address, Some(&certs.issue(name)));
+    stranger.ask::<FromScheduler>(question).map(|answer| match answer {
+        FromScheduler::Refused(reason) => reason.to_string(),
+        other => format!("answered: {other:?}"),
+    })
+}
+
+/// With any certificate of the job one may ask; with another job's none is told anything.
+fn questions(certs: &Certs, address: &str, table: &mut Vec<Attempt>) {
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 60_000 };
+    let none = "its certificate is for gradwire://8/any, and this is job 0";
+    let other = "gradwire://8/any";
+    tell(table, "a checkpoint for another job", ask(certs, address, other, &order), none);
+    tell(
+        table,
+        "who is there, asked for another job",
+        ask(certs, address, other, &ToScheduler::Identify),
+        none,
+    );
+    tell(table, "a goodbye of another job", ask(certs, address, other, &ToScheduler::Goodbye), none);
+    let own = "gradwire://0/worker";
+    tell(
+        table,
+        "a checkpoint, asked with a worker's",
+        ask(certs, address, own, &order),
+        "answered: CheckpointSaved",
+    );
+    let who = ask(certs, address, own, &ToScheduler::Identify);
+    tell(table, "who is there, asked with a worker's", who, "a scheduler of job 0 is running there");
+}
+
 fn hello(stranger: &mut Stranger) -> Result<String, String> {
     let hello = Hello {
         protocol: PROTOCOL_VERSION,
@@ -244,6 +277,7 @@ fn whoever_should_not_be_let_in_is_not_and_the_training_does_not_notice() {
         with_bad_certificates(&certs, &address, &mut table, is_scheduler);
     }
     let control = cluster.control.clone();
+    questions(&certs, &control, &mut table);
     tell(&mut table, "what an honest worker sent, sent again", replayed(&certs, &control), "closed");
     let mut claim = Stranger::connect(&control, Some(&certs.issue("gradwire://0/worker")));
     tell(
@@ -276,6 +310,34 @@ fn whoever_should_not_be_let_in_is_not_and_the_training_does_not_notice() {
     println!("{shown}");
     assert!(cluster.everyone().all(Process::is_running), "the attacks must fall into the training");
     ends_as(&mut cluster, &reference_by(WORKERS, &LONG));
+}
+
+#[test]
+fn an_operator_shows_a_certificate_of_the_job_to_have_a_checkpoint() {
+    let (certs, directory) = (Certs::new(), tempfile::tempdir().unwrap());
+    let place = format!("checkpoint.directory={}", directory.path().display());
+    let endless = ["--layers", "64,32,10", "--epochs", "1000000", "--batch", "16"];
+    let mut cluster = training(&certs, &["--set", &place, "--set", "cluster.chunk_bytes=4096"], &endless);
+    cluster.workers[0].expect_line("epoch ", PATIENCE);
+    let save = |flags: &[String]| {
+        let mut command = cluster.place.command("gradwire");
+        command
+            .args(["checkpoint", "save", "--timeout-s", "50", "--scheduler", &cluster.control])
+            .args(flags);
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, name, said) = save(&certs.flags("gradwire://0/worker"));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(directory.path().join(&name).is_dir(), "{name} is not there");
+    let (code, _, said) = save(&certs.flags("gradwire://8/worker"));
+    assert!(code == Some(73) && said.contains("this is job 0"), "{code:?} {said}");
+    let (code, _, said) = save(&Certs::new().flags("gradwire://0/worker"));
+    assert!(code == Some(73) && said.contains("another authority"), "{code:?} {said}");
+    let (code, _, said) = save(&[]);
+    assert!(code == Some(73) && said.contains("set security.ca"), "{code:?} {said}");
+    assert!(cluster.everyone().all(Process::is_running), "the training does not notice");
 }
 
 #[test]

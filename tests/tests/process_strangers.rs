@@ -245,6 +245,47 @@ fn a_flood_while_assembling_does_not_keep_members_out() {
     drop((scheduler, server));
 }
 
+/// The handshake's time is long, and strangers that say nothing fill half of the places: who comes next is soon done with.
+#[test]
+fn silent_strangers_do_not_keep_members_waiting_for_the_handshakes_time() {
+    const PATIENT: [&str; 2] = ["--set", "deadlines.handshake_ms=40000"];
+    let mut cluster = Cluster::new(1, 1, &PATIENT);
+    let flood = |address: &str| (0..400).map(|_| ControlPeer::connect(address)).collect::<Vec<_>>();
+    let started = Instant::now();
+    let scheduler = flood(&cluster.control);
+    cluster.add_servers(1, &PATIENT);
+    cluster.scheduler.expect_line("server 0 registered", PATIENCE);
+    let [_, data] = ports(&cluster);
+    let server = flood(&data);
+    cluster.add_trainer(&["--layers", "64,10", "--epochs", "1"]);
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.name());
+    }
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    drop((scheduler, server));
+}
+
+/// Each has had its answer, and says nothing more.
+#[test]
+fn whoever_has_been_answered_keeps_no_place() {
+    let mut cluster = Cluster::new(1, 1, &[]);
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 60_000 };
+    let ask = |_| {
+        let mut stranger = ControlPeer::connect(&cluster.control);
+        stranger.send(&order);
+        let answer = stranger.receive();
+        assert!(matches!(answer, Some(FromScheduler::CheckpointSaved { result: Err(_), .. })), "{answer:?}");
+        stranger
+    };
+    let mut strangers: Vec<ControlPeer> = (0..300).map(ask).collect();
+    cluster.add_servers(1, &[]);
+    cluster.add_trainer(&["--layers", "64,10", "--epochs", "1"]);
+    for process in cluster.everyone() {
+        assert_eq!(process.expect_end(PATIENCE), 0, "{}", process.name());
+    }
+    assert!(strangers.iter_mut().all(|stranger| stranger.is_closed_within(DROPPED)));
+}
+
 /// A member is no stranger: what breaks its connection is its death, and everyone hears of it.
 #[test]
 fn a_registered_worker_that_turns_to_garbage_ends_the_job_by_name() {

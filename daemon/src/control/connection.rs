@@ -57,6 +57,11 @@ impl Connection {
         self.identity.as_ref()
     }
 
+    /// The peer is no stranger any more: its frames may be as long as any.
+    pub fn admit(&mut self) {
+        self.reader.admit();
+    }
+
     /// Who is at the other end.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {

@@ -78,8 +78,8 @@ pub fn frame_of<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     Ok(frame)
 }
 
-/// Reads frames. The first one may have [`FIRST_FRAME_BYTES_MAX`] bytes, since its sender is a stranger;
-/// after it was decoded, [`CONTROL_FRAME_BYTES_MAX`] holds.
+/// Reads frames. They may have [`FIRST_FRAME_BYTES_MAX`] bytes, since their sender is a stranger, until whoever reads knows it
+/// ([`FrameReader::admit`]): from then on [`CONTROL_FRAME_BYTES_MAX`] holds. That a message decodes makes nobody known.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     inner: R,
@@ -95,6 +95,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { inner, buffer: Vec::new(), step, limit: FIRST_FRAME_BYTES_MAX }
     }
 
+    /// The sender is no stranger any more: its frames may be as long as any.
+    pub fn admit(&mut self) {
+        self.limit = CONTROL_FRAME_BYTES_MAX;
+    }
+
     /// The next message, or `None` when the peer closed between frames. Cancel-safe: bytes that came before
     /// a cancelled call are kept for the next one.
     pub async fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameError> {
@@ -102,7 +107,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             if let Some(end) = self.complete()? {
                 let message = decode(&self.buffer[LENGTH_BYTES..end])?;
                 self.buffer.drain(..end);
-                self.limit = CONTROL_FRAME_BYTES_MAX;
                 self.shrink();
                 return Ok(Some(message));
             }
@@ -126,6 +130,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             Ok(result) => result,
             Err(_) => Err(FrameError::Deadline { waited_ms: limit.as_millis() as u64 }),
         }
+    }
+
+    /// Takes what still comes until the peer closes, and throws it away as bytes: nothing of it is kept or decoded.
+    pub async fn drain(&mut self) {
+        self.buffer = Vec::new();
+        while matches!(self.inner.read(&mut self.step).await, Ok(1..)) {}
     }
 
     /// Whose message could not be read, where it is a registration of another protocol version.
@@ -218,6 +228,7 @@ mod tests {
         let (near, far) = tokio::io::duplex(7);
         let mut writer = FrameWriter::new(near);
         let mut reader = FrameReader::new(far);
+        reader.admit();
         let failing = ToScheduler::Failing { reason: "x".repeat(100_000) };
         let send = async {
             for message in [&ToScheduler::LinksReady, &failing, &ToScheduler::Goodbye] {
@@ -242,11 +253,35 @@ mod tests {
         let over = (first + 1).to_le_bytes();
         assert!(matches!(read(&over).await, Err(FrameError::TooLong { limit: FIRST_FRAME_BYTES_MAX, .. })));
         assert!(matches!(read(&first.to_le_bytes()).await, Err(FrameError::Cut { got: 4 })), "at the bound");
-        let second = [goodbye(), (CONTROL_FRAME_BYTES_MAX as u32 + 1).to_le_bytes().to_vec()].concat();
-        let mut reader = FrameReader::new(&second[..]);
-        assert_eq!(reader.receive().await.unwrap(), Some(ToScheduler::Goodbye));
-        let error = reader.receive::<ToScheduler>().await.unwrap_err();
+        let after_the_first = async |is_admitted: bool, length: u32| {
+            let bytes = [goodbye(), length.to_le_bytes().to_vec()].concat();
+            let mut reader = FrameReader::new(&bytes[..]);
+            assert_eq!(reader.receive().await.unwrap(), Some(ToScheduler::Goodbye));
+            if is_admitted {
+                reader.admit();
+            }
+            reader.receive::<ToScheduler>().await.unwrap_err()
+        };
+        let error = after_the_first(false, first + 1).await;
+        assert!(
+            matches!(error, FrameError::TooLong { limit: FIRST_FRAME_BYTES_MAX, .. }),
+            "a stranger still: {error}"
+        );
+        let most = CONTROL_FRAME_BYTES_MAX as u32;
+        let error = after_the_first(true, most).await;
+        assert!(matches!(error, FrameError::Cut { got: 4 }), "at the bound: {error}");
+        let error = after_the_first(true, most + 1).await;
         assert!(matches!(error, FrameError::TooLong { limit: CONTROL_FRAME_BYTES_MAX, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_is_drained_is_neither_kept_nor_decoded() {
+        let frame = [&(1u32 << 20).to_le_bytes()[..], &vec![0xA5; 1 << 20], &[1, 0, 0, 0, 9]].concat();
+        let mut reader = FrameReader::new(&frame[..]);
+        reader.admit();
+        reader.drain().await;
+        assert_eq!(reader.buffer.capacity(), 0);
+        assert!(reader.inner.is_empty(), "all of it was taken");
     }
 
     #[tokio::test]

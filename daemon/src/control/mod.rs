@@ -3,6 +3,7 @@
 
 mod connect;
 mod connection;
+mod crowd;
 mod frame;
 mod link;
 mod link_error;
@@ -11,6 +12,7 @@ mod stream;
 
 pub use connect::{ConnectError, connect_with_retry};
 pub use connection::{Connection, ReadHalf, WriteHalf};
+pub use crowd::{STRANGERS_MAX, patience};
 pub use frame::{FrameError, FrameReader, FrameWriter, frame_of};
 pub use link::{LinkEvent, LinkSender, SchedulerLink};
 pub use link_error::{LinkError, code_of_refusal};

@@ -43,7 +43,10 @@ pub(super) async fn greet(
         connection.send_within(&ToScheduler::Resuming { part, last }, limit).await.map_err(no_answer)?;
     }
     match connection.receive_within::<FromScheduler>(limit).await.map_err(no_answer)? {
-        Some(FromScheduler::Welcome(welcome)) => Ok((connection, welcome)),
+        Some(FromScheduler::Welcome(welcome)) => {
+            connection.admit();
+            Ok((connection, welcome))
+        }
         Some(FromScheduler::Refused(reason)) => Err(LinkError::Refused(reason)),
         Some(other) => {
             let error = std::io::Error::other(format!("unexpected first message {other:?}"));

@@ -68,6 +68,18 @@ impl FromStr for Name {
     }
 }
 
+/// A certificate that speaks for no process of this job.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "its certificate is for {held}, and this is job {job}; issue one for that: gradwire certs issue --job {job}, with a role"
+)]
+pub struct NotOfJob {
+    /// What it may be.
+    pub held: String,
+    /// The job that it speaks to.
+    pub job: JobId,
+}
+
 /// Whom a certificate speaks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
@@ -99,6 +111,14 @@ impl Identity {
         match self.names.iter().any(|name| name.permits(job, role)) {
             true => Ok(()),
             false => Err(NotPermitted { held: self.to_string(), role, job }),
+        }
+    }
+
+    /// Does it speak for any process of this job?
+    pub fn permits_job(&self, job: JobId) -> Result<(), NotOfJob> {
+        match self.names.iter().any(|name| name.job.is_none_or(|own| own == job)) {
+            true => Ok(()),
+            false => Err(NotOfJob { held: self.to_string(), job }),
         }
     }
 }
@@ -150,6 +170,16 @@ mod tests {
         assert!(text.contains("gradwire://7/worker") && text.contains("worker of job 8"), "{text}");
         assert!(identity.permits(JobId(7), Role::Scheduler).is_err());
         assert!(Identity::default().permits(JobId(7), Role::Worker).is_err());
+    }
+
+    #[test]
+    fn any_role_of_a_job_is_of_that_job() {
+        let identity = Identity::of(["gradwire://7/worker"]);
+        assert_eq!(identity.permits_job(JobId(7)), Ok(()));
+        let refused = identity.permits_job(JobId(8)).unwrap_err().to_string();
+        assert!(refused.contains("gradwire://7/worker") && refused.contains("job 8"), "{refused}");
+        assert_eq!(Identity::of(["gradwire://any/server"]).permits_job(JobId(8)), Ok(()));
+        assert!(Identity::of(["host-1"]).permits_job(JobId(7)).is_err());
     }
 
     #[test]

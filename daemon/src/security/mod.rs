@@ -14,7 +14,7 @@ mod tls;
 
 pub use certificate::{Certificate, NotACertificate};
 pub use fault::Fault;
-pub use identity::{Identity, Name, NotAName, NotPermitted, role_of};
+pub use identity::{Identity, Name, NotAName, NotOfJob, NotPermitted, role_of};
 
 use crate::control::{Connection, FrameError};
 use crate::seldom::Seldom;

@@ -121,8 +121,8 @@ impl Checkpoints {
             let result = Err(error);
             return out.push(send(connection, FromScheduler::CheckpointSaved { request, result }));
         }
-        let asker =
-            Asker { connection, request, since_ms: now_ms, deadline_ms: deadline_ms(now_ms, timeout_ms) };
+        let deadline_ms = deadline_ms(now_ms, timeout_ms);
+        let asker = Asker { connection, is_operator: false, request, since_ms: now_ms, deadline_ms };
         if let Some(name) = self.has_already(round, epoch) {
             return answer(&[asker], &Ok(name.to_owned()), out);
         }
@@ -416,8 +416,11 @@ pub(super) fn order(servers: &[ConnectionId], order: CheckpointOrder, out: &mut 
 }
 
 pub(super) fn answer(askers: &[Asker], result: &Result<String, SaveError>, out: &mut Vec<Command>) {
-    for Asker { connection, request, .. } in askers {
+    for Asker { connection, is_operator, request, .. } in askers {
         let (request, result) = (*request, result.clone());
         out.push(send(*connection, FromScheduler::CheckpointSaved { request, result }));
+        if *is_operator {
+            out.push(Command::Close { connection: *connection });
+        }
     }
 }

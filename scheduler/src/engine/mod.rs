@@ -26,6 +26,7 @@ mod roster;
 mod shards;
 mod status;
 mod stragglers;
+mod strangers;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
@@ -48,6 +49,7 @@ use report::bounded;
 use roster::{Changes, Dead};
 use std::collections::BTreeMap;
 use std::fmt;
+pub use strangers::Standing;
 
 /// The longest that a barrier or a declaration waits, in milliseconds: a day.
 const TIMEOUT_MS_MAX: u64 = 24 * 3600 * 1000;
@@ -351,34 +353,6 @@ impl Engine {
     #[must_use]
     pub fn member_of(&self, connection: ConnectionId) -> Option<MemberId> {
         self.connections.get(&connection).copied()
-    }
-
-    /// Somebody who is no member says something.
-    fn stranger(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {
-        match message {
-            ToScheduler::Register(register) if !self.rebuild.knows(from) => {
-                self.register(now_ms, from, register, out);
-            }
-            ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
-            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
-            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
-                out.push(send(from, FromScheduler::HeartbeatAck));
-            }
-            // It says nothing that counts before it is let in.
-            _ if self.rebuild.knows(from) => {}
-            ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
-                self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
-            }
-            ToScheduler::Identify => {
-                let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
-                let age_ms = now_ms.saturating_sub(self.started_ms);
-                refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
-            }
-            other => {
-                let reason = format!("{} came before a registration; register first", name_of(&other));
-                refuse(from, RefusalReason::Misplaced(reason), out);
-            }
-        }
     }
 
     fn message(&mut self, now_ms: u64, from: ConnectionId, message: ToScheduler, out: &mut Vec<Command>) {

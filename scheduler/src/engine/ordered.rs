@@ -2,7 +2,7 @@
 //! one has got there before it heard of it, another one is named, further on. It must not know how parts come together.
 
 use super::checkpoints::{ASKERS_MAX, Asker, Checkpoints, Wanted, answer, order};
-use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse, send};
+use super::{Command, ConnectionId, Engine, Phase, deadline_ms, refuse};
 use proto_common::ids::{Epoch, Rank, Role};
 use proto_common::limits::PROTOCOL_VERSION;
 use proto_common::message::{
@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 /// Rounds between what servers said and the one that is named, at first; twice as many each time that one was past it.
 const AHEAD: u64 = 2;
 const AHEAD_MAX: u64 = 1 << 20;
+/// Operators that wait for one. Each keeps a connection that members could have: fewer than there are places for strangers.
+pub(super) const OPERATORS_MAX: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
@@ -145,6 +147,18 @@ impl Checkpoints {
         self.ordered.told = now;
     }
 
+    /// Connections of operators that wait for one.
+    fn operators(&self) -> impl Iterator<Item = ConnectionId> {
+        let begun = self.pending.values().flat_map(|pending| &pending.askers);
+        let all = self.ordered.askers.iter().chain(begun);
+        all.filter(|asker| asker.is_operator).map(|asker| asker.connection)
+    }
+
+    /// Is it an operator's that waits for one?
+    pub(super) fn is_awaited_by(&self, connection: ConnectionId) -> bool {
+        self.operators().any(|operator| operator == connection)
+    }
+
     /// Is anything under way, or to be begun?
     pub(super) fn is_writing(&self) -> bool {
         !self.pending.is_empty()
@@ -168,7 +182,10 @@ impl Engine {
         let refused = match self.phase {
             _ if !self.checkpoints.has_place => Some(SaveError::NoPlace),
             Phase::Running if self.saving.is_some() => not_now("the job is ending"),
-            Phase::Running if self.checkpoints.askers() >= ASKERS_MAX => {
+            Phase::Running
+                if self.checkpoints.askers() >= ASKERS_MAX
+                    || self.checkpoints.operators().count() >= OPERATORS_MAX =>
+            {
                 not_now("too many wait for checkpoints; ask again when some have theirs")
             }
             Phase::Running => None,
@@ -178,11 +195,11 @@ impl Engine {
             }
             Phase::Ending { .. } | Phase::Ended { .. } => not_now("the job is ending"),
         };
-        if let Some(error) = refused {
-            return out.push(send(from, FromScheduler::CheckpointSaved { request: 0, result: Err(error) }));
-        }
         let deadline_ms = deadline_ms(now_ms, timeout_ms);
-        let asker = Asker { connection: from, request: 0, since_ms: now_ms, deadline_ms };
+        let asker = Asker { connection: from, is_operator: true, request: 0, since_ms: now_ms, deadline_ms };
+        if let Some(error) = refused {
+            return answer(&[asker], &Err(error), out);
+        }
         self.checkpoints.ordered.askers.push(asker);
         self.checkpoints.ordered.told = SaveProgress::default();
         self.ask_servers(out);

@@ -47,6 +47,23 @@ struct Told {
     ranges: Vec<KeyRange>,
 }
 
+/// The highest term that a member says it has obeyed.
+fn term_of(resume: &Resume) -> u32 {
+    resume.term.max(resume.epoch.term)
+}
+
+/// The scheduler that follows decides under a higher term: a member that shows one to which there is none would make two
+/// schedulers whose decisions nobody can tell apart.
+pub(super) fn check_term(resume: &Resume) -> Result<(), RefusalReason> {
+    let term = term_of(resume);
+    match term.checked_add(1) {
+        Some(_) => Ok(()),
+        None => Err(RefusalReason::Misplaced(format!(
+            "it says that it has obeyed term {term}, which no scheduler can follow; start it as a new process"
+        ))),
+    }
+}
+
 /// The servers' lives in a roster.
 type Lives = BTreeMap<Rank, Incarnation>;
 
@@ -98,8 +115,12 @@ impl Rebuild {
     }
 
     pub(super) fn knows(&self, connection: ConnectionId) -> bool {
+        self.was_let_in(connection) || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
+    }
+
+    /// Is it one's that was a member before: of another scheduler, or of this one before it knew that it follows one?
+    pub(super) fn was_let_in(&self, connection: ConnectionId) -> bool {
         self.arrivals.contains_key(&connection)
-            || self.waiting.iter().any(|(waiting, _)| *waiting == connection)
             || self.early.iter().any(|(_, member)| member.connection == connection)
     }
 
@@ -136,9 +157,16 @@ impl Rebuild {
         Ok(())
     }
 
-    /// A member has said all it knows.
-    fn finish(&mut self, from: ConnectionId) {
-        let Some(arrival) = self.arrivals.get_mut(&from) else { return };
+    /// A member has said all it knows; the error is what is wrong with it.
+    fn finish(&mut self, from: ConnectionId) -> Result<(), String> {
+        let Some(arrival) = self.arrivals.get_mut(&from) else { return Ok(()) };
+        let Register { role, incarnation, .. } = &arrival.register;
+        // A scheduler tells a roster to those who are in it: it counts for nothing where somebody else shows it.
+        if !arrival.members.iter().any(|one| one.incarnation == *incarnation && one.id.role == *role) {
+            return Err(
+                "the roster that it tells does not have this life of it; start it as a new process".into()
+            );
+        }
         arrival.is_whole = true;
         let (members, left) = (std::mem::take(&mut arrival.members), std::mem::take(&mut arrival.left));
         for told in std::mem::take(&mut arrival.tensors) {
@@ -160,6 +188,7 @@ impl Rebuild {
             (self.epoch, self.members, self.left) = (arrival.epoch, members, left);
             self.restore = arrival.register.resume.as_ref().map(|resume| resume.restore.clone());
         }
+        Ok(())
     }
 
     /// The newest map, without what servers had that are gone by the newest roster: others may have their ranks by now. Says
@@ -257,7 +286,7 @@ impl Engine {
             return self.end_misconfigured(now_ms, from, wrong, out);
         }
         self.rebuild.since_ms.get_or_insert(now_ms);
-        let (epoch, term) = (resume.epoch, resume.term.max(resume.epoch.term));
+        let (epoch, term) = (resume.epoch, term_of(resume));
         let (members, left, tensors, barriers) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let arrival = Arrival { register, members, left, tensors, barriers, epoch, term, is_whole: false };
         self.rebuild.arrivals.insert(from, arrival);
@@ -273,12 +302,13 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         let shape = self.shape_of_maps();
-        if let Err(what) = self.rebuild.take(from, part, shape) {
+        let taken = self.rebuild.take(from, part, shape);
+        let taken = taken.and_then(|()| if last { self.rebuild.finish(from) } else { Ok(()) });
+        if let Err(what) = taken {
             self.rebuild_without(from);
             return refuse(from, RefusalReason::Misplaced(what), out);
         }
         if last {
-            self.rebuild.finish(from);
             self.rebuild_if_whole(now_ms, out);
         }
     }
@@ -377,6 +407,7 @@ impl Engine {
     fn resume(&mut self, now_ms: u64, mut rebuild: Rebuild, out: &mut Vec<Command>) {
         self.changes.rebuilt += 1;
         let shown = rebuild.arrivals.values().map(|arrival| arrival.term).max().unwrap_or(0);
+        // What is shown can be followed; our own grows by one with each sleep.
         let term = self.config.term.max(shown.max(self.epoch.term).saturating_add(1));
         self.epoch = Epoch { term, counter: 0 };
         self.posts.begin(term);

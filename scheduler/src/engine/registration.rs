@@ -3,6 +3,7 @@
 //! for one until it is clear that no scheduler has given it before.
 
 use super::member::Member;
+use super::rebuild::check_term;
 use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
@@ -167,7 +168,7 @@ impl Engine {
         if self.dead.holds(register.incarnation) {
             return misplaced(DECLARED_DEAD);
         }
-        Ok(())
+        register.resume.as_ref().map_or(Ok(()), check_term)
     }
 
     fn places_of(&self, role: Role) -> u32 {

@@ -1,10 +1,10 @@
 //! One control connection: a task that reads and a task that writes, with what each may cost. It must not
 //! know what messages mean.
 
-use crate::engine::ConnectionId;
+use crate::engine::{ConnectionId, Standing};
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
-use daemon::security::{Identity, NotPermitted, Security};
-use proto_common::ids::Role;
+use daemon::security::{Identity, Security};
+use proto_common::ids::{JobId, Role};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::{Build, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -40,7 +40,7 @@ const LINGER_MS: u64 = 500;
 /// How long a connection may take for things.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// For its first message.
+    /// For each message, as long as it is a stranger's.
     pub(super) handshake: Duration,
     /// To take one message of ours.
     pub(super) write: Duration,
@@ -72,10 +72,10 @@ pub(super) enum Event {
         connection: ConnectionId,
         theirs: Build,
     },
-    /// It claims to be what its certificate is not for.
+    /// Its certificate is not for what it says.
     NotPermitted {
         connection: ConnectionId,
-        claim: NotPermitted,
+        why: String,
     },
     /// The manifest of a checkpoint is written, or not.
     Written {
@@ -90,33 +90,60 @@ pub(super) struct Outbox {
     peer: SocketAddr,
     frames: mpsc::Sender<Arc<[u8]>>,
     queued_bytes: Arc<AtomicUsize>,
+    /// What the reading task takes its peer for.
+    standing: watch::Sender<Standing>,
     /// The reading task lingers, then ends, when this is dropped.
     _open: oneshot::Sender<()>,
+}
+
+/// What the reading task hears of the core.
+struct Judged {
+    standing: watch::Receiver<Standing>,
+    closing: oneshot::Receiver<()>,
 }
 
 impl Outbox {
     /// Starts the task of an accepted connection.
     pub(super) fn open(
         id: ConnectionId,
-        (stream, peer, security): (TcpStream, SocketAddr, Security),
+        (stream, peer): (TcpStream, SocketAddr),
+        (security, job): (Security, JobId),
         limits: Limits,
         events: &mpsc::Sender<Event>,
         tasks: &mut JoinSet<()>,
     ) -> Self {
         let (frames, queue) = mpsc::channel(QUEUE_MAX);
         let (open, closing) = oneshot::channel();
+        let (told, standing) = watch::channel(Standing::Stranger);
+        let judged = Judged { standing, closing };
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let (events, waiting) = (events.clone(), Arc::clone(&queued_bytes));
         tasks.spawn(async move {
             match security.accept(stream, limits.handshake).await {
-                Ok(connection) => converse(id, connection, limits, (queue, waiting), events, closing).await,
+                Ok(connection) => {
+                    converse(id, (connection, job), limits, (queue, waiting), events, judged).await;
+                }
                 // The core may be gone already; then nobody needs to know.
                 Err(error) => {
                     let _ = events.send(Event::Closed { connection: id, fault: fault_of(&error) }).await;
                 }
             }
         });
-        Self { peer, frames, queued_bytes, _open: open }
+        Self { peer, frames, queued_bytes, standing: told, _open: open }
+    }
+
+    /// How far the core has let its peer come.
+    pub(super) fn standing(&self) -> Standing {
+        *self.standing.borrow()
+    }
+
+    /// The core has judged its peer. Nobody goes back: who is no member any more is closed.
+    pub(super) fn judge(&self, standing: Standing) {
+        self.standing.send_if_modified(|now| {
+            let is_further = standing > *now;
+            *now = standing.max(*now);
+            is_further
+        });
     }
 
     /// Bytes that wait for the peer.
@@ -161,60 +188,87 @@ impl Outbox {
 
 async fn converse(
     id: ConnectionId,
-    connection: Connection,
+    (connection, job): (Connection, JobId),
     limits: Limits,
     (queue, queued_bytes): (mpsc::Receiver<Arc<[u8]>>, Arc<AtomicUsize>),
     events: mpsc::Sender<Event>,
-    closing: oneshot::Receiver<()>,
+    judged: Judged,
 ) {
-    let identity = connection.identity().cloned();
+    let shown = Shown { identity: connection.identity().cloned(), job };
     let (read, write) = connection.into_split();
-    let reading = read_messages(id, (read, identity), limits.handshake, events.clone(), closing);
+    let reading = read_messages(id, (read, shown), limits.handshake, events.clone(), judged);
     tokio::join!(reading, write_frames(id, write, limits.write, queue, queued_bytes, events));
 }
 
-/// Is a message a claim that the sender's certificate does not bear out? A scheduler's is refused by every scheduler.
-fn false_claim(message: &ToScheduler, identity: Option<&Identity>) -> Option<NotPermitted> {
-    match (message, identity) {
-        (ToScheduler::Register(register), Some(identity)) if register.role != Role::Scheduler => {
-            identity.permits(register.job, register.role).err()
-        }
-        _ => None,
+/// What the peer has shown, and the job that it has to be of.
+struct Shown {
+    identity: Option<Identity>,
+    job: JobId,
+}
+
+impl Shown {
+    /// Why its certificate does not bear out what it says: it is for no process of this job, or for another role than it claims.
+    /// A scheduler's registration is refused by every scheduler, and claims nothing.
+    fn belies(&self, message: &ToScheduler) -> Option<String> {
+        let identity = self.identity.as_ref()?;
+        let claim = match message {
+            ToScheduler::Register(register) if register.role != Role::Scheduler => {
+                identity.permits(register.job, register.role).err()
+            }
+            _ => None,
+        };
+        let claim = claim.map(|claim| claim.to_string());
+        claim.or_else(|| Some(identity.permits_job(self.job).err()?.to_string()))
     }
 }
 
 async fn read_messages(
     id: ConnectionId,
-    (mut read, identity): (ReadHalf, Option<Identity>),
+    (mut read, shown): (ReadHalf, Shown),
     handshake: Duration,
     events: mpsc::Sender<Event>,
-    mut closing: oneshot::Receiver<()>,
+    Judged { mut standing, mut closing }: Judged,
 ) {
-    let mut stranger = true;
     let fault = loop {
+        let now = *standing.borrow_and_update();
+        if now == Standing::Member {
+            read.admit();
+        }
         let next = async {
-            match stranger {
-                true => read.receive_within::<ToScheduler>(handshake).await,
-                false => read.receive().await,
+            match now {
+                Standing::Stranger => read.receive_within::<ToScheduler>(handshake).await,
+                // The engine's deadlines hold.
+                Standing::Waiting | Standing::Member => read.receive().await,
             }
         };
         let received = tokio::select! {
-            received = next => received,
+            biased;
             _ = &mut closing => return linger(read).await,
+            Ok(()) = standing.changed(), if now != Standing::Member => continue,
+            received = next => received,
         };
         match received {
             Ok(Some(message)) => {
-                stranger = false;
-                if let Some(claim) = false_claim(&message, identity.as_ref()) {
-                    let _ = events.send(Event::NotPermitted { connection: id, claim }).await;
+                let why = if now == Standing::Member { None } else { shown.belies(&message) };
+                if let Some(why) = why {
+                    let _ = events.send(Event::NotPermitted { connection: id, why }).await;
                     return linger(read).await;
                 }
                 if events.send(Event::Message { from: id, message }).await.is_err() {
                     return;
                 }
+                // What follows is read as what the core takes it for; it closes who is still a stranger then.
+                if now == Standing::Stranger {
+                    tokio::select! {
+                        _ = &mut closing => return linger(read).await,
+                        Ok(()) = standing.changed() => {}
+                    }
+                }
             }
             Ok(None) => break None,
-            Err(error) => match read.other_version().filter(|_| stranger) {
+            // It was let in at this moment, and may say more than it was judged by.
+            Err(_) if standing.has_changed().is_ok_and(|has_changed| has_changed) => {}
+            Err(error) => match read.other_version().filter(|_| now == Standing::Stranger) {
                 Some(theirs) => {
                     let _ = events.send(Event::OtherVersion { connection: id, theirs }).await;
                     return linger(read).await;
@@ -242,8 +296,7 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
 }
 
 async fn linger(mut read: ReadHalf) {
-    let drained = async { while let Ok(Some(_)) = read.receive::<ToScheduler>().await {} };
-    let _ = timeout(Duration::from_millis(LINGER_MS), drained).await;
+    let _ = timeout(Duration::from_millis(LINGER_MS), read.drain()).await;
 }
 
 async fn write_frames(
@@ -268,4 +321,53 @@ async fn write_frames(
         }
     }
     let _ = write.close().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto_common::limits::PROTOCOL_VERSION;
+    use proto_common::message::Register;
+    use proto_common::transport::Policies;
+
+    fn register(job: u64, role: Role) -> ToScheduler {
+        ToScheduler::Register(Register {
+            protocol: PROTOCOL_VERSION,
+            build: "test".into(),
+            job: JobId(job),
+            role,
+            incarnation: daemon::host::new_incarnation().unwrap(),
+            wanted_rank: None,
+            data_address: None,
+            http_address: None,
+            pid: 1,
+            offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
+            resume: None,
+        })
+    }
+
+    #[test]
+    fn whatever_is_said_the_certificate_is_for_this_job_and_for_the_role_that_is_claimed() {
+        let of =
+            |names: &[&str]| Shown { identity: Some(Identity::of(names.iter().copied())), job: JobId(7) };
+        let order = || ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 1 };
+        let others = || [order(), ToScheduler::Identify, ToScheduler::Goodbye, register(7, Role::Scheduler)];
+        for own in ["gradwire://7/worker", "gradwire://any/server"] {
+            assert!(others().iter().all(|message| of(&[own]).belies(message).is_none()), "{own}");
+        }
+        for strange in [&["gradwire://8/any"][..], &["host-1"], &[]] {
+            for message in others() {
+                let why = of(strange).belies(&message).unwrap_or_default();
+                assert!(why.contains("this is job 7"), "{message:?}: {why}");
+            }
+        }
+        let worker = of(&["gradwire://7/worker"]);
+        assert_eq!(worker.belies(&register(7, Role::Worker)), None);
+        let why = worker.belies(&register(7, Role::Server)).unwrap_or_default();
+        assert!(why.contains("claims to be a server of job 7"), "{why}");
+        let other = of(&["gradwire://8/worker"]).belies(&register(8, Role::Worker)).unwrap_or_default();
+        assert!(other.contains("this is job 7"), "its own job is not this one: {other}");
+        let plain = Shown { identity: None, job: JobId(7) };
+        assert_eq!(plain.belies(&order()), None);
+    }
 }

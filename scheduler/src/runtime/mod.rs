@@ -8,10 +8,10 @@ mod keeper;
 mod metrics;
 mod words;
 
-use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome};
+use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing};
 use anyhow::Context as _;
 use connection::{Event, Limits, Outbox};
-use daemon::control::frame_of;
+use daemon::control::{STRANGERS_MAX, frame_of, patience};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
@@ -26,7 +26,7 @@ use keeper::{Keeper, Task};
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
-use proto_common::ids::{MemberId, Rank, Role};
+use proto_common::ids::{JobId, MemberId, Rank, Role};
 use proto_common::message::{Build, FromScheduler, PostError, RefusalReason, ToScheduler};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -38,17 +38,19 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Connections beyond the members' that may be open at once: strangers, refused ones, those that linger. More
-/// wait in the listener's backlog, so that a flood of strangers delays a member and does not turn it away.
-const STRANGERS_MAX: usize = 256;
-/// How long a new connection may say nothing while many do.
-const CROWDED_HANDSHAKE_MS: u64 = 500;
+/// Milliseconds until a connection is taken again, where one could not be: out of descriptors, of which no event tells when there
+/// are some again.
+const ACCEPT_AGAIN_MS: u64 = 50;
 /// Events that wait for the engine; more wait in the sockets.
 const EVENTS_MAX: usize = 1024;
 /// Milliseconds that another scheduler on our port has to say who it is.
 const IDENTIFY_MS: u64 = 2_000;
 /// Milliseconds that closed connections get at the end to take what was sent to them.
 const FLUSH_MS: u64 = 1_000;
+
+/// Who is there, where it does not say so because this job is not its own.
+const OTHERS_PORT: &str =
+    "another job's scheduler is running there; stop that one first, or set scheduler.port to a free port";
 
 /// The scheduler's bound sockets.
 #[derive(Debug)]
@@ -91,6 +93,8 @@ async fn who_is_there(security: &Security, host: &str, port: u16) -> Option<Stri
         let mut connection = security.dial(stream, None, limit).await.ok()?;
         connection.send_within(&ToScheduler::Identify, limit).await.ok()?;
         match connection.receive_within(limit).await.ok()? {
+            // It tells nothing of itself to other jobs.
+            Some(FromScheduler::Refused(RefusalReason::Certificate(_))) => Some(OTHERS_PORT.into()),
             Some(FromScheduler::Refused(reason)) => Some(reason.to_string()),
             _ => None,
         }
@@ -208,9 +212,13 @@ fn stop_before(input: &Input, stopping: bool, shutdown: &Shutdown) -> Option<Inp
 struct Core {
     view: View,
     security: Security,
+    job: JobId,
     metrics: Metrics,
     limits: Limits,
+    /// Connections beyond the members' are strangers, refused ones, those that linger.
     connections_max: usize,
+    /// None is taken before.
+    accept_from: Option<Instant>,
     connections: BTreeMap<ConnectionId, Outbox>,
     next_connection: u64,
     tasks: JoinSet<()>,
@@ -244,11 +252,13 @@ impl Core {
             metrics: Metrics::new((settings, &security), view.clone()).context("cannot register metrics")?,
             view,
             security,
+            job: settings.job,
             limits: Limits {
                 handshake: Duration::from_millis(settings.deadlines.handshake_ms),
                 write: Duration::from_millis(settings.deadlines.silence_ms),
             },
             connections_max: members + STRANGERS_MAX,
+            accept_from: None,
             connections: BTreeMap::new(),
             next_connection: 0,
             tasks: JoinSet::new(),
@@ -278,13 +288,18 @@ impl Core {
         notify.ready("members are taken");
         let mut tick_ms = self.view.engine().next_tick_ms(0);
         let outcome = loop {
+            let again = self.accept_from.unwrap_or(self.view.start);
             let input = tokio::select! {
                 reason = shutdown.wait(), if !stopping => {
                     stopping = true;
                     Some(Input::Stop { reason })
                 }
-                accepted = listener.accept(), if self.has_place() => {
-                    self.accept(accepted).await;
+                accepted = listener.accept(), if self.may_accept() => {
+                    self.accept(accepted);
+                    None
+                }
+                () = sleep_until(again), if self.accept_from.is_some() => {
+                    self.accept_from = None;
                     None
                 }
                 // The core holds a sender itself, so the queue never ends.
@@ -323,29 +338,29 @@ impl Core {
         self.tasks.len() < self.connections_max
     }
 
-    /// With half of the places taken, whoever says nothing makes room soon: members speak at once.
-    fn limits_of_new(&self) -> Limits {
-        let short = Duration::from_millis(CROWDED_HANDSHAKE_MS);
-        match 2 * self.tasks.len() > self.connections_max {
-            true => Limits { handshake: self.limits.handshake.min(short), ..self.limits },
-            false => self.limits,
-        }
+    /// Nor is one taken for a moment after that has failed: whoever decides waits for nothing.
+    fn may_accept(&self) -> bool {
+        self.accept_from.is_none() && self.has_place()
     }
 
-    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
-        let (stream, peer) = match accepted {
+    fn limits_of_new(&self) -> Limits {
+        let places = (self.tasks.len(), self.connections_max);
+        Limits { handshake: patience(self.limits.handshake, places), ..self.limits }
+    }
+
+    fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+        let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
-                // Out of file descriptors: no event tells when there are some again.
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                self.accept_from = Some(Instant::now() + Duration::from_millis(ACCEPT_AGAIN_MS));
                 return;
             }
         };
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        let (limits, security) = (self.limits_of_new(), self.security.clone());
-        let outbox = Outbox::open(id, (stream, peer, security), limits, &self.events, &mut self.tasks);
+        let (limits, asked) = (self.limits_of_new(), (self.security.clone(), self.job));
+        let outbox = Outbox::open(id, accepted, asked, limits, &self.events, &mut self.tasks);
         self.metrics.watch(outbox.queued_bytes());
         self.connections.insert(id, outbox);
         if !self.has_place() && self.crowded.may_speak().is_some() {
@@ -380,10 +395,10 @@ impl Core {
                 self.turn_away(&outbox, reason, "version");
                 Some(Input::Closed { connection, fault })
             }
-            Event::NotPermitted { connection, claim } => {
+            Event::NotPermitted { connection, why } => {
                 let outbox = self.connections.remove(&connection)?;
-                self.turn_away(&outbox, RefusalReason::Certificate(claim.to_string()), "certificate");
-                Some(Input::Closed { connection, fault: Some(claim.to_string()) })
+                self.turn_away(&outbox, RefusalReason::Certificate(why.clone()), "certificate");
+                Some(Input::Closed { connection, fault: Some(why) })
             }
             Event::Closed { connection, fault } => {
                 let outbox = self.connections.remove(&connection)?;
@@ -417,6 +432,10 @@ impl Core {
     /// One decision of the engine and everything that follows from carrying it out.
     fn step(&mut self, input: Input) -> Option<Outcome> {
         self.metrics.count_input(&input);
+        let speaker = match &input {
+            Input::Message { from, .. } => Some(*from),
+            _ => None,
+        };
         let mut inputs = vec![input];
         let mut outcome = None;
         while let Some(input) = inputs.pop() {
@@ -436,7 +455,20 @@ impl Core {
                 }
             }
         }
+        speaker.into_iter().for_each(|speaker| self.judge(speaker));
         outcome
+    }
+
+    /// Whose is a connection, now that what it said is decided? Nobody's has had its answer, and makes room.
+    fn judge(&mut self, speaker: ConnectionId) {
+        let Some(outbox) = self.connections.get(&speaker) else { return };
+        if outbox.standing() == Standing::Member {
+            return;
+        }
+        outbox.judge(self.view.engine().standing(speaker));
+        if outbox.standing() == Standing::Stranger {
+            self.connections.remove(&speaker);
+        }
     }
 
     /// Disks are slow: what is done there is done beside everything else.
@@ -474,6 +506,10 @@ impl Core {
         };
         for connection in to {
             let Some(outbox) = self.connections.get(connection) else { continue };
+            if matches!(message, FromScheduler::Welcome(_)) {
+                // Before it hears so: what it says then may be long.
+                outbox.judge(Standing::Member);
+            }
             if let Err(full) = outbox.push(Arc::clone(&frame)) {
                 self.connections.remove(connection);
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });

@@ -4,10 +4,11 @@ use super::*;
 use daemon::control::{Connection, LinkError, LinkEvent, SchedulerLink};
 use daemon::security::Security;
 use daemon::shutdown::{self, Trigger};
-use proto_common::ids::Incarnation;
-use proto_common::limits::PROTOCOL_VERSION;
+use proto_common::ids::{Epoch, Incarnation};
+use proto_common::limits::{FIRST_FRAME_BYTES_MAX, PROTOCOL_VERSION};
 use proto_common::message::{
-    MemberReport, NodeGroup, POST_BODY_BYTES_MAX, PostMessage, PostReply, PostTo, Register, ToScheduler,
+    Member, MemberReport, NodeGroup, POST_BODY_BYTES_MAX, PostMessage, PostReply, PostTo, Register, Resume,
+    ToScheduler,
 };
 use proto_common::transport::Policies;
 use std::net::Ipv4Addr;
@@ -251,6 +252,7 @@ async fn a_member_that_asks_for_much_and_does_not_read_is_told_and_lives() {
     let stream = socket.connect((Ipv4Addr::LOCALHOST, job.settings.scheduler.port).into()).await.unwrap();
     let mut asker = Connection::new(stream).unwrap();
     asker.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
+    asker.admit();
     assert!(matches!(next(&mut server).await, FromScheduler::Roster { .. }));
     let to = PostTo::One(MemberId { role: Role::Server, rank: Rank(0) });
     for request in 0..ASKED {
@@ -287,6 +289,7 @@ async fn a_member_that_pauses_while_others_ask_with_short_deadlines_lives() {
     let stream = TcpStream::connect(("127.0.0.1", job.settings.scheduler.port)).await.unwrap();
     let mut paused = Connection::new(stream).unwrap();
     paused.send_within(&ToScheduler::Register(register(Role::Server)), LONG).await.unwrap();
+    paused.admit();
     assert!(matches!(next(&mut worker).await, FromScheduler::Roster { .. }));
     let ask = |request, body, timeout_ms| {
         let to = PostTo::One(MemberId { role: Role::Server, rank: Rank(0) });
@@ -353,6 +356,101 @@ async fn a_member_whose_heartbeats_stop_is_dead_even_if_others_talk_all_the_time
         matches!(&told, FromScheduler::MemberDied(d) if d.to_string().contains("no sign of life")),
         "{told:?}"
     );
+}
+
+impl Job {
+    async fn connect(&self) -> Connection {
+        Connection::new(TcpStream::connect(("127.0.0.1", self.settings.scheduler.port)).await.unwrap())
+            .unwrap()
+    }
+}
+
+/// The next message of a scheduler to one that it does not know; none where it has closed.
+async fn heard(connection: &mut Connection) -> Option<FromScheduler> {
+    connection.receive_within(LONG).await.expect("an answer, or the end")
+}
+
+#[tokio::test]
+async fn who_is_no_member_is_closed_with_its_answer() {
+    let job = job(1, 1, |_| ()).await;
+    let order = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms: 60_000 };
+    for (question, what) in [(order, "an order"), (ToScheduler::Identify, "a question")] {
+        let mut stranger = job.connect().await;
+        stranger.send_within(&question, LONG).await.unwrap();
+        assert!(heard(&mut stranger).await.is_some(), "{what} is answered");
+        assert_eq!(heard(&mut stranger).await, None, "{what} keeps no connection");
+    }
+}
+
+#[tokio::test]
+async fn only_who_is_let_in_may_say_much_at_once() {
+    let is_held = |settings: &mut Settings| {
+        (settings.deadlines.scheduler_ms, settings.deadlines.silence_ms) = (60_000, 60_000);
+    };
+    let job = job(1, 1, is_held).await;
+    let long = || ToScheduler::Failing { reason: "x".repeat(100_000) };
+    let mut held = job.connect().await;
+    held.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
+    held.send_within(&long(), LONG).await.unwrap();
+    assert_eq!(heard(&mut held).await, None, "it waits to be let in, and is dropped");
+    assert!(job.get("/metrics").await.contains("connections_refused_total{reason=\"malformed\"} 1"));
+    let (mut server, mut worker) = (job.connect().await, job.connect().await);
+    server.send_within(&ToScheduler::Register(register(Role::Server)), LONG).await.unwrap();
+    worker.send_within(&ToScheduler::Register(register(Role::Worker)), LONG).await.unwrap();
+    for member in [&mut server, &mut worker] {
+        assert!(matches!(heard(member).await, Some(FromScheduler::Welcome(_))));
+    }
+    worker.send_within(&long(), LONG).await.unwrap();
+    let death = loop {
+        match heard(&mut server).await {
+            Some(FromScheduler::MemberDied(death)) => break death.to_string(),
+            other => assert!(matches!(other, Some(FromScheduler::Roster { .. })), "{other:?}"),
+        }
+    };
+    assert!(death.contains("worker 0 died") && death.contains("xxx"), "{death}");
+}
+
+#[tokio::test]
+async fn who_comes_again_may_say_all_it_knows_at_once() {
+    let job = job(1, 1, |settings| settings.deadlines.scheduler_ms = 60_000).await;
+    let again = register(Role::Worker);
+    let id = MemberId { role: Role::Worker, rank: Rank(0) };
+    let own = Member { id, incarnation: again.incarnation, data_address: None, http_address: None };
+    let barrier = |number: usize| (format!("{number:0200}"), NodeGroup::WORKERS, 1);
+    let barriers = (0..1000).map(barrier).collect();
+    let epoch = Epoch { term: 1, counter: 1 };
+    let known = Resume { term: 1, epoch, members: vec![own], barriers, ..Resume::default() };
+    let mut worker = job.connect().await;
+    let again = Register { resume: Some(known.head()), ..again };
+    worker.send_within(&ToScheduler::Register(again), LONG).await.unwrap();
+    let all = ToScheduler::Resuming { part: known, last: true };
+    assert!(frame_of(&all).unwrap().len() > FIRST_FRAME_BYTES_MAX);
+    worker.send_within(&all, LONG).await.unwrap();
+    let answer = heard(&mut worker).await;
+    assert!(matches!(answer, Some(FromScheduler::Welcome(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_accepted_keeps_nothing_waiting() {
+    let settings = Settings::default();
+    let config = EngineConfig::new(&settings, Incarnation(1));
+    let told = (Posts::start().unwrap(), Flight::embedded(Role::Scheduler, &settings));
+    let mut core = Core::new((&settings, Security::off()), Engine::new(config, 0), told, None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    assert!(core.may_accept());
+    core.accept(Err(std::io::ErrorKind::OutOfMemory.into()));
+    let again = core.accept_from.expect("a moment to try again");
+    assert!(!core.may_accept() && again > core.view.start);
+    // The loop goes on meanwhile, and takes connections after that moment.
+    let (trigger, shutdown) = shutdown::channel();
+    let running = tokio::spawn(async move { core.run(listener, shutdown, &Notify::default()).await });
+    let mut stranger = Connection::new(TcpStream::connect(address).await.unwrap()).unwrap();
+    stranger.send_within(&ToScheduler::Identify, LONG).await.unwrap();
+    assert!(matches!(heard(&mut stranger).await, Some(FromScheduler::Refused(_))));
+    assert!(Instant::now() >= again, "it was taken too early");
+    trigger.fire("SIGTERM");
+    timeout(LONG, running).await.expect("it ends").unwrap().unwrap();
 }
 
 #[tokio::test]

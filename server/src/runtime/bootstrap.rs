@@ -79,15 +79,16 @@ impl Caller {
     }
 }
 
-/// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. The error
-/// is for the log: the peer was told what concerns it.
+/// Takes one connection from hello to ready; tells who it is, the driver and what carries the channels. `handshake` is how long
+/// it may say nothing before its hello. The error is for the log: the peer was told what concerns it.
 pub(super) async fn receive(
     reception: Arc<Reception>,
     stream: TcpStream,
+    handshake: Duration,
 ) -> Result<(MemberId, Driver, String), String> {
-    let accepted = reception.security.accept(stream, reception.handshake).await;
+    let accepted = reception.security.accept(stream, handshake).await;
     let mut link = accepted.map_err(|error| error.to_string())?;
-    let caller = match link.receive_within::<ToServer>(reception.handshake).await {
+    let caller = match link.receive_within::<ToServer>(handshake).await {
         Ok(Some(ToServer::Hello(hello))) => Caller::of(Role::Worker, hello),
         Ok(Some(ToServer::Replica(hello))) => Caller::of_server(hello),
         Ok(Some(ToServer::Inboxes(_))) => return Err("it did not say hello first".into()),
@@ -101,6 +102,7 @@ pub(super) async fn receive(
     if let Err(reason) = check(&reception, &caller).await {
         return refuse(&mut link, &reception, id, reason).await;
     }
+    link.admit();
     let number = reception.tries.begin(id);
     let choice = match choose(&caller.offer, &reception.offer) {
         Ok(choice) => choice,

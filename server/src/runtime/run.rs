@@ -12,7 +12,7 @@ use crate::app::Apps;
 use crate::checkpoint::{Progress, Restorer, Saver};
 use crate::engine::EngineConfig;
 use crate::engine::member::{Member, MemberConfig, Peers};
-use daemon::control::{LinkError, SchedulerLink, code_of_refusal};
+use daemon::control::{LinkError, STRANGERS_MAX, SchedulerLink, code_of_refusal, patience};
 use daemon::exit::Failure;
 use daemon::flight::Flight;
 use daemon::http::{self, HttpState};
@@ -40,8 +40,8 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 /// Unfinished requests one channel may have.
 const SEND_DEPTH: usize = 4096;
-/// Connections that may be between hello and ready at once; more wait in the listener's backlog.
-const HANDSHAKES_MAX: usize = 256;
+/// Connections that may be on their way to ready at once, members' and strangers'; more wait in the listener's backlog.
+const HANDSHAKES_MAX: usize = STRANGERS_MAX;
 
 /// Why a server ended before its time.
 #[derive(Debug, Error)]
@@ -398,8 +398,10 @@ async fn accept(listener: TcpListener, reception: Arc<Reception>) {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 let (reception, refused) = (reception.clone(), refused.clone());
+                let taken = HANDSHAKES_MAX - places.available_permits();
+                let handshake = patience(reception.handshake, (taken, HANDSHAKES_MAX));
                 tokio::spawn(async move {
-                    match receive(reception, stream).await {
+                    match receive(reception, stream, handshake).await {
                         Ok((peer, driver, carriers)) => {
                             tracing::info!(%peer, %driver, carriers, "data path ready");
                         }

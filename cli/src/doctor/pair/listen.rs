@@ -99,7 +99,7 @@ pub(super) async fn receive(host: &Host, stream: TcpStream) -> Visit {
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let mut link = host.security.accept(stream, host.step).await.map_err(|error| said(&error))?;
     match link.receive_within(host.step).await.map_err(|error| said(&error))? {
-        Some(ToListener::Hello { protocol: PROTOCOL_VERSION, .. }) => {}
+        Some(ToListener::Hello { protocol: PROTOCOL_VERSION, .. }) => link.admit(),
         Some(ToListener::Hello { protocol, .. }) => {
             let why = format!(
                 "protocol version {protocol} is not that of this doctor, {}; run the same release everywhere",

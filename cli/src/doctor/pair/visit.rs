@@ -164,7 +164,10 @@ async fn reach(host: &Host, peer: &str) -> Result<Connection, Broken> {
 async fn greet(host: &Host, link: &mut Connection) -> Result<Offer, Broken> {
     let hello = ToListener::Hello { protocol: PROTOCOL_VERSION, offer: (*host.offer).clone() };
     match ask(link, &hello, host.step).await? {
-        FromListener::Hello { protocol: PROTOCOL_VERSION, offer } => Ok(offer),
+        FromListener::Hello { protocol: PROTOCOL_VERSION, offer } => {
+            link.admit();
+            Ok(offer)
+        }
         FromListener::Hello { protocol, .. } => {
             Err(Broken::refused(&format!("its protocol version is {protocol}, ours {PROTOCOL_VERSION}")))
         }

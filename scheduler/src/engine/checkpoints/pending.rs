@@ -84,6 +84,8 @@ pub(in super::super) struct Wanted<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Asker {
     pub(in super::super) connection: ConnectionId,
+    /// It is no member: with its answer its connection has served.
+    pub(in super::super) is_operator: bool,
     pub(in super::super) request: u64,
     pub(in super::super) since_ms: u64,
     pub(in super::super) deadline_ms: u64,

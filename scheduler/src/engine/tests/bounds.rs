@@ -94,6 +94,52 @@ fn what_a_member_knows_is_bounded_however_many_parts_it_comes_in() {
 }
 
 #[test]
+fn a_term_that_cannot_be_followed_is_not_taken_up() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let resume = known_in(&before);
+    let shows = |term, epoch_term| {
+        let epoch = Epoch { term: epoch_term, ..resume.epoch };
+        Resume { term, epoch, rank: Rank(0), ..resume.clone() }
+    };
+    for liar in [shows(u32::MAX, 1), shows(1, u32::MAX)] {
+        let mut rig = next_after(&before);
+        let again = Register { resume: Some(liar.head()), ..register(Role::Worker, 101) };
+        let commands = rig.say(worker(0), ToScheduler::Register(again));
+        let FromScheduler::Refused(reason) = only(&commands) else { panic!("{commands:?}") };
+        assert!(reason.to_string().contains("no scheduler can follow"), "{reason}");
+        assert_eq!(rig.engine.phase, Phase::Assembling, "it is no sign of a job before");
+    }
+    let mut rig = next_after(&before);
+    for id in [server(0), server(1), worker(0), worker(1)] {
+        let told = shows(u32::MAX - 1, 1);
+        come_again(&mut rig, id, &told);
+    }
+    assert_eq!((&rig.engine.phase, rig.engine.epoch().term), (&Phase::Running, u32::MAX), "at the bound");
+}
+
+#[test]
+fn a_roster_counts_where_its_teller_is_in_it() {
+    let mut before = rig_of(1, WorkerLoss::Wait);
+    declared(&mut before);
+    let resume = known_in(&before);
+    let mut rig = next_after(&before);
+    // Newer than what all others know, and without the one that shows it.
+    let newest = Epoch { counter: resume.epoch.counter + 100, ..resume.epoch };
+    let others = resume.members.iter().filter(|member| member.id != worker(1)).cloned().collect();
+    let told = Resume { epoch: newest, members: others, ..resume.clone() };
+    let commands = come_again(&mut rig, worker(1), &told);
+    let FromScheduler::Refused(reason) = only(&commands) else { panic!("{commands:?}") };
+    assert!(reason.to_string().contains("does not have this life of it"), "{reason}");
+    for id in [server(0), server(1), worker(0)] {
+        come_again(&mut rig, id, &resume);
+    }
+    assert_eq!(rig.engine.phase, Phase::Rebuilding, "worker 1 of the roster that counts may come");
+    come_again(&mut rig, worker(1), &resume);
+    assert_eq!(rig.engine.phase, Phase::Running);
+}
+
+#[test]
 fn after_a_sleep_the_newest_checkpoint_is_known_and_replies_of_before_are_nobodys() {
     let mut rig = rig_of(1, WorkerLoss::Stop);
     declared(&mut rig);

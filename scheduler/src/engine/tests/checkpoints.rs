@@ -3,6 +3,7 @@
 use super::losing::{come_again, known_in, next_after, rig_of};
 use super::*;
 use crate::engine::checkpoints::{Clearing, ENDED_KEPT, STALLED_MS_MAX, Unusable};
+use crate::engine::ordered::OPERATORS_MAX;
 use proto_common::error::ExitCode;
 use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::{MANIFEST_MS_MAX, PROTOCOL_VERSION};
@@ -174,8 +175,19 @@ fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
 const OPERATOR: ConnectionId = ConnectionId(900);
 
 fn operator(rig: &mut Rig, timeout_ms: u64) -> Vec<Command> {
-    let message = ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms };
-    rig.engine.handle(rig.now_ms, Input::Message { from: OPERATOR, message })
+    operator_on(rig, OPERATOR.0, timeout_ms)
+}
+
+fn operator_on(rig: &mut Rig, connection: u64, timeout_ms: u64) -> Vec<Command> {
+    rig.say_on(connection, ToScheduler::OrderCheckpoint { protocol: PROTOCOL_VERSION, timeout_ms })
+}
+
+fn closed(commands: &[Command]) -> Vec<u64> {
+    let closed = commands.iter().filter_map(|command| match command {
+        Command::Close { connection } => Some(connection.0),
+        _ => None,
+    });
+    closed.collect()
 }
 
 fn at(newest: u64) -> ToScheduler {
@@ -187,7 +199,7 @@ fn an_operator_has_a_round_that_no_server_has_reached() {
     let mut rig = Rig::running(2, 1);
     declared(&mut rig, 4);
     assert_eq!(orders(&operator(&mut rig, 1000)), [(2, CheckpointOrder::Where)]);
-    assert!(operator(&mut rig, 1000).is_empty(), "asked already");
+    assert!(operator_on(&mut rig, 901, 1000).is_empty(), "asked already");
     assert!(orders(&rig.say(server(0), at(3))).is_empty());
     let begun = orders(&rig.say(server(1), at(2)));
     assert_eq!(begun, [(2, CheckpointOrder::Save { round: 5, now: false })]);
@@ -210,8 +222,49 @@ fn an_operator_has_a_round_that_no_server_has_reached() {
     let commands = rig.say(server(1), part(2, 2));
     assert!(matches!(&commands[..], [Command::WriteManifest(_)]), "{commands:?}");
     let written = Input::ManifestWritten { round: 11, result: Ok("round-11".into()) };
-    let answers = saved(&rig.engine.handle(0, written));
-    assert_eq!(answers, [(0, Ok("round-11".into())), (0, Ok("round-11".into()))]);
+    let commands = rig.engine.handle(0, written);
+    assert_eq!(saved(&commands), [(0, Ok("round-11".into())), (0, Ok("round-11".into()))]);
+    assert_eq!(closed(&commands), [OPERATOR.0, 901], "their connections have served");
+}
+
+#[test]
+fn an_operator_keeps_its_connection_until_it_is_answered_and_no_longer() {
+    let mut rig = Rig::running(2, 1);
+    rig.engine.config.shape.silence_ms = 10_000;
+    assert_eq!(rig.engine.standing(OPERATOR), Standing::Stranger);
+    assert!(closed(&operator(&mut rig, 100)).is_empty());
+    assert_eq!(rig.engine.standing(OPERATOR), Standing::Waiting);
+    assert!(rig.engine.next_tick_ms(rig.now_ms + 99) <= rig.now_ms + 100, "there is a deadline");
+    let commands = rig.engine.handle(rig.now_ms + 100, Input::Tick);
+    assert_eq!((saved(&commands).len(), closed(&commands)), (1, vec![OPERATOR.0]));
+    assert_eq!(rig.engine.standing(OPERATOR), Standing::Stranger);
+    // It says one thing.
+    operator_on(&mut rig, 901, 100);
+    let commands = operator_on(&mut rig, 901, 100);
+    assert!(matches!(only(&commands), FromScheduler::Refused(_)), "{commands:?}");
+    assert_eq!(closed(&commands), [901]);
+    assert!(saved(&rig.engine.handle(rig.now_ms + 200, Input::Tick)).is_empty(), "nobody waits any more");
+    let mut without = Rig::running(1, 1);
+    without.engine.checkpoints = Checkpoints::new(false);
+    let commands = operator(&mut without, 100);
+    assert_eq!((saved(&commands), closed(&commands)), (vec![(0, Err(SaveError::NoPlace))], vec![OPERATOR.0]));
+    let commands = rig.say_on(902, ToScheduler::Identify);
+    assert_eq!(closed(&commands), [902], "any other question is answered once, too");
+}
+
+#[test]
+fn operators_that_wait_leave_places_to_members() {
+    let mut rig = Rig::running(2, 1);
+    let most = OPERATORS_MAX as u64;
+    for connection in 900..900 + most {
+        assert!(saved(&operator_on(&mut rig, connection, 100)).is_empty());
+    }
+    let commands = operator_on(&mut rig, 900 + most, 100);
+    let [(0, Err(error))] = &saved(&commands)[..] else { panic!("{commands:?}") };
+    assert!(error.to_string().contains("too many"), "{error}");
+    assert_eq!(closed(&commands), [900 + most]);
+    rig.handle(Input::Closed { connection: OPERATOR, fault: None });
+    assert!(saved(&operator_on(&mut rig, 901 + most, 100)).is_empty(), "one has gone");
 }
 
 #[test]

@@ -281,7 +281,9 @@ fn the_next_scheduler_decides_nothing_before_all_have_come() {
         assert!(come_again(&mut rig, id, &resume).is_empty());
     }
     assert_eq!(rig.engine.phase, Phase::Rebuilding);
+    assert_eq!(rig.engine.standing(connection(worker(0))), Standing::Member, "it was one before");
     assert!(rig.say_on(80, ToScheduler::Register(register(Role::Server, 80))).is_empty(), "strangers wait");
+    assert_eq!(rig.engine.standing(ConnectionId(80)), Standing::Waiting);
     let commands = come_again(&mut rig, server(0), &resume);
     let welcomes = messages(&commands).into_iter().filter(|m| matches!(m, FromScheduler::Welcome(_))).count();
     assert_eq!((welcomes, &rig.engine.phase), (5, &Phase::Running), "the stranger, too");

@@ -131,6 +131,7 @@ fn who_wants_no_rank_gets_one_when_all_are_there() {
         assert_eq!(rig.engine.member_of(ConnectionId(connection)), None);
     }
     assert_eq!(rig.engine.status(0).missing, [server(1)]);
+    assert_eq!(rig.engine.standing(ConnectionId(1)), Standing::Waiting, "no member yet");
     let again = refusal(&rig.say_on(4, ToScheduler::Register(register(Role::Worker, 3))));
     assert!(again.contains("registered already, and waits for the others"), "{again}");
     let many = refusal(&rig.say_on(5, ToScheduler::Register(register(Role::Worker, 5))));
@@ -146,6 +147,7 @@ fn who_wants_no_rank_gets_one_when_all_are_there() {
     assert_eq!(commands.len(), 4, "three are welcome, and the roster: {commands:?}");
     for (connection, id) in [(6, server(0)), (1, server(1)), (3, worker(0)), (7, worker(1))] {
         assert_eq!(rig.engine.member_of(ConnectionId(connection)), Some(id));
+        assert_eq!(rig.engine.standing(ConnectionId(connection)), Standing::Member);
     }
     assert_eq!(rig.engine.phase, Phase::Running);
 }

@@ -1,0 +1,70 @@
+//! Connections that are no member's: what may be said on them, and how far each has come. Every answer closes them. It must not
+//! decide who becomes a member: registration does.
+
+use super::{Command, ConnectionId, Engine, name_of, refuse, send};
+use proto_common::message::{FromScheduler, RefusalReason, ToScheduler};
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// It is nobody's.
+    Stranger,
+    /// It has registered, or asked for a checkpoint, and is answered when a deadline of the engine has passed, at the latest.
+    Waiting,
+    /// It is a member's, or one's that says what it knows as a member of before.
+    Member,
+}
+
+impl Engine {
+    /// How far a connection has come.
+    #[must_use]
+    pub fn standing(&self, connection: ConnectionId) -> Standing {
+        if self.connections.contains_key(&connection) || self.rebuild.was_let_in(connection) {
+            Standing::Member
+        } else if self.rebuild.knows(connection) || self.checkpoints.is_awaited_by(connection) {
+            Standing::Waiting
+        } else {
+            Standing::Stranger
+        }
+    }
+
+    /// Somebody who is no member says something.
+    pub(super) fn stranger(
+        &mut self,
+        now_ms: u64,
+        from: ConnectionId,
+        message: ToScheduler,
+        out: &mut Vec<Command>,
+    ) {
+        if self.checkpoints.is_awaited_by(from) {
+            self.checkpoints.forget(from);
+            let name = name_of(&message);
+            let reason = format!("{name} came while a checkpoint was waited for; use a connection for each");
+            return refuse(from, RefusalReason::Misplaced(reason), out);
+        }
+        match message {
+            ToScheduler::Register(register) if !self.rebuild.knows(from) => {
+                self.register(now_ms, from, register, out);
+            }
+            ToScheduler::Resuming { part, last } => self.resuming(now_ms, from, part, last, out),
+            // Who was let in before it was known that there is a cluster takes silence for this scheduler's death.
+            ToScheduler::Heartbeat(_) if self.rebuild.knows(from) => {
+                out.push(send(from, FromScheduler::HeartbeatAck));
+            }
+            // It says nothing that counts before it is let in.
+            _ if self.rebuild.knows(from) => {}
+            ToScheduler::OrderCheckpoint { protocol, timeout_ms } => {
+                self.order_checkpoint(now_ms, from, (protocol, timeout_ms), out);
+            }
+            ToScheduler::Identify => {
+                let (job, term, pid) = (self.config.job, self.epoch.term, self.config.pid);
+                let age_ms = now_ms.saturating_sub(self.started_ms);
+                refuse(from, RefusalReason::Occupied { job, term, pid, age_ms }, out);
+            }
+            other => {
+                let reason = format!("{} came before a registration; register first", name_of(&other));
+                refuse(from, RefusalReason::Misplaced(reason), out);
+            }
+        }
+    }
+}

@@ -39,7 +39,8 @@ impl PortWatch {
     /// Of this process's devices.
     #[must_use]
     pub fn new(devices: &Devices) -> Self {
-        let looks = Looks { older: PortCounters::default(), newer: (Instant::now(), PortCounters::default()) };
+        let looks =
+            Looks { older: PortCounters::default(), newer: (Instant::now(), PortCounters::default()) };
         Self { devices: devices.clone(), looks: Arc::new(Mutex::new(looks)) }
     }
 
@@ -65,7 +66,9 @@ mod tests {
         let mut looks = Looks { older: PortCounters::default(), newer: (begun, PortCounters::default()) };
         let after = |seconds| begun + Duration::from_secs(seconds);
         let bad = PortCounters::from_iter([("rcvd_seq_err".to_owned(), 7)]);
-        for (seconds, is_told) in [(1, true), (29, true), (31, true), (60, true), (62, true), (93, false), (200, false)] {
+        for (seconds, is_told) in
+            [(1, true), (29, true), (31, true), (60, true), (62, true), (93, false), (200, false)]
+        {
             let told = looks.lately(after(seconds), bad.clone());
             assert_eq!(!told.trouble().is_empty(), is_told, "after {seconds} s: {told}");
         }

@@ -496,7 +496,10 @@ mod two_devices {
         let cut = Instant::now();
         a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
         let why = assert_device_says("wire cut", &mut a, "no answer after all retries; check the path", cut);
-        assert!(why.contains("has counted since the channel began") && why.contains("retry_exceeded_err"), "{why}");
+        assert!(
+            why.contains("has counted since the channel began") && why.contains("retry_exceeded_err"),
+            "{why}"
+        );
         assert_peer_closed("wire cut, the other end", &mut b, cut);
         assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
         drop(wire);

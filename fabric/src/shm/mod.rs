@@ -32,9 +32,9 @@ use std::time::Instant;
 pub(crate) use bell::Bell;
 pub(crate) use channel::ShmSetup;
 pub(crate) use doorbell::{ON_SOCKETS, ON_WORD};
+pub use offer::again;
 pub(crate) use offer::is_of_our_user;
 pub(crate) use queue::{ShmHandle, ShmQueue};
-pub use offer::again;
 pub use words::{SharedWord, SharedWords};
 
 /// Shared memory between processes of one user on one host.

@@ -220,7 +220,9 @@ mod tests {
         let secret = Secret::random().unwrap();
         let preambles = [0, 1, u16::MAX].map(|index| encode_preamble(&secret, index));
         for (at, preamble) in preambles.iter().enumerate() {
-            assert!(!preamble.windows(4).any(|bytes| secret.0.windows(4).any(|of_secret| of_secret == bytes)));
+            assert!(
+                !preamble.windows(4).any(|bytes| secret.0.windows(4).any(|of_secret| of_secret == bytes))
+            );
             assert!(preambles[..at].iter().all(|other| other[8..] != preamble[8..]));
             let mut moved = *preamble;
             moved[4] ^= 1;

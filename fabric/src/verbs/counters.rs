@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn what_should_not_happen_is_told_from_what_does() {
-        let before = of(&[("sent_pkts", 5), ("rcvd_seq_err", 1), ("req_cqe_flush_error", 0), ("out_of_buffer", 9)]);
+        let before =
+            of(&[("sent_pkts", 5), ("rcvd_seq_err", 1), ("req_cqe_flush_error", 0), ("out_of_buffer", 9)]);
         let now = of(&[
             ("sent_pkts", 9),
             ("rcvd_seq_err", 1),

@@ -27,7 +27,9 @@ pub use post::{
 };
 pub use resume::Resume;
 pub use rounds::{ROUNDS_PART_MAX, RoundsPart, RoundsSoFar};
-pub use to_scheduler::{LinkReport, MemberReport, NodeGroup, NotTaken, PortReport, Register, ServerLoad, ToScheduler};
+pub use to_scheduler::{
+    LinkReport, MemberReport, NodeGroup, NotTaken, PortReport, Register, ServerLoad, ToScheduler,
+};
 pub use version::{Build, opening_of, speaker_of};
 pub use wait::{Wait, WaitCause};
 

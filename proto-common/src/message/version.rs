@@ -131,6 +131,9 @@ mod tests {
         assert!(include_str!("../../../docs/protocol.md").contains(&row), "docs/protocol.md lacks {row:?}");
         let refused = RefusalReason::Protocol { theirs: build(10, "0.1.0"), ours: build(11, "0.2.0") };
         let page = include_str!("../../../docs/troubleshooting.md");
-        assert!(page.contains(&refused.to_string()), "docs/troubleshooting.md has other words than {refused}");
+        assert!(
+            page.contains(&refused.to_string()),
+            "docs/troubleshooting.md has other words than {refused}"
+        );
     }
 }

@@ -340,6 +340,7 @@ mod tests {
             wanted_rank: None,
             data_address: None,
             http_address: None,
+            host: None,
             pid: 1,
             offer: daemon::host::offer(Policies::default(), Vec::new()).unwrap(),
             resume: None,

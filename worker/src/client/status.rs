@@ -432,7 +432,9 @@ mod tests {
     fn each_link_has_its_own_bytes() {
         let links = Links::default();
         let choice = || Choice { driver: Driver::Tcp, why: String::new() };
-        [0, 2].map(|server| links.set(Rank(server), choice()));
+        for server in [0, 2] {
+            links.set(Rank(server), choice());
+        }
         let mut all = Collected::default();
         let traffic = |sent_bytes, landed_bytes| Traffic { sent_bytes, landed_bytes };
         all.add_traffic(&[traffic(1, 2), traffic(0, 0), traffic(30, 40)]);

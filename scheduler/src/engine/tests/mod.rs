@@ -20,7 +20,9 @@ use proto_common::ids::{Key, Rank};
 use proto_common::limits::{
     METRIC_NAME_BYTES_MAX, METRICS_MAX, NAME_BYTES_MAX, PORT_COUNTERS_MAX, PROTOCOL_VERSION, RANKS_LISTED_MAX,
 };
-use proto_common::message::{Coming, LinkReport, MemberReport, PortReport, Register, Wait, WaitCause, Welcome};
+use proto_common::message::{
+    Coming, LinkReport, MemberReport, PortReport, Register, Wait, WaitCause, Welcome,
+};
 use proto_common::mode::Mode;
 use proto_common::optimizer::Optimizer;
 use proto_common::shard_map::MapUpdate;
@@ -207,7 +209,8 @@ fn a_heartbeat_is_answered_and_its_report_is_bounded() {
     let links = vec![link; 50];
     let trouble = vec![("t".repeat(1 << 10), 1); 50];
     let port = Some(PortReport { device: "d".repeat(1 << 10), port: 1, trouble });
-    let report = MemberReport { round: 3, in_flight: 1, waits, links, metrics, port, ..MemberReport::default() };
+    let report =
+        MemberReport { round: 3, in_flight: 1, waits, links, metrics, port, ..MemberReport::default() };
     let commands = rig.say(worker(0), ToScheduler::Heartbeat(report));
     assert_eq!(commands, [to(&[worker(0)], FromScheduler::HeartbeatAck)]);
     let status = rig.engine.status(rig.now_ms + 4);
@@ -219,7 +222,8 @@ fn a_heartbeat_is_answered_and_its_report_is_bounded() {
     assert!(shown.links[0].why.len() <= NAME_BYTES_MAX);
     assert_eq!((shown.metrics.len(), shown.metrics[0].value), (METRICS_MAX, 2.0), "JSON has no infinities");
     assert_eq!(shown.metrics[0].name.len(), METRIC_NAME_BYTES_MAX);
-    let port = shown.port.as_ref().map(|port| (port.device.len(), port.trouble.len(), port.trouble[0].0.len()));
+    let port =
+        shown.port.as_ref().map(|port| (port.device.len(), port.trouble.len(), port.trouble[0].0.len()));
     assert_eq!(port, Some((NAME_BYTES_MAX, PORT_COUNTERS_MAX, METRIC_NAME_BYTES_MAX)));
 }
 

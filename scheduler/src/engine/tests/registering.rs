@@ -51,7 +51,6 @@ fn the_last_one_completes_the_roster_for_all() {
         incarnation: Incarnation(incarnation),
         data_address: Some("127.0.0.1:1".into()),
         http_address: None,
-        host: None,
     };
     let members = vec![member(server(0), 6), member(worker(0), 5)];
     let roster = FromScheduler::Roster { epoch: Epoch { term: 1, counter: 1 }, members, left: Vec::new() };

@@ -230,12 +230,12 @@ async fn binding(settings: &Settings, within: Duration) -> Check {
 async fn listening(settings: &Settings, within: Duration) -> Vec<Check> {
     let own = &settings.scheduler;
     let (host, named) = match &own.bind {
-        Some(bind) => (bind, "scheduler.bind"),
-        None => (&own.host, "scheduler.host"),
+        Some(bind) => (bind.as_str(), "scheduler.bind"),
+        None => (own.host.as_str(), "scheduler.host"),
     };
     let mut checks = vec![bindable((host, own.port), (named, "scheduler.port"), within).await];
     let http = settings.node.http.rsplit_once(':');
-    if let Some((host, port)) = http.and_then(|(host, port)| Some((host, port.parse().ok()?))) {
+    if let Some((host, port)) = http.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?))) {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         checks.push(bindable((host, port), ("node.http", "node.http"), within).await);
     }

@@ -107,7 +107,7 @@ impl CommonArgs {
         for pair in &self.set {
             let (key, value) = split_pair(pair)?;
             // Messages say where a setting came from, and are not to show a key.
-            let said = if is_pem(value) { key } else { pair };
+            let said = if is_pem(value) { key } else { pair.as_str() };
             list.push(Override::new(format!("--set {said}"), key, value));
         }
         if let Some(address) = &self.scheduler {

@@ -309,19 +309,15 @@ mod one_device {
         assert_device_says("old grant after a restart", &mut end, "remote access refused", started);
     }
 
-    /// The network interface below the device.
-    fn netdev() -> String {
-        let name = VerbsDevice::names().unwrap().remove(0);
-        std::fs::read_to_string(format!("/sys/class/infiniband/{name}/parent")).unwrap().trim().to_owned()
-    }
-
     #[test]
     fn a_link_that_goes_down_ends_what_is_under_way() {
         let lent = region(PAGE);
         let (mut a, _b, key) = pair_with::<Verbs>(&lent);
         let source = filled(1, PAGE);
-        let netdev = netdev();
-        run("ip", &["link", "set", &netdev, "down"]);
+        let name = VerbsDevice::names().unwrap().remove(0);
+        let netdev = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/parent")).unwrap();
+        let netdev = netdev.trim();
+        run("ip", &["link", "set", netdev, "down"]);
         let down = Instant::now();
         a.write_patiently(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), None, Some(1));
         let (reason, before) = a.ended();
@@ -330,7 +326,7 @@ mod one_device {
         assert!(why.contains("port 1 of RDMA device") && why.contains("went down"), "{why}");
         let refused = open(&VerbsConfig::default()).unwrap_err().to_string();
         assert!(refused.contains("is down"), "{refused}");
-        run("ip", &["link", "set", &netdev, "up"]);
+        run("ip", &["link", "set", netdev, "up"]);
         pair::<Verbs>();
     }
 }
@@ -496,10 +492,8 @@ mod two_devices {
         let cut = Instant::now();
         a.write(&[source.span(0, PAGE as u64).unwrap()], at(key, 0), Some(1), Some(1)).unwrap();
         let why = assert_device_says("wire cut", &mut a, "no answer after all retries; check the path", cut);
-        assert!(
-            why.contains("has counted since the channel began") && why.contains("retry_exceeded_err"),
-            "{why}"
-        );
+        assert!(why.contains("counted since the channel began, of all channels: "), "{why}");
+        assert!(why.contains("retry_exceeded_err"), "{why}");
         assert_peer_closed("wire cut, the other end", &mut b, cut);
         assert!(bytes_of(&lent, 0, PAGE) == [0; PAGE], "it came over a wire that was cut");
         drop(wire);

@@ -974,6 +974,14 @@ int32_t gradwire_client_dead_member(const GradwireClient *client,
                                     uint32_t *rank);
 
 /**
+ * Reports a number of the training by name, such as its loss: the scheduler's page, `gradwire status --json`, `gradwire top` and
+ * this worker's `/metrics` show the newest value of each name. At most 16 names of 1 to 48 bytes; the value must be finite.
+ */
+GradwireCode gradwire_report_metric(const GradwireClient *client,
+                                    const char *name,
+                                    double value);
+
+/**
  * Waits at the barrier of this name until every member of the group (`GradwireGroup` constants added up; this worker is
  * in it) has come, at most `deadlines.barrier_ms`. The message names the missing.
  */

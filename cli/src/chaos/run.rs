@@ -504,10 +504,15 @@ fn is_stranded(phase: &Phase, seat: Seat, code: i32) -> bool {
     is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
 }
 
-/// Was a server started again so late that the job, and its scheduler, had ended in good order before it could register?
+/// Was it started again so late that the job had ended in good order: a server that could not register any more, or a scheduler to
+/// which nobody came?
 fn is_late(seat: Seat, code: i32, said: &str) -> bool {
-    let is_unreached = seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32;
-    is_unreached && !last_life(said).contains("server registered")
+    let said = last_life(said);
+    match seat.role {
+        Role::Server => code == ExitCode::SchedulerUnreachable as i32 && !said.contains("server registered"),
+        Role::Scheduler => code == ExitCode::Deadline as i32 && !said.contains(" registered "),
+        Role::Worker => false,
+    }
 }
 
 /// Is it one of the codes that `gradwire env` lists, and not that of a bug?
@@ -573,6 +578,18 @@ mod tests {
         assert!(!is_late(server, unreachable, &format!("{life}{registered}")));
         assert!(!is_late(server, ExitCode::Internal as i32, &late));
         assert!(!is_late(MemberId { role: Role::Worker, ..server }, unreachable, &late));
+    }
+
+    #[test]
+    fn a_scheduler_to_which_nobody_came_is_late_and_one_that_lost_somebody_is_not() {
+        let life = "--- a life of scheduler 0\n";
+        let came = "INFO scheduler 0 words: worker 1 registered peer=\"127.0.0.1:5\"\n";
+        let late = format!(
+            "{life}{came}{life}INFO scheduler 0 the scheduler listens\nerror: the job is not complete\n"
+        );
+        assert!(is_late(SCHEDULER, ExitCode::Deadline as i32, &late));
+        assert!(!is_late(SCHEDULER, ExitCode::Deadline as i32, &format!("{life}{came}")));
+        assert!(!is_late(SCHEDULER, ExitCode::MemberDied as i32, &late));
     }
 
     #[test]

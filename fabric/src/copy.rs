@@ -6,6 +6,7 @@
 
 /// Copies below this many bytes take the cached path: the alignment head, the tail and the fence cost more
 /// than non-temporal stores can win there.
+#[cfg(target_arch = "x86_64")]
 const STREAMING_MIN_BYTES: usize = 512;
 
 /// The bytes both buffers have room for. Equal lengths are the caller's duty; a difference is a bug that a
@@ -89,7 +90,7 @@ pub(crate) unsafe fn rep_movsb_raw(dst: *mut u8, src: *const u8, bytes: usize) {
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: the caller promises readable, writable, non-overlapping memory; bytes need no alignment.
     unsafe {
-        std::ptr::copy_nonoverlapping(src, dst, bytes)
+        std::ptr::copy_nonoverlapping(src, dst, bytes);
     }
 }
 

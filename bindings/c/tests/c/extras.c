@@ -253,7 +253,7 @@ static void *worker(void *argument) {
     codecs(client);
     WORKS(gradwire_report_metric(client, "loss", 0.5));
     FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "metric", gradwire_report_metric(client, "", 0.5));
-    FAILS(GRADWIRE_CODE_BAD_ARGUMENT, "name", gradwire_report_metric(client, NULL, 0.5));
+    FAILS(GRADWIRE_CODE_NULL_ARGUMENT, "name", gradwire_report_metric(client, NULL, 0.5));
     REQUIRE(after_slowing(client, 20, GRADWIRE_FORM_PUBLISHED) == -1.75f);
     REQUIRE(after_slowing(client, 21, GRADWIRE_FORM_MXNET) == -2.0f);
     versions(client);

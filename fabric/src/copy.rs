@@ -6,7 +6,7 @@
 
 /// Copies below this many bytes take the cached path: the alignment head, the tail and the fence cost more
 /// than non-temporal stores can win there.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", test))]
 const STREAMING_MIN_BYTES: usize = 512;
 
 /// The bytes both buffers have room for. Equal lengths are the caller's duty; a difference is a bug that a

@@ -60,8 +60,13 @@ impl Engine {
 
     /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
-        if let Some(member) = self.members.get(&id) {
-            out.push(send(member.connection, FromScheduler::GoodbyeAck));
+        let Some(connection) = self.members.get(&id).map(|member| member.connection) else { return };
+        let ack = send(connection, FromScheduler::GoodbyeAck);
+        // A worker that leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes
+        // after this one, which would wait for it, were it known to this one alone.
+        let is_last = (&self.phase, id.role) == (&Phase::Running, Role::Worker);
+        if !is_last {
+            out.push(ack.clone());
         }
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
             return;
@@ -78,7 +83,16 @@ impl Engine {
         if let Some(member) = self.members.get_mut(&id) {
             member.left = true;
         }
-        self.disconnect(id, out);
+        let open = self.forget(id, out);
+        self.go_on_after(now_ms, id, out);
+        if is_last {
+            out.push(ack);
+        }
+        out.extend(open.map(|connection| Command::Close { connection }));
+    }
+
+    /// It has left in good order: who waited for it does no more, and all are told, of the end where it was the last.
+    fn go_on_after(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
         let goes_on = self.config.shape.worker_loss == WorkerLoss::Continue;
         release(if goes_on { self.barriers.without(id) } else { self.barriers.leave(id) }, out);
         if self.phase != Phase::Running {

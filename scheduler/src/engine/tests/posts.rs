@@ -85,7 +85,7 @@ fn deadlines_and_departures_are_told() {
     let commands = quiet(rig.say(worker(1), ToScheduler::Goodbye));
     let gone = || Err(PostError::Gone { member: worker(1) });
     let told = to(&[worker(0)], answer(2, worker(1), 1, gone()));
-    assert_eq!(commands, [goodbye_ack(worker(1)), told, close(worker(1))]);
+    assert_eq!(commands, [told, goodbye_ack(worker(1)), close(worker(1))]);
     let commands = rig.say(worker(0), ToScheduler::PostReply { ticket: 3, result: reply() });
     assert_eq!(commands, [], "who asked has left");
     let commands = rig.say(worker(0), post(4, PostTo::One(worker(1)), 0));

@@ -345,15 +345,11 @@ impl Collector for WorkerMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{EngineConfig, PartSpec};
     use crate::error::OpError;
-    use crate::runtime::{LaneConfig, LaneDriver, OpState, Submission, spawn_lane};
-    use fabric::{LaneQueue, Pool, UserBuffer};
-    use proto_common::batch::{OpKind, Reading};
+    use crate::runtime::rig::{driver, submission};
+    use crate::runtime::{OpState, spawn_lane};
+    use fabric::UserBuffer;
     use proto_common::config::{MemorySettings, Settings};
-    use proto_common::element::Dtype;
-    use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation};
-    use proto_common::plan::Placement;
     use proto_common::transport::Driver;
     use std::sync::mpsc::channel;
     use std::time::Instant;
@@ -370,34 +366,7 @@ mod tests {
     }
 
     fn lane() -> LaneHandle {
-        let (job, incarnation, lane) = (JobId(1), Incarnation(1), Lane(0));
-        let engine = EngineConfig { job, incarnation, lane, servers: 2, gather_max: 8, in_flight_max: 8 };
-        let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
-        let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
-        let driver = LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap();
-        spawn_lane(driver, 0, Duration::ZERO, Box::new(|_, _, _| {})).unwrap().0
-    }
-
-    /// An operation that nobody answers.
-    fn submission(state: Arc<OpState>) -> Submission {
-        let part = PartSpec { id: ChunkId::new(1, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
-        Submission {
-            view: false,
-            exact: false,
-            reading: Reading::default(),
-            state,
-            op: 1,
-            kind: OpKind::Push,
-            dtype: Dtype::F32,
-            placement: Placement::Slot,
-            operation: Operation(1),
-            round: 1,
-            priority: 0,
-            timeout_ms: 600_000,
-            parts: [part].into(),
-            source: None,
-            target: None,
-        }
+        spawn_lane(driver(0), 0, Duration::ZERO, Box::new(|_, _, _| {})).unwrap().0
     }
 
     #[test]
@@ -407,7 +376,7 @@ mod tests {
         late.lanes.set(vec![lane.clone()]).unwrap();
         let (state, (go_on, stuck)) = (OpState::new(1), channel::<()>());
         state.on_end(Box::new(move |_| assert!(stuck.recv().is_err(), "until the test lets go")));
-        assert!(lane.submit(submission(state)) && lane.kick());
+        assert!(lane.submit(submission(1, state)) && lane.kick());
         let until = |done: &dyn Fn(&MemberReport) -> bool| {
             let deadline = Instant::now() + PATIENCE;
             loop {

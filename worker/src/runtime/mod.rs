@@ -11,6 +11,8 @@ mod link;
 mod links;
 mod members;
 mod op;
+#[cfg(test)]
+pub(crate) mod rig;
 mod seat;
 mod shown;
 mod spares;

@@ -329,30 +329,11 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{EngineConfig, PartSpec};
+    use crate::runtime::OpState;
+    use crate::runtime::rig::{driver, submission};
     use crate::runtime::seat::drive_until;
-    use crate::runtime::{LaneConfig, OpState};
-    use fabric::Pool;
-    use proto_common::batch::{OpKind, Reading};
-    use proto_common::element::Dtype;
-    use proto_common::ids::{JobId, Lane, Operation};
-    use proto_common::plan::Placement;
 
     const PATIENCE: Duration = Duration::from_secs(30);
-
-    fn driver(index: u16) -> LaneDriver<LaneQueue> {
-        let engine = EngineConfig {
-            job: JobId(1),
-            incarnation: Incarnation(1),
-            lane: Lane(index),
-            servers: 1,
-            gather_max: 8,
-            in_flight_max: 8,
-        };
-        let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
-        let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
-        LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
-    }
 
     fn nobody() -> Connections {
         Connections::new(Box::new(|_, _, _| {}))
@@ -365,25 +346,7 @@ mod tests {
 
     fn submit(lane: &LaneHandle, op: u64) -> Arc<OpState> {
         let state = OpState::new(1);
-        let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
-        let submission = Submission {
-            view: false,
-            exact: false,
-            reading: Reading::default(),
-            state: state.clone(),
-            op,
-            kind: OpKind::Push,
-            dtype: Dtype::F32,
-            placement: Placement::Slot,
-            operation: Operation(1),
-            round: 1,
-            priority: 0,
-            timeout_ms: 600_000,
-            parts: [part].into(),
-            source: None,
-            target: None,
-        };
-        assert!(lane.submit(submission) && lane.kick());
+        assert!(lane.submit(submission(op, state.clone())) && lane.kick());
         state
     }
 

@@ -1,0 +1,47 @@
+//! What tests of lanes start from: a driver with nobody connected, and an operation that nobody answers.
+#![allow(clippy::unwrap_used, reason = "test code: a panic is a failed test")]
+
+use super::{LaneConfig, LaneDriver, OpState, Submission};
+use crate::engine::{EngineConfig, PartSpec};
+use fabric::{LaneQueue, Pool};
+use proto_common::batch::{OpKind, Reading};
+use proto_common::element::Dtype;
+use proto_common::ids::{ChunkId, Incarnation, JobId, Lane, Operation, Rank};
+use proto_common::plan::Placement;
+use std::sync::Arc;
+
+pub(crate) fn driver(index: u16) -> LaneDriver<LaneQueue> {
+    let engine = EngineConfig {
+        job: JobId(1),
+        incarnation: Incarnation(1),
+        lane: Lane(index),
+        servers: 1,
+        gather_max: 8,
+        in_flight_max: 8,
+    };
+    let pool = Pool::new(1 << 20, "gradwire-test").unwrap();
+    let config = LaneConfig { engine, rank: Rank(0), result_slots: 1 };
+    LaneDriver::new(LaneQueue::new(64).unwrap(), config, pool.region().clone()).unwrap()
+}
+
+/// A push of one chunk to server 0.
+pub(crate) fn submission(op: u64, state: Arc<OpState>) -> Submission {
+    let part = PartSpec { id: ChunkId::new(op, 0), server: Rank(0), offset: 0, bytes: 4, coded: None };
+    Submission {
+        view: false,
+        exact: false,
+        reading: Reading::default(),
+        state,
+        op,
+        kind: OpKind::Push,
+        dtype: Dtype::F32,
+        placement: Placement::Slot,
+        operation: Operation(1),
+        round: 1,
+        priority: 0,
+        timeout_ms: 600_000,
+        parts: [part].into(),
+        source: None,
+        target: None,
+    }
+}

@@ -31,6 +31,8 @@ const LIFE: &str = "--- a life of ";
 /// A place in the cluster. A server's is the one that it is started for: as a spare it may get another rank.
 pub(super) type Seat = MemberId;
 
+pub(super) const SCHEDULER: Seat = MemberId { role: Role::Scheduler, rank: Rank(0) };
+
 /// One life in a seat.
 #[derive(Debug)]
 pub(super) struct Life {

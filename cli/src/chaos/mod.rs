@@ -3,6 +3,7 @@
 
 mod args;
 mod cluster;
+mod judge;
 mod net;
 mod plot;
 mod report;

@@ -2,13 +2,13 @@
 //! words for people; nothing is left running.
 
 use super::args::{ChaosArgs, Expect};
-use super::cluster::{Cluster, Ended, Seat, hash_in, last_life};
+use super::cluster::{Cluster, Ended, SCHEDULER, Seat, hash_in};
+use super::judge::{is_late, is_stranded, is_typed, judge_unmoved};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
 use super::soak::Soak;
 use super::watch::Watch;
 use daemon::exit::Failure;
-use proto_common::error::ExitCode;
 use proto_common::ids::{MemberId, Rank, Role};
 use std::path::Path;
 use std::time::Duration;
@@ -23,7 +23,6 @@ const END_MS: u64 = 10_000;
 /// A recovery is over when everybody has finished so many rounds more than anybody had when the fault came: the first may have
 /// had all that it needs by then.
 const ROUNDS_AFTER: u64 = 2;
-const SCHEDULER: Seat = MemberId { role: Role::Scheduler, rank: Rank(0) };
 
 /// Why a run is not as it must be.
 #[derive(Debug)]
@@ -383,6 +382,11 @@ impl<'a> Run<'a> {
             self.unmoved.extend(is_end.then_some(seat));
             return Ok(());
         }
+        // It had said goodbye when it was killed: what it looks for is over.
+        if seat.role == Role::Worker && self.is_late(seat, code) {
+            self.finished.push(seat);
+            return Ok(());
+        }
         let during = match &self.phase {
             Phase::Struck(hit) => format!(" {} ms after {}", hit.at.elapsed().as_millis(), words(hit)),
             _ => String::new(),
@@ -397,10 +401,14 @@ impl<'a> Run<'a> {
         match &self.phase {
             Phase::Struck(hit) if hit.is_end && !has_workers && !self.unmoved.is_empty() => {
                 let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
-                judge_unmoved(&self.unmoved, &said, &words(hit))
+                judge_unmoved(&self.unmoved, &said, &words(hit)).map_err(wrong)
             }
             _ => Ok(()),
         }
+    }
+
+    fn is_late(&self, seat: Seat, code: i32) -> bool {
+        is_late(seat, code, &self.cluster.said(seat), &self.cluster.said(SCHEDULER))
     }
 
     fn last_words(&self, seat: Seat) -> String {
@@ -436,8 +444,10 @@ impl<'a> Run<'a> {
                 // It comes late to hear that it was taken for dead.
                 let is_deposed = code != 0 && is_typed(code) && self.deposed == Some(seat);
                 let has_scheduler = self.cluster.lives.contains_key(&SCHEDULER);
-                let is_late = !has_scheduler && is_late(seat, code, &self.cluster.said(seat));
-                let is_excused = is_deposed || is_late || is_stranded(&self.phase, seat, code);
+                let is_late = !has_scheduler && self.is_late(seat, code);
+                let is_away =
+                    matches!(&self.phase, Phase::Struck(hit) if hit.victim == SCHEDULER && !hit.is_back);
+                let is_excused = is_deposed || is_late || is_stranded(is_away, seat, code);
                 if !was_killed && code != 0 && !is_excused {
                     let last = self.last_words(seat);
                     return Err(wrong(format!("{seat} ended with code {code} after the training: {last}")));
@@ -487,39 +497,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Who has ended with 0 after this, by what worker 0 said in all its lives.
-fn judge_unmoved(unmoved: &[Seat], said: &str, fault: &str) -> Result<(), Wrong> {
-    if unmoved.is_empty() || hash_in(last_life(said)).is_some() {
-        return Ok(());
-    }
-    let who: Vec<String> = unmoved.iter().map(ToString::to_string).collect();
-    let who = who.join(", ");
-    Err(wrong(format!("ended with code 0 although {fault} before the end of the training: {who}")))
-}
-
-/// Was the scheduler killed while it told members of the end? It is not started again then, and a server that has not heard it
-/// looks for one as long as its setting says.
-fn is_stranded(phase: &Phase, seat: Seat, code: i32) -> bool {
-    let is_away = matches!(phase, Phase::Struck(hit) if hit.victim.role == Role::Scheduler && !hit.is_back);
-    is_away && seat.role == Role::Server && code == ExitCode::SchedulerUnreachable as i32
-}
-
-/// Was it started again so late that the job had ended in good order: a server that could not register any more, or a scheduler to
-/// which nobody came?
-fn is_late(seat: Seat, code: i32, said: &str) -> bool {
-    let said = last_life(said);
-    match seat.role {
-        Role::Server => code == ExitCode::SchedulerUnreachable as i32 && !said.contains("server registered"),
-        Role::Scheduler => code == ExitCode::Deadline as i32 && !said.contains(" registered "),
-        Role::Worker => false,
-    }
-}
-
-/// Is it one of the codes that `gradwire env` lists, and not that of a bug?
-fn is_typed(code: i32) -> bool {
-    code != ExitCode::Internal as i32 && ExitCode::TABLE.iter().any(|(known, _)| *known as i32 == code)
-}
-
 fn words(hit: &Hit) -> String {
     let Strike { kind, away_ms, second, .. } = hit.strike;
     let also =
@@ -531,79 +508,4 @@ fn words(hit: &Hit) -> String {
         Kind::Drain => format!("{} was told to go", hit.victim),
     };
     first + &also
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_did_not_hear_of_the_end_because_the_scheduler_was_killed_is_stranded() {
-        let seat = |role| MemberId { role, rank: Rank(0) };
-        let struck = |role, is_back| {
-            let (kind, is_death, second) = (Kind::Kill, true, None);
-            let strike =
-                Strike { kind, role, seat: 0, after_rounds: 1, delay_us: 0, away_ms: 500, is_death, second };
-            let (at, second) = (Instant::now(), Stage::Over);
-            Phase::Struck(Hit {
-                strike,
-                victim: seat(role),
-                at,
-                round: 9,
-                is_back,
-                took: None,
-                is_end: false,
-                second,
-            })
-        };
-        let unreachable = ExitCode::SchedulerUnreachable as i32;
-        let away = struck(Role::Scheduler, false);
-        assert!(is_stranded(&away, seat(Role::Server), unreachable));
-        assert!(!is_stranded(&away, seat(Role::Server), ExitCode::Internal as i32));
-        assert!(!is_stranded(&away, seat(Role::Scheduler), unreachable));
-        for phase in [struck(Role::Scheduler, true), struck(Role::Server, false), Phase::Quiet] {
-            assert!(!is_stranded(&phase, seat(Role::Server), unreachable), "{phase:?}");
-        }
-    }
-
-    #[test]
-    fn a_server_that_came_after_the_end_is_late_and_one_that_had_registered_is_not() {
-        let server = MemberId { role: Role::Server, rank: Rank(1) };
-        let unreachable = ExitCode::SchedulerUnreachable as i32;
-        let life = "--- a life of server 1\n";
-        let (before, registered) =
-            (format!("{life}INFO server registered rank=1\n"), "INFO server registered\n");
-        let late = format!("{before}{life}error: the scheduler cannot be reached\n");
-        assert!(is_late(server, unreachable, &late), "the life before had registered, this one has not");
-        assert!(!is_late(server, unreachable, &format!("{life}{registered}")));
-        assert!(!is_late(server, ExitCode::Internal as i32, &late));
-        assert!(!is_late(MemberId { role: Role::Worker, ..server }, unreachable, &late));
-    }
-
-    #[test]
-    fn a_scheduler_to_which_nobody_came_is_late_and_one_that_lost_somebody_is_not() {
-        let life = "--- a life of scheduler 0\n";
-        let came = "INFO scheduler 0 words: worker 1 registered peer=\"127.0.0.1:5\"\n";
-        let late = format!(
-            "{life}{came}{life}INFO scheduler 0 the scheduler listens\nerror: the job is not complete\n"
-        );
-        assert!(is_late(SCHEDULER, ExitCode::Deadline as i32, &late));
-        assert!(!is_late(SCHEDULER, ExitCode::Deadline as i32, &format!("{life}{came}")));
-        assert!(!is_late(SCHEDULER, ExitCode::MemberDied as i32, &late));
-    }
-
-    #[test]
-    fn an_end_with_0_of_a_job_that_died_is_wrong_unless_training_was_over() {
-        let seat = |role, rank| MemberId { role, rank: Rank(rank) };
-        let unmoved = [seat(Role::Server, 1), seat(Role::Worker, 0)];
-        let judge = |unmoved: &[Seat], said: &str| judge_unmoved(unmoved, said, "worker 1 was killed");
-        let (life, end) = ("--- a life of worker 0\n", "test_accuracy=0.9 weights_sha256=ab transport=shm\n");
-        assert!(judge(&unmoved, &format!("{life}epoch 1\n{life}{end}")).is_ok());
-        assert!(judge(&[], life).is_ok());
-        // A hash of the life before is none of this one.
-        for said in [String::new(), format!("{life}epoch 1\n"), format!("{life}{end}{life}epoch 1\n")] {
-            let Err(Wrong::Cluster(text)) = judge(&unmoved, &said) else { panic!("right after {said:?}") };
-            assert!(text.contains("server 1, worker 0") && text.contains("worker 1 was killed"), "{text}");
-        }
-    }
 }

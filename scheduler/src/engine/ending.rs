@@ -2,7 +2,7 @@
 //! the death that ends the job is the one that everybody reports.
 
 use super::rebuild::later;
-use super::{Command, ConnectionId, Engine, Outcome, Phase, declared, refuse, release, send};
+use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, declared, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Rank, Role};
@@ -83,6 +83,7 @@ impl Engine {
         if let Some(member) = self.members.get_mut(&id) {
             member.left = true;
         }
+        self.note(Note::Left(id));
         let open = self.forget(id, out);
         self.go_on_after(now_ms, id, out);
         if is_last {

@@ -3,13 +3,15 @@
 
 use super::Engine;
 use proto_common::error::Death;
-use proto_common::ids::Rank;
+use proto_common::ids::{MemberId, Rank};
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
     /// A member died, whether the job goes on or not.
     Lost(Death),
+    /// A member left in good order.
+    Left(MemberId),
     /// These servers serve now what a dead one did.
     TakenOver {
         /// The dead one.

@@ -14,6 +14,10 @@ impl Core {
                 self.flight.note("lost", death.to_string());
                 self.metrics.count_death(death);
             }
+            Note::Left(member) => {
+                tracing::info!("{member} left in good order");
+                self.flight.note("left", member.to_string());
+            }
             Note::TakenOver { from, by } => {
                 tracing::warn!(server = from.0, ?by, "others serve what a dead server did");
                 self.flight.note("promoted", format!("servers {by:?} serve what server {from} did"));

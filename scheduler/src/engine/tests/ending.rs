@@ -11,6 +11,7 @@ fn died(member: MemberId, cause: DeathCause) -> FromScheduler {
 fn the_orderly_end() {
     let mut rig = Rig::running(2, 2);
     let commands = rig.say(worker(1), ToScheduler::Goodbye);
+    assert_eq!(rig.engine.take_notes(), [Note::Left(worker(1))]);
     let left = |message: &FromScheduler| matches!(message, FromScheduler::Roster { members, left, .. } if members.len() == 3 && left[..] == [Rank(1)]);
     assert!(left(only(&commands)), "the others hear of it: {commands:?}");
     let last = &commands[commands.len() - 2..];

@@ -12,6 +12,8 @@ WORKERS ?= 2
 TRAIN ?=
 # make install-c
 PREFIX ?= /usr/local
+# make install-c, make package: with the driver for RDMA devices, which needs libibverbs where they run
+VERBS ?= $(if $(filter package,$(MAKECMDGOALS)),1)
 # make bench
 JSON ?=
 PEER ?=
@@ -36,6 +38,7 @@ BUILT := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(BUILT)/release
 TOOLS := $(or $(GRADWIRE_TOOLS),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gradwire/tools)
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(TOOLS)/bin
+VERBS_FEATURES := gradwire/verbs,gradwire-server/verbs,gradwire-worker/verbs
 # Only the programs: what benchmarks and tests need is not built for the demo.
 PROGRAMS := -p gradwire -p gradwire-scheduler -p gradwire-server -p gradwire-worker
 # The runner alone is built without the roles, so that it can report a role that does not compile.
@@ -57,10 +60,11 @@ endif
 	@sed -n 's/^.*\(test_accuracy=[^ ]* weights_sha256=[^ ]* transport=[^ ]*\( codec=.*\)\{0,1\}\).*$$/\1/p' $(BUILT)/demo/log | \
 	    tail -n 1 | grep . || { echo "demo: the trainer did not say how well it learnt" >&2; exit 1; }
 
-## install-c C and C++ headers, libraries and the pkg-config file [PREFIX=/usr/local DESTDIR=]
+## install-c C and C++ headers, libraries and the pkg-config file [PREFIX=/usr/local DESTDIR= VERBS=1]
 install-c:
-	cargo build --release --locked -p gradwire-c
-	bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) \
+	$(if $(VERBS),@deploy/bootstrap.sh verbs)
+	cargo build --release --locked -p gradwire-c $(if $(VERBS),--features gradwire-c/verbs)
+	$(if $(VERBS),NEEDS=-libverbs) bindings/c/install.sh $(RELEASE)/libgradwire.a $(PREFIX) \
 	    $$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"gradwire-c","version":"\([^"]*\)".*/\1/')
 
 ## test      the fast suites of tests/suites.toml: what CI runs [SUITE=NAME for one]
@@ -140,10 +144,11 @@ fuzz-keep:
 lab:
 	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
 
-## package   .deb, tarball, parts list and checksums of release programs, and the wheel where maturin is, in target/package
+## package   .deb, tarball, parts list and checksums of release programs, and the wheel where maturin is, in target/package [VERBS= without RDMA]
 package:
 	@deploy/bootstrap.sh package
-	cargo build --release --locked --bins $(PROGRAMS)
+	$(if $(VERBS),@deploy/bootstrap.sh verbs)
+	cargo build --release --locked --bins $(PROGRAMS) $(if $(VERBS),--features $(VERBS_FEATURES))
 	rm -rf $(BUILT)/package && mkdir -p $(BUILT)/package
 	$(if $(MATURIN),cd bindings/python && $(MATURIN) build --quiet --release --locked --out $(abspath $(BUILT))/package)
 	deploy/package/build.sh $(RELEASE) $(BUILT)/package

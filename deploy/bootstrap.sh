@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a fresh Debian 12 machine lacks for one purpose:
 #
-#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz
+#   deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|verbs|aarch64|check|fix|bench|book|fuzz
 #
 # With nothing lacking it changes nothing and takes a fraction of a second. System packages come through apt,
 # as root or with password-less sudo; without that right it prints the exact command and ends with code 1.
@@ -95,13 +95,14 @@ want_managers() {
     want_program hostname hostname
 }
 
-# What deploy/package/build.sh runs, and what reads its pages.
+# What deploy/package/build.sh runs, what reads its pages, and what makes a Debian to install it in.
 want_package() {
     want_program git git
     want_program strip binutils
     want_program dpkg-shlibdeps dpkg-dev
     want_program python3 python3
     want_program man man-db
+    want_program mmdebstrap mmdebstrap
 }
 
 # To compile for 64-bit ARM, and to run that here.
@@ -204,6 +205,10 @@ case $purpose in
         want_c
         want_package
         ;;
+    verbs)
+        want_c
+        want_verbs
+        ;;
     aarch64)
         want_c
         want_aarch64
@@ -218,7 +223,7 @@ case $purpose in
         want_cxx
         ;;
     *)
-        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|aarch64|check|fix|bench|book|fuzz"
+        say "usage: deploy/bootstrap.sh demo|test|python|torch|guest|launchers|package|verbs|aarch64|check|fix|bench|book|fuzz"
         exit 2
         ;;
 esac

@@ -74,7 +74,10 @@ stage_documents() {
     # Debian's own list says no more than that there is this version.
     printf 'gradwire (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.gz.\n\n -- %s  %s\n' \
         "$version" "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n > "$documents/changelog.gz"
-    "$here/sbom.py" "$root" > "$work/sbom.json"
+    # Which features they were built with, the programs say by what they are linked with.
+    local features=()
+    ! readelf -d "$programs/gradwire-server" | grep -q 'NEEDED.*libibverbs' || features=(gradwire-server/verbs)
+    "$here/sbom.py" "$root" ${features[@]+"${features[@]}"} > "$work/sbom.json"
     install -m 644 "$work/sbom.json" "$documents/gradwire.cdx.json"
 }
 

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """What the packaged programs are made of, as a CycloneDX document on standard output:
 
-    deploy/package/sbom.py REPOSITORY
+    deploy/package/sbom.py REPOSITORY [FEATURE...]
 
-Every crate of Cargo.lock that the four programs need, with version, licence, package URL and the checksum of the registry's
+Every crate of Cargo.lock that the four programs need with these features, with version, licence, package URL and the checksum of the registry's
 archive, and who needs whom. Crates that only build others have the scope "excluded". The same commit gives the same bytes. It
 reads what cargo says, and decides nothing: which licences may be there is deny.toml's.
 """
@@ -65,7 +65,8 @@ def component(package, checksums, is_linked):
 def main():
     root = sys.argv[1]
     host = next(line.split()[1] for line in said(root, "rustc", "-vV").splitlines() if line.startswith("host: "))
-    known = json.loads(said(root, "cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host))
+    words = ["--locked", "--format-version", "1", "--filter-platform", host, "--features", ",".join(sys.argv[2:])]
+    known = json.loads(said(root, "cargo", "metadata", *words))
     with open(os.path.join(root, "Cargo.lock"), "rb") as file:
         lock = tomllib.load(file)["package"]
     checksums = {(each["name"], each["version"]): each["checksum"] for each in lock if "checksum" in each}

@@ -170,13 +170,12 @@ fn a_package_comes_trains_is_upgraded_and_goes_without_a_trace() {
 }
 
 /// Commands of `docs/hosts.md` for one host, in its order, in one shell; and what they print is what it shows.
-#[test]
-fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
+fn the_page_of_hosts_is_true(boot: impl FnOnce(&dyn Fn(&Path)) -> Machine) {
     let all = blocks::of(&fs::read_to_string(repository().join("docs/hosts.md")).unwrap());
     let is_of_units = |block: &Block| block.value("norun") == Some("needs-systemd");
     let of_units = all.iter().enumerate().filter(|(_, block)| is_of_units(block));
     let script: String = of_units.map(|(at, block)| format!("echo '{MARK}{at}'\n{}", block.text)).collect();
-    let machine = Machine::boot_bare(|root| {
+    let machine = boot(&|root| {
         fs::copy(made(".deb"), root.join("srv/gradwire.deb")).unwrap();
         fs::write(root.join("srv/page.sh"), format!("exec 2>&1\n{script}")).unwrap();
     });
@@ -195,7 +194,19 @@ fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
         }
     }
     assert!(compared > 7, "only {compared} of {said}");
+    println!("{}", said.replace(MARK, "block "));
     machine.power_off();
+}
+
+#[test]
+fn the_page_of_hosts_is_true_from_the_package_to_what_breaks() {
+    the_page_of_hosts_is_true(|prepare| Machine::boot_bare(prepare));
+}
+
+#[test]
+#[ignore = "slow: gets a Debian from its archive"]
+fn the_page_of_hosts_is_true_on_a_new_debian() {
+    the_page_of_hosts_is_true(|prepare| Machine::boot_debian(prepare));
 }
 
 #[test]

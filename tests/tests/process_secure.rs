@@ -6,6 +6,7 @@
 use gradwire_tests::rigs::certs::{Certs, Stranger};
 use gradwire_tests::rigs::cluster::{Cluster, PATIENCE};
 use gradwire_tests::rigs::control::ControlPeer;
+use gradwire_tests::rigs::held::{Held, PATIENT};
 use gradwire_tests::rigs::hostile::registration;
 use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::{TRAIN, hash_in, reference, reference_by};
@@ -24,12 +25,11 @@ const DROPPED: Duration = Duration::from_secs(8);
 /// Memory a daemon may grow by while strangers come and go.
 const GROWTH_BYTES: u64 = 24 << 20;
 const HALF_OPEN: usize = 10_000;
-/// Long enough for all of them.
-const LONGER: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "240", "--batch", "8", "--seed", "7"];
 /// Descriptors that a daemon may have for strangers: those that it listens to, and what comes and goes meanwhile.
 const STRANGERS: usize = 320;
-/// Long enough for all attempts.
+/// While strangers try it goes as far as [`HOLD`].
 const LONG: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "60", "--batch", "8", "--seed", "7"];
+const HOLD: &str = "epoch 50/60";
 const SHORT: [&str; 2] = ["--set", "deadlines.handshake_ms=1000"];
 
 fn words(own: &[String]) -> Vec<&str> {
@@ -84,7 +84,8 @@ fn encrypted_data_gives_the_same_hash() {
 #[test]
 fn ten_thousand_half_open_connections_are_not_noticed_by_a_training() {
     let certs = Certs::new();
-    let mut cluster = training(&certs, &[], &LONGER);
+    let mut cluster = training(&certs, &PATIENT, &LONG);
+    let held = Held::at(&cluster.workers[0], HOLD);
     cluster.workers[0].expect_line("epoch ", PATIENCE);
     let used = |cluster: &Cluster| {
         [&cluster.scheduler, &cluster.servers[0]]
@@ -107,15 +108,16 @@ fn ten_thousand_half_open_connections_are_not_noticed_by_a_training() {
     };
     // Daemons let so many of them in, and the rest wait: both floods take a while.
     let floods = [cluster.control.clone(), address].map(|address| std::thread::spawn(flood(address)));
-    let held = floods.map(|flood| flood.join().unwrap());
+    let strangers = floods.map(|flood| flood.join().unwrap());
     assert_eq!(cluster.status().members.len(), 6, "who is one of them is still answered");
     for ((bytes, descriptors), (bytes_before, descriptors_before)) in used(&cluster).into_iter().zip(before) {
         assert!(bytes < bytes_before + GROWTH_BYTES, "grown from {bytes_before} to {bytes} bytes");
         assert!(descriptors < descriptors_before + STRANGERS, "{descriptors_before} to {descriptors} files");
     }
     assert!(cluster.everyone().all(Process::is_running), "the flood must fall into the training");
-    ends_as(&mut cluster, &reference_by(WORKERS, &LONGER));
     drop(held);
+    ends_as(&mut cluster, &reference_by(WORKERS, &LONG));
+    drop(strangers);
 }
 
 /// One line of the table.
@@ -264,7 +266,8 @@ fn replayed(certs: &Certs, address: &str) -> Result<String, String> {
 #[test]
 fn whoever_should_not_be_let_in_is_not_and_the_training_does_not_notice() {
     let certs = Certs::new();
-    let mut cluster = training(&certs, &[], &LONG);
+    let mut cluster = training(&certs, &PATIENT, &LONG);
+    let held = Held::at(&cluster.workers[0], HOLD);
     cluster.workers[0].expect_line("epoch ", PATIENCE);
     let daemons = |cluster: &mut Cluster| -> Vec<u64> {
         cluster.everyone().take(3).map(|process| gauge::resident_bytes(process)).collect()
@@ -309,6 +312,7 @@ fn whoever_should_not_be_let_in_is_not_and_the_training_does_not_notice() {
     });
     println!("{shown}");
     assert!(cluster.everyone().all(Process::is_running), "the attacks must fall into the training");
+    drop(held);
     ends_as(&mut cluster, &reference_by(WORKERS, &LONG));
 }
 

@@ -1,6 +1,6 @@
 //! A machine that systemd has booted: a container with this host's `/usr` and an `/etc` of its own; with the units of
-//! `deploy/systemd` and the programs that were built with the test, or bare, for packages. Its only network is its loopback. Ends
-//! with its holder.
+//! `deploy/systemd` and the programs that were built with the test, or bare, for packages; or one whose every file is of a Debian
+//! that was made for it. Its only network is its loopback. Ends with its holder.
 
 use super::cluster::PATIENCE;
 use super::launching::{Bed, done, until};
@@ -16,6 +16,8 @@ use std::process::Command;
 const PROGRAMS: [&str; 4] = ["gradwire", "gradwire-scheduler", "gradwire-server", "gradwire-worker"];
 /// What the root has links to, on a system whose /usr is merged.
 const LINKS: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+/// What a new Debian has beside its smallest selection: a service manager, what the package needs, and what pages use.
+const DEBIAN: &str = "--include=systemd,systemd-sysv,dbus,procps,curl,man-db,libibverbs1";
 /// What a boot has to reach.
 const BOOTED: &str = "Reached target test.target";
 
@@ -62,6 +64,19 @@ impl Machine {
         // Of packages whose groups the machine does not have.
         bed.write("dpkg/statoverride", "");
         Self::start(bed, &root, &mounts)
+    }
+
+    /// A Debian of its own, of this host's release, from Debian's archive: nothing of this host's is in it.
+    #[must_use]
+    pub fn boot_debian(prepare: impl FnOnce(&Path)) -> Self {
+        let bed = Bed::default();
+        let root = bed.path("root");
+        let release = fs::read_to_string("/etc/os-release").unwrap();
+        let release = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap();
+        done(Command::new("mmdebstrap").args(["--quiet", "--variant=minbase", DEBIAN, release]).arg(&root));
+        add_identity(&root);
+        prepare(&root);
+        Self::start(bed, &root, &[])
     }
 
     fn start(bed: Bed, root: &Path, mounts: &[String]) -> Self {
@@ -156,8 +171,13 @@ fn make_root(root: &Path) {
     for link in LINKS {
         symlink(format!("usr/{link}"), root.join(link)).unwrap();
     }
+    fs::write(root.join("etc/os-release"), "ID=gradwire-test\nNAME=test\n").unwrap();
+    add_identity(root);
+}
+
+/// Who it is, and what it boots into.
+fn add_identity(root: &Path) {
     let write = |path: &str, text: &str| fs::write(root.join(path), text).unwrap();
-    write("etc/os-release", "ID=gradwire-test\nNAME=test\n");
     // A machine without an id would take its first boot for one, and set presets.
     write("etc/machine-id", &format!("{}\n", "6".repeat(32)));
     write("etc/hostname", "machine\n");

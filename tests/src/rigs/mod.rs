@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod control;
 pub mod forge;
 pub mod gauge;
+pub mod held;
 pub mod hostile;
 pub mod job;
 pub mod lab;

@@ -92,6 +92,11 @@ impl Process {
         self.wait(Duration::ZERO).is_none()
     }
 
+    /// What names this very process, whoever has its number later.
+    pub(crate) fn handle(&self) -> OwnedFd {
+        self.pidfd.try_clone().expect("a descriptor")
+    }
+
     /// Sends it a signal; an ended process is left in peace.
     pub fn signal(&self, signal: Signal) {
         // The file names this very process, whoever has its number by now.

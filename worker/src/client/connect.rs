@@ -12,6 +12,7 @@ use crate::runtime::{
 };
 use daemon::flight::Flight;
 use daemon::http::HttpState;
+use daemon::lanes::Reports;
 use daemon::notify::{Notify, Pulse};
 use daemon::port::PortWatch;
 use daemon::security::Security;
@@ -72,6 +73,7 @@ pub(super) fn connect(settings: Settings, notify: Notify, flight: Flight) -> Res
                 devices,
                 lanes: lanes.into(),
                 threads: Mutex::new(threads),
+                reports: Reports::new(super::REPORT_WITHIN),
                 posts: control.requests().posts().clone(),
                 control: Mutex::new(Some(control)),
                 declaring: Mutex::default(),

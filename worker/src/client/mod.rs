@@ -36,6 +36,7 @@ use crate::runtime::{
     Control, LaneHandle, LaneMessage, LaneReport, Links, Members, OpStates, Requests, Spares,
 };
 use daemon::flight::Flight;
+use daemon::lanes::Reports;
 use daemon::notify::Notify;
 use daemon::post::Posts;
 use fabric::{Devices, Pool, Span};
@@ -71,6 +72,8 @@ pub(crate) struct Inner {
     pool: Pool,
     devices: Devices,
     lanes: Arc<[LaneHandle]>,
+    /// What the trainer was told of them last.
+    reports: Reports<LaneReport>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     control: Mutex<Option<Control>>,
     posts: Posts,
@@ -327,12 +330,13 @@ impl Client {
         lock(&self.0.dead).clone()
     }
 
-    /// Counts of all lanes: what metrics and heartbeats report.
+    /// Counts of all lanes: what metrics and heartbeats report. One that does not answer for half a second counts with what it
+    /// told last.
     #[must_use]
     pub fn stats(&self) -> crate::engine::LaneStats {
-        let reports =
-            self.0.lanes.iter().filter_map(|lane| lane.ask::<LaneReport>(REPORT_WITHIN, LaneMessage::Report));
-        reports.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
+        let ask = |lane: &LaneHandle, reply| lane.send_beside(LaneMessage::Report(reply));
+        let told = self.0.reports.of(&self.0.lanes, ask).into_iter().filter_map(|lane| lane.told);
+        told.fold(crate::engine::LaneStats::default(), |sum, report| sum.plus(&report.stats))
     }
 
     /// What became of the trainer's own buffers that were sent. Asking lets go of those that nobody has any more.

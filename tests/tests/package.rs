@@ -2,6 +2,7 @@
 //! training by the settings that it brings, an upgrade, removal and purge), the tarball where it is unpacked, manual pages,
 //! completions in a real bash, and the list of what the programs are made of.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code: a panic is a failed test")]
+#![allow(clippy::print_stdout, reason = "what a page printed, shown when asked for")]
 
 use gradwire_tests::book::blocks::{self, Block};
 use gradwire_tests::book::shown::misfit;

@@ -9,6 +9,7 @@ use gradwire_tests::rigs::process::Process;
 use gradwire_tests::rigs::training::hash_in;
 use gradwire_worker::Client;
 use proto_common::error::ExitCode;
+use std::cell::Cell;
 
 const TRAIN: [&str; 8] = ["--layers", "64,105,33,10", "--epochs", "8", "--batch", "8", "--seed", "7"];
 const JITTER: [&str; 2] = ["--jitter-us", "1500"];
@@ -88,6 +89,38 @@ fn a_goodbye_that_no_scheduler_could_hear_is_said_to_the_next_one() {
         assert_eq!(process.expect_end(PATIENCE), 0, "{} failed", process.name());
     }
     cluster.assert_no_panic();
+}
+
+/// Whatever it had told, and to whom: the job was over, or nearly.
+#[test]
+fn one_that_is_killed_while_workers_leave_spoils_no_end() {
+    for (turn, left) in [1, 2, 1, 2, 1, 2].into_iter().enumerate() {
+        let mut cluster = Cluster::new(2, 2, &[]);
+        cluster.add_servers(2, &[]);
+        let clients = job::join(&cluster, 2, |_| ());
+        job::declare(&clients, &[job::summed(1, 1000)]);
+        job::round(&clients, 1);
+        let seen = Cell::new(0);
+        let is_last = |line: &str| {
+            seen.set(seen.get() + u32::from(line.contains("left in good order")));
+            seen.get() == left
+        };
+        std::thread::scope(|scope| {
+            clients.iter().for_each(|client| drop(scope.spawn(|| client.close())));
+            assert!(cluster.scheduler.log().wait_for(is_last, PATIENCE).is_some());
+            cluster.scheduler.kill();
+            assert!(cluster.scheduler.wait(PATIENCE).is_some());
+            cluster.scheduler = of_two(&cluster, &[]);
+        });
+        for server in &mut cluster.servers {
+            assert_eq!(server.expect_end(PATIENCE), 0, "{} failed in turn {turn}", server.name());
+        }
+        // One to which nobody came waits for a job that is over.
+        if cluster.scheduler.log().text().contains(" registered ") {
+            assert_eq!(cluster.scheduler.expect_end(PATIENCE), 0, "in turn {turn}");
+        }
+        cluster.assert_no_panic();
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
 /// What the log of a seat has before each life.
 const LIFE: &str = "--- a life of ";
+/// Follows it where all begin.
+const BEGUN: &str = ", as all others begin";
 
 /// A place in the cluster. A server's is the one that it is started for: as a spare it may get another rank.
 pub(super) type Seat = MemberId;
@@ -301,7 +303,7 @@ impl<'a> Cluster<'a> {
 
     fn log_of(&self, seat: Seat) -> std::io::Result<File> {
         let mut log = OpenOptions::new().create(true).append(true).open(self.log_path(seat))?;
-        writeln!(log, "{LIFE}{seat}")?;
+        writeln!(log, "{LIFE}{seat}{}", if self.is_assembled { "" } else { BEGUN })?;
         Ok(log)
     }
 
@@ -331,6 +333,11 @@ fn signal(life: &Life, signal: Signal) {
 /// What the last life of a seat said.
 pub(super) fn last_life(said: &str) -> &str {
     said.rsplit(LIFE).next().unwrap_or(said)
+}
+
+/// What was said since all began, for the last time.
+pub(super) fn since_all_began(said: &str) -> &str {
+    said.rsplit(BEGUN).next().unwrap_or(said)
 }
 
 /// The hash of the weights in what a trainer says.

@@ -29,7 +29,9 @@ pub(super) fn is_late(seat: Seat, code: i32, said: &str, scheduler_said: &str) -
         Role::Server => is_unreachable && !said.contains("server registered"),
         Role::Scheduler => code == ExitCode::Deadline as i32 && !said.contains(" registered "),
         Role::Worker => {
-            let is_refused = code == ExitCode::Refused as i32 && said.contains("the job is ending");
+            // Its place may be counted as one that is taken, while others train on.
+            let is_refused = code == ExitCode::Refused as i32
+                && ["the job is ending", "are taken", "is taken"].iter().any(|words| said.contains(words));
             (is_unreachable || is_refused) && has_left(seat, scheduler_said)
         }
     }

@@ -2,7 +2,7 @@
 //! words for people; nothing is left running.
 
 use super::args::{ChaosArgs, Expect};
-use super::cluster::{Cluster, Ended, SCHEDULER, Seat, hash_in};
+use super::cluster::{Cluster, Ended, SCHEDULER, Seat, hash_in, since_all_began};
 use super::judge::{is_late, is_stranded, is_typed, judge_unmoved};
 use super::report::{Recovery, RunReport};
 use super::schedule::{Kind, Schedule, Strike};
@@ -492,7 +492,8 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let said = self.cluster.said(MemberId { role: Role::Worker, rank: Rank(0) });
-        let hash = hash_in(&said).ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))?;
+        let hash = hash_in(since_all_began(&said))
+            .ok_or_else(|| wrong("worker 0 has not said the hash of its weights"))?;
         Ok(Some(hash))
     }
 }

@@ -237,7 +237,7 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
             if self.events.reserve_many(EVENTS_MAX).await.is_err() {
                 return;
             }
-            match seeker.seek(lost).await {
+            match seeker.seek(lost, self.last.is_some()).await {
                 Ok((next, welcome)) => {
                     connection = next;
                     tracing::info!(epoch = %welcome.epoch, "there is a scheduler again");
@@ -245,6 +245,12 @@ impl<R: FnMut() -> MemberReport + Send + 'static> Keeper<R> {
                     if self.events.send(LinkEvent::Back(welcome)).await.is_err() {
                         return;
                     }
+                }
+                Err(LinkError::MayGo) => {
+                    if self.events.send(LinkEvent::Message(FromScheduler::GoodbyeAck)).await.is_err() {
+                        return;
+                    }
+                    break LinkError::MayGo;
                 }
                 Err(lost) => break lost,
             }

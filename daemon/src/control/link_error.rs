@@ -73,6 +73,9 @@ pub enum LinkError {
         /// The highest term that was obeyed.
         known: u32,
     },
+    /// The next scheduler has confirmed the goodbye that the one before had heard.
+    #[error("the scheduler has confirmed the goodbye")]
+    MayGo,
     /// The message to send is too large.
     #[error(transparent)]
     Message(#[from] CodecError),
@@ -88,7 +91,9 @@ impl LinkError {
             Self::Message(_) => ExitCode::Failure,
             Self::Unreachable(_) | Self::NoAnswer { .. } => ExitCode::SchedulerUnreachable,
             Self::NotBack { .. } | Self::Deposed { .. } => ExitCode::SchedulerUnreachable,
-            Self::Closed | Self::Silent { .. } | Self::Broken(_) => ExitCode::SchedulerUnreachable,
+            Self::Closed | Self::Silent { .. } | Self::Broken(_) | Self::MayGo => {
+                ExitCode::SchedulerUnreachable
+            }
         }
     }
 }

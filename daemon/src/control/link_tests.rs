@@ -256,7 +256,7 @@ async fn a_goodbye_is_said_again_to_the_next_scheduler_until_one_confirms_it() {
         // It has read it, and dies before it has told anybody.
         drop(scheduler);
         let (mut scheduler, _, told) = comes_again(&listener).await;
-        assert_eq!(told, told_of(&settings));
+        assert_eq!(told, Resume { leaves: true, ..told_of(&settings) });
         scheduler.send_within(&welcome_of(&settings, 2), LONG).await.unwrap();
         assert!(is_bye(&scheduler.receive_within(LONG).await.unwrap().unwrap()), "at once");
         scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
@@ -275,6 +275,19 @@ async fn a_goodbye_is_said_again_to_the_next_scheduler_until_one_confirms_it() {
         assert!(timeout(Duration::from_millis(100), listener.accept()).await.is_err());
     };
     let (finished, ()) = tokio::join!(link.finish(&failing, LONG), serve);
+    finished.unwrap();
+}
+
+#[tokio::test]
+async fn the_next_scheduler_may_confirm_a_goodbye_at_once() {
+    let (link, mut scheduler, listener, _settings) = linked_for(5_000, Some(known())).await;
+    let serve = async {
+        while scheduler.receive_within::<ToScheduler>(LONG).await.unwrap().unwrap() != ToScheduler::Goodbye {}
+        drop(scheduler);
+        let (mut scheduler, ..) = comes_again(&listener).await;
+        scheduler.send_within(&FromScheduler::GoodbyeAck, LONG).await.unwrap();
+    };
+    let (finished, ()) = tokio::join!(link.goodbye(LONG), serve);
     finished.unwrap();
 }
 

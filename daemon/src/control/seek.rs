@@ -36,6 +36,7 @@ pub(super) async fn greet(
     let mut connection = security.dial(stream, whom, limit).await.map_err(no_answer)?;
     let head = Register { resume: resume.as_ref().map(Resume::head), ..register.clone() };
     connection.send_within(&ToScheduler::Register(head), limit).await.map_err(no_answer)?;
+    let leaves = resume.as_ref().is_some_and(|resume| resume.leaves);
     let parts = resume.map(Resume::parts).unwrap_or_default();
     let count = parts.len();
     for (at, part) in parts.into_iter().enumerate() {
@@ -48,6 +49,7 @@ pub(super) async fn greet(
             Ok((connection, welcome))
         }
         Some(FromScheduler::Refused(reason)) => Err(LinkError::Refused(reason)),
+        Some(FromScheduler::GoodbyeAck) if leaves => Err(LinkError::MayGo),
         Some(other) => {
             let error = std::io::Error::other(format!("unexpected first message {other:?}"));
             Err(no_answer(error.into()))
@@ -97,8 +99,12 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         self.shape.scheduler_ms > 0
     }
 
-    /// The next scheduler, or why there is none; `lost` is how the one before went.
-    pub(super) async fn seek(&mut self, lost: LinkError) -> Result<(Connection, Welcome), LinkError> {
+    /// The next scheduler, or why there is none; `lost` is how the one before went. It is told whether the member `leaves`.
+    pub(super) async fn seek(
+        &mut self,
+        lost: LinkError,
+        leaves: bool,
+    ) -> Result<(Connection, Welcome), LinkError> {
         let within = Duration::from_millis(self.shape.scheduler_ms);
         let deadline = Instant::now() + within;
         let mut backoff = Duration::from_millis(BACKOFF_FIRST_MS);
@@ -107,13 +113,18 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
             return Err(lost);
         }
         loop {
-            let error = match self.attempt(deadline).await {
+            let error = match self.attempt(deadline, leaves).await {
                 Ok(None) => return Err(lost),
                 Ok(Some((connection, welcome))) => {
                     (self.term, self.shape) = (welcome.epoch.term, welcome.shape);
                     return Ok((connection, welcome));
                 }
-                Err(error @ (LinkError::Refused(_) | LinkError::Deposed { .. } | LinkError::Message(_))) => {
+                Err(
+                    error @ (LinkError::Refused(_)
+                    | LinkError::Deposed { .. }
+                    | LinkError::Message(_)
+                    | LinkError::MayGo),
+                ) => {
                     return Err(error);
                 }
                 Err(error) => error,
@@ -131,7 +142,11 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
     }
 
     /// One registration; `None` where there is nothing to register with.
-    async fn attempt(&mut self, deadline: Instant) -> Result<Option<(Connection, Welcome)>, LinkError> {
+    async fn attempt(
+        &mut self,
+        deadline: Instant,
+        leaves: bool,
+    ) -> Result<Option<(Connection, Welcome)>, LinkError> {
         let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let fix = "start gradwire-scheduler there again";
         let stream = connect_with_retry(&self.host, self.port, left().as_millis() as u64, fix)
@@ -141,7 +156,7 @@ impl<F: FnMut() -> Option<Resume> + Send> Seeker<F> {
         // Only now: what the last scheduler said before it went has been taken meanwhile.
         let Some(resume) = (self.resume)() else { return Ok(None) };
         let (term, restore, shape) = (self.term, self.restore.clone(), Some(self.shape));
-        let resume = Resume { term, restore, shape, ..resume };
+        let resume = Resume { term, leaves, restore, shape, ..resume };
         let (connection, welcome) =
             greet((&self.security, stream), &address, &self.register, Some(resume), left()).await?;
         if welcome.job != self.job

@@ -25,6 +25,8 @@ pub struct Resume {
     pub rank: Rank,
     /// The highest term that it has obeyed; its link to the scheduler knows.
     pub term: u32,
+    /// It has said goodbye, which no scheduler has confirmed; its link to the scheduler knows.
+    pub leaves: bool,
     /// The checkpoint that the job began from, as it was told; its link to the scheduler knows.
     pub restore: Option<String>,
     /// The cluster's shape, as it was told; its link to the scheduler knows.
@@ -46,8 +48,8 @@ impl Resume {
     #[must_use]
     pub fn head(&self) -> Self {
         let map = MapUpdate { epoch: self.map.epoch, ..MapUpdate::default() };
-        let (rank, term, epoch, shape) = (self.rank, self.term, self.epoch, self.shape);
-        Self { rank, term, restore: self.restore.clone(), shape, epoch, map, ..Self::default() }
+        let Self { rank, term, leaves, shape, epoch, .. } = *self;
+        Self { rank, term, leaves, restore: self.restore.clone(), shape, epoch, map, ..Self::default() }
     }
 
     /// The lists in parts that each fit a message; at least one.
@@ -114,6 +116,7 @@ mod tests {
         let whole = Resume {
             rank: Rank(3),
             term: 3,
+            leaves: true,
             restore: Some("round-8".into()),
             shape: Some(crate::config::Settings::default().shape()),
             epoch: Epoch { term: 2, counter: 9 },

@@ -61,21 +61,20 @@ impl Engine {
     /// A member leaves in good order: a worker whenever it is done, a server when it was told to.
     pub(super) fn goodbye(&mut self, now_ms: u64, id: MemberId, out: &mut Vec<Command>) {
         let Some(connection) = self.members.get(&id).map(|member| member.connection) else { return };
+        // Who leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes after this
+        // one, which would wait for it, were it known to this one alone.
         let ack = send(connection, FromScheduler::GoodbyeAck);
-        // A worker that leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes
-        // after this one, which would wait for it, were it known to this one alone.
-        let is_last = (&self.phase, id.role) == (&Phase::Running, Role::Worker);
-        if !is_last {
-            out.push(ack.clone());
-        }
+        let go = [ack.clone(), Command::Close { connection }];
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
-            return;
+            return out.extend(go);
         }
         match (&self.phase, id.role) {
             (Phase::Assembling, _) => {
+                out.push(ack);
                 return self.fault(now_ms, id, "it left before the cluster was complete".into(), out);
             }
             (Phase::Running, Role::Server) => {
+                out.push(ack);
                 return self.fault(now_ms, id, "it left while workers still needed it".into(), out);
             }
             _ => {}
@@ -84,12 +83,9 @@ impl Engine {
             member.left = true;
         }
         self.note(Note::Left(id));
-        let open = self.forget(id, out);
+        self.forget(id, out);
         self.go_on_after(now_ms, id, out);
-        if is_last {
-            out.push(ack);
-        }
-        out.extend(open.map(|connection| Command::Close { connection }));
+        out.extend(go);
     }
 
     /// It has left in good order: who waited for it does no more, and all are told, of the end where it was the last.
@@ -146,11 +142,13 @@ impl Engine {
     }
 
     /// A scheduler that follows finds a job that is over: the one before waited for its last checkpoint only, which was given
-    /// up with it. Nobody would say goodbye to this one.
-    pub(super) fn end_if_left(&mut self, now_ms: u64, out: &mut Vec<Command>) {
-        if self.phase == Phase::Running && !self.left().is_empty() && self.workers_left() {
+    /// up with it, or had told some that they may go. Nobody would say goodbye to this one.
+    pub(super) fn end_if_left(&mut self, now_ms: u64, out: &mut Vec<Command>) -> bool {
+        let is_over = self.phase == Phase::Running && !self.left().is_empty() && self.workers_left();
+        if is_over {
             self.end_done(now_ms, out);
         }
+        is_over
     }
 
     fn end_done(&mut self, now_ms: u64, out: &mut Vec<Command>) {
@@ -258,7 +256,7 @@ impl Engine {
     }
 
     /// A member's connection is of no more use: nothing it waited for is answered.
-    fn forget(&mut self, id: MemberId, out: &mut Vec<Command>) -> Option<ConnectionId> {
+    pub(super) fn forget(&mut self, id: MemberId, out: &mut Vec<Command>) -> Option<ConnectionId> {
         let member = self.members.get_mut(&id)?;
         member.gone = true;
         let connection = member.connection;

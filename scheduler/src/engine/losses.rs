@@ -145,13 +145,13 @@ impl Engine {
         }
     }
 
-    /// A server that others have taken over from, or that had nothing, leaves. False where it may not.
+    /// A server that others have taken over from, or that had nothing, leaves: all others are told. False where it may not.
     pub(super) fn server_leaves(&mut self, id: MemberId, out: &mut Vec<Command>) -> bool {
         let others = self.servers().there.iter().any(|rank| *rank != id.rank);
         if !others || !self.declarations.shards.is_empty_at(id.rank) {
             return false;
         }
-        self.disconnect(id, out);
+        self.forget(id, out);
         if let Some(member) = self.members.remove(&id) {
             self.dead.add(member.incarnation);
         }

@@ -4,7 +4,8 @@
 use super::checkpoints::Asker;
 use super::lists::check_lists;
 use super::member::Member;
-use super::{Command, ConnectionId, Engine, LOCAL, Phase, refuse};
+use super::{Command, ConnectionId, Engine, LOCAL, Note, Phase, refuse};
+use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{Epoch, Incarnation, Key, MemberId, Rank, Role};
 use proto_common::limits::TENSORS_MAX;
@@ -250,6 +251,13 @@ impl Rebuild {
         servers.peek().is_some() && servers.all(|member| self.came(member).is_some())
     }
 
+    /// Had every worker left in good order by the newest roster? Then the job was over, but for its last checkpoint, or its end had
+    /// been told to some already.
+    fn is_over(&self, places: usize, waits_for_the_dead: bool) -> bool {
+        let has_worker = self.members.iter().any(|member| member.id.role == Role::Worker);
+        !has_worker && !self.left.is_empty() && (self.left.len() >= places || !waits_for_the_dead)
+    }
+
     fn is_whole(&self) -> bool {
         !self.members.is_empty()
             && self.arrivals.values().all(|arrival| arrival.is_whole)
@@ -346,7 +354,9 @@ impl Engine {
     /// With neither a worker nor all servers nothing is decided: a server that has not come may have published alone, and
     /// only workers would know.
     fn knows_enough(&self) -> bool {
-        self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
+        let shape = &self.config.shape;
+        let is_over = self.rebuild.is_over(shape.workers as usize, shape.worker_loss == WorkerLoss::Wait);
+        is_over || self.rebuild.has_worker() || self.follows() && self.rebuild.has_all_servers()
     }
 
     /// Goes on when everyone has come, or had the time to.
@@ -396,7 +406,12 @@ impl Engine {
 
     /// Nobody who waits for the cluster to be rebuilt is let in.
     pub(super) fn turn_away(&mut self, reason: &str, out: &mut Vec<Command>) {
-        let Rebuild { arrivals, waiting, early, .. } = std::mem::take(&mut self.rebuild);
+        let rebuild = std::mem::take(&mut self.rebuild);
+        self.turn_away_from(rebuild, reason, out);
+    }
+
+    fn turn_away_from(&mut self, rebuild: Rebuild, reason: &str, out: &mut Vec<Command>) {
+        let Rebuild { arrivals, waiting, early, .. } = rebuild;
         let waiting = waiting.into_iter().map(|(connection, _)| connection);
         let early = early.into_iter().map(|(_, member)| member.connection);
         for connection in arrivals.into_keys().chain(waiting).chain(early) {
@@ -415,6 +430,8 @@ impl Engine {
         let began_otherwise = self.began_from(rebuild.restore.take());
         let servers = rebuild.members.iter().filter(|member| member.id.role == Role::Server);
         self.changes.servers = servers.count() as u32;
+        let (going, left) = rebuild.take_leaving();
+        left.into_iter().for_each(|id| self.note(Note::Left(id)));
         let gone = self.seat(now_ms, &mut rebuild, out);
         for ((name, [scheduler, servers, workers]), times) in std::mem::take(&mut rebuild.barriers) {
             self.barriers.was_opened(name, NodeGroup { scheduler, servers, workers }, times);
@@ -428,6 +445,11 @@ impl Engine {
         if !self.present(|_| true).is_empty() {
             self.tell_roster(out);
         }
+        if self.end_if_left(now_ms, out) {
+            self.turn_away_from(rebuild, "the job is ending: all workers are done", out);
+            return out.extend(going);
+        }
+        out.extend(going);
         let shape = self.shape_of_maps();
         let (map, lost) = rebuild.map(shape);
         // Of what was under way this one knows nothing, and its lanes would wait for ever.
@@ -454,7 +476,6 @@ impl Engine {
         for (connection, register) in rebuild.waiting {
             self.register(now_ms, connection, register, out);
         }
-        self.end_if_left(now_ms, out);
     }
 
     /// What the job began from is what its members were told, whatever `latest` means by now. True where this scheduler had

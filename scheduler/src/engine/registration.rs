@@ -21,6 +21,9 @@ impl Engine {
         register: Register,
         out: &mut Vec<Command>,
     ) {
+        if self.may_go(&register) {
+            return out.extend([send(from, FromScheduler::GoodbyeAck), Command::Close { connection: from }]);
+        }
         if let Err(reason) = self.may_register(&register) {
             return refuse(from, reason, out);
         }
@@ -42,6 +45,20 @@ impl Engine {
             }
             _ => self.admit(now_ms, from, register, out),
         }
+    }
+
+    /// Has it said goodbye to the scheduler before this one, which told the others and could not answer any more? A server that no
+    /// roster has is needed for nothing, however it left.
+    fn may_go(&self, Register { protocol, job, role, incarnation, resume, .. }: &Register) -> bool {
+        let Some(resume) = resume.as_ref().filter(|resume| resume.leaves) else { return false };
+        let is_ours = (*protocol, *job) == (PROTOCOL_VERSION, self.config.job);
+        let is_here = self.members.values().any(|member| !member.gone && member.incarnation == *incarnation);
+        let has_left = match role {
+            Role::Worker => self.left().contains(&resume.rank),
+            Role::Server => true,
+            Role::Scheduler => false,
+        };
+        is_ours && !is_here && has_left && matches!(self.phase, Phase::Running | Phase::Ending { .. })
     }
 
     /// May there be a cluster of before, whose members have ranks and come yet? They look for their scheduler all the time.

@@ -7,6 +7,7 @@ use daemon::security::{Identity, Security};
 use proto_common::ids::{JobId, Role};
 use proto_common::limits::CONTROL_FRAME_BYTES_MAX;
 use proto_common::message::{Build, POSTS_ASKED_MAX, POSTS_OWED_BYTES_MAX, POSTS_OWED_MAX, ToScheduler};
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,11 +85,48 @@ pub(super) enum Event {
     },
 }
 
+/// What waits to be written.
+#[derive(Debug)]
+struct Frame {
+    bytes: Arc<[u8]>,
+    /// Dropped when it is written, or never will be.
+    _told: Option<mpsc::Sender<Infallible>>,
+}
+
+/// What is written when all else that a decision had to tell is: answers to goodbyes. Who is let go before the others have been told
+/// would be missed by the next scheduler, were this one killed in between.
+#[derive(Debug)]
+pub(super) struct Parting {
+    told: mpsc::Sender<Infallible>,
+    all_told: mpsc::Receiver<Infallible>,
+    answers: Vec<(mpsc::Sender<Frame>, Frame)>,
+}
+
+impl Parting {
+    pub(super) fn new() -> Self {
+        let (told, all_told) = mpsc::channel(1);
+        Self { told, all_told, answers: Vec::new() }
+    }
+
+    /// Queues an answer; who does not read for as long as `limit` holds it up no longer.
+    pub(super) fn go(self, limit: Duration, tasks: &mut JoinSet<()>) {
+        let Self { told, mut all_told, answers } = self;
+        drop(told);
+        tasks.spawn(async move {
+            let _ = timeout(limit, all_told.recv()).await;
+            for (frames, answer) in answers {
+                // It may have gone without.
+                let _ = frames.try_send(answer);
+            }
+        });
+    }
+}
+
 /// The core's end of a connection. Dropping it closes the connection after everything queued is written.
 #[derive(Debug)]
 pub(super) struct Outbox {
     peer: SocketAddr,
-    frames: mpsc::Sender<Arc<[u8]>>,
+    frames: mpsc::Sender<Frame>,
     queued_bytes: Arc<AtomicUsize>,
     /// What the reading task takes its peer for.
     standing: watch::Sender<Standing>,
@@ -175,14 +213,21 @@ impl Outbox {
         self.waiting() < POSTED_MAX && queued_bytes.saturating_add(bytes) <= POSTED_BYTES_MAX
     }
 
-    /// Queues a frame, or says why the peer is to be given up.
-    pub(super) fn push(&self, frame: Arc<[u8]>) -> Result<(), String> {
-        let bytes = frame.len();
-        let waiting = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if waiting + bytes > QUEUE_BYTES_MAX || self.frames.try_send(frame).is_err() {
+    /// Queues a frame, or says why the peer is to be given up. `before` waits for it.
+    pub(super) fn push(&self, bytes: Arc<[u8]>, before: Option<&Parting>) -> Result<(), String> {
+        let length = bytes.len();
+        let waiting = self.queued_bytes.fetch_add(length, Ordering::Relaxed);
+        let frame = Frame { bytes, _told: before.map(|parting| parting.told.clone()) };
+        if waiting + length > QUEUE_BYTES_MAX || self.frames.try_send(frame).is_err() {
             return Err(format!("it does not read its control connection: {waiting} bytes wait for it"));
         }
         Ok(())
+    }
+
+    /// As [`Outbox::push`], for an answer to a goodbye. The connection stays open for it, also when this end is dropped.
+    pub(super) fn push_last(&self, bytes: Arc<[u8]>, parting: &mut Parting) {
+        self.queued_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        parting.answers.push((self.frames.clone(), Frame { bytes, _told: None }));
     }
 }
 
@@ -190,7 +235,7 @@ async fn converse(
     id: ConnectionId,
     (connection, job): (Connection, JobId),
     limits: Limits,
-    (queue, queued_bytes): (mpsc::Receiver<Arc<[u8]>>, Arc<AtomicUsize>),
+    (queue, queued_bytes): (mpsc::Receiver<Frame>, Arc<AtomicUsize>),
     events: mpsc::Sender<Event>,
     judged: Judged,
 ) {
@@ -303,13 +348,13 @@ async fn write_frames(
     id: ConnectionId,
     mut write: WriteHalf,
     limit: Duration,
-    mut queue: mpsc::Receiver<Arc<[u8]>>,
+    mut queue: mpsc::Receiver<Frame>,
     queued_bytes: Arc<AtomicUsize>,
     events: mpsc::Sender<Event>,
 ) {
     while let Some(frame) = queue.recv().await {
-        match write.write_within(&frame, limit).await {
-            Ok(()) => drop(queued_bytes.fetch_sub(frame.len(), Ordering::Relaxed)),
+        match write.write_within(&frame.bytes, limit).await {
+            Ok(()) => drop(queued_bytes.fetch_sub(frame.bytes.len(), Ordering::Relaxed)),
             Err(FrameError::Deadline { waited_ms }) => {
                 let text = format!("it has not read its control connection for {waited_ms} ms");
                 let fault = Some(Fault { kind: "slow", text });
@@ -329,6 +374,27 @@ mod tests {
     use proto_common::limits::PROTOCOL_VERSION;
     use proto_common::message::Register;
     use proto_common::transport::Policies;
+
+    #[tokio::test]
+    async fn answers_to_goodbyes_wait_for_what_others_are_told_but_not_for_ever() {
+        let frame = |told: Option<&Parting>| Frame {
+            bytes: Arc::new([]),
+            _told: told.map(|parting| parting.told.clone()),
+        };
+        for is_written in [true, false] {
+            let (frames, mut queue) = mpsc::channel(1);
+            let (mut parting, mut tasks) = (Parting::new(), JoinSet::new());
+            let others = frame(Some(&parting));
+            parting.answers.push((frames, frame(None)));
+            let limit = if is_written { Duration::from_secs(60) } else { Duration::from_millis(20) };
+            parting.go(limit, &mut tasks);
+            tokio::task::yield_now().await;
+            assert!(queue.try_recv().is_err(), "others are not told yet");
+            let others = Some(others).filter(|_| !is_written);
+            assert!(queue.recv().await.is_some());
+            drop(others);
+        }
+    }
 
     fn register(job: u64, role: Role) -> ToScheduler {
         ToScheduler::Register(Register {

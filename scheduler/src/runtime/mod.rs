@@ -10,7 +10,7 @@ mod words;
 
 use crate::engine::{Command, ConnectionId, Engine, EngineConfig, Input, LOCAL, Outcome, Standing};
 use anyhow::Context as _;
-use connection::{Event, Limits, Outbox};
+use connection::{Event, Limits, Outbox, Parting};
 use daemon::control::{STRANGERS_MAX, frame_of, patience};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::flight::Flight;
@@ -232,6 +232,13 @@ struct Core {
     said: mpsc::UnboundedReceiver<ToScheduler>,
     keeper: Option<Keeper>,
     flight: Flight,
+    /// Who is let go by what is being carried out.
+    parting: Option<Parting>,
+}
+
+/// Is somebody let go by it?
+fn lets_go(command: &Command) -> bool {
+    matches!(command, Command::Send { message, .. } if matches!(**message, FromScheduler::GoodbyeAck))
 }
 
 impl Core {
@@ -271,6 +278,7 @@ impl Core {
             said,
             keeper,
             flight,
+            parting: None,
         })
     }
 
@@ -424,7 +432,7 @@ impl Core {
         let told = FromScheduler::Refused(reason);
         // Short, and the first thing that waits for it.
         if let Ok(frame) = frame_of(&told) {
-            let _ = outbox.push(frame.into());
+            let _ = outbox.push(frame.into(), None);
         }
         self.drop_stranger(outbox, &why, kind);
     }
@@ -445,6 +453,7 @@ impl Core {
                 (engine.handle(now_ms, input), engine.take_notes())
             };
             notes.iter().for_each(|note| self.tell(note));
+            self.parting = commands.iter().any(lets_go).then(Parting::new);
             for command in commands {
                 match command {
                     Command::Send { to, message } => self.send(&to, &message, &mut inputs),
@@ -453,6 +462,9 @@ impl Core {
                     Command::ClearAway(clearing) => self.keep(Task::Clear(clearing)),
                     Command::End(end) => outcome = Some(end),
                 }
+            }
+            if let Some(parting) = self.parting.take() {
+                parting.go(self.limits.write / 2, &mut self.tasks);
             }
         }
         speaker.into_iter().for_each(|speaker| self.judge(speaker));
@@ -510,7 +522,9 @@ impl Core {
                 // Before it hears so: what it says then may be long.
                 outbox.judge(Standing::Member);
             }
-            if let Err(full) = outbox.push(Arc::clone(&frame)) {
+            if let (FromScheduler::GoodbyeAck, Some(parting)) = (message, &mut self.parting) {
+                outbox.push_last(Arc::clone(&frame), parting);
+            } else if let Err(full) = outbox.push(Arc::clone(&frame), self.parting.as_ref()) {
                 self.connections.remove(connection);
                 inputs.push(Input::Closed { connection: *connection, fault: Some(full) });
             }

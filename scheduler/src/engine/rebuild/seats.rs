@@ -2,12 +2,51 @@
 
 use super::super::member::Member;
 use super::super::registration::DECLARED_DEAD;
-use super::super::{Awaited, Command, Engine, Phase, refuse};
-use super::Rebuild;
+use super::super::{Awaited, Command, Engine, Phase, refuse, send};
+use super::{Arrival, Rebuild};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
-use proto_common::message::{Coming, RefusalReason};
+use proto_common::message::{self, Coming, FromScheduler, RefusalReason};
+
+impl Rebuild {
+    /// Those whose goodbye the scheduler before had not confirmed: workers are counted as left before anybody is missed, because
+    /// the others may have been told already, and be gone. What they are told, when the others have been; and who left now.
+    pub(super) fn take_leaving(&mut self) -> (Vec<Command>, Vec<MemberId>) {
+        let (mut told, mut left) = (Vec::new(), Vec::new());
+        let leaves = |arrival: &&mut Arrival| {
+            arrival.is_whole && arrival.register.resume.as_ref().is_some_and(|resume| resume.leaves)
+        };
+        self.arrivals.retain(|connection, arrival| {
+            let Some(Arrival { register, .. }) = Some(arrival).filter(leaves) else { return true };
+            let is_it = |member: &message::Member| {
+                member.incarnation == register.incarnation && member.id.role == register.role
+            };
+            let rank = register.resume.as_ref().map(|resume| resume.rank).unwrap_or_default();
+            let is_known = match (self.members.iter().position(is_it), register.role) {
+                // Whether it may go is to be decided: it says so again.
+                (Some(_), Role::Server) => false,
+                (Some(at), _) => {
+                    let id = self.members.remove(at).id;
+                    self.left.push(id.rank);
+                    left.push(id);
+                    true
+                }
+                // It is needed for nothing any more.
+                (None, Role::Server) => true,
+                (None, _) => self.left.contains(&rank),
+            };
+            if is_known {
+                told.extend([
+                    send(*connection, FromScheduler::GoodbyeAck),
+                    Command::Close { connection: *connection },
+                ]);
+            }
+            !is_known
+        });
+        (told, left)
+    }
+}
 
 impl Engine {
     /// Gives everyone of the newest roster its place; says who has not come. Others are dead.

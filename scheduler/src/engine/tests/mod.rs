@@ -7,6 +7,7 @@ mod declaring;
 mod ending;
 mod losing;
 mod pacing;
+mod parting;
 mod posts;
 mod properties;
 mod recovery;

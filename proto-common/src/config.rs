@@ -11,13 +11,13 @@ use crate::message::ClusterShape;
 use crate::transport::{Driver, Policies, Policy};
 pub use checkpoint::CheckpointSettings;
 pub use cluster::{ClusterSettings, WorkerLoss};
-pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem};
+pub use security::{Hidden, SecurityMode, SecuritySettings, is_pem, shown};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("setting {key} = {value} is wrong: {fix}")]
+#[error("setting {key} = {} is wrong: {fix}", shown(value))]
 pub struct SettingError {
     /// Dotted name of the setting.
     pub key: &'static str,

@@ -3,7 +3,7 @@
 
 use super::{Loaded, Override, SettingsError, load_settings};
 use clap::{Args, ValueEnum};
-use proto_common::config::is_pem;
+use proto_common::config::shown;
 use proto_common::ids::Role;
 use proto_common::transport::Driver;
 use std::path::PathBuf;
@@ -107,7 +107,7 @@ impl CommonArgs {
         for pair in &self.set {
             let (key, value) = split_pair(pair)?;
             // Messages say where a setting came from, and are not to show a key.
-            let said = if is_pem(value) { key } else { pair.as_str() };
+            let said = if shown(value) == value { pair.as_str() } else { key };
             list.push(Override::new(format!("--set {said}"), key, value));
         }
         if let Some(address) = &self.scheduler {

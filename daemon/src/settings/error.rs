@@ -2,8 +2,8 @@
 
 use super::PLACEMENTS;
 use config::ConfigError;
-use proto_common::config::SettingError;
-use std::path::PathBuf;
+use proto_common::config::{SettingError, shown};
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Settings that cannot be used. Processes end with `ExitCode::Config`.
@@ -22,11 +22,11 @@ pub enum SettingsError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Where and why, without what stands there: that may be a key.
         reason: String,
     },
     /// No such setting.
-    #[error("unknown setting {key} in {origin}; did you mean {nearest}?")]
+    #[error("unknown setting {} in {origin}; did you mean {nearest}?", shown(key))]
     Unknown {
         /// File, variable or flag.
         origin: String,
@@ -53,7 +53,7 @@ pub enum SettingsError {
     #[error(transparent)]
     Contradicted(SettingError),
     /// A flag or a `DMLC_*` alias that cannot be understood.
-    #[error("{name} = {value:?} is wrong: {fix}")]
+    #[error("{name} = {:?} is wrong: {fix}", shown(value))]
     Source {
         /// The flag or variable.
         name: String,
@@ -64,7 +64,8 @@ pub enum SettingsError {
     },
     /// `DMLC_INTERFACE` names no usable interface.
     #[error(
-        "DMLC_INTERFACE = {name:?}: {reason}; name an interface with an IPv4 address, or set DMLC_NODE_HOST"
+        "DMLC_INTERFACE = {:?}: {reason}; name an interface with an IPv4 address, or set DMLC_NODE_HOST",
+        shown(name)
     )]
     Interface {
         /// The interface.
@@ -74,7 +75,8 @@ pub enum SettingsError {
     },
     /// The log filter cannot be parsed.
     #[error(
-        "setting log.filter = {filter:?} is wrong: {reason}; use a filter such as info or info,fabric=debug"
+        "setting log.filter = {:?} is wrong: {reason}; use a filter such as info or info,fabric=debug",
+        shown(filter)
     )]
     LogFilter {
         /// The filter.
@@ -95,7 +97,32 @@ fn choices_of(text: &str) -> Option<String> {
     }
 }
 
+/// Line and column of a byte of a text, as people count.
+fn place_of(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    (before.matches('\n').count() + 1, line.chars().count() + 1)
+}
+
 impl SettingsError {
+    /// Text that is no TOML. The parser's own message has the line in it.
+    pub(super) fn not_toml(path: &Path, text: &str, error: &ConfigError) -> Self {
+        let toml = match error {
+            ConfigError::FileParse { cause, .. } => cause.downcast_ref::<toml::de::Error>(),
+            _ => None,
+        };
+        let reason = match toml.map(|error| (error.span(), error.message())) {
+            Some((Some(span), message)) => {
+                let (line, column) = place_of(text, span.start);
+                format!("line {line}, column {column}: {message}")
+            }
+            Some((None, message)) => message.to_owned(),
+            // Numbers that are too large. What else there may be shows nothing of the text in its first line.
+            None => error.to_string().lines().next().unwrap_or_default().to_owned(),
+        };
+        Self::Parse { path: path.to_path_buf(), reason }
+    }
+
     /// A value that was refused; `origin`: where it came from, if from one place.
     pub(super) fn invalid(cause: SettingError, origin: Option<&str>) -> Self {
         match origin {
@@ -104,16 +131,29 @@ impl SettingsError {
         }
     }
 
-    /// Text that is no value of the setting's type.
-    pub(super) fn wrong<'a>(error: &ConfigError, origin_of: impl FnOnce(&str) -> Option<&'a str>) -> Self {
+    /// Text that is no value of the setting's type. `said`: what a setting was given as text, and where.
+    pub(super) fn wrong<'a>(
+        error: &ConfigError,
+        said: impl FnOnce(&str) -> Option<(Option<&'a str>, &'a str)>,
+    ) -> Self {
         let text = error.to_string();
-        // Of words that are no choice it keeps the name only.
-        let origin = match error {
-            ConfigError::At { origin: None, key: Some(key), .. } => origin_of(key),
+        let choices = choices_of(&text).map_or_else(String::new, |words| format!("; use {words}"));
+        let key = match error {
+            ConfigError::At { key, .. } | ConfigError::Type { key, .. } => key.as_deref(),
             _ => None,
         };
-        let origin = origin.map_or_else(String::new, |origin| format!(" in {origin}"));
-        let choices = choices_of(&text).map_or_else(String::new, |words| format!("; use {words}"));
-        Self::Wrong { reason: format!("{text}{origin}{choices}") }
+        let (value, origin) = match key.and_then(said) {
+            Some((value, origin)) => (value, format!(" in {origin}")),
+            None => (None, String::new()),
+        };
+        let reason = match (key, value.map(|value| (shown(value), value))) {
+            (Some(key), Some((shown, value))) if shown != value => {
+                format!("{key} = {shown}{origin}{choices}")
+            }
+            // Of words that are no choice it keeps the name only.
+            _ if matches!(error, ConfigError::At { origin: None, .. }) => format!("{text}{origin}{choices}"),
+            _ => format!("{text}{choices}"),
+        };
+        Self::Wrong { reason }
     }
 }

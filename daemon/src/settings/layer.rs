@@ -15,9 +15,8 @@ pub(super) struct Layer {
 impl Layer {
     /// A settings file.
     pub(super) fn from_toml(path: &Path, text: &str) -> Result<Self, SettingsError> {
-        let parsed = File::from_str(text, FileFormat::Toml)
-            .collect()
-            .map_err(|error| SettingsError::Parse { path: path.to_path_buf(), reason: error.to_string() })?;
+        let parsed = File::from_str(text, FileFormat::Toml).collect();
+        let parsed = parsed.map_err(|error| SettingsError::not_toml(path, text, &error))?;
         let mut layer = Self::default();
         let origin = path.display().to_string();
         for (key, value) in parsed {
@@ -34,6 +33,16 @@ impl Layer {
     /// Where a setting came from, if it is of this source.
     pub(super) fn origin(&self, key: &str) -> Option<&str> {
         self.values.get(key)?.origin()
+    }
+
+    /// What a setting was given here, if that is text, and where.
+    pub(super) fn said(&self, key: &str) -> Option<(Option<&str>, &str)> {
+        let value = self.values.get(key)?;
+        let text = match &value.kind {
+            ValueKind::String(text) => Some(text.as_str()),
+            _ => None,
+        };
+        Some((text, value.origin()?))
     }
 
     /// Every setting that is said here, and where.

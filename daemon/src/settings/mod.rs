@@ -172,7 +172,8 @@ fn merge(layers: &[Layer]) -> Result<Settings, SettingsError> {
         builder = builder.add_source(layer.clone());
     }
     let merged = builder.build().and_then(config::Config::try_deserialize);
-    merged.map_err(|error| SettingsError::wrong(&error, |key| origin_of(layers, key)))
+    let said = |key: &str| layers.iter().rev().find_map(|layer| layer.said(key));
+    merged.map_err(|error| SettingsError::wrong(&error, said))
 }
 
 fn origins_of(layers: &[Layer]) -> BTreeMap<String, String> {

@@ -138,6 +138,56 @@ fn files_are_checked_like_everything_else() {
     assert!(missing.unwrap_err().to_string().contains("--config"));
 }
 
+/// Parsers show the line that they stumble over, and errors of types the value.
+#[test]
+fn a_key_is_not_shown_whatever_is_wrong_around_it() {
+    let pem = "-----BEGIN PRIVATE KEY-----\nMIGHsecret\nAgEGsecret\n-----END PRIVATE KEY-----\n";
+    let one_line = pem.replace('\n', "\\n");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.toml");
+    let said = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        load_from(nowhere(), Role::Worker, &[], Some(&file), &[]).unwrap_err().to_string()
+    };
+    for (text, place) in [
+        (format!("[security]\nkey = \"{one_line}\nmode = \"tls\"\n"), "not valid TOML: line "),
+        (format!("[security]\nkey = \"{pem}"), "not valid TOML: line "),
+        (format!("[security]\nkey = '{one_line}\n"), "not valid TOML: line "),
+        (format!("[security]\nkey = \"a\"\nkey = \"{one_line}\"\n"), "line 3, column 1: duplicate key"),
+        (format!("job = \"{one_line}\"\n"), "job = (text, not shown) in "),
+        (format!("security.mode = '''{pem}'''\n"), "use auto, tls or off"),
+        (format!("cluster.mode = '''{pem}'''\n"), "cluster.mode = (text, not shown)"),
+        (format!("\"{one_line}\" = 3\n"), "unknown setting (text, not shown)"),
+        (format!("scheduler.host = '''{pem}'''\n"), "scheduler.host = (text, not shown) is wrong"),
+        (format!("job = \"{}\"\n", "secret".repeat(40_000)), "job = (text, not shown) in "),
+    ] {
+        let told = said(&text);
+        assert!(told.contains(place) && told.len() < 600 && !told.contains("secret"), "{told}");
+    }
+    for (name, whose) in [
+        ("GRADWIRE_JOB", "in GRADWIRE_JOB"),
+        ("GRADWIRE_SECURITY__MODE", "in GRADWIRE_SECURITY__MODE; use auto, tls or off"),
+        ("DMLC_NUM_WORKER", "DMLC_NUM_WORKER"),
+        ("DMLC_WORKER_ID", "DMLC_WORKER_ID"),
+        ("DMLC_INTERFACE", "DMLC_INTERFACE"),
+    ] {
+        let told = load(&[(name, pem)], &[]).unwrap_err().to_string();
+        assert!(told.contains("(text, not shown)") && told.contains(whose), "{told}");
+        assert!(!told.contains("secret"), "{told}");
+    }
+    let flag = by_flags(&["--set", &format!("job={pem}")]).unwrap_err().to_string();
+    assert!(flag.contains("--set job") && !flag.contains("secret"), "{flag}");
+}
+
+#[test]
+fn numbers_beyond_toml_say_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("x.toml");
+    std::fs::write(&file, "job = 99999999999999999999999\n").unwrap();
+    let error = load_from(nowhere(), Role::Worker, &[], Some(&file), &[]).unwrap_err().to_string();
+    assert!(error.contains("not valid TOML: ") && error.contains("too large"), "{error}");
+}
+
 #[test]
 fn dmlc_names_work_and_ps_names_are_refused_aloud() {
     let loaded = load(

@@ -28,6 +28,16 @@ pub fn is_pem(setting: &str) -> bool {
     setting.contains(['\n', '\r']) || PEM_MARKS.iter().any(|mark| setting.contains(mark))
 }
 
+/// Bytes of a setting's value that messages show. A private key without its marks, on one line, is longer.
+const SHOWN_BYTES_MAX: usize = 128;
+
+/// A setting's value as messages show it. Text that may be a key is not shown, whatever setting it was given to, nor is what is
+/// too long for a message.
+#[must_use]
+pub fn shown(value: &str) -> &str {
+    if is_pem(value) || value.len() > SHOWN_BYTES_MAX { "(text, not shown)" } else { value }
+}
+
 /// Text that no log and no message shows.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -154,6 +164,19 @@ mod tests {
         for name in ["", "key.pem", "/etc/gradwire/tls/key.pem", "./my keys/BEGIN.pem"] {
             assert!(!is_pem(name), "{name}");
         }
+    }
+
+    #[test]
+    fn messages_show_values_up_to_a_length_and_no_keys() {
+        let most = "x".repeat(SHOWN_BYTES_MAX);
+        for value in ["", "10.0.0.1", &most] {
+            assert_eq!(shown(value), value);
+        }
+        for value in [&format!("{most}x"), "-----BEGIN PRIVATE KEY-----", "MIGH\nAgEG"] {
+            assert_eq!(shown(value), "(text, not shown)");
+        }
+        let wrong = SettingError { key: "job", value: "a PRIVATE KEY".into(), fix: "x".into() };
+        assert_eq!(wrong.to_string(), "setting job = (text, not shown) is wrong: x");
     }
 
     #[test]

@@ -74,6 +74,48 @@ fn nothing_is_overwritten_unasked_and_a_renewal_is_whole() {
     assert_eq!(left, 3, "no file that was half written");
 }
 
+/// What alerts and pages say to do.
+#[test]
+fn a_renewal_is_for_what_the_one_before_was_for_unless_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let init = good(&directory, &["init", "--ca", "ca"]);
+    assert!(init.contains("--job JOB"), "{init}");
+    let issue =
+        |words: &[&str]| good(&directory, &[&["issue", "--ca", "ca", "--out", "tls"], words].concat());
+    let held = || {
+        let shown = good(&directory, &["show", "--json", "tls/certificate.pem"]);
+        serde_json::from_str::<serde_json::Value>(&shown).unwrap()[0]["for"].as_str().unwrap().to_owned()
+    };
+    refused(&directory, &["issue", "--ca", "ca", "--out", "tls"], 2, "--role");
+    refused(
+        &directory,
+        &["issue", "--ca", "ca", "--out", "tls", "--replace"],
+        2,
+        "there is no certificate.pem",
+    );
+    issue(&["--role", "worker", "--job", "2"]);
+    for (words, expected) in [
+        (&["--replace"][..], "gradwire://2/worker"),
+        (&["--role", "worker", "--replace"], "gradwire://2/worker"),
+        (&["--role", "server", "--replace"], "gradwire://2/server"),
+        (&["--job", "3", "--replace"], "gradwire://3/server"),
+        (&["--role", "any", "--job", "4", "--replace"], "gradwire://4/any"),
+    ] {
+        let text = issue(words);
+        assert!(text.starts_with(&format!("{expected}, good for 365 days.")), "{text}");
+        assert_eq!(held(), expected, "{words:?}");
+    }
+    let text = issue(&["--job", "any", "--replace"]);
+    assert!(text.starts_with("gradwire://any/any, good for every job and 365 days."), "{text}");
+    // An authority is for nobody: what is there says nothing.
+    std::fs::copy(directory.path().join("ca/ca.pem"), directory.path().join("tls/certificate.pem")).unwrap();
+    refused(&directory, &["issue", "--ca", "ca", "--out", "tls", "--replace"], 2, "--role and --job");
+    std::fs::write(directory.path().join("tls/certificate.pem"), "nothing").unwrap();
+    refused(&directory, &["issue", "--ca", "ca", "--out", "tls", "--replace"], 65, "--role and --job");
+    issue(&["--role", "worker", "--job", "2", "--replace"]);
+    assert_eq!(held(), "gradwire://2/worker");
+}
+
 /// The daemons of a package run as a user of their own, and read the key by its group.
 #[test]
 fn whoever_could_read_a_key_can_read_the_renewed_one() {

@@ -2,6 +2,7 @@
 //! to nobody; who uses certificates, and how, is the `daemon` crate's.
 
 mod file;
+mod names;
 mod show;
 
 use anyhow::Context as _;
@@ -62,12 +63,12 @@ struct IssueArgs {
     /// Where the authority is kept.
     #[arg(long, value_name = "DIR", default_value = "gradwire-ca")]
     ca: PathBuf,
-    /// What the holder may be: scheduler, server, worker, or any.
-    #[arg(long, value_parser = role)]
-    role: Word<Role>,
-    /// The job that it may be of: the setting `job`, or any.
-    #[arg(long, default_value = "any", value_parser = job)]
-    job: Word<JobId>,
+    /// What the holder may be: scheduler, server, worker, or any. A renewal is for what the one before was for, unless said.
+    #[arg(long, value_parser = role, required_unless_present = "replace")]
+    role: Option<Word<Role>>,
+    /// The job that it may be of: the setting `job`, or any. Unless said it is any, and in a renewal what it was.
+    #[arg(long, value_parser = job)]
+    job: Option<Word<JobId>>,
     /// Directory for the three files; made where it is not there.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -77,8 +78,8 @@ struct IssueArgs {
     /// Days for which it is good.
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..))]
     days: u32,
-    /// Put the new files in the place of those that are there: a renewal. Owner, group and mode stay, and so do other
-    /// authorities in ca.pem. Processes that run read them by themselves.
+    /// Put the new files in the place of those that are there: a renewal. Role and job stay unless they are said, owner, group
+    /// and mode stay, and so do other authorities in ca.pem. Processes that run read them by themselves.
     #[arg(long)]
     replace: bool,
 }
@@ -138,7 +139,8 @@ fn init(args: &InitArgs) -> Result<String, Failure> {
     Ok(format!(
         "{at}/{CA_KEY}  signs; keep it on this machine, and a copy in a safe place\n\
          {at}/{CA}   goes to every process\n\
-         next: gradwire certs issue --ca {at} --role scheduler --out scheduler-tls, and so for server and worker"
+         next: gradwire certs issue --ca {at} --role scheduler --job JOB --out scheduler-tls, and so for server and worker; JOB \
+         is the setting `job`"
     ))
 }
 
@@ -151,9 +153,6 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
             .code(ExitCode::Io)
     };
     let authority = Authority::open(Pair { certificate: read(CA)?, key: read(CA_KEY)? }).map_err(failure)?;
-    let name = Name { job: args.job.0, role: args.role.0 };
-    let label = args.name.clone().unwrap_or_else(|| name.to_string());
-    let issued = authority.issue(&label, &[name], Validity::days(args.days)).map_err(failure)?;
     let out = &args.out;
     let taken = [KEY, CERTIFICATE].iter().map(|name| out.join(name)).find(|path| path.exists());
     if let Some(path) = taken.filter(|_| !args.replace) {
@@ -161,6 +160,10 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
             format!("{} is there already; give --replace to renew it, or another --out", path.display());
         return Err(Failure::message(ExitCode::Io, text));
     }
+    let names = names::of(args)?;
+    let all = names.iter().map(Name::to_string).collect::<Vec<_>>().join(", ");
+    let label = args.name.clone().unwrap_or_else(|| all.clone());
+    let issued = authority.issue(&label, &names, Validity::days(args.days)).map_err(failure)?;
     make(out, 0o755)?;
     let note = trust(&out.join(CA), &authority.pair().certificate)?;
     // The key first: whoever looks in between finds a pair that does not fit, and keeps the old one.
@@ -169,8 +172,9 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
     let absolute = fs::canonicalize(out).code(ExitCode::Io)?;
     let at = absolute.display();
     let note = note.map_or_else(String::new, |note| format!(" {note}."));
+    let every = if names.iter().any(|name| name.job.is_none()) { "every job and " } else { "" };
     Ok(format!(
-        "{name}, good for {} days.{note} Settings of its holder:\n\n[security]\nca = \"{at}/{CA}\"\ncertificate = \
+        "{all}, good for {every}{} days.{note} Settings of its holder:\n\n[security]\nca = \"{at}/{CA}\"\ncertificate = \
          \"{at}/{CERTIFICATE}\"\nkey = \"{at}/{KEY}\"",
         args.days
     ))

@@ -106,6 +106,12 @@ impl Identity {
         Self { names: names.into_iter().take(NAMES_MAX).filter_map(|name| name.parse().ok()).collect() }
     }
 
+    /// All of it.
+    #[must_use]
+    pub fn names(&self) -> &[Name] {
+        &self.names
+    }
+
     /// Does it speak for such a process?
     pub fn permits(&self, job: JobId, role: Role) -> Result<(), NotPermitted> {
         match self.names.iter().any(|name| name.permits(job, role)) {

@@ -71,6 +71,17 @@ impl Fault {
     }
 }
 
+/// Why a process's own certificate would be refused by everybody who trusts what it trusts.
+pub(super) fn own_fault(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            format!("none of the authorities in security.ca has signed it: {OTHER_AUTHORITY}")
+        }
+        Error::InvalidCertificate(why) => of_certificate(why),
+        other => other.to_string(),
+    }
+}
+
 const ISSUE: &str = "issue a new one with `gradwire certs issue`";
 const OTHER_AUTHORITY: &str = "another authority has signed it; both sides need certificates of one authority, and its certificate as security.ca";
 

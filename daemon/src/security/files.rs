@@ -3,6 +3,7 @@
 
 use super::SecurityError;
 use super::certificate::{Certificate, certificates};
+use super::fault::own_fault;
 use super::tls::{self, Ends};
 use proto_common::config::{SecuritySettings, is_pem};
 use proto_common::ids::{JobId, Role};
@@ -119,6 +120,8 @@ impl Files {
         let own = chain.first().map_or(&[][..], |first| first.as_ref());
         let own = Certificate::of(own).map_err(|error| wrong("security.certificate", &name, error))?;
         self.check(&own, &name)?;
+        tls::verify(roots.clone(), &chain, now_s())
+            .map_err(|error| wrong("security.certificate", &name, own_fault(&error)))?;
         let key_name = self.key.name();
         let key = self.key.read("security.key")?;
         let key = PrivateKeyDer::from_pem_slice(&key)

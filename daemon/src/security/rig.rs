@@ -4,6 +4,7 @@ use super::Security;
 use super::authority::{self, Pair, Validity};
 use proto_common::config::{Hidden, SecuritySettings, Settings};
 use proto_common::ids::{JobId, Role};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
 
 pub(crate) struct Authority(authority::Authority);
 
@@ -21,6 +22,18 @@ impl Authority {
         let now_s = Validity::days(0).until_s;
         let names: Vec<_> = names.iter().map(|name| name.parse().unwrap()).collect();
         self.0.issue("x", &names, Validity { from_s: now_s + from_s, until_s: now_s + until_s }).unwrap()
+    }
+
+    /// For a worker of job 7, and for one end of connections only.
+    pub(crate) fn issue_for(&self, usage: ExtendedKeyUsagePurpose) -> Pair {
+        let (own, key) = (self.0.pair(), KeyPair::generate().unwrap());
+        let signer =
+            Issuer::from_ca_cert_pem(&own.certificate, KeyPair::from_pem(&own.key).unwrap()).unwrap();
+        let mut params = CertificateParams::default();
+        params.extended_key_usages = vec![usage];
+        params.subject_alt_names = vec![SanType::URI("gradwire://7/worker".try_into().unwrap())];
+        let certificate = params.signed_by(&key, &signer).unwrap().pem();
+        Pair { certificate, key: key.serialize_pem() }
     }
 
     /// The settings of a process that holds it.

@@ -155,6 +155,30 @@ fn a_process_does_not_start_with_a_certificate_that_is_not_its_own() {
     assert!(text.starts_with("security.certificate"), "{text}");
 }
 
+/// It would be let in by nobody who trusts what it trusts.
+#[test]
+fn a_process_does_not_start_with_a_certificate_that_its_own_authority_has_not_signed() {
+    let (ours, theirs) = (Authority::new("cluster"), Authority::new("cluster"));
+    let held = theirs.issue(&["gradwire://7/worker"], -60, 3600);
+    let open = |settings: &Settings| Security::open(settings, Some(Role::Worker)).map(|_| ());
+    let told = open(&ours.settings(7, &held)).unwrap_err().to_string();
+    assert!(told.starts_with("security.certificate = the given text cannot be used"), "{told}");
+    assert!(
+        told.contains("none of the authorities in security.ca") && told.contains("another authority"),
+        "{told}"
+    );
+    // While one authority takes the place of another, both are trusted.
+    let mut both = ours.settings(7, &held);
+    both.security.ca = Some(format!("{}{}", ours.certificate(), theirs.certificate()));
+    open(&both).unwrap();
+    // What only dials, or only accepts, may hold a certificate for that.
+    for usage in [rcgen::ExtendedKeyUsagePurpose::ClientAuth, rcgen::ExtendedKeyUsagePurpose::ServerAuth] {
+        open(&ours.settings(7, &ours.issue_for(usage.clone()))).unwrap();
+        let told = open(&ours.settings(7, &theirs.issue_for(usage))).unwrap_err().to_string();
+        assert!(told.contains("cannot be used"), "{told}");
+    }
+}
+
 #[test]
 fn files_that_are_missing_or_no_pem_are_named_with_their_setting() {
     let (authority, directory) = (Authority::new("cluster"), tempfile::tempdir().unwrap());
@@ -225,6 +249,8 @@ async fn renewed_files_are_used_from_the_next_connection_on_and_bad_ones_are_not
     let renewed = server.expires_s();
     put(&authority.issue(&["gradwire://7/server"], -7200, -60));
     assert_eq!(server.expires_s(), renewed, "an expired one does not take the place of a good one");
+    put(&Authority::new("cluster").issue(&["gradwire://7/server"], -60, 9000));
+    assert_eq!(server.expires_s(), renewed, "nor does one that another authority has signed");
     let (accepted, _) = meet(&server, &authority.of(Role::Worker)).await;
     assert_eq!(accepted.unwrap(), Some(ToScheduler::Goodbye));
 }

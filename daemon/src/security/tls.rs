@@ -11,6 +11,7 @@ use rustls::{
     SignatureScheme,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What both sides must say that they speak, so that no other TLS service is mistaken for ours.
 const PROTOCOL: &[u8] = b"gradwire";
@@ -20,6 +21,23 @@ const PROTOCOL: &[u8] = b"gradwire";
 pub(super) struct Ends {
     pub(super) accepting: Arc<ServerConfig>,
     pub(super) dialling: Arc<ClientConfig>,
+}
+
+/// Has one of these authorities signed this chain? What peers will ask, asked of our own. Some processes only dial and some only
+/// accept: a certificate need not be good for both.
+pub(super) fn verify(roots: RootCertStore, chain: &[CertificateDer<'_>], now_s: i64) -> Result<(), Error> {
+    let [own, intermediates @ ..] = chain else { return Err(Error::NoCertificatesPresented) };
+    let provider = ring::default_provider();
+    let now = UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(now_s).unwrap_or(0)));
+    let (parsed, algorithms) =
+        (ParsedCertificate::try_from(own)?, provider.signature_verification_algorithms.all);
+    let accepting =
+        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, intermediates, now, algorithms);
+    let Err(why) = accepting else { return Ok(()) };
+    let dialling = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(provider))
+        .build()
+        .map_err(|error| Error::General(error.to_string()))?;
+    dialling.verify_client_cert(own, intermediates, now).map(|_| ()).map_err(|_| why)
 }
 
 /// Makes them of one authority and one certificate.

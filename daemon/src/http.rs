@@ -72,6 +72,7 @@ pub struct HttpState {
     status: Arc<Status>,
     targets: Option<Arc<Status>>,
     flight: Option<Flight>,
+    is_tls: Option<bool>,
     /// A place for each of [`TRACES_MAX`].
     tracing: Arc<Semaphore>,
     documents: &'static [Document],
@@ -91,9 +92,16 @@ impl HttpState {
             status: Arc::new(status),
             targets: None,
             flight: None,
+            is_tls: None,
             tracing: Arc::new(Semaphore::new(TRACES_MAX)),
             documents: &[],
         }
+    }
+
+    /// `/status` says, as `control_plane_tls`, whether both sides of this process's control connections show certificates.
+    #[must_use]
+    pub fn with_tls(self, is_tls: bool) -> Self {
+        Self { is_tls: Some(is_tls), ..self }
     }
 
     /// `/trace` is what this has recorded; it is not found without.
@@ -216,12 +224,16 @@ fn show_document(document: &'static Document) -> Response {
 }
 
 async fn show_status(State(state): State<HttpState>) -> Response {
-    json(&*state.status)
+    let mut status = (state.status)();
+    if let (Some(is_tls), Some(fields)) = (state.is_tls, status.as_object_mut()) {
+        fields.insert("control_plane_tls".into(), is_tls.into());
+    }
+    as_json(status.to_string() + "\n")
 }
 
 async fn show_targets(State(state): State<HttpState>) -> Response {
     match &state.targets {
-        Some(targets) => json(&**targets),
+        Some(targets) => as_json(targets().to_string() + "\n"),
         None => (StatusCode::NOT_FOUND, "only the scheduler knows the targets\n").into_response(),
     }
 }
@@ -261,10 +273,6 @@ fn no_flight() -> Response {
     (StatusCode::NOT_FOUND, "this process has no recorder\n").into_response()
 }
 
-fn json(body: &Status) -> Response {
-    as_json(body().to_string() + "\n")
-}
-
 fn as_json(body: impl Into<Body>) -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
     let body: Body = body.into();
@@ -297,6 +305,7 @@ mod tests {
         const DOCUMENT: Document = Document { path: "/x.css", content_type: "text/css", body: "a{}" };
         let state = HttpState::new(registry, || Err("not yet".into()), || json!({"rounds": 3}))
             .with_flight(Flight::embedded(Role::Scheduler, &Default::default()))
+            .with_tls(false)
             .with_documents(&[DOCUMENT]);
         let tracing = state.tracing.clone();
         let (trigger, shutdown) = crate::shutdown::channel();
@@ -306,7 +315,7 @@ mod tests {
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         let ready = get(address, "/readyz").await;
         assert!(ready.starts_with("HTTP/1.1 503") && ready.ends_with("not yet\n"), "{ready}");
-        assert!(get(address, "/status").await.ends_with("{\"rounds\":3}\n"));
+        assert!(get(address, "/status").await.ends_with("{\"control_plane_tls\":false,\"rounds\":3}\n"));
         assert!(get(address, "/targets").await.starts_with("HTTP/1.1 404"));
         let stamp = get(address, "/trace/clock").await;
         assert!(stamp.contains("\"wall_ns\":"), "{stamp}");

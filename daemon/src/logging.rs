@@ -10,10 +10,14 @@ use std::sync::{Arc, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+/// Target of what is logged whatever the filter says, down to warnings.
+pub(crate) const ALWAYS: &str = "daemon::always";
 
 /// Who logs: the rank is added to every line as soon as the scheduler has given it.
 #[derive(Clone, Debug)]
@@ -72,10 +76,10 @@ impl Filter {
 }
 
 fn parsed(settings: &LogSettings) -> Result<EnvFilter, SettingsError> {
-    EnvFilter::try_new(&settings.filter).map_err(|error| SettingsError::LogFilter {
-        filter: settings.filter.clone(),
-        reason: error.to_string(),
-    })
+    let wrong = |reason: String| SettingsError::LogFilter { filter: settings.filter.clone(), reason };
+    let filter = EnvFilter::try_new(&settings.filter).map_err(|error| wrong(error.to_string()))?;
+    let always = format!("{ALWAYS}=warn").parse().map_err(|error: ParseError| wrong(error.to_string()))?;
+    Ok(filter.add_directive(always))
 }
 
 /// Starts logging of this process. Where a subscriber is set already (a host program's), that one stays.
@@ -183,6 +187,9 @@ impl Visit for JsonFields {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Loaded;
+    use proto_common::config::{SecurityMode, SecuritySettings, Settings};
+    use std::collections::BTreeMap;
     use std::io;
     use std::sync::Mutex;
 
@@ -200,18 +207,48 @@ mod tests {
         }
     }
 
-    fn logged(json: bool) -> String {
+    fn logged_by(json: bool, filter: EnvFilter, log: impl FnOnce()) -> String {
         let (sink, identity) = (Sink::default(), LogIdentity::new(Role::Worker));
         identity.set_rank(Rank(3));
         let writer = sink.clone();
         let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
             .with_ansi(false)
             .with_writer(move || writer.clone())
             .event_format(Lines { identity, json })
             .finish();
-        tracing::subscriber::with_default(subscriber, || tracing::info!(round = 7u64, "done"));
+        tracing::subscriber::with_default(subscriber, log);
         let bytes = sink.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    fn logged(json: bool) -> String {
+        logged_by(json, EnvFilter::new("info"), || tracing::info!(round = 7u64, "done"))
+    }
+
+    /// What `Loaded::log` says under this filter.
+    fn said_of(security: SecuritySettings, filter: &str) -> String {
+        let log = LogSettings { filter: filter.into(), ..LogSettings::default() };
+        let filter = parsed(&log).unwrap();
+        let settings = Settings { security, log, ..Settings::default() };
+        let loaded = Loaded { settings, files: vec![], warnings: vec!["x".into()], origins: BTreeMap::new() };
+        logged_by(false, filter, || loaded.log())
+    }
+
+    #[test]
+    fn that_nobody_is_authenticated_is_said_once_whatever_is_logged() {
+        let off = SecuritySettings { mode: SecurityMode::Off, ..SecuritySettings::default() };
+        let text = "security.mode = \"off\": peers beyond loopback are not authenticated";
+        for filter in ["error", "off", "daemon=off", "daemon::always=off"] {
+            let said = said_of(off.clone(), filter);
+            assert!(said.lines().count() == 1 && said.trim_end().ends_with(text), "{filter}: {said}");
+        }
+        for filter in ["info", "trace"] {
+            assert_eq!(said_of(off.clone(), filter).matches("not authenticated").count(), 1, "{filter}");
+        }
+        let whole = SecuritySettings { ca: Some("ca.pem".into()), ..off };
+        assert!(said_of(whole, "error").contains("not authenticated; security.ca is set, and ignored"));
+        assert_eq!(said_of(SecuritySettings::default(), "error"), "");
     }
 
     #[test]

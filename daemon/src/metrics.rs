@@ -7,7 +7,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
-use proto_common::config::Settings;
+use proto_common::config::{SecuritySettings, Settings};
 use proto_common::ids::Role;
 use proto_common::limits::PROTOCOL_VERSION;
 
@@ -148,8 +148,20 @@ impl Collector for OfSlow {
     }
 }
 
-/// Adds when this process's certificate expires, where it has one; looked at when it is scraped.
-pub fn add_security(registry: &Registry, security: &Security) -> Result<(), prometheus::Error> {
+/// Adds whether control connections are mutual TLS, and when this process's certificate expires, where it has one; that is looked
+/// at when it is scraped.
+pub fn add_security(
+    registry: &Registry,
+    settings: &SecuritySettings,
+    security: &Security,
+) -> Result<(), prometheus::Error> {
+    let help =
+        "1 where both sides of control connections show certificates; `mode` is the setting security.mode.";
+    let tls = IntGauge::with_opts(
+        Opts::new("gradwire_control_plane_tls", help).const_label("mode", settings.mode.to_string()),
+    )?;
+    tls.set(security.is_on().into());
+    registry.register(Box::new(tls))?;
     if security.is_on() {
         let help = "When this process's certificate expires, in seconds since 1970.";
         let gauge = IntGauge::new("gradwire_certificate_expiry_timestamp_seconds", help)?;
@@ -197,14 +209,16 @@ mod tests {
     fn the_end_of_a_certificate_is_told_where_there_is_one() {
         let shown = |security: &Security| {
             let registry = registry(Role::Worker).unwrap();
-            add_security(&registry, security).unwrap();
+            add_security(&registry, &SecuritySettings::default(), security).unwrap();
             String::from_utf8(render(&registry).unwrap()).unwrap()
         };
         let security = crate::security::rig::Authority::new("x").of(Role::Worker);
         let line =
             format!("gradwire_certificate_expiry_timestamp_seconds {}\n", security.expires_s().unwrap());
         assert!(shown(&security).contains(&line));
-        assert!(!shown(&Security::off()).contains("certificate"));
+        assert!(!shown(&Security::off()).contains("certificate_expiry"));
+        assert!(shown(&security).contains("\ngradwire_control_plane_tls{mode=\"auto\"} 1\n"));
+        assert!(shown(&Security::off()).contains("\ngradwire_control_plane_tls{mode=\"auto\"} 0\n"));
     }
 
     #[test]

@@ -207,6 +207,8 @@ ROWS = [
               (rate("gradwire_rdma_port_total"), "{{counter}} {{device}} port {{port}} " + PROCESS)),
         panel("Certificates", "Time until each process's certificate expires; nothing without certificates.", "s",
               ("gradwire_certificate_expiry_timestamp_seconds{one} - time()", PROCESS), thresholds=[(0, "red"), (14 * 86400, "green")]),
+        panel("Control connections", "1 where both sides show certificates, 0 where nobody is authenticated: on loopback without certificates, or with security.mode off.", "short",
+              ("gradwire_control_plane_tls{one}", "{{mode}} " + PROCESS)),
         panel("What trainers report", "Numbers that trainers report by name, such as their loss.", "short",
               ("gradwire_worker_metric{one}", "{{name}} " + PROCESS)),
         panel("Trainers' own buffers", "Operations that sent a buffer from where it lies, operations that copied it first, and buffers that gave way to others.", "cps",

@@ -15,8 +15,9 @@ pub use args::{CommonArgs, PLACEMENTS, Transport, split_address, split_pair};
 pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
 
+use crate::logging::ALWAYS;
 use layer::Layer;
-use proto_common::config::Settings;
+use proto_common::config::{SecurityMode, Settings};
 use proto_common::ids::Role;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ impl Loaded {
         layer::walk(&self.settings).into_iter().map(|(key, value)| (key, text_of(value))).collect()
     }
 
-    /// Logs files and warnings. Called once, after [`crate::logging::init`].
+    /// Logs files and warnings, and, whatever the filter, that nobody is authenticated. Called once, after [`crate::logging::init`].
     pub fn log(&self) {
         for file in &self.files {
             tracing::info!(file = %file.display(), "settings file read");
@@ -49,8 +50,15 @@ impl Loaded {
         for warning in &self.warnings {
             tracing::warn!("{warning}");
         }
-        if self.settings.security.mode == proto_common::config::SecurityMode::Off {
-            tracing::warn!("security.mode = \"off\": peers beyond loopback are not authenticated");
+        let security = &self.settings.security;
+        if security.mode == SecurityMode::Off {
+            let ignored = match security.certificates().as_slice() {
+                [] => String::new(),
+                [one] => format!("; {one} is set, and ignored"),
+                several => format!("; {} are set, and ignored", several.join(", ")),
+            };
+            // Whoever turned the log down is to know it, too.
+            tracing::warn!(target: ALWAYS, "security.mode = \"off\": peers beyond loopback are not authenticated{ignored}");
         }
     }
 }

@@ -18,6 +18,16 @@ pub enum SecurityMode {
     Off,
 }
 
+impl fmt::Display for SecurityMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Tls => "tls",
+            Self::Off => "off",
+        })
+    }
+}
+
 /// How a line of PEM begins, and what a private key is called there.
 const PEM_MARKS: [&str; 2] = ["-----BEGIN", "PRIVATE KEY"];
 
@@ -82,6 +92,21 @@ impl SecuritySettings {
         }
     }
 
+    /// Which settings of certificates are set.
+    #[must_use]
+    pub fn certificates(&self) -> Vec<&'static str> {
+        self.named().into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect()
+    }
+
+    fn named(&self) -> [(&'static str, Option<&String>); 3] {
+        let key = self.key.as_ref().map(|key| &key.0);
+        [
+            ("security.ca", self.ca.as_ref()),
+            ("security.certificate", self.certificate.as_ref()),
+            ("security.key", key),
+        ]
+    }
+
     /// What has to be set together is.
     pub(super) fn validate(&self) -> Result<(), SettingError> {
         if !self.is_tls() && self.encrypt_data {
@@ -91,13 +116,7 @@ impl SecuritySettings {
         if !self.is_tls() {
             return Ok(());
         }
-        let key = self.key.as_ref().map(|key| &key.0);
-        let all = [
-            ("security.ca", self.ca.as_ref()),
-            ("security.certificate", self.certificate.as_ref()),
-            ("security.key", key),
-        ];
-        match all.iter().find(|(_, value)| value.is_none_or(String::is_empty)) {
+        match self.named().iter().find(|(_, value)| value.is_none_or(String::is_empty)) {
             Some((key, _)) => wrong(key, "\"\"", FIX),
             None => Ok(()),
         }

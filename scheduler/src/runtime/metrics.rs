@@ -67,7 +67,7 @@ impl Collector for Unsent {
 impl Metrics {
     pub(super) fn new((settings, security): (&Settings, &Security), view: View) -> Result<Self> {
         let registry = registry(Role::Scheduler)?;
-        add_security(&registry, security)?;
+        add_security(&registry, &settings.security, security)?;
         add_settings(&registry, Role::Scheduler, settings)?;
         let counters = |name: &str, help: &str, label: &str, values: &[&str]| {
             let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;

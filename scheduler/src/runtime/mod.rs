@@ -150,6 +150,7 @@ async fn run_with(
             move || serde_json::to_value(status.status()).unwrap_or_default(),
         )
         .with_targets(move || daemon::targets::groups(&targets.status(), own.as_deref()))
+        .with_tls(settings.security.is_tls())
         .with_flight(flight)
         .with_documents(&crate::page::DOCUMENTS);
         http::spawn(listener, state, shutdown.clone());

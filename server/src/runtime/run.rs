@@ -375,7 +375,7 @@ fn serve_http(
     let registry = daemon::metrics::registry(Role::Server)?;
     registry.register(Box::new(ServerMetrics::new(sources.clone())?))?;
     daemon::metrics::add_devices(&registry, devices)?;
-    daemon::metrics::add_security(&registry, security)?;
+    daemon::metrics::add_security(&registry, &settings.security, security)?;
     daemon::metrics::add_settings(&registry, Role::Server, settings)?;
     daemon::metrics::add_slow(&registry, flight)?;
     let standing = sources.standing.clone();
@@ -387,7 +387,9 @@ fn serve_http(
         (false, _) => Err("waiting for the scheduler to announce the roster".to_owned()),
     };
     let status = move || serde_json::to_value(collect(&sources)).unwrap_or_default();
-    http::spawn(listener, HttpState::new(registry, ready, status).with_flight(flight.clone()), shutdown);
+    let state =
+        HttpState::new(registry, ready, status).with_tls(security.is_on()).with_flight(flight.clone());
+    http::spawn(listener, state, shutdown);
     Ok(())
 }
 

@@ -150,12 +150,13 @@ fn control_start(
         .register(Box::new(WorkerMetrics::new(late.clone()).map_err(|error| internal(&error))?))
         .map_err(|error| internal(&error))?;
     daemon::metrics::add_devices(&registry, devices).map_err(|error| internal(&error))?;
-    daemon::metrics::add_security(&registry, security).map_err(|error| internal(&error))?;
+    daemon::metrics::add_security(&registry, &settings.security, security)
+        .map_err(|error| internal(&error))?;
     daemon::metrics::add_settings(&registry, Role::Worker, settings).map_err(|error| internal(&error))?;
     daemon::metrics::add_slow(&registry, &flight).map_err(|error| internal(&error))?;
     let (ready, status, for_line) = (late.clone(), late.clone(), late.clone());
     let http = HttpState::new(registry, move || ready.ready(), move || status.status());
-    let http = http.with_flight(flight.clone());
+    let http = http.with_tls(security.is_on()).with_flight(flight.clone());
     Ok(ControlStart {
         http,
         settings: settings.clone(),

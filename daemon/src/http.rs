@@ -1,6 +1,8 @@
 //! The HTTP endpoints of every daemon: `/metrics`, `/healthz`, `/readyz`, `/status`, `/trace` with `/trace/clock`; the scheduler's
-//! `/targets`, and documents that are part of the program. Bounded in connections and time. It must not change anything: every endpoint is a GET that looks.
+//! `/targets`, and documents that are part of the program. Bounded in connections and time. Over loopback only to those who ask for it
+//! by its own names. It must not change anything: every endpoint is a GET that looks.
 
+mod local;
 mod place;
 
 use crate::exit::Failure;
@@ -180,10 +182,16 @@ async fn accept(listener: TcpListener, router: Router) {
 
 async fn serve(stream: TcpStream, router: Router, place: Place) {
     let (client, service) = (place.client().clone(), TowerToHyperService::new(router));
+    let is_loopback = stream.local_addr().is_ok_and(local::is_loopback);
     let answer = move |request: hyper::Request<Incoming>| {
-        let (asks, answer) = (client.asks(), service.call(request));
+        let asks = client.asks();
+        let is_meant = !is_loopback || local::is_meant(request.uri(), request.headers());
+        let answer = is_meant.then(|| service.call(request));
         async move {
-            let answer = answer.await;
+            let answer = match answer {
+                Some(answer) => answer.await,
+                None => Ok(local::refusal()),
+            };
             drop(asks);
             answer
         }
@@ -289,8 +297,12 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     async fn get(address: SocketAddr, path: &str) -> String {
+        get_of(address, path, "Host: localhost\r\n").await
+    }
+
+    async fn get_of(address: SocketAddr, path: &str, host: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -353,7 +365,10 @@ mod tests {
         let mut slow = Vec::new();
         for _ in 0..TRACES_MAX {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(b"GET /trace HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+            stream
+                .write_all(b"GET /trace HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .await
+                .unwrap();
             assert_eq!(stream.read_u8().await.unwrap(), b'H', "it is made, and being sent");
             slow.push(stream);
         }
@@ -378,6 +393,40 @@ mod tests {
         let begun = Instant::now();
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(begun.elapsed() < Duration::from_millis(HEADER_MS - 1_000), "{:?}", begun.elapsed());
+    }
+
+    /// A page whose name leads to loopback would read what is shown there.
+    #[tokio::test]
+    async fn over_loopback_nothing_is_shown_to_who_asks_for_another_host() {
+        let served = async |address: &str| {
+            let listener = bind(address).await.unwrap().unwrap();
+            let address = listener.local_addr().unwrap();
+            let (trigger, shutdown) = crate::shutdown::channel();
+            let state = HttpState::new(metrics::registry(Role::Server).unwrap(), || Ok(()), || json!({}));
+            drop(spawn(listener, state, shutdown));
+            (address, trigger)
+        };
+        let (address, _trigger) = served("127.0.0.1:0").await;
+        for path in ["/status", "/metrics", "/trace", "/healthz", "/nothing"] {
+            let answer = get_of(address, path, "Host: rebound.example:9095\r\n").await;
+            assert!(answer.starts_with("HTTP/1.1 403") && answer.ends_with("by such a name\n"), "{answer}");
+        }
+        for host in ["", "Host: localhost:1\r\n", "Host: 127.0.0.1\r\n", "Host: [::1]:9095\r\n"] {
+            let answer = get_of(address, "/status", host).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{host}: {answer}");
+        }
+        // Whoever monitors other hosts has names of its own for them.
+        let Ok(own) = host_address() else { return };
+        let (address, _trigger) = served(&format!("{own}:0")).await;
+        let answer = get_of(address, "/status", "Host: server-1.example:9095\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    /// An address of this host that is none of loopback, where there is one. Nothing is sent.
+    fn host_address() -> std::io::Result<std::net::IpAddr> {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect("192.0.2.1:9")?;
+        Ok(socket.local_addr()?.ip())
     }
 
     #[tokio::test]

@@ -114,7 +114,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
 fn scrape(address: SocketAddr) -> anyhow::Result<u64> {
     let mut stream = TcpStream::connect_timeout(&address, SCRAPE_DEADLINE)?;
     stream.set_read_timeout(Some(SCRAPE_DEADLINE))?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     gauge(&text).with_context(|| format!("{address} tells of no registered memory"))

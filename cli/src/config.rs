@@ -255,5 +255,7 @@ mod tests {
             checked("y.toml", "security.ca = \"a\"\nsecurity.certificate = \"b\"\nsecurity.key = \"c\"\n");
         assert!(text.contains("cannot read security.ca = a"), "{text}");
         assert!(checked("z.toml", "= 3").0.contains("not valid TOML"));
+        let device = check(&CheckArgs { files: vec!["/dev/zero".into()], role: Some(Role::Worker) }).0;
+        assert!(device.contains("cannot read") && device.contains("it is no file"), "{device}");
     }
 }

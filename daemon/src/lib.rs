@@ -65,5 +65,6 @@ pub mod security;
 pub mod seldom;
 pub mod settings;
 pub mod shutdown;
+pub mod small_file;
 pub mod status;
 pub mod targets;

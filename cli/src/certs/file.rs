@@ -4,6 +4,7 @@
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::{Certificate, NotACertificate};
+use daemon::small_file;
 use proto_common::error::ExitCode;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -82,7 +83,7 @@ fn give(file: &File, like: &Metadata) -> io::Result<()> {
 /// is to be said of it, if anything.
 pub(super) fn trust(path: &Path, authority: &str) -> Result<Option<String>, Failure> {
     let name = path.display();
-    let there = match fs::read_to_string(path) {
+    let there = match small_file::read_text(path) {
         Ok(there) => there,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return put(path, authority, EVERYBODY).map(|()| None);

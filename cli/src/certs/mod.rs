@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::authority::{Authority, AuthorityError, Pair, Validity};
 use daemon::security::{Name, role_of};
+use daemon::small_file;
 use file::{EVERYBODY, OWNER_ONLY, make, put, trust};
 use proto_common::error::ExitCode;
 use proto_common::ids::{JobId, Role};
@@ -148,7 +149,7 @@ fn issue(args: &IssueArgs) -> Result<String, Failure> {
     let read = |name: &str| {
         let path = args.ca.join(name);
         let fix = "make the authority with `gradwire certs init`, or say with --ca where it is";
-        fs::read_to_string(&path)
+        small_file::read_text(&path)
             .with_context(|| format!("cannot read {}; {fix}", path.display()))
             .code(ExitCode::Io)
     };

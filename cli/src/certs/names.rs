@@ -5,8 +5,9 @@ use super::{CERTIFICATE, IssueArgs};
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::{Certificate, Name};
+use daemon::small_file;
 use proto_common::error::ExitCode;
-use std::{fs, io};
+use std::io;
 
 /// As the flags and what they leave open say.
 pub(super) fn of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
@@ -43,7 +44,7 @@ pub(super) fn of(args: &IssueArgs) -> Result<Vec<Name>, Failure> {
 fn before(args: &IssueArgs) -> Result<Option<(String, Certificate)>, Failure> {
     let path = args.out.join(CERTIFICATE);
     let name = path.display().to_string();
-    let pem = match fs::read(&path) {
+    let pem = match small_file::read(&path) {
         Ok(pem) => pem,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("cannot read {name}")).code(ExitCode::Io),

@@ -4,9 +4,9 @@ use anyhow::Context as _;
 use clap::Args;
 use daemon::exit::{Failure, WithCode as _};
 use daemon::security::Certificate;
+use daemon::small_file;
 use proto_common::error::ExitCode;
 use serde_json::{Value, json};
-use std::fs;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 use time::OffsetDateTime;
@@ -26,7 +26,7 @@ pub(super) fn show(args: &ShowArgs) -> Result<String, Failure> {
     let mut found = Vec::new();
     for path in &args.files {
         let name = path.display().to_string();
-        let pem = fs::read(path).with_context(|| format!("cannot read {name}")).code(ExitCode::Io)?;
+        let pem = small_file::read(path).with_context(|| format!("cannot read {name}")).code(ExitCode::Io)?;
         let all = Certificate::all_of_pem(&pem).context(name.clone()).code(ExitCode::BadData)?;
         found.extend(all.into_iter().map(|one| (name.clone(), one)));
     }

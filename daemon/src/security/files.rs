@@ -5,6 +5,7 @@ use super::SecurityError;
 use super::certificate::{Certificate, certificates};
 use super::fault::own_fault;
 use super::tls::{self, Ends};
+use crate::small_file;
 use proto_common::config::{SecuritySettings, is_pem};
 use proto_common::ids::{JobId, Role};
 use rustls::RootCertStore;
@@ -14,8 +15,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of a file of certificates or of a key.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A certificate that ends sooner than this is warned of.
 const SOON_S: i64 = 14 * 24 * 3600;
 /// Bits of a file's mode by which others than its owner and group read it.
@@ -51,14 +50,7 @@ impl Source {
             Self::Text(text) => return Ok(text.clone().into_bytes()),
             Self::File(path) => path,
         };
-        let failed = |cause| SecurityError::Read { key, path: path.clone(), cause };
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        if metadata.len() > FILE_BYTES_MAX || !metadata.is_file() {
-            return Err(failed(std::io::Error::other(
-                "it is no file of certificates: not a file, or too large",
-            )));
-        }
-        std::fs::read(path).map_err(failed)
+        small_file::read(path).map_err(|cause| SecurityError::Read { key, path: path.clone(), cause })
     }
 
     fn name(&self) -> String {

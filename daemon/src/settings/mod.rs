@@ -16,6 +16,7 @@ pub use env::{CONFIG_VARIABLE, PREFIX};
 pub use error::SettingsError;
 
 use crate::logging::ALWAYS;
+use crate::small_file;
 use layer::Layer;
 use proto_common::config::{SecurityMode, Settings};
 use proto_common::ids::Role;
@@ -196,7 +197,7 @@ fn origin_of<'a>(layers: &'a [Layer], key: &str) -> Option<&'a str> {
 /// The file that is named, or the job's where it is there.
 fn read_file(directory: &Path, named: Option<&Path>) -> Result<Option<(PathBuf, Layer)>, SettingsError> {
     let path = named.map_or_else(|| directory.join(JOB_FILE), Path::to_path_buf);
-    match std::fs::read_to_string(&path) {
+    match small_file::read_text(&path) {
         Ok(text) => {
             let layer = Layer::from_toml(&path, &text)?;
             Ok(Some((path, layer)))

@@ -134,7 +134,19 @@ pub async fn bind(address: &str) -> Result<Option<TcpListener>, Failure> {
         .await
         .with_context(|| format!("cannot bind the HTTP endpoints to {address}; set node.http to a free address and port, or to \"\" to turn them off"))
         .map_err(|error| Failure::new(ExitCode::Io, error))?;
+    if let Some(warning) = listener.local_addr().ok().and_then(open_to_others) {
+        tracing::warn!("{warning}");
+    }
     Ok(Some(listener))
+}
+
+/// What is to be known of an address that other hosts may reach.
+fn open_to_others(address: SocketAddr) -> Option<String> {
+    let text = format!(
+        "metrics, status and trace at {address} are open to whoever reaches it: let only monitoring do so, or set node.http to a \
+         loopback address"
+    );
+    (!local::is_loopback(address)).then_some(text)
 }
 
 /// The bound address as text, for `Register.http_address`.
@@ -427,6 +439,20 @@ mod tests {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
         socket.connect("192.0.2.1:9")?;
         Ok(socket.local_addr()?.ip())
+    }
+
+    #[test]
+    fn addresses_that_others_reach_are_remarked_on() {
+        for address in ["0.0.0.0:9095", "[::]:9095", "10.0.0.1:9095", "[2001:db8::1]:9095"] {
+            let warning = open_to_others(address.parse().unwrap()).unwrap();
+            assert!(
+                warning.starts_with(&format!("metrics, status and trace at {address} are open")),
+                "{warning}"
+            );
+        }
+        for address in ["127.0.0.1:9095", "127.1.2.3:9095", "[::1]:9095", "[::ffff:127.0.0.1]:9095"] {
+            assert_eq!(open_to_others(address.parse().unwrap()), None, "{address}");
+        }
     }
 
     #[tokio::test]

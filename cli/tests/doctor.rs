@@ -270,7 +270,7 @@ fn strangers_neither_end_nor_hold_up_a_listener() {
     drop(silent);
     let (code, said) = listening.end();
     assert_eq!(code, 0, "{said}");
-    assert!(said.contains("dropped ") && said.contains("is it a Gradwire process?"), "{said}");
+    assert!(said.contains("dropped ") && said.contains("asks by HTTP"), "{said}");
 }
 
 #[test]

@@ -30,6 +30,14 @@ pub enum FrameError {
         /// The bound.
         limit: usize,
     },
+    /// An answer of a web server.
+    #[error(
+        "the peer is an HTTP service: this is no control port; give its control address (a scheduler's: scheduler.host and scheduler.port), not its HTTP address"
+    )]
+    HttpService,
+    /// A request of a web client.
+    #[error("the peer asks by HTTP, and this is a control port; HTTP endpoints are where node.http says")]
+    HttpClient,
     /// The connection ended within a frame.
     #[error("the connection closed within a frame, after {got} bytes")]
     Cut {
@@ -65,6 +73,15 @@ impl From<io::Error> for FrameError {
 /// Does it begin like a record of TLS? Only asked of what is no frame.
 fn is_tls(head: &[u8; LENGTH_BYTES]) -> bool {
     matches!(head, [0x14..=0x17, 3, ..])
+}
+
+/// The head of what is no frame, where it is HTTP's.
+fn http(head: &[u8; LENGTH_BYTES]) -> Option<FrameError> {
+    match head {
+        b"HTTP" => Some(FrameError::HttpService),
+        b"GET " => Some(FrameError::HttpClient),
+        _ => None,
+    }
 }
 
 /// One message as a whole frame.
@@ -155,7 +172,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Err(Fault::Tls.into());
         }
         if announced as usize > self.limit {
-            return Err(FrameError::TooLong { announced, limit: self.limit });
+            return Err(http(length).unwrap_or(FrameError::TooLong { announced, limit: self.limit }));
         }
         let end = LENGTH_BYTES + announced as usize;
         Ok((self.buffer.len() >= end).then_some(end))
@@ -272,6 +289,17 @@ mod tests {
         assert!(matches!(error, FrameError::Cut { got: 4 }), "at the bound: {error}");
         let error = after_the_first(true, most + 1).await;
         assert!(matches!(error, FrameError::TooLong { limit: CONTROL_FRAME_BYTES_MAX, .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn http_is_told_by_its_name() {
+        let told = async |bytes: &[u8]| read(bytes).await.unwrap_err().to_string();
+        let service = told(b"HTTP/1.1 400 Bad Request\r\n").await;
+        assert!(service.contains("an HTTP service: this is no control port"), "{service}");
+        let client = told(b"GET / HTTP/1.1\r\n").await;
+        assert!(client.contains("asks by HTTP, and this is a control port"), "{client}");
+        let other = told(b"SSH-2.0-OpenSSH\r\n").await;
+        assert!(other.contains("is it a Gradwire process?"), "{other}");
     }
 
     #[tokio::test]

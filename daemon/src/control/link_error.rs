@@ -17,9 +17,7 @@ pub enum LinkError {
     #[error("the scheduler cannot be reached: {0}")]
     Unreachable(Arc<ConnectError>),
     /// It was reached and did not answer the registration.
-    #[error(
-        "the scheduler at {address} did not answer the registration: {cause}; is a Gradwire scheduler listening there?"
-    )]
+    #[error("the scheduler at {address} did not answer the registration: {cause}{}", asked_of(cause))]
     NoAnswer {
         /// Where it should be.
         address: String,
@@ -81,6 +79,14 @@ pub enum LinkError {
     Message(#[from] CodecError),
 }
 
+/// What to look at, where the cause does not say it.
+fn asked_of(cause: &FrameError) -> &'static str {
+    match cause {
+        FrameError::TooLong { .. } | FrameError::HttpService | FrameError::HttpClient => "",
+        _ => "; is a Gradwire scheduler listening there?",
+    }
+}
+
 impl LinkError {
     /// The exit code of a process that ends because of this.
     #[must_use]
@@ -112,5 +118,21 @@ pub fn code_of_refusal(reason: &RefusalReason) -> ExitCode {
         | RefusalReason::Occupied { .. }
         | RefusalReason::Certificate(_)
         | RefusalReason::Misplaced(_) => ExitCode::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_a_wrong_port_is_asked_once_at_most() {
+        let told = |cause| LinkError::NoAnswer { address: "a:1".into(), cause: Arc::new(cause) }.to_string();
+        let http = told(FrameError::HttpService);
+        assert!(http.contains("no control port") && !http.contains('?'), "{http}");
+        let other = told(FrameError::TooLong { announced: 1 << 30, limit: 1 });
+        assert_eq!(other.matches('?').count(), 1, "{other}");
+        let silent = told(FrameError::Deadline { waited_ms: 1 });
+        assert!(silent.ends_with("; is a Gradwire scheduler listening there?"), "{silent}");
     }
 }

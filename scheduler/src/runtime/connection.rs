@@ -336,7 +336,10 @@ fn fault_of(error: &FrameError) -> Option<Fault> {
             fault("handshake", format!("it said nothing for {waited_ms} ms after connecting"))
         }
         FrameError::Security(wrong) => fault(wrong.kind(), error.to_string()),
-        FrameError::TooLong { .. } | FrameError::Codec(_) => fault("malformed", error.to_string()),
+        FrameError::TooLong { .. }
+        | FrameError::HttpService
+        | FrameError::HttpClient
+        | FrameError::Codec(_) => fault("malformed", error.to_string()),
     }
 }
 

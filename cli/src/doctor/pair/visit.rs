@@ -93,6 +93,8 @@ impl Broken {
             }
             FrameError::Io(_) => ExitCode::Io,
             FrameError::TooLong { .. }
+            | FrameError::HttpService
+            | FrameError::HttpClient
             | FrameError::Cut { .. }
             | FrameError::Codec(_)
             | FrameError::Security(_) => ExitCode::Refused,

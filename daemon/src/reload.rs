@@ -3,6 +3,7 @@
 
 use crate::logging::Filter;
 use crate::settings::{Loaded, SettingsError};
+use proto_common::config::shown;
 use std::collections::BTreeMap;
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
@@ -55,7 +56,7 @@ fn take(
             }
             // Its text may be the key itself.
             None if key == "security.key" => waiting.push((key, "..".into(), "..".into())),
-            None => waiting.push((key, before, now)),
+            None => waiting.push((key, shown(&before).to_owned(), shown(&now).to_owned())),
         }
     }
     Ok((taken, waiting))
@@ -93,6 +94,11 @@ mod tests {
         let took = take(&mut in_force, &next, &filter).unwrap();
         assert_eq!(took, (vec!["log.filter"], waiting.clone()));
         assert_eq!(take(&mut in_force, &next, &filter).unwrap(), (vec![], waiting));
+        let files = [("log.filter", "debug"), ("security.ca", "a"), ("security.key", "k")];
+        let bundle = [("security.certificate", "-----BEGIN PRIVATE KEY-----\nsecret")];
+        let (_, told) = take(&mut in_force, &loaded(&[&files[..], &bundle].concat()), &filter).unwrap();
+        let told = format!("{told:?}");
+        assert!(told.contains("(text, not shown)") && !told.contains("secret"), "{told}");
         let wrong = loaded(&[("log.filter", "=x=")]);
         assert!(take(&mut in_force, &wrong, &filter).is_err());
         assert_eq!(in_force["log.filter"], "debug");

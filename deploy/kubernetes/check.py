@@ -19,6 +19,8 @@ ROOT = HERE.parent.parent
 ROLES = ("scheduler", "server", "worker")
 # Ends that another life would end with as well: also in the units for systemd.
 FINAL = [2, 65, 75, 78]
+# How the names of files end that stand in for others where there are RDMA devices.
+RDMA = "-rdma.yaml"
 # Settings of certificates, which nobody makes for this check.
 CERTIFICATES = {"security.ca", "security.certificate", "security.key"}
 
@@ -37,8 +39,10 @@ class Manifests:
     def of_kind(self, kind):
         return [(file, each) for file, documents in self.files.items() for each in documents if each["kind"] == kind]
 
-    def one(self, kind, name):
-        return next(each for _, each in self.of_kind(kind) if each["metadata"]["name"] == name)
+    def one(self, kind, name, beside=None):
+        """The one that a workload of file `beside` has: a file that stands in for another has its own."""
+        found = {file: each for file, each in self.of_kind(kind) if each["metadata"]["name"] == name}
+        return found.get(beside) or next(iter(found.values()))
 
     def workloads(self):
         """File, role, the workload, and its pods' specification."""
@@ -103,7 +107,7 @@ def references(manifests):
                 yield f"{file}: certificates are for one role each: {volume}"
         labels = workload["spec"]["template"]["metadata"]["labels"]
         if workload["kind"] == "StatefulSet":
-            service = manifests.one("Service", workload["spec"]["serviceName"])
+            service = manifests.one("Service", workload["spec"]["serviceName"], file)
             if service["spec"]["selector"] != labels or workload["spec"]["selector"]["matchLabels"] != labels:
                 yield f"{file}: the Service or the StatefulSet selects other pods than its own"
     everyone = [each["spec"]["template"]["metadata"]["labels"].items() for _, _, each, _ in manifests.workloads()]
@@ -132,7 +136,7 @@ def ports(manifests):
             yield f"{file}: metrics of {role} are looked for at another port"
         if workload["kind"] != "StatefulSet":
             continue
-        for port in manifests.one("Service", workload["spec"]["serviceName"])["spec"]["ports"]:
+        for port in manifests.one("Service", workload["spec"]["serviceName"], file)["spec"]["ports"]:
             if port["targetPort"] not in have or port["port"] != have[port["targetPort"]]:
                 yield f"{file}: port {port} of the Service is none of {role}"
     # The same everywhere: whoever goes from one kind of host to another looks for the page and the metrics at one port.
@@ -225,7 +229,7 @@ def little_is_open(manifests):
             own["allowPrivilegeEscalation"] is False,
             own["readOnlyRootFilesystem"] is True,
             own["capabilities"]["drop"] == ["ALL"],
-            own["capabilities"].get("add", []) == (["IPC_LOCK"] if is_rdma else []),
+            own["capabilities"].get("add", []) == (["IPC_LOCK"] if is_rdma and role == "server" else []),
             all_of["seccompProfile"]["type"] == "RuntimeDefault",
             is_rdma or all_of.get("runAsNonRoot") is True and all_of["runAsUser"] >= 10000,
             pod["automountServiceAccountToken"] is False,
@@ -252,7 +256,7 @@ def nothing_locks_up(manifests):
             # None is ready before all are there.
             if workload["spec"]["replicas"] > 1 and workload["spec"].get("podManagementPolicy") != "Parallel":
                 yield f"{file}: the second {role} waits until the first is ready, which waits for the second"
-            if manifests.one("Service", workload["spec"]["serviceName"])["spec"].get("publishNotReadyAddresses") is not True:
+            if manifests.one("Service", workload["spec"]["serviceName"], file)["spec"].get("publishNotReadyAddresses") is not True:
                 yield f"{file}: {role} is not reached before it is ready, and not ready before it is reached"
 
 
@@ -269,21 +273,37 @@ def exit_codes(manifests):
 
 
 def rdma_differs_where_it_says(manifests):
-    if "30-servers-rdma.yaml" not in manifests.files:
-        return
-    plain, rdma = (copy.deepcopy(manifests.files[name]) for name in ("30-servers.yaml", "30-servers-rdma.yaml"))
-    for documents in (plain, rdma):
-        pod = documents[1]["spec"]["template"]["spec"]
-        for key in ("runAsNonRoot", "runAsUser", "runAsGroup"):
-            pod["securityContext"].pop(key, None)
-        own = container(pod)
-        own["securityContext"]["capabilities"].pop("add", None)
-        own["image"] = own["image"].removesuffix("-verbs")
-        own["env"] = [each for each in own["env"] if each["name"] != "GRADWIRE_TRANSPORT__VERBS"]
-        for kind in ("requests", "limits"):
-            own["resources"][kind].pop("rdma/hca_shared_devices_a", None)
-    if plain != rdma:
-        yield "30-servers-rdma.yaml differs from 30-servers.yaml in more than its device"
+    for name in [name for name in manifests.files if name.endswith(RDMA)]:
+        plain, rdma = (copy.deepcopy(manifests.files[each]) for each in (name.replace(RDMA, ".yaml"), name))
+        for documents in (plain, rdma):
+            pod = documents[1]["spec"]["template"]["spec"]
+            for key in ("runAsNonRoot", "runAsUser", "runAsGroup"):
+                pod["securityContext"].pop(key, None)
+            own = container(pod)
+            own["securityContext"]["capabilities"].pop("add", None)
+            own["image"] = own["image"].removesuffix("-verbs")
+            own["env"] = [each for each in own.get("env", []) if each["name"] != "GRADWIRE_TRANSPORT__VERBS"]
+            for kind in ("requests", "limits"):
+                own["resources"][kind].pop("rdma/hca_shared_devices_a", None)
+        if plain != rdma:
+            yield f"{name} differs from {name.replace(RDMA, '.yaml')} in more than its device and its user"
+
+
+def volumes_have_one_user(manifests):
+    """What one process makes there, others write into and remove; modes let nobody else do that. With RDMA and without it."""
+    with_rdma = {name for name in manifests.files if name.endswith(RDMA)}
+    without = {name.replace(RDMA, ".yaml") for name in with_rdma}
+    for left_out in (with_rdma, without):
+        users = {}
+        for file, role, _, pod in manifests.workloads():
+            claims = {volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
+            # A container's own word counts before the pod's.
+            who = {**pod["securityContext"], **container(pod)["securityContext"]}
+            for claim in claims if file not in left_out else ():
+                users.setdefault(claim, {})[f"{role} ({file})"] = (who.get("runAsUser"), who.get("fsGroup"))
+        for claim, of in users.items():
+            if len(set(of.values())) != 1 or None in next(iter(of.values())):
+                yield f"{claim} is written by several users and groups: {of}"
 
 
 def change(file, index, where, value):
@@ -299,6 +319,10 @@ def change(file, index, where, value):
             place[where[-1]] = value
 
     return apply
+
+
+def without(file):
+    return lambda manifests: manifests.files.pop(file)
 
 
 def in_settings(old, new):
@@ -321,12 +345,20 @@ CHECKS = {
     counts: [in_settings("servers = 3", "servers = 2"), change("40-workers.yaml", 0, ("spec", "parallelism"), 3)],
     deadlines: [change("30-servers.yaml", 1, (*POD, "terminationGracePeriodSeconds"), 60), change("30-servers.yaml", 1, (*OWN, "startupProbe", "failureThreshold"), 10)],
     little_is_open: [
+        change("20-scheduler-rdma.yaml", 1, (*OWN, "securityContext", "capabilities", "add"), ["IPC_LOCK"]),
         change("40-workers.yaml", 0, (*OWN, "securityContext", "readOnlyRootFilesystem"), False),
         change("60-network.yaml", 0, ("spec", "ingress", 1, "from"), None),
     ],
     nothing_locks_up: [change("20-scheduler.yaml", 1, (*OWN, "livenessProbe"), {"httpGet": {"path": "/healthz", "port": "http"}}), change("20-scheduler.yaml", 0, ("spec", "publishNotReadyAddresses"), None), change("30-servers.yaml", 1, ("spec", "podManagementPolicy"), None), change("40-workers.yaml", 0, (*POD, "enableServiceLinks"), None)],
     exit_codes: [change("40-workers.yaml", 0, ("spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values"), [78])],
-    rdma_differs_where_it_says: [change("30-servers-rdma.yaml", 1, ("spec", "replicas"), 2)],
+    rdma_differs_where_it_says: [change("30-servers-rdma.yaml", 1, ("spec", "replicas"), 2), change("20-scheduler-rdma.yaml", 1, (*POD, "terminationGracePeriodSeconds"), 40)],
+    # The second one: a scheduler that is another user than servers with RDMA.
+    volumes_have_one_user: [
+        change("30-servers.yaml", 1, (*POD, "securityContext", "runAsUser"), 10002),
+        without("20-scheduler-rdma.yaml"),
+        change("20-scheduler-rdma.yaml", 1, (*OWN, "securityContext", "runAsUser"), 10001),
+        change("20-scheduler.yaml", 1, (*POD, "securityContext", "fsGroup"), None),
+    ],
 }
 
 

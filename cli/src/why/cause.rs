@@ -121,6 +121,8 @@ struct Chain<'a> {
 enum End<'a> {
     /// It waits for nobody.
     Idle(&'a MemberStatus),
+    /// A worker that has no way to its servers yet, so its trainer has not even begun.
+    Unlinked(&'a MemberStatus),
     /// One that is not there.
     Absent(MemberId),
     /// It waits, for this reason, and for nobody else.
@@ -149,8 +151,11 @@ impl<'a> Chain<'a> {
                 None => {
                     seen.push(member_line(next));
                     ports.extend(port_line(next));
-                    let is_worker = next.role == Role::Worker;
-                    break if is_worker { End::Idle(next) } else { End::Stays(next, wait.cause) };
+                    break match next.role {
+                        Role::Worker if is_unlinked(next) => End::Unlinked(next),
+                        Role::Worker => End::Idle(next),
+                        _ => End::Stays(next, wait.cause),
+                    };
                 }
             }
             if let Some(first) = passed.iter().position(|one| *one == (id(at), wait.of)) {
@@ -169,6 +174,12 @@ impl<'a> Chain<'a> {
             End::Idle(member) => {
                 (format!("{} is what the others wait for, for {waited}", id(member)), idle(status, member))
             }
+            End::Unlinked(member) => (
+                format!("{} is what the others wait for, for {waited}", id(member)),
+                "it is not connected to its servers; its log says why (certificate, firewall); `gradwire doctor --peer` tries \
+                 every transport between two hosts"
+                    .to_owned(),
+            ),
             End::Absent(who) => (
                 format!("{who} is what the others wait for, for {waited}, and it is not there"),
                 "its log says why it ended; start it again".to_owned(),
@@ -193,6 +204,10 @@ fn end_at<'a>(at: &'a MemberStatus, wait: &'a Wait) -> End<'a> {
         (WaitCause::Lane, None) => End::Stuck(at, &wait.what),
         (cause, _) => End::Stays(at, cause),
     }
+}
+
+fn is_unlinked(member: &MemberStatus) -> bool {
+    member.role == Role::Worker && !member.links_ready
 }
 
 /// What to do about a worker that others wait for, and that waits for nobody.
@@ -226,8 +241,8 @@ fn circle(who: &[MemberId], waited: &str) -> (String, String) {
     }
 }
 
-/// Of those that are waited for, the one that tells most: who is silent, or else waits least itself. One that is not there
-/// explains everything, and is the error; none where nobody is waited for.
+/// Of those that are waited for, the one that tells most: who is silent, or else not connected, or else waits least itself. One
+/// that is not there explains everything, and is the error; none where nobody is waited for.
 fn next<'a>(status: &'a ClusterStatus, wait: &Wait) -> Option<Result<&'a MemberStatus, MemberId>> {
     let role = wait.cause.role()?;
     let mut members = Vec::new();
@@ -239,7 +254,7 @@ fn next<'a>(status: &'a ClusterStatus, wait: &Wait) -> Option<Result<&'a MemberS
     }
     let telling = |member: &&MemberStatus| {
         let waits_ms = member.oldest.as_ref().map_or(0, |wait| wait.waited_ms);
-        (state(member, status.silence_ms) != "SILENT", waits_ms)
+        (state(member, status.silence_ms) != "SILENT", !is_unlinked(member), waits_ms)
     };
     members.into_iter().min_by_key(telling).map(Ok)
 }
@@ -256,6 +271,7 @@ fn further<'a>(at: &MemberStatus, wait: &Wait, next: &'a MemberStatus) -> Option
 
 fn member_line(member: &MemberStatus) -> String {
     let under_way = match member.in_flight {
+        _ if is_unlinked(member) => "not connected to its servers".to_owned(),
         0 => "nothing under way".to_owned(),
         count => format!("{count} operations under way"),
     };
@@ -333,6 +349,7 @@ fn stays(status: &ClusterStatus, member: &MemberStatus, cause: WaitCause, waited
     }
 }
 
+/// Who is slow; that one cannot come to its servers at all is no slowness, and no setting for slow ones helps it.
 fn stragglers(status: &ClusterStatus) -> Vec<Finding> {
     let finding = |slow: &daemon::status::StragglerStatus| {
         let who = MemberId { role: Role::Worker, rank: slow.worker };
@@ -350,7 +367,10 @@ fn stragglers(status: &ClusterStatus) -> Vec<Finding> {
             ),
         )
     };
-    status.stragglers.iter().map(finding).collect()
+    let is_linked = |slow: &&daemon::status::StragglerStatus| {
+        !status.members.iter().any(|member| member.rank == slow.worker && is_unlinked(member))
+    };
+    status.stragglers.iter().filter(is_linked).map(finding).collect()
 }
 
 fn barriers(status: &ClusterStatus) -> Vec<Finding> {

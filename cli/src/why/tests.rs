@@ -95,6 +95,37 @@ fn a_worker_with_something_under_way_is_not_said_to_rest() {
 }
 
 #[test]
+fn a_worker_that_has_no_way_to_its_servers_is_not_said_to_rest() {
+    let unlinked = worker(1, json!({ "links_ready": false, "round": 0 }));
+    for others in [&[unlinked.clone()][..], &[worker(2, json!({})), unlinked.clone()][..]] {
+        let found =
+            one(&behind_server(wait(WaitCause::Contributions, &[1, 2][..others.len()], 3_000), others));
+        assert_eq!(found.what, "worker 1 is what the others wait for, for 3.1 s");
+        assert!(
+            found.fix.starts_with("it is not connected to its servers; its log says why"),
+            "{}",
+            found.fix
+        );
+        assert!(
+            found.fix.contains("certificate, firewall") && found.fix.contains("doctor --peer"),
+            "{}",
+            found.fix
+        );
+        let line = "worker 1: not connected to its servers, round 0, heard of 20 ms ago";
+        assert_eq!(found.seen.last().unwrap(), line);
+    }
+}
+
+#[test]
+fn a_worker_that_has_no_way_to_its_servers_is_no_straggler() {
+    let slow = |worker: u32| json!({ "worker": worker, "behind": 3, "waited_for_percent": 100 });
+    let members = [worker(0, json!({ "links_ready": false })), worker(1, json!({}))];
+    let found = one(&job(&members, json!({ "stragglers": [slow(0), slow(1)] })));
+    assert_eq!(found.what, "worker 1 is slower than the others, round after round");
+    assert_eq!(causes(&job(&members, json!({ "stragglers": [slow(0)] }))), []);
+}
+
+#[test]
 fn where_to_look_is_said_as_it_is_known() {
     let loopback = json!({ "data_address": "127.0.0.1:9", "http_address": "[::1]:90", "host": "node-a" });
     let place = |members: &[Value]| {

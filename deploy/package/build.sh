@@ -59,7 +59,7 @@ stage_documents() {
     local deploy=$documents/deploy
     install -D -m 644 -t "$documents" "$root/README.md"
     install -D -m 644 -t "$documents/docs" "$root"/docs/*.md
-    install -D -m 644 -t "$documents/docs/figures" "$root"/docs/figures/*.svg
+    install -D -m 644 -t "$documents/docs/figures" "$root"/docs/figures/*.{svg,png}
     install -m 644 "$here/debian/copyright" "$documents/copyright"
     install -D -m 644 -t "$deploy" "$root/deploy/gradwire.toml"
     install -D -m 644 -t "$deploy/config" "$root"/deploy/config/*.toml

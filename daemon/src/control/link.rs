@@ -21,12 +21,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep, timeout};
 
 /// Messages that may wait to be sent; more wait in their callers.
 const OUTGOING_MAX: usize = 256;
 /// Events that may wait for the member; more wait in the socket.
 const EVENTS_MAX: usize = 1024;
+
+/// Connections that may end before the registration is answered: one is a scheduler that died at this moment, and more are
+/// somebody who does not speak to us.
+const GREETS_MAX: u32 = 3;
+/// Between two of them.
+const GREET_AGAIN: Duration = Duration::from_millis(100);
 
 /// What arrives from the scheduler.
 #[derive(Clone, Debug)]
@@ -86,7 +92,7 @@ pub struct SchedulerLink {
 }
 
 impl SchedulerLink {
-    /// Reaches the scheduler within `deadlines.connect_ms`, registers, and starts heartbeats that carry what
+    /// Reaches the scheduler within `deadlines.connect_ms`, with another one where the first dies before it answers, registers, and starts heartbeats that carry what
     /// `report` says at that moment (it runs on the runtime's thread and must return at once). Needs a tokio
     /// runtime, which must be driven for as long as the link lives.
     ///
@@ -107,11 +113,24 @@ impl SchedulerLink {
             None => deadlines.connect_ms.saturating_add(deadlines.silence_ms),
         };
         let limit = Duration::from_millis(answer_ms);
-        let stream = connect_with_retry(host, port, settings.deadlines.connect_ms, fix)
-            .await
-            .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
         let address = format!("{host}:{port}");
-        let (connection, welcome) = greet((security, stream), &address, &register, None, limit).await?;
+        let until = Instant::now() + Duration::from_millis(deadlines.connect_ms);
+        let mut tries = 0;
+        let (connection, welcome) = loop {
+            tries += 1;
+            let left_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64;
+            let stream = connect_with_retry(host, port, left_ms.max(1), fix)
+                .await
+                .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
+            match greet((security, stream), &address, &register, None, limit).await {
+                Err(error) if error.is_cut() && tries < GREETS_MAX => {
+                    tracing::debug!(%error, "the scheduler went before it answered");
+                    // Nothing tells when the next one listens.
+                    sleep(GREET_AGAIN).await;
+                }
+                greeted => break greeted?,
+            }
+        };
         let (frames, outgoing) = mpsc::channel(OUTGOING_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let seeker = Seeker::new((settings, security), register, &welcome, resume);

@@ -88,6 +88,19 @@ fn asked_of(cause: &FrameError) -> &'static str {
 }
 
 impl LinkError {
+    /// Did the connection end before it was answered? Then its scheduler may have died, and the next one may come.
+    pub(super) fn is_cut(&self) -> bool {
+        let Self::NoAnswer { cause, .. } = self else { return false };
+        match &**cause {
+            FrameError::Cut { .. } => true,
+            FrameError::Io(error) => {
+                use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+                matches!(error.kind(), ConnectionReset | ConnectionAborted | BrokenPipe | UnexpectedEof)
+            }
+            _ => false,
+        }
+    }
+
     /// The exit code of a process that ends because of this.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {

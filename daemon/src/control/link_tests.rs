@@ -143,6 +143,31 @@ async fn a_refusal_and_a_mute_scheduler_have_their_codes() {
 }
 
 #[tokio::test]
+async fn a_scheduler_that_dies_before_it_answers_is_no_end_and_one_that_never_answers_is() {
+    let (listener, settings) = listen().await;
+    let serve = async {
+        drop(listener.accept().await.unwrap());
+        let mut connection = Connection::new(listener.accept().await.unwrap().0).unwrap();
+        assert_eq!(connection.receive_within(LONG).await.unwrap(), Some(ToScheduler::Register(register())));
+        connection.send_within(&welcome(&settings), LONG).await.unwrap();
+        connection
+    };
+    let own = (&settings, &PLAIN);
+    let (link, _scheduler) =
+        tokio::join!(SchedulerLink::connect(own, register(), MemberReport::default, || None), serve);
+    assert_eq!(link.unwrap().1.rank, Rank(2));
+    let turn_away = async {
+        for _ in 0..super::GREETS_MAX {
+            drop(listener.accept().await.unwrap());
+        }
+    };
+    let (refused, ()) =
+        tokio::join!(SchedulerLink::connect(own, register(), MemberReport::default, || None), turn_away);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("did not answer the registration"), "{text}");
+}
+
+#[tokio::test]
 async fn a_message_too_large_is_its_callers_error() {
     let (link, _scheduler) = linked().await;
     let reason = "x".repeat(proto_common::limits::CONTROL_FRAME_BYTES_MAX);

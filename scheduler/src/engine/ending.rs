@@ -2,7 +2,7 @@
 //! the death that ends the job is the one that everybody reports.
 
 use super::rebuild::later;
-use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, declared, refuse, release, send};
+use super::{Command, ConnectionId, Engine, Note, Outcome, Phase, declared, let_go, refuse, release, send};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Rank, Role};
@@ -64,9 +64,8 @@ impl Engine {
         // Who leaves a job that runs is answered last, when the others have been told: they tell a scheduler that comes after this
         // one, which would wait for it, were it known to this one alone.
         let ack = send(connection, FromScheduler::GoodbyeAck);
-        let go = [ack.clone(), Command::Close { connection }];
         if (&self.phase, id.role) == (&Phase::Running, Role::Server) && self.server_leaves(id, out) {
-            return out.extend(go);
+            return out.extend(let_go(connection));
         }
         match (&self.phase, id.role) {
             (Phase::Assembling, _) => {
@@ -85,7 +84,7 @@ impl Engine {
         self.note(Note::Left(id));
         self.forget(id, out);
         self.go_on_after(now_ms, id, out);
-        out.extend(go);
+        out.extend(let_go(connection));
     }
 
     /// It has left in good order: who waited for it does no more, and all are told, of the end where it was the last.

@@ -489,6 +489,11 @@ impl Engine {
     }
 }
 
+/// Confirms a goodbye; nothing follows.
+fn let_go(connection: ConnectionId) -> [Command; 2] {
+    [send(connection, FromScheduler::GoodbyeAck), Command::Close { connection }]
+}
+
 fn send(to: ConnectionId, message: FromScheduler) -> Command {
     Command::Send { to: vec![to], message: Box::new(message) }
 }

@@ -4,7 +4,7 @@
 
 use super::member::Member;
 use super::rebuild::check_term;
-use super::{Command, ConnectionId, Engine, Outcome, Phase, refuse, send};
+use super::{Command, ConnectionId, Engine, Outcome, Phase, let_go, refuse, send};
 use proto_common::config::WorkerLoss;
 use proto_common::ids::{Incarnation, MemberId, Rank, Role};
 use proto_common::limits::{NAME_BYTES_MAX, PROTOCOL_VERSION};
@@ -22,7 +22,7 @@ impl Engine {
         out: &mut Vec<Command>,
     ) {
         if self.may_go(&register) {
-            return out.extend([send(from, FromScheduler::GoodbyeAck), Command::Close { connection: from }]);
+            return out.extend(let_go(from));
         }
         if let Err(reason) = self.may_register(&register) {
             return refuse(from, reason, out);

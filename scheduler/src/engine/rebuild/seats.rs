@@ -2,12 +2,12 @@
 
 use super::super::member::Member;
 use super::super::registration::DECLARED_DEAD;
-use super::super::{Awaited, Command, Engine, Phase, refuse, send};
+use super::super::{Awaited, Command, Engine, Phase, let_go, refuse};
 use super::{Arrival, Rebuild};
 use proto_common::config::WorkerLoss;
 use proto_common::error::{Death, DeathCause};
 use proto_common::ids::{MemberId, Role};
-use proto_common::message::{self, Coming, FromScheduler, RefusalReason};
+use proto_common::message::{self, Coming, RefusalReason};
 
 impl Rebuild {
     /// Those whose goodbye the scheduler before had not confirmed: workers are counted as left before anybody is missed, because
@@ -37,10 +37,7 @@ impl Rebuild {
                 (None, _) => self.left.contains(&rank),
             };
             if is_known {
-                told.extend([
-                    send(*connection, FromScheduler::GoodbyeAck),
-                    Command::Close { connection: *connection },
-                ]);
+                told.extend(let_go(*connection));
             }
             !is_known
         });

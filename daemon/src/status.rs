@@ -121,13 +121,16 @@ pub struct CheckpointStatus {
     pub missing: Vec<(Rank, u16)>,
     /// Complete since this scheduler started.
     pub completed: u64,
-    /// Given up since then.
+    /// Given up since then, or not begun for what is left of those.
     pub failed: u64,
     /// Not begun since then at a round of `checkpoint.every_rounds`, because another one was being written.
     #[serde(default)]
     pub skipped: u64,
     /// Why the last of those that failed did.
     pub failure: Option<String>,
+    /// Why no other is begun: what is left of those that failed cannot be removed.
+    #[serde(default)]
+    pub stopped: Option<String>,
 }
 
 /// What deaths, joins and restarts have led to, and what is still to be done.

@@ -3,8 +3,9 @@
 
 use super::ordered::Ordered;
 use super::queued::Finished;
-use super::{Command, ConnectionId, deadline_ms, send};
+use super::{Command, ConnectionId, Note, deadline_ms, send};
 use daemon::status::CheckpointStatus;
+use leftovers::Leftovers;
 use pending::complete;
 use proto_common::ids::{Epoch, Rank};
 use proto_common::message::{
@@ -13,9 +14,13 @@ use proto_common::message::{
 use proto_common::tensor::TensorSpec;
 use std::collections::{BTreeMap, VecDeque};
 
+mod leftovers;
 mod orders;
 mod pending;
 
+#[cfg(test)]
+pub(super) use leftovers::LEFT_MAX;
+pub use leftovers::Stopped;
 pub(super) use pending::{Asker, Pending, Wanted};
 pub use pending::{CheckpointConfig, Clearing, Completed, Unusable};
 
@@ -41,13 +46,17 @@ pub(super) struct Checkpoints {
     pub(super) ended: VecDeque<u64>,
     /// Why the one that failed last did.
     failure: Option<String>,
-    /// People have not heard of it.
-    is_failure_new: bool,
+    /// What people have not heard of.
+    news: Option<Note>,
     completed: u64,
     failed: u64,
     skipped: u64,
     /// The round of the last one that was not begun: all servers say it.
     skipped_round: u64,
+    /// What of those that failed cannot be removed.
+    left: Leftovers,
+    /// The round of the last one that was not begun for that: all servers say it.
+    stopped_round: Option<u64>,
 }
 
 impl Checkpoints {
@@ -55,20 +64,22 @@ impl Checkpoints {
         Self { has_place, ..Self::default() }
     }
 
-    /// Why the last one failed, once.
-    pub(super) fn new_failure(&mut self) -> Option<String> {
-        self.failure.clone().filter(|_| std::mem::take(&mut self.is_failure_new))
+    /// Why the last one failed, or was not begun, once.
+    pub(super) fn take_news(&mut self) -> Option<Note> {
+        self.news.take()
     }
 
     /// After a sleep: what there was counts, what was under way does not.
     pub(super) fn woken(&mut self) -> Self {
-        let Self { has_place, completed, failed, skipped, skipped_round, .. } = *self;
+        let Self { has_place, completed, failed, skipped, skipped_round, stopped_round, .. } = *self;
         Self {
             has_place,
             completed,
             failed,
             skipped,
             skipped_round,
+            stopped_round,
+            left: std::mem::take(&mut self.left),
             failure: self.failure.take(),
             ended: std::mem::take(&mut self.ended),
             ..Self::default()
@@ -98,6 +109,7 @@ impl Checkpoints {
             failed: self.failed,
             skipped: self.skipped,
             failure: self.failure.clone(),
+            stopped: self.stopped().map(|stopped| stopped.to_string()),
         }
     }
 
@@ -142,6 +154,9 @@ impl Checkpoints {
         out: &mut Vec<Command>,
     ) {
         if !self.pending.contains_key(&round) {
+            if self.is_stopped(round, &[asker], out) {
+                return;
+            }
             self.begin(round, true, epoch, wanted, out);
             self.pending.entry(round).or_default().is_now = true;
         }
@@ -168,7 +183,7 @@ impl Checkpoints {
         let error = SaveError::Failed { round, reason: reason.to_owned() };
         self.failed += 1;
         self.failure = Some(error.to_string());
-        self.is_failure_new = true;
+        self.news = self.failure.clone().map(Note::CheckpointFailed);
         answer(&pending.askers, &Err(error), out);
         Some(pending)
     }
@@ -227,7 +242,10 @@ impl Checkpoints {
                     // One at a time: while the disk is slow there are fewer.
                     order(&wanted.servers, CheckpointOrder::Drop { round }, out);
                 } else if !self.pending.contains_key(&round) {
-                    self.begin(round, false, epoch, wanted, out);
+                    match self.is_stopped(round, &[], out) {
+                        true => order(&wanted.servers, CheckpointOrder::Drop { round }, out),
+                        false => self.begin(round, false, epoch, wanted, out),
+                    }
                 }
             }
             CheckpointNews::Passed { round } => {

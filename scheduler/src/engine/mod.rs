@@ -30,7 +30,7 @@ mod strangers;
 
 use barriers::{Answer, Barriers};
 use checkpoints::Checkpoints;
-pub use checkpoints::{CheckpointConfig, Clearing, Completed, Unusable};
+pub use checkpoints::{CheckpointConfig, Clearing, Completed, Stopped, Unusable};
 use coming::Comings;
 use declarations::{Asker, Declarations, DueAnswer, Step};
 use ending::Saving;
@@ -137,6 +137,13 @@ pub enum Input {
         /// Its name, or what went wrong.
         result: Result<String, String>,
     },
+    /// What came of a checkpoint that was given up is removed, or why not.
+    ClearedAway {
+        /// What was to go.
+        clearing: Clearing,
+        /// What went wrong.
+        result: Result<(), String>,
+    },
     /// Time has passed.
     Tick,
     /// The scheduler is asked to stop.
@@ -164,7 +171,8 @@ pub enum Command {
     },
     /// All parts of a checkpoint are there: write its manifest. Answered by `Input::ManifestWritten`.
     WriteManifest(Box<Completed>),
-    /// Remove what was left of incomplete checkpoints, in the order of these and of manifests.
+    /// Remove what was left of incomplete checkpoints, in the order of these and of manifests. Answered by `Input::ClearedAway`
+    /// where it is of one that was given up.
     ClearAway(Clearing),
     /// The job is over; nothing follows.
     End(Outcome),
@@ -311,12 +319,13 @@ impl Engine {
                 self.last_checkpoint = newest.or(self.last_checkpoint.take());
                 self.ask_servers(&mut out);
             }
+            Input::ClearedAway { clearing, result } => self.checkpoints.cleared(clearing, result),
             Input::Tick => self.tick(now_ms, &mut out),
             Input::Stop { reason } => self.stop(now_ms, &reason, &mut out),
         }
         self.end_if_saved(now_ms, &mut out);
         self.end_if_empty(now_ms, &mut out);
-        self.notes.extend(self.checkpoints.new_failure().map(Note::CheckpointFailed));
+        self.notes.extend(self.checkpoints.take_news());
         out
     }
 

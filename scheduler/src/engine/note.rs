@@ -1,7 +1,7 @@
 //! What people are to hear of the engine's last step, beside the messages that it sends: for the log and for counters. Nothing is
 //! decided by it.
 
-use super::Engine;
+use super::{Engine, Stopped};
 use proto_common::error::Death;
 use proto_common::ids::{MemberId, Rank};
 
@@ -32,6 +32,13 @@ pub enum Note {
     },
     /// A checkpoint was given up, and why.
     CheckpointFailed(String),
+    /// A checkpoint was not begun, because what is left of earlier ones cannot be removed.
+    CheckpointsStopped {
+        /// Its round.
+        round: u64,
+        /// What is left, and why.
+        stopped: Stopped,
+    },
 }
 
 impl Engine {

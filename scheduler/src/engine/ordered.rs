@@ -81,6 +81,9 @@ impl Checkpoints {
         }
         let round = newest.saturating_add(self.ordered.ahead);
         let askers = std::mem::take(&mut self.ordered.askers);
+        if self.is_stopped(round, &askers, out) {
+            return;
+        }
         self.begin(round, false, epoch, wanted, out);
         let pending = self.pending.entry(round).or_default();
         (pending.askers, pending.is_ordered) = (askers, true);

@@ -360,6 +360,7 @@ function checkpointsOf({ checkpoints: c }) {
   entries.push(["Given up", count(c.failed), c.failed ? "warn" : ""]);
   if (c.failure) entries.push(["Why the last one was", c.failure, "bad"]);
   entries.push(["Not begun beside another", count(c.skipped)]);
+  if (c.stopped) entries.push(["Why none is begun", c.stopped, "bad"]);
   return entries;
 }
 

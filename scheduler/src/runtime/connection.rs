@@ -1,6 +1,7 @@
 //! One control connection: a task that reads and a task that writes, with what each may cost. It must not
 //! know what messages mean.
 
+use super::keeper::Done;
 use crate::engine::{ConnectionId, Standing};
 use daemon::control::{Connection, FrameError, ReadHalf, WriteHalf};
 use daemon::security::{Identity, Security};
@@ -78,11 +79,8 @@ pub(super) enum Event {
         connection: ConnectionId,
         why: String,
     },
-    /// The manifest of a checkpoint is written, or not.
-    Written {
-        round: u64,
-        result: Result<String, String>,
-    },
+    /// Something is done at the place of checkpoints, or cannot be.
+    Kept(Done),
 }
 
 /// What waits to be written.

@@ -19,8 +19,28 @@ pub(super) enum Task {
     Clear(Clearing),
 }
 
-/// A round, and the name under which it is complete now, or why it is not.
-type Written = (u64, Result<String, String>);
+impl Task {
+    /// What is told where it ends without a word.
+    fn lost(&self) -> impl FnOnce(String) -> Option<Done> + Send + use<> {
+        let (round, clearing) = match self {
+            Self::Write(completed) => (Some(completed.round), None),
+            Self::Clear(clearing) => (None, Some(clearing.clone()).filter(Clearing::is_told)),
+        };
+        move |error| {
+            let written = round.map(|round| Done::Written(round, Err(error.clone())));
+            written.or_else(|| clearing.map(|clearing| Done::Cleared(clearing, Err(error))))
+        }
+    }
+}
+
+/// What came of a task.
+#[derive(Debug, PartialEq)]
+pub(super) enum Done {
+    /// A round, and the name under which it is complete now, or why it is not.
+    Written(u64, Result<String, String>),
+    /// What was left of one that was given up is gone, or why it is not.
+    Cleared(Clearing, Result<(), String>),
+}
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -133,7 +153,7 @@ impl Keeper {
     /// Begins a task behind all of its line that were begun before. Who is given up comes behind the manifest that may name the
     /// same files. None waits for what rounds before have left, which may be much: nothing that was begun meanwhile is part of
     /// that.
-    pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Written>> + Send + use<> {
+    pub(super) fn begin(&self, task: Task) -> impl Future<Output = Option<Done>> + Send + use<> {
         let line = match &task {
             Task::Clear(Clearing::Before { writing, restore, .. }) => {
                 let name = |round: &u64| checkpoint::name_beside(*round, restore.as_deref());
@@ -147,26 +167,29 @@ impl Keeper {
         async move {
             // An error is its end, too.
             let _ = before.await;
-            let round = if let Task::Write(completed) = &task { Some(completed.round) } else { None };
+            let lost = task.lost();
             let kept = spawn_blocking(move || {
-                let result = keeper.execute(&task);
+                let done = keeper.execute(task);
                 drop(over);
-                result
+                done
             });
-            let result = kept.await.unwrap_or_else(|error| Some(Err(error.to_string())));
-            round.zip(result)
+            kept.await.unwrap_or_else(|error| lost(error.to_string()))
         }
     }
 
-    /// The name of what is complete then. Blocks.
-    fn execute(&self, task: &Task) -> Option<Result<String, String>> {
+    /// None where nobody is to hear of it. Blocks.
+    fn execute(&self, task: Task) -> Option<Done> {
         match task {
-            Task::Write(completed) => Some(self.write(completed).map_err(|error| error.to_string())),
+            Task::Write(completed) => {
+                let written = self.write(&completed).map_err(|error| error.to_string());
+                Some(Done::Written(completed.round, written))
+            }
             Task::Clear(clearing) => {
-                if let Err(error) = self.clear(clearing) {
-                    tracing::warn!(%error, "what is left of a checkpoint that was given up cannot be removed");
+                let cleared = self.clear(&clearing).map_err(|error| error.to_string());
+                if let Err(error) = &cleared {
+                    tracing::warn!(error, "what is left of a checkpoint that was given up cannot be removed");
                 }
-                None
+                clearing.is_told().then_some(Done::Cleared(clearing, cleared))
             }
         }
     }

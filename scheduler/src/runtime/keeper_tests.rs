@@ -24,7 +24,7 @@ async fn tasks_are_done_in_the_order_in_which_they_were_begun() {
     let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
     let keeper = keeper.unwrap();
     let (first, second) = (keeper.begin(write(1)), keeper.begin(write(2)));
-    let name = |round: u64| Some((round, Ok(checkpoint::round_name(round))));
+    let name = |round: u64| Some(Done::Written(round, Ok(checkpoint::round_name(round))));
     // The second one runs first, and waits.
     let second = tokio::spawn(second);
     tokio::task::yield_now().await;
@@ -40,7 +40,7 @@ async fn a_manifest_does_not_wait_for_what_is_cleared_away() {
     let keeper = keeper.unwrap();
     let clearing = keeper.begin(Task::Clear(Clearing::Before { round: 1, writing: vec![1], restore: None }));
     let written = tokio::time::timeout(std::time::Duration::from_secs(20), keeper.begin(write(1))).await;
-    assert_eq!(written, Ok(Some((1, Ok(checkpoint::round_name(1))))));
+    assert_eq!(written, Ok(Some(Done::Written(1, Ok(checkpoint::round_name(1))))));
     assert_eq!(clearing.await, None);
 }
 
@@ -61,7 +61,7 @@ async fn what_a_manifest_is_being_written_for_is_no_leftover() {
     // It runs first, and waits.
     let given_up = tokio::spawn(given_up);
     tokio::task::yield_now().await;
-    assert_eq!(written.await, Some((1, Ok(name.clone()))));
+    assert_eq!(written.await, Some(Done::Written(1, Ok(name.clone()))));
     given_up.await.unwrap();
     assert!(keeper.store.files(&name).unwrap().iter().any(|(there, _)| *there == file));
 }
@@ -83,6 +83,26 @@ async fn who_was_given_up_makes_room_and_what_is_being_written_stays() {
 }
 
 #[tokio::test]
+async fn what_of_one_that_was_given_up_cannot_be_removed_is_told_and_so_is_what_can() {
+    let place = tempfile::tempdir().unwrap();
+    let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
+    let keeper = keeper.unwrap();
+    let file = "part-s0000-l00-0000000000000001-0001.safetensors".to_owned();
+    // Of the reasons for which a file stays, one that holds for root, too.
+    let stays = place.path().join(checkpoint::round_name(1)).join(&file);
+    std::fs::create_dir_all(&stays).unwrap();
+    let clearing = Clearing::GivenUp { round: 1, files: vec![file], restore: None };
+    let told = keeper.begin(Task::Clear(clearing.clone())).await;
+    let Some(Done::Cleared(of, Err(error))) = told else { panic!("{told:?}") };
+    assert_eq!(of, clearing);
+    assert!(error.contains(&stays.display().to_string()), "{error}");
+    std::fs::remove_dir(&stays).unwrap();
+    let told = keeper.begin(Task::Clear(clearing.clone())).await;
+    assert_eq!(told, Some(Done::Cleared(clearing, Ok(()))));
+    assert_eq!(keeper.store.names().unwrap(), [""; 0]);
+}
+
+#[tokio::test]
 async fn what_is_begun_behind_a_sweep_is_no_leftover_of_it() {
     let place = tempfile::tempdir().unwrap();
     let (keeper, _) = open(&settings(place.path(), 1), false).unwrap();
@@ -95,7 +115,7 @@ async fn what_is_begun_behind_a_sweep_is_no_leftover_of_it() {
     drop(keeper.begin(before(40)));
     sweep.await;
     assert_eq!(keeper.store.names().unwrap(), names[1..]);
-    assert_eq!(keeper.begin(write(50)).await, Some((50, Ok(checkpoint::round_name(50)))));
+    assert_eq!(keeper.begin(write(50)).await, Some(Done::Written(50, Ok(checkpoint::round_name(50)))));
     assert!(keeper.store.names().unwrap().contains(&names[1]));
 }
 

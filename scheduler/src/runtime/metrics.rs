@@ -222,7 +222,7 @@ impl EngineGauges {
             )?,
             checkpoints_failed: IntGauge::new(
                 "gradwire_scheduler_checkpoints_failed",
-                "Checkpoints given up since this scheduler started.",
+                "Checkpoints given up since this scheduler started, or not begun for what is left of those.",
             )?,
             checkpoints_skipped: IntGauge::new(
                 "gradwire_scheduler_checkpoints_skipped",

@@ -22,7 +22,7 @@ use daemon::seldom::Seldom;
 use daemon::shutdown::Shutdown;
 use daemon::status::JobPhase;
 pub use embed::Scheduler;
-use keeper::{Keeper, Task};
+use keeper::{Done, Keeper, Task};
 use metrics::Metrics;
 use proto_common::config::Settings;
 use proto_common::error::ExitCode;
@@ -380,12 +380,13 @@ impl Core {
     /// An event as the engine takes it; those of connections that were closed do not count.
     fn input_of(&mut self, event: Event) -> Option<Input> {
         match event {
-            Event::Written { round, result } => {
+            Event::Kept(Done::Written(round, result)) => {
                 if result.is_ok() {
                     self.flight.note("checkpoint", format!("round {round} is complete"));
                 }
                 Some(Input::ManifestWritten { round, result })
             }
+            Event::Kept(Done::Cleared(clearing, result)) => Some(Input::ClearedAway { clearing, result }),
             Event::Message { from, message } => {
                 let outbox = self.connections.get(&from)?;
                 match message {
@@ -489,9 +490,9 @@ impl Core {
         let Some(keeper) = &self.keeper else { return };
         let (kept, events) = (keeper.begin(task), self.events.clone());
         self.tasks.spawn(async move {
-            if let Some((round, result)) = kept.await {
+            if let Some(done) = kept.await {
                 // A core that is gone needs no answer.
-                let _ = events.send(Event::Written { round, result }).await;
+                let _ = events.send(Event::Kept(done)).await;
             }
         });
     }

@@ -40,6 +40,16 @@ impl Core {
                 tracing::warn!(why, "a checkpoint was given up");
                 self.flight.note("checkpoint", format!("given up: {why}"));
             }
+            Note::CheckpointsStopped { round, stopped } => {
+                let left = &stopped.left;
+                tracing::error!(
+                    round,
+                    ?left,
+                    reason = stopped.reason,
+                    "a checkpoint is not written: {stopped}"
+                );
+                self.flight.note("checkpoint", format!("round {round} is not written: {stopped}"));
+            }
         }
     }
 

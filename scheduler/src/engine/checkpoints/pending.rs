@@ -68,6 +68,14 @@ pub enum Clearing {
     },
 }
 
+impl Clearing {
+    /// Is the engine to hear what came of it?
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        matches!(self, Self::GivenUp { .. })
+    }
+}
+
 /// What a checkpoint is to have.
 pub(in super::super) struct Wanted<'a> {
     /// Tensors that servers hold, each with the epoch that it was placed in.

@@ -9,7 +9,7 @@ use proto_common::ids::{ChunkId, MemberId};
 use proto_common::limits::{MANIFEST_MS_MAX, PROTOCOL_VERSION};
 use proto_common::message::{CheckpointNews, CheckpointOrder, Cover, PartWritten, SaveError, Waits};
 
-fn declared(rig: &mut Rig, chunks: u64) -> Vec<Key> {
+pub(super) fn declared(rig: &mut Rig, chunks: u64) -> Vec<Key> {
     let spec = TensorSpec::f32(1, chunks * rig.engine.config.shape.chunk_bytes / 4, Optimizer::sum());
     let (tensors, timeout_ms) = (vec![spec], 1000);
     let commands = rig.say(worker(0), ToScheduler::Declare { request: 1, tensors, timeout_ms });
@@ -37,7 +37,7 @@ fn ask(request: u64) -> ToScheduler {
     ToScheduler::SaveCheckpoint { request, round: 5, timeout_ms: 100 }
 }
 
-fn saved(commands: &[Command]) -> Vec<(u64, Result<String, SaveError>)> {
+pub(super) fn saved(commands: &[Command]) -> Vec<(u64, Result<String, SaveError>)> {
     let answers = commands.iter().filter_map(|command| match command {
         Command::Send { message, .. } => match &**message {
             FromScheduler::CheckpointSaved { request, result } => Some((*request, result.clone())),
@@ -48,7 +48,7 @@ fn saved(commands: &[Command]) -> Vec<(u64, Result<String, SaveError>)> {
     answers.collect()
 }
 
-fn orders(commands: &[Command]) -> Vec<(usize, CheckpointOrder)> {
+pub(super) fn orders(commands: &[Command]) -> Vec<(usize, CheckpointOrder)> {
     let orders = commands.iter().filter_map(|command| match command {
         Command::Send { to, message } => match &**message {
             FromScheduler::Checkpoint(order) => Some((to.len(), order.clone())),
@@ -174,7 +174,7 @@ fn whoever_asks_has_a_deadline_that_names_what_is_missing() {
 
 const OPERATOR: ConnectionId = ConnectionId(900);
 
-fn operator(rig: &mut Rig, timeout_ms: u64) -> Vec<Command> {
+pub(super) fn operator(rig: &mut Rig, timeout_ms: u64) -> Vec<Command> {
     operator_on(rig, OPERATOR.0, timeout_ms)
 }
 
@@ -190,7 +190,7 @@ fn closed(commands: &[Command]) -> Vec<u64> {
     closed.collect()
 }
 
-fn at(newest: u64) -> ToScheduler {
+pub(super) fn at(newest: u64) -> ToScheduler {
     ToScheduler::Checkpoint(CheckpointNews::At { lane: 0, newest, waits: None })
 }
 
@@ -451,11 +451,11 @@ fn loose(rig: &mut Rig) {
     }
 }
 
-fn asks(rig: &mut Rig, from: MemberId, request: u64, round: u64) -> Vec<Command> {
+pub(super) fn asks(rig: &mut Rig, from: MemberId, request: u64, round: u64) -> Vec<Command> {
     rig.say(from, ToScheduler::SaveCheckpoint { request, round, timeout_ms: 100 })
 }
 
-fn part_of(round: u64, version: u64) -> ToScheduler {
+pub(super) fn part_of(round: u64, version: u64) -> ToScheduler {
     let ToScheduler::Checkpoint(CheckpointNews::Part(part)) = part(0, 0, 4, version) else { unreachable!() };
     ToScheduler::Checkpoint(CheckpointNews::Part(PartWritten { round, ..part }))
 }
@@ -533,7 +533,7 @@ fn a_manifest_says_what_the_job_began_from() {
     assert_eq!(completed.restore.as_deref(), Some("round-000000005"));
 }
 
-fn cleared(commands: Vec<Command>) -> Vec<Clearing> {
+pub(super) fn cleared(commands: Vec<Command>) -> Vec<Clearing> {
     let clearings = commands.into_iter().filter_map(|command| match command {
         Command::ClearAway(clearing) => Some(clearing),
         _ => None,

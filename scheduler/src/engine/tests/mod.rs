@@ -5,6 +5,7 @@ mod bounds;
 mod checkpoints;
 mod declaring;
 mod ending;
+mod leftovers;
 mod losing;
 mod pacing;
 mod parting;

@@ -41,7 +41,7 @@ pub(crate) struct CopiedRows {
 #[derive(Debug)]
 pub(super) struct LanePart {
     pub(super) round: u64,
-    lane: u16,
+    pub(super) lane: u16,
     chunk_bytes: u64,
     writer: PartWriter,
     /// Chunks and pieces of tables.

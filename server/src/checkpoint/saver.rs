@@ -8,7 +8,7 @@ use proto_common::config::CheckpointSettings;
 use proto_common::ids::{Incarnation, Key, Rank};
 use proto_common::message::CheckpointNews;
 use proto_common::tensor::TensorSpec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+/// Rounds whose parts are whole while the scheduler has not said a word of them: the next is another one's turn.
+const UNSAID_MAX: usize = 2;
+/// Rounds that are remembered as told: as many as can be under way, and more.
+const TOLD_MAX: usize = 16;
+
 /// What the thread is told.
 #[derive(Debug)]
 enum Letter {
@@ -24,6 +29,7 @@ enum Letter {
     Begin(u16, Begin),
     Chunk(u16, Copied),
     Rows(u16, CopiedRows),
+    Save(u64),
     Drop(u64),
     /// It need only look whether it is to end.
     Wake,
@@ -119,6 +125,11 @@ struct Writer {
     restore: Option<String>,
     tensors: BTreeMap<Key, TensorSpec>,
     parts: BTreeMap<u16, LanePart>,
+    /// Rounds that the scheduler wants written, the last told last.
+    told: VecDeque<u64>,
+    /// Parts that are whole, of rounds of which it has not said so yet: a server begins by itself. They have no name before, so
+    /// that nothing is left where it does not want them.
+    unsaid: Vec<LanePart>,
     /// Parts that were begun.
     begun: u64,
     budget: Budget,
@@ -159,6 +170,8 @@ impl Saver {
             restore,
             tensors: BTreeMap::new(),
             parts: BTreeMap::new(),
+            told: VecDeque::new(),
+            unsaid: Vec::new(),
             begun: 0,
             budget: budget.clone(),
             news: told.clone(),
@@ -190,6 +203,11 @@ impl Saver {
             self.has_rounds.store(true, Ordering::Relaxed);
         }
         let _ = self.letters.send(Letter::Tensors(tensors));
+    }
+
+    /// The scheduler wants the checkpoint of this round.
+    pub(crate) fn save(&self, round: u64) {
+        let _ = self.letters.send(Letter::Save(round));
     }
 
     /// What a checkpoint's writing has come to is given up.
@@ -253,7 +271,8 @@ impl Writer {
                     self.attempt((lane, copied.round), |writer| writer.rows(lane, &copied));
                     self.give(bytes);
                 }
-                Letter::Drop(round) => self.parts.retain(|_, part| part.round != round),
+                Letter::Save(round) => self.save(round),
+                Letter::Drop(round) => self.drop_round(round),
             }
         }
     }
@@ -287,14 +306,19 @@ impl Writer {
                 "checkpoint.directory is not set at this server, or cannot be used; set it for all processes";
             return Err(CheckpointError::BadPlace { place: String::new(), why: why.into() });
         };
+        let round = begin.round;
         self.begun += 1;
         let file = file_of(self.rank.0, lane, self.life, self.begun);
-        let name = checkpoint::name_beside(begin.round, self.restore.as_deref());
+        let name = checkpoint::name_beside(round, self.restore.as_deref());
         let part = LanePart::begin(store, (lane, &name, &file), self.chunk_bytes, &self.tensors, begin)?;
         if part.is_empty() {
             return self.finish(part);
         }
-        self.parts.insert(lane, part);
+        // Of one that was given up before it was heard of here.
+        let before = self.parts.insert(lane, part).map(|before| before.round);
+        if let Some(before) = before.filter(|before| *before != round) {
+            self.forget(before);
+        }
         Ok(())
     }
 
@@ -323,7 +347,49 @@ impl Writer {
         Ok(())
     }
 
-    fn finish(&self, part: LanePart) -> Result<(), CheckpointError> {
+    fn save(&mut self, round: u64) {
+        self.told.retain(|told| *told != round);
+        self.told.push_back(round);
+        self.told.drain(..self.told.len().saturating_sub(TOLD_MAX));
+        let whole: Vec<LanePart> = self.unsaid.extract_if(.., |part| part.round == round).collect();
+        for part in whole {
+            self.attempt((part.lane, round), |writer| writer.finish(part));
+        }
+    }
+
+    /// Nothing comes of a round's: what is there of it goes.
+    fn drop_round(&mut self, round: u64) {
+        let count = self.parts.len() + self.unsaid.len();
+        self.told.retain(|told| *told != round);
+        self.parts.retain(|_, part| part.round != round);
+        self.unsaid.retain(|part| part.round != round);
+        if self.parts.len() + self.unsaid.len() < count {
+            self.forget(round);
+        }
+    }
+
+    /// The directory of a round goes, where nothing is in it.
+    fn forget(&self, round: u64) {
+        let Some(store) = &self.store else { return };
+        let name = checkpoint::name_beside(round, self.restore.as_deref());
+        if let Err(error) = store.forget(&name) {
+            tracing::debug!(round, %error, "the directory of a checkpoint that was given up stays");
+        }
+    }
+
+    /// A part is whole. It is given its name, and told, as soon as the scheduler wants it.
+    fn finish(&mut self, part: LanePart) -> Result<(), CheckpointError> {
+        if !self.told.contains(&part.round) {
+            self.unsaid.push(part);
+            let rounds: BTreeSet<u64> = self.unsaid.iter().map(|part| part.round).collect();
+            if rounds.len() > UNSAID_MAX {
+                let round = self.unsaid[0].round;
+                self.drop_round(round);
+                let reason = "it was whole, and the scheduler has not said a word of it".into();
+                let _ = self.news.send(CheckpointNews::Failed { round, reason });
+            }
+            return Ok(());
+        }
         let written = part.finish()?;
         tracing::debug!(
             round = written.round,

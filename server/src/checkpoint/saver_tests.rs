@@ -81,6 +81,57 @@ fn a_panic_fails_the_checkpoint_and_gives_its_room_back() {
     assert_eq!(lane.used_bytes(), 0, "nobody writes it");
 }
 
+/// Of a saver over a directory: what it tells, once everything before is done.
+fn told(saver: &mut Saver, lane: &LaneSaver, round: u64) -> Vec<CheckpointNews> {
+    saver.save(round);
+    begin(lane, round);
+    let mut all = Vec::new();
+    loop {
+        let news = saver.news.blocking_recv().unwrap();
+        let is_last = matches!(&news, CheckpointNews::Part(part) if part.round == round);
+        all.push(news);
+        if is_last {
+            return all;
+        }
+    }
+}
+
+#[test]
+fn a_part_that_nobody_wants_leaves_nothing_and_one_that_is_wanted_later_is_there_then() {
+    let place = tempfile::tempdir().unwrap();
+    let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
+    let own = (Rank(0), Incarnation(1), 4096);
+    let store: Arc<dyn Store> = Arc::new(checkpoint::Directory::new(place.path()));
+    let mut saver =
+        Saver::over(Some(store.clone()), &settings, own, (PATIENCE, None), Box::new(|| ())).unwrap();
+    let lane = saver.lane(0);
+    let rounds = |news: &[CheckpointNews]| -> Vec<u64> {
+        let round = |news: &CheckpointNews| match news {
+            CheckpointNews::Part(part) => part.round,
+            other => panic!("{other:?}"),
+        };
+        news.iter().map(round).collect()
+    };
+    // Whole before the scheduler says a word: one is wanted then, and one is not.
+    [5, 10].into_iter().for_each(|round| begin(&lane, round));
+    saver.drop_part(10);
+    saver.save(5);
+    assert_eq!(rounds(&told(&mut saver, &lane, 15)), [5, 15]);
+    let names = [5, 15].map(checkpoint::round_name);
+    assert_eq!(store.names().unwrap(), names);
+    names.iter().for_each(|name| assert_eq!(store.files(name).unwrap().len(), 1));
+    // Of as many as it keeps so, one too many.
+    let most = (0..=UNSAID_MAX as u64).map(|n| 20 + 5 * n);
+    most.for_each(|round| begin(&lane, round));
+    let news = told(&mut saver, &lane, 90);
+    let [CheckpointNews::Failed { round: 20, .. }, CheckpointNews::Part(_)] = &news[..] else {
+        panic!("{news:?}")
+    };
+    drop((saver, lane));
+    let whole = |name: &String| store.files(name).unwrap().iter().all(|(file, _)| file.starts_with("part-"));
+    assert!(store.names().unwrap().iter().all(whole), "what was not wanted is not there");
+}
+
 #[test]
 fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
     // A place that answers: what waits behind is not written any more.

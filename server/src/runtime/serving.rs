@@ -245,6 +245,9 @@ impl Serving<'_> {
     }
 
     fn checkpoint(&self, order: &CheckpointOrder) {
+        if let CheckpointOrder::Save { round, .. } = order {
+            self.work.saver.save(*round);
+        }
         for (lane, _) in &self.reception.lanes {
             lane.send(LaneMessage::Checkpoint(order.clone()));
         }

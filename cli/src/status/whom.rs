@@ -37,7 +37,7 @@ impl Whom {
             Failure::message(ExitCode::Usage, text)
         };
         if let Some(path) = &self.port_file {
-            let text = std::fs::read_to_string(path).map_err(|error| {
+            let text = daemon::small_file::read_text(path).map_err(|error| {
                 let text = format!("cannot read the port file {}: {error}", path.display());
                 Failure::message(ExitCode::Io, text)
             })?;

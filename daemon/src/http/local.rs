@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use std::net::{IpAddr, SocketAddr};
 
-const TEXT: &str = "over a loopback address this is shown to those only who ask for localhost, 127.0.0.1 or [::1]; ask by such a name\n";
+const TEXT: &str = "over a loopback address this is shown to those only who ask for localhost, 127.0.0.1, [::1] or this host's own name; ask by such a name\n";
 
 /// Is the own end of a connection reached from this host only?
 pub(super) fn is_loopback(own: SocketAddr) -> bool {
@@ -34,7 +34,9 @@ fn is_local(said: &str) -> bool {
         None => said.split_once(':').map_or(said, |(host, _)| host),
     };
     let is_address = host.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback());
-    is_address || host.eq_ignore_ascii_case("localhost")
+    // A host may lead its own name to a loopback address: Debian does, to 127.0.1.1.
+    let is_own = || crate::host::name().is_some_and(|own| host.eq_ignore_ascii_case(&own));
+    is_address || host.eq_ignore_ascii_case("localhost") || is_own()
 }
 
 #[cfg(test)]
@@ -43,6 +45,9 @@ mod tests {
 
     #[test]
     fn names_of_this_host_are_known_and_others_are_not() {
+        let own = crate::host::name().unwrap();
+        assert!(is_local(&own) && is_local(&format!("{own}:9095")), "{own}");
+        assert!(!is_local(&format!("{own}.evil.example")));
         for said in [
             "localhost",
             "LocalHost:9095",

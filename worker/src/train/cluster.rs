@@ -144,12 +144,16 @@ impl Exchange for Cluster {
         }
     }
 
-    fn finish_training(&mut self) -> anyhow::Result<()> {
+    fn settle(&mut self) -> anyhow::Result<()> {
         if self.tensors.iter().any(|place| !place.tensor.spec().settled_mode().has_rounds()) {
             // What this worker got last lacks what others contribute still.
             self.client.barrier_of("trained", NodeGroup::WORKERS)?;
             self.tensors.iter_mut().try_for_each(|place| place.pull(&self.client))?;
         }
+        Ok(())
+    }
+
+    fn leave(mut self: Box<Self>) -> anyhow::Result<()> {
         self.finished = true;
         self.client.close();
         Ok(())

@@ -98,8 +98,13 @@ pub trait Exchange {
     /// A number of the training for whoever watches it, such as its loss. Nobody need listen.
     fn report(&self, _name: &str, _value: f64) {}
 
-    /// An orderly goodbye. `weights` stay readable.
-    fn finish_training(&mut self) -> anyhow::Result<()>;
+    /// Waits until all workers have trained: then `weights` are the last ones.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// An orderly goodbye. The job is over with the last one: what is to come of it is kept by then.
+    fn leave(self: Box<Self>) -> anyhow::Result<()>;
 
     /// What this process's gradients were, and what was sent for them.
     fn traffic(&self) -> Traffic;

@@ -66,8 +66,12 @@ impl Exchange for Jittered {
         self.inner.report(name, value);
     }
 
-    fn finish_training(&mut self) -> anyhow::Result<()> {
-        self.inner.finish_training()
+    fn settle(&mut self) -> anyhow::Result<()> {
+        self.inner.settle()
+    }
+
+    fn leave(self: Box<Self>) -> anyhow::Result<()> {
+        self.inner.leave()
     }
 
     fn traffic(&self) -> Traffic {

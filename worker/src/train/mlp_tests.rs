@@ -84,7 +84,7 @@ impl Exchange for Still {
         self.calls.push(format!("finish {i}"));
         Ok(())
     }
-    fn finish_training(&mut self) -> anyhow::Result<()> {
+    fn leave(self: Box<Self>) -> anyhow::Result<()> {
         Ok(())
     }
     fn transport(&self) -> String {

@@ -140,8 +140,12 @@ impl Exchange for Overlapped {
         self.inner.report(name, value);
     }
 
-    fn finish_training(&mut self) -> anyhow::Result<()> {
-        self.inner.finish_training()
+    fn settle(&mut self) -> anyhow::Result<()> {
+        self.inner.settle()
+    }
+
+    fn leave(self: Box<Self>) -> anyhow::Result<()> {
+        self.inner.leave()
     }
 
     fn transport(&self) -> String {

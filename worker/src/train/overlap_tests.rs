@@ -66,7 +66,7 @@ impl Exchange for Recorder {
         std::thread::sleep(self.delay);
         self.inner.finish(i)
     }
-    fn finish_training(&mut self) -> anyhow::Result<()> {
+    fn leave(self: Box<Self>) -> anyhow::Result<()> {
         Ok(())
     }
     fn transport(&self) -> String {

@@ -167,7 +167,7 @@ impl Exchange for Reference {
         Ok(())
     }
 
-    fn finish_training(&mut self) -> anyhow::Result<()> {
+    fn leave(self: Box<Self>) -> anyhow::Result<()> {
         Ok(())
     }
 

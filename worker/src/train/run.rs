@@ -57,8 +57,8 @@ pub fn train(
         exchange = Box::new(Jittered::new(exchange, args.seed, args.jitter_us));
     }
     let tensors = resumed.map_or_else(|| args.layers.initial(args.seed), |model| model.tensors);
-    let mut exchange = Overlapped::new(exchange, args.overlap);
-    train_with(args, &rows, &tensors, done, &mut exchange, out)
+    let exchange = Overlapped::new(exchange, args.overlap);
+    train_with(args, &rows, &tensors, done, exchange, out)
 }
 
 fn load_rows(args: &TrainArgs) -> Result<Rowset, TrainError> {
@@ -96,7 +96,7 @@ fn train_with(
     rows: &Rowset,
     tensors: &[NamedTensor],
     done: u32,
-    exchange: &mut Overlapped,
+    mut exchange: Overlapped,
     out: &mut dyn Write,
 ) -> Result<(), TrainError> {
     let workers = exchange.workers();
@@ -136,8 +136,14 @@ fn train_with(
         let plan = EpochPlan::new(&rows.train, args.seed, epoch, workers, args.batch);
         let steps_of = std::mem::take(&mut step)..plan.steps();
         let ran = steps_of.len();
-        let loss =
-            train_epoch(&mut mlp, &rows.train_data, (&plan, steps_of), epoch, exchange, report.as_ref())?;
+        let loss = train_epoch(
+            &mut mlp,
+            &rows.train_data,
+            (&plan, steps_of),
+            epoch,
+            &mut exchange,
+            report.as_ref(),
+        )?;
         let (overlapped, spent) = exchange.end_epoch().map_err(TrainError::Exchange)?;
         if let Some(report) = &mut report {
             let samples = (ran * args.batch) as u64 * u64::from(workers);
@@ -145,11 +151,11 @@ fn train_with(
         }
     }
     exchange.finish_all().map_err(TrainError::Exchange)?;
-    exchange.finish_training().map_err(TrainError::Exchange)?;
-    match report {
-        Some(report) => conclude(args, rows, exchange, &report, out),
-        None => Ok(()),
-    }
+    exchange.settle().map_err(TrainError::Exchange)?;
+    // Before the goodbye: whoever is killed after it is not missed, and what it had not kept would be lost.
+    let concluded = report.map_or(Ok(()), |report| conclude(args, rows, &exchange, &report, out));
+    Box::new(exchange).leave().map_err(TrainError::Exchange)?;
+    concluded
 }
 
 /// These steps of an epoch, of this process's ranks; returns their mean loss.

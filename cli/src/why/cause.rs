@@ -392,6 +392,13 @@ fn barriers(status: &ClusterStatus) -> Vec<Finding> {
 
 fn checkpoint(status: &ClusterStatus) -> Option<Finding> {
     let checkpoints = &status.checkpoints;
+    if let Some(why) = &checkpoints.stopped {
+        return Some(Finding::new(
+            "no checkpoint is written any more: those that were given up cannot be removed".to_owned(),
+            vec![why.clone()],
+            "let the scheduler and all servers run as one user, or remove what is left by hand",
+        ));
+    }
     let round = checkpoints.writing.filter(|_| checkpoints.stalled_ms >= STALLED_MIN_MS)?;
     let parts = checkpoints.missing.iter().map(|(server, lane)| format!("server {server} lane {lane}"));
     Some(Finding::new(

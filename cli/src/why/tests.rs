@@ -258,6 +258,13 @@ fn other_things_that_hold_a_job_up() {
             } }),
             "nothing has come of the checkpoint of round 9 for 5.0 s",
         ),
+        (
+            json!({ "checkpoints": {
+                "newest": null, "writing": null, "stalled_ms": 0, "parts": 0, "parts_expected": 0, "missing": [],
+                "completed": 0, "failed": 4, "failure": null, "stopped": "parts of rounds [5, 10, 15] stay",
+            } }),
+            "no checkpoint is written any more",
+        ),
     ];
     for (more, words) in cases {
         let found = one(&job(&[], more));

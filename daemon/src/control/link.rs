@@ -92,9 +92,9 @@ pub struct SchedulerLink {
 }
 
 impl SchedulerLink {
-    /// Reaches the scheduler within `deadlines.connect_ms`, with another one where the first dies before it answers, registers, and starts heartbeats that carry what
-    /// `report` says at that moment (it runs on the runtime's thread and must return at once). Needs a tokio
-    /// runtime, which must be driven for as long as the link lives.
+    /// Reaches the scheduler within `deadlines.connect_ms` (where it dies before it answers, the next one within as much again),
+    /// registers, and starts heartbeats that carry what `report` says at that moment (it runs on the runtime's thread and must
+    /// return at once). Needs a tokio runtime, which must be driven for as long as the link lives.
     ///
     /// `resume` is asked, on the same thread, when the scheduler was lost: what the member knows, or `None` where it is in no
     /// roster yet. Then the link is lost.
@@ -114,12 +114,10 @@ impl SchedulerLink {
         };
         let limit = Duration::from_millis(answer_ms);
         let address = format!("{host}:{port}");
-        let until = Instant::now() + Duration::from_millis(deadlines.connect_ms);
         let mut tries = 0;
         let (connection, welcome) = loop {
             tries += 1;
-            let left_ms = until.saturating_duration_since(Instant::now()).as_millis() as u64;
-            let stream = connect_with_retry(host, port, left_ms.max(1), fix)
+            let stream = connect_with_retry(host, port, deadlines.connect_ms, fix)
                 .await
                 .map_err(|error| LinkError::Unreachable(Arc::new(error)))?;
             match greet((security, stream), &address, &register, None, limit).await {

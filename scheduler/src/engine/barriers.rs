@@ -87,6 +87,19 @@ impl BarrierKey {
     }
 }
 
+/// What is wrong with a request, whatever others do.
+fn mistake(key: &BarrierKey, who: &Arrival) -> Option<String> {
+    if key.name.len() > NAME_BYTES_MAX {
+        return Some(format!("a barrier's name may have {NAME_BYTES_MAX} bytes"));
+    }
+    if who.passed > PASSED_MAX {
+        return Some(format!("nobody has come through a barrier {} times", who.passed));
+    }
+    let member = who.member;
+    (!key.holds(member))
+        .then(|| format!("{member} is not part of the group; enter with a group that holds it"))
+}
+
 /// All barriers with someone waiting.
 #[derive(Debug)]
 pub(super) struct Barriers {
@@ -108,11 +121,15 @@ impl Barriers {
     /// Someone arrives; the last one opens the barrier for all.
     pub(super) fn enter(&mut self, who: Arrival, name: String, group: NodeGroup) -> Vec<Answer> {
         let key = BarrierKey::new(name, group);
-        if let Some(reason) = self.obstacle(&key, &who) {
+        if let Some(reason) = mistake(&key, &who) {
             return vec![who.refused(key.name, &reason)];
         }
+        // Those who came through it with the others may have left meanwhile.
         if who.passed < self.opened.get(&key).map_or(0, |(times, _)| *times) {
             return vec![who.answer(Ok(()))];
+        }
+        if let Some(reason) = self.obstacle(&key, &who) {
+            return vec![who.refused(key.name, &reason)];
         }
         self.waiting.entry(key.clone()).or_default().insert(who.member, who);
         self.open_if_whole(key)
@@ -154,16 +171,7 @@ impl Barriers {
     }
 
     fn obstacle(&self, key: &BarrierKey, who: &Arrival) -> Option<String> {
-        if key.name.len() > NAME_BYTES_MAX {
-            return Some(format!("a barrier's name may have {NAME_BYTES_MAX} bytes"));
-        }
-        if who.passed > PASSED_MAX {
-            return Some(format!("nobody has come through a barrier {} times", who.passed));
-        }
         let member = who.member;
-        if !key.holds(member) {
-            return Some(format!("{member} is not part of the group; enter with a group that holds it"));
-        }
         if let Some(left) = self.left.iter().find(|left| key.holds(**left)) {
             return Some(format!("{left} has left the job and cannot come"));
         }

@@ -71,14 +71,13 @@ impl Checkpoints {
 
     /// After a sleep: what there was counts, what was under way does not.
     pub(super) fn woken(&mut self) -> Self {
-        let Self { has_place, completed, failed, skipped, skipped_round, stopped_round, .. } = *self;
+        let Self { has_place, completed, failed, skipped, skipped_round, .. } = *self;
         Self {
             has_place,
             completed,
             failed,
             skipped,
             skipped_round,
-            stopped_round,
             left: std::mem::take(&mut self.left),
             failure: self.failure.take(),
             ended: std::mem::take(&mut self.ended),

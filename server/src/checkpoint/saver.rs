@@ -17,7 +17,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Rounds whose parts are whole while the scheduler has not said a word of them: the next is another one's turn.
+/// Rounds whose parts are whole while the scheduler has not said a word of them. Those that come first stay: it hears of them
+/// first.
 const UNSAID_MAX: usize = 2;
 /// Rounds that are remembered as told: as many as can be under way, and more.
 const TOLD_MAX: usize = 16;
@@ -351,6 +352,10 @@ impl Writer {
         self.told.retain(|told| *told != round);
         self.told.push_back(round);
         self.told.drain(..self.told.len().saturating_sub(TOLD_MAX));
+        // Beside a later one it wants no earlier one, of which it may never have heard.
+        let stale: BTreeSet<u64> =
+            self.unsaid.iter().map(|part| part.round).filter(|other| *other < round).collect();
+        stale.into_iter().for_each(|round| self.drop_round(round));
         let whole: Vec<LanePart> = self.unsaid.extract_if(.., |part| part.round == round).collect();
         for part in whole {
             self.attempt((part.lane, round), |writer| writer.finish(part));
@@ -380,12 +385,14 @@ impl Writer {
     /// A part is whole. It is given its name, and told, as soon as the scheduler wants it.
     fn finish(&mut self, part: LanePart) -> Result<(), CheckpointError> {
         if !self.told.contains(&part.round) {
+            let round = part.round;
             self.unsaid.push(part);
             let rounds: BTreeSet<u64> = self.unsaid.iter().map(|part| part.round).collect();
             if rounds.len() > UNSAID_MAX {
-                let round = self.unsaid[0].round;
                 self.drop_round(round);
-                let reason = "it was whole, and the scheduler has not said a word of it".into();
+                let reason =
+                    "it was whole, and the scheduler has said a word neither of it nor of those before it"
+                        .into();
                 let _ = self.news.send(CheckpointNews::Failed { round, reason });
             }
             return Ok(());
@@ -403,7 +410,10 @@ impl Writer {
 
     fn fail(&mut self, lane: u16, round: u64, error: &CheckpointError) {
         tracing::warn!(round, lane, %error, "a checkpoint cannot be written");
-        self.parts.remove(&lane);
+        // It may write another one's part by now, which nobody would miss.
+        if self.parts.get(&lane).is_some_and(|part| part.round == round) {
+            self.parts.remove(&lane);
+        }
         let _ = self.news.send(CheckpointNews::Failed { round, reason: error.to_string() });
     }
 }

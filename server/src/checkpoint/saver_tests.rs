@@ -1,6 +1,7 @@
 //! What the writing thread does where a place panics, or does not answer.
 
 use super::*;
+use crate::engine::ChunkSpec;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -124,12 +125,43 @@ fn a_part_that_nobody_wants_leaves_nothing_and_one_that_is_wanted_later_is_there
     let most = (0..=UNSAID_MAX as u64).map(|n| 20 + 5 * n);
     most.for_each(|round| begin(&lane, round));
     let news = told(&mut saver, &lane, 90);
-    let [CheckpointNews::Failed { round: 20, .. }, CheckpointNews::Part(_)] = &news[..] else {
+    let [CheckpointNews::Failed { round: 30, .. }, CheckpointNews::Part(_)] = &news[..] else {
         panic!("{news:?}")
     };
-    drop((saver, lane));
-    let whole = |name: &String| store.files(name).unwrap().iter().all(|(file, _)| file.starts_with("part-"));
-    assert!(store.names().unwrap().iter().all(whole), "what was not wanted is not there");
+    // The scheduler has said nothing of the others, and does not want them beside this one.
+    assert_eq!(store.names().unwrap(), [5, 15, 90].map(checkpoint::round_name));
+    assert_eq!(store.files(&checkpoint::round_name(90)).unwrap().len(), 1);
+}
+
+#[test]
+fn a_part_that_cannot_get_its_name_takes_no_other_one_along() {
+    let place = tempfile::tempdir().unwrap();
+    let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
+    let own = (Rank(0), Incarnation(1), 4096);
+    let store: Arc<dyn Store> = Arc::new(checkpoint::Directory::new(place.path()));
+    let mut saver = Saver::over(Some(store), &settings, own, (PATIENCE, None), Box::new(|| ())).unwrap();
+    let lane = saver.lane(0);
+    // One that is whole, with a name only that the scheduler wants later, and the next one, which is being written.
+    begin(&lane, 5);
+    let spec = TensorSpec::f32(1, 4, proto_common::optimizer::Optimizer::sum());
+    let span = proto_common::tensor::ChunkSpan { id: Default::default(), offset: 0, bytes: 16 };
+    lane.begin(Begin { round: 10, chunks: vec![ChunkSpec::of(&spec, &span)], tables: Vec::new() });
+    let other = saver.lane(1);
+    let news = told(&mut saver, &other, 1);
+    assert!(matches!(&news[..], [CheckpointNews::Part(part)] if part.round == 1), "{news:?}");
+    std::fs::remove_dir_all(place.path().join(checkpoint::round_name(5))).unwrap();
+    saver.save(5);
+    // It is there still: what is no chunk fails it.
+    lane.write(Copied { round: 10, id: Default::default(), image: vec![0] });
+    let news = told(&mut saver, &lane, 15);
+    let [
+        CheckpointNews::Failed { round: 5, .. },
+        CheckpointNews::Failed { round: 10, .. },
+        CheckpointNews::Part(_),
+    ] = &news[..]
+    else {
+        panic!("{news:?}")
+    };
 }
 
 #[test]

@@ -201,8 +201,9 @@ fn conclude(
     let weights: Vec<&[f32]> = (0..args.layers.tensors()).map(|i| exchange.weights(i)).collect();
     let test_data = rows.test_data.as_ref().unwrap_or(&rows.train_data);
     let score = evaluate(&args.layers, &weights, test_data, &rows.test).map_err(TrainError::Exchange)?;
-    if let Some(file) = &args.plot {
-        let (first, losses) = report.losses();
+    let (first, losses) = report.losses();
+    // Who comes again when all is trained keeps the plot of its life before.
+    if let Some(file) = args.plot.as_ref().filter(|_| !losses.is_empty()) {
         let title = format!("{} on {} workers: training loss", args.layers, exchange.workers());
         model::write_atomic(file, svg::loss_curve(&title, first, losses).as_bytes())?;
     }

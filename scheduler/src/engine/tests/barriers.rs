@@ -92,6 +92,19 @@ fn nobody_waits_for_one_who_left() {
 }
 
 #[test]
+fn who_comes_again_comes_through_what_was_opened_also_where_others_have_left_since() {
+    let mut rig = Rig::running(1, 2);
+    let group = NodeGroup::WORKERS;
+    rig.say(worker(0), barrier(1, "trained", group, 50));
+    assert_eq!(rig.say(worker(1), barrier(1, "trained", group, 50)).len(), 2);
+    rig.say(worker(1), ToScheduler::Goodbye);
+    // Killed before its own goodbye, it begins at the beginning.
+    assert_eq!(rig.say(worker(0), barrier(2, "trained", group, 50)), [to(&[worker(0)], released(2))]);
+    let next = error(&rig.say(worker(0), again(3, "trained", group, 50, 1)));
+    assert!(next.to_string().contains("worker 1 has left"), "{next}");
+}
+
+#[test]
 fn a_job_that_ends_opens_nothing() {
     let mut rig = Rig::running(1, 1);
     rig.handle(Input::Stop { reason: "SIGTERM".into() });

@@ -38,6 +38,10 @@ fn where_nothing_that_is_given_up_can_be_removed_no_more_is_begun() {
     let again = rig.say(server(0), begun(100));
     assert_eq!((rig.engine.take_notes(), cleared(again)), (vec![], vec![]), "said, and under way");
     assert_eq!(failed(&rig), LEFT_MAX as u64 + 1);
+    // A server that is late says an earlier one.
+    let late = rig.say(server(0), begun(95));
+    assert_eq!(orders(&late), [(1, CheckpointOrder::Drop { round: 95 })]);
+    assert_eq!((rig.engine.take_notes(), failed(&rig)), (vec![], LEFT_MAX as u64 + 1));
     // Whoever asks is told.
     for commands in [asks(&mut rig, worker(0), 7, 101), {
         operator(&mut rig, 1_000_000);

@@ -9,8 +9,8 @@ mod bars;
 mod calls;
 mod child;
 mod cluster;
-mod copies;
 mod copy;
+mod costs;
 mod counters;
 mod gradwire;
 mod grpc;
@@ -90,8 +90,8 @@ enum Command {
     Kernels(kernels::KernelArgs),
     /// Measures calls to handlers beside pushes, and rows of sparse tables beside a gather of the same rows.
     Calls(calls::CallsArgs),
-    /// Measures what a copy of every chunk on another server costs (`cluster.replicas`).
-    Copies(copies::CopiesArgs),
+    /// Measures what a setting costs: copies on other servers (`cluster.replicas`), encryption, the recorder.
+    Costs(costs::CostsArgs),
     /// Sweeps the gRPC baseline's settings and prints what each gives: how the committed ones were found.
     TuneGrpc(grpc::tune::TuneArgs),
 }
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
         Some(Command::ScaleWorker(args)) => scale::worker(&args),
         Some(Command::Kernels(args)) => kernels::run(&args),
         Some(Command::Calls(args)) => calls::run(&args),
-        Some(Command::Copies(args)) => copies::run(&args),
+        Some(Command::Costs(args)) => costs::run(&args),
         Some(Command::TuneGrpc(args)) => grpc::tune::run(&args),
     };
     match outcome {

@@ -49,10 +49,10 @@ impl Store for Bad {
     }
 }
 
-fn saver(store: Bad, drain: Duration, has_room: impl Fn() + Send + 'static) -> Saver {
+fn saver(store: Arc<dyn Store>, drain: Duration, has_room: impl Fn() + Send + 'static) -> Saver {
     let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
     let own = (Rank(0), Incarnation(1), 4096);
-    Saver::over(Some(Arc::new(store)), &settings, own, (drain, None), Box::new(has_room)).unwrap()
+    Saver::over(Some(store), &settings, own, (drain, None), Box::new(has_room)).unwrap()
 }
 
 fn begin(lane: &LaneSaver, round: u64) {
@@ -62,7 +62,7 @@ fn begin(lane: &LaneSaver, round: u64) {
 #[test]
 fn a_panic_fails_the_checkpoint_and_gives_its_room_back() {
     let (told, room) = channel();
-    let mut saver = saver(Bad(None), PATIENCE, move || {
+    let mut saver = saver(Arc::new(Bad(None)), PATIENCE, move || {
         let _ = told.send(());
     });
     let lane = saver.lane(0);
@@ -100,11 +100,8 @@ fn told(saver: &mut Saver, lane: &LaneSaver, round: u64) -> Vec<CheckpointNews> 
 #[test]
 fn a_part_that_nobody_wants_leaves_nothing_and_one_that_is_wanted_later_is_there_then() {
     let place = tempfile::tempdir().unwrap();
-    let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
-    let own = (Rank(0), Incarnation(1), 4096);
     let store: Arc<dyn Store> = Arc::new(checkpoint::Directory::new(place.path()));
-    let mut saver =
-        Saver::over(Some(store.clone()), &settings, own, (PATIENCE, None), Box::new(|| ())).unwrap();
+    let mut saver = saver(store.clone(), PATIENCE, || ());
     let lane = saver.lane(0);
     let rounds = |news: &[CheckpointNews]| -> Vec<u64> {
         let round = |news: &CheckpointNews| match news {
@@ -136,10 +133,7 @@ fn a_part_that_nobody_wants_leaves_nothing_and_one_that_is_wanted_later_is_there
 #[test]
 fn a_part_that_cannot_get_its_name_takes_no_other_one_along() {
     let place = tempfile::tempdir().unwrap();
-    let settings = CheckpointSettings { memory_bytes: 100, ..CheckpointSettings::default() };
-    let own = (Rank(0), Incarnation(1), 4096);
-    let store: Arc<dyn Store> = Arc::new(checkpoint::Directory::new(place.path()));
-    let mut saver = Saver::over(Some(store), &settings, own, (PATIENCE, None), Box::new(|| ())).unwrap();
+    let mut saver = saver(Arc::new(checkpoint::Directory::new(place.path())), PATIENCE, || ());
     let lane = saver.lane(0);
     // One that is whole, with a name only that the scheduler wants later, and the next one, which is being written.
     begin(&lane, 5);
@@ -168,7 +162,7 @@ fn a_part_that_cannot_get_its_name_takes_no_other_one_along() {
 fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
     // A place that answers: what waits behind is not written any more.
     let (word, waits) = sync_channel(0);
-    let mut first = saver(Bad(Some(Mutex::new(waits))), PATIENCE, || ());
+    let mut first = saver(Arc::new(Bad(Some(Mutex::new(waits)))), PATIENCE, || ());
     let mut news = std::mem::replace(&mut first.news, unbounded_channel().1);
     let lane = first.lane(0);
     (0..1000).for_each(|round| begin(&lane, round));
@@ -183,7 +177,7 @@ fn an_end_waits_for_the_disk_within_a_bound_and_for_no_letter_behind() {
     assert!(news.try_recv().is_err());
     // One that does not: its thread is left.
     let (word, waits) = channel();
-    let second = saver(Bad(Some(Mutex::new(waits))), Duration::from_millis(50), || ());
+    let second = saver(Arc::new(Bad(Some(Mutex::new(waits)))), Duration::from_millis(50), || ());
     begin(&second.lane(0), 1);
     let before = Instant::now();
     drop(second);

@@ -142,7 +142,7 @@ fuzz-keep:
 
 ## lab       simulated clusters in which everything goes wrong, that many seeds of it [SEEDS=5000 FIRST=0]
 lab:
-	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test lab -- --ignored --exact thousands_of_seeds --nocapture
+	@GRADWIRE_FIRST_SEED=$(FIRST) GRADWIRE_SEEDS=$(SEEDS) cargo test --config profile.dev.opt-level=2 --locked -p gradwire-tests --test sim -- --ignored --exact lab::thousands_of_seeds --nocapture
 
 ## package   .deb, tarball, parts list and checksums of release programs, and the wheel where maturin is, in target/package [VERBS= without RDMA]
 package:

@@ -2,7 +2,7 @@
 """Writes the Grafana dashboard beside it: `deploy/grafana/dashboard.py > deploy/grafana/gradwire.json`.
 
 Owns titles, texts, units and places of the panels; what a metric means is docs/metrics.md's to say. It needs Python 3
-alone: the test that compares it with the committed file (tests/tests/prometheus.rs) has no network. Must not write
+alone: the test that compares it with the committed file (tests/tests/system/prometheus.rs) has no network. Must not write
 anything that depends on when or where it runs.
 """
 

@@ -1,7 +1,7 @@
 //! The protocol of `docs/recovery.md` as a state machine for a model checker: which steps are possible (`step`), what they do
 //! to servers, workers and the scheduler, and what must hold in every state (`properties`).
 //!
-//! It is written from that page and shares no code with the engines: it finds mistakes of the protocol, `tests/tests/lab.rs`
+//! It is written from that page and shares no code with the engines: it finds mistakes of the protocol, `tests/tests/sim/lab.rs`
 //! finds mistakes of the code. One chunk is enough, because chunks share nothing but epochs. Time does not exist: whatever
 //! may be late is as late as possible, and a deadline is a step that may happen.
 #![forbid(unsafe_code)]

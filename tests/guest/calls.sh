@@ -1,3 +1,3 @@
 # In the guest: calls between real members over the device.
 . /bin/device.sh
-process_calls --test-threads=1 over_verbs
+process --test-threads=1 calls::over_verbs

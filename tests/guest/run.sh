@@ -4,8 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 deploy/bootstrap.sh guest
-folder=$(tests/guest/build.sh drivers machine verbs_faults verbs_shared rdma_train process_placement process_buffers \
-    process_calls)
+folder=$(tests/guest/build.sh drivers machine verbs_faults verbs_shared process)
 bin=$folder/bin
 tests/guest/base.sh "$folder/base"
 # What needs no device.
@@ -14,11 +13,11 @@ tests/guest/base.sh "$folder/base"
 # fails its test and not the machine.
 tests/guest/boot.sh -m 1536 -t 400 "$folder/base" tests/guest/fabric.sh \
     "$bin"/{drivers,verbs_faults,verbs_shared,machine,copy_between_processes}
-tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,rdma_train} \
+tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/netem.sh "$bin"/{verbs_faults,process} \
     "$bin"/gradwire-{scheduler,server,worker} examples/digits/digits.csv
 # Daemons, and the doctor.
 tests/guest/boot.sh -m 3000 -t 800 "$folder/base" tests/guest/train.sh "$bin"/gradwire{-scheduler,-server,-worker} \
-    "$bin"/{rdma_train,process_placement,process_buffers} "$(command -v setpriv)" examples/digits/digits.csv
+    "$bin"/process "$(command -v setpriv)" examples/digits/digits.csv
 tests/guest/boot.sh -m 3000 -t 300 "$folder/base" tests/guest/calls.sh "$bin"/gradwire-{scheduler,server,worker} \
-    "$bin/process_calls"
+    "$bin/process"
 tests/guest/boot.sh -m 2000 -t 200 "$folder/base" tests/guest/doctor.sh "$bin/gradwire"

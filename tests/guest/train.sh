@@ -1,5 +1,5 @@
 # In the guest: real daemons over the device.
 . /bin/device.sh
-rdma_train --test-threads=1 --nocapture --skip two_devices:: || exit
-process_placement --test-threads=1 the_same each_placement a_dynamic || exit
-process_buffers --test-threads=1 over_verbs
+process rdma_train:: --test-threads=1 --nocapture --skip two_devices:: || exit
+process --test-threads=1 placement::the_same placement::each_placement placement::a_dynamic || exit
+process --test-threads=1 buffers::over_verbs

@@ -1,4 +1,5 @@
-//! No test is forgotten: everything that has tests is part of a suite of `tests/suites.toml`.
+//! No test is forgotten: everything that has tests is part of a suite of `tests/suites.toml`, and each file beside a
+//! `main.rs` of tests is one of its modules.
 
 use super::{Finding, Repo};
 use crate::suites::manifest::{self, Command, Manifest};
@@ -23,6 +24,13 @@ pub fn complete(repo: &Repo) -> Vec<Finding> {
             findings.push(finding(FILE, what, "add a suite with command \"test:PACKAGE\""));
         }
         for path in &repo.paths {
+            if let Some(root) = undeclared(repo, path, member) {
+                findings.push(finding(
+                    path,
+                    format!("is no module of {root}"),
+                    "declare it there: mod NAME;",
+                ));
+            }
             let Some(target) = integration_test(path, member) else { continue };
             let in_guest = repo.texts.get(GUEST).is_some_and(|script| names(script, target));
             if !in_guest && !manifest.suites.iter().any(|suite| suite.runs(package, target)) {
@@ -43,6 +51,20 @@ fn integration_test<'a>(path: &'a str, member: &str) -> Option<&'a str> {
     let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
     let target = inside.strip_suffix(".rs").or_else(|| inside.strip_suffix("/main.rs"))?;
     (!target.contains('/')).then_some(target)
+}
+
+/// The `main.rs` of an integration test of several files that does not declare this one, which would then never run.
+fn undeclared(repo: &Repo, path: &str, member: &str) -> Option<String> {
+    let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
+    let (folder, module) = inside.strip_suffix(".rs")?.split_once('/')?;
+    let root = format!("{member}/tests/{folder}/main.rs");
+    let is_lost = module != "main"
+        && !module.contains('/')
+        && repo
+            .texts
+            .get(&root)
+            .is_some_and(|text| !text.lines().any(|line| line == format!("mod {module};")));
+    is_lost.then_some(root)
 }
 
 /// Is a test among the words of a script?
@@ -92,6 +114,26 @@ mod tests {
         assert_eq!(found("true"), [units, integration]);
         assert_eq!(found("test:gradwire-server"), [integration]);
         assert_eq!(found("test:gradwire-tests/sim_*"), [units]);
+    }
+
+    #[test]
+    fn a_module_that_nobody_declares_is_found() {
+        let repo = fake(&[
+            ("tests/tests/sim/main.rs", "mod loss;\n"),
+            ("tests/tests/sim/loss.rs", ""),
+            ("tests/tests/sim/order.rs", ""),
+            ("tests/tests/common/mod.rs", ""),
+        ]);
+        let lost = |path| undeclared(&repo, path, "tests");
+        assert_eq!(lost("tests/tests/sim/order.rs").as_deref(), Some("tests/tests/sim/main.rs"));
+        for fine in [
+            "tests/tests/sim/loss.rs",
+            "tests/tests/sim/main.rs",
+            "tests/tests/common/mod.rs",
+            "tests/src/lib.rs",
+        ] {
+            assert_eq!(lost(fine), None, "{fine}");
+        }
     }
 
     #[test]

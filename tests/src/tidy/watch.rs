@@ -1,7 +1,7 @@
 //! What watches a job keeps up with its metrics: rules and panels read series that exist, every metric is on a panel, and
 //! every rule has its unit test, every alert its row in `docs/alerts.md`.
 //!
-//! Must not know PromQL: names are words of the text. `tests/tests/prometheus.rs` asks a real Prometheus.
+//! Must not know PromQL: names are words of the text. `tests/tests/system/prometheus.rs` asks a real Prometheus.
 
 use super::metrics::{PAGE as METRICS, is_metric, on_page};
 use super::{Finding, Repo};

@@ -11,8 +11,8 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// Calls `test` with each seed: `count` of them from 0 on, or what the environment says. `file` is the file
-/// below `tests/tests`, `name` the test in it, for the command that is printed.
+/// Calls `test` with each seed: `count` of them from 0 on, or what the environment says. `file` is the module
+/// of `tests/tests/sim`, `name` the test in it, for the command that is printed.
 pub fn for_each(file: &str, name: &str, count: u64, mut test: impl FnMut(u64)) {
     let seeds = match number("GRADWIRE_SEED") {
         Some(seed) => seed..seed + 1,
@@ -25,7 +25,7 @@ pub fn for_each(file: &str, name: &str, count: u64, mut test: impl FnMut(u64)) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(seed))) {
             eprintln!("\nseed {seed} failed; to replay it:");
             eprintln!(
-                "    GRADWIRE_SEED={seed} cargo test -p gradwire-tests --test {file} -- --exact {name}\n"
+                "    GRADWIRE_SEED={seed} cargo test -p gradwire-tests --test sim -- --exact {file}::{name}\n"
             );
             resume_unwind(panic);
         }

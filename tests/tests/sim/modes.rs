@@ -5,7 +5,7 @@
 use fabric::sim::{Action, FaultScript, ScriptShape, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Shape, Style, seeds};
 
-const FILE: &str = "sim_modes";
+const FILE: &str = "modes";
 
 fn style(seed: u64) -> Style {
     if seed.is_multiple_of(2) { Style::Waited } else { Style::Pipelined }

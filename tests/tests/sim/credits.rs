@@ -4,7 +4,7 @@
 use fabric::sim::{Action, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Kind, Shape, Style, seeds};
 
-const FILE: &str = "sim_credits";
+const FILE: &str = "credits";
 
 #[test]
 fn all_slots_are_free_in_quiet() {

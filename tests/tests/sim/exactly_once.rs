@@ -6,7 +6,7 @@
 use fabric::sim::{FaultScript, Rng, ScriptShape, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Shape, Style, seeds};
 
-const FILE: &str = "sim_exactly_once";
+const FILE: &str = "exactly_once";
 
 fn style(seed: u64) -> Style {
     if seed.is_multiple_of(2) { Style::Waited } else { Style::Pipelined }

@@ -5,7 +5,7 @@
 use fabric::sim::{Action, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Kind, OpId, Shape, seeds};
 
-const FILE: &str = "sim_order";
+const FILE: &str = "order";
 
 /// Every worker pushes and pulls all tensors for some rounds and waits for nothing in between.
 fn burst(cluster: &mut Cluster, rounds: u64) -> Vec<(OpId, u64)> {

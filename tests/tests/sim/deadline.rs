@@ -7,7 +7,7 @@ use gradwire_tests::rigs::sim::{Cluster, Ended, Kind, OpId, Shape, seeds};
 use gradwire_worker::OpError;
 use proto_common::ids::Rank;
 
-const FILE: &str = "sim_deadline";
+const FILE: &str = "deadline";
 const TIMEOUT_MS: u32 = 1_500;
 
 /// A connected cluster of four workers that has gone through two rounds.

@@ -4,7 +4,7 @@
 use fabric::sim::{Action, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Shape, Style, seeds};
 
-const FILE: &str = "sim_rounds";
+const FILE: &str = "rounds";
 
 #[test]
 fn under_loss_and_spikes() {

@@ -7,7 +7,7 @@ use gradwire_tests::rigs::sim::{Cluster, PLACEMENTS, Shape, Style, bits_hash, se
 use proto_common::plan::Placement;
 use proto_common::tensor::TensorSpec;
 
-const FILE: &str = "sim_placement";
+const FILE: &str = "placement";
 const ROUNDS: u64 = 4;
 
 fn all_placements() -> Vec<Vec<Placement>> {

@@ -414,7 +414,7 @@ fn run(seed: u64) {
 
 #[test]
 fn whatever_breaks_and_whenever_the_bits_are_those_of_an_undisturbed_run() {
-    // One seed: COPIES_SEED=17 cargo test -p gradwire-tests --test sim_copies whatever
+    // One seed: COPIES_SEED=17 cargo test -p gradwire-tests --test sim copies:: whatever
     match std::env::var("COPIES_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => run(seed),
         None => (0..200).for_each(|seed| {

@@ -5,7 +5,7 @@
 use fabric::sim::{Action, SimFaults};
 use gradwire_tests::rigs::sim::{Cluster, Shape, Style, bits_hash, seeds};
 
-const FILE: &str = "sim_determinism";
+const FILE: &str = "determinism";
 const ROUNDS: u64 = 4;
 
 fn shape(servers: u32, faults: SimFaults) -> Shape {

@@ -1,0 +1,43 @@
+//! Real daemons over real transports, one module a subject, in one executable, because each executable links every role.
+//! Tests that need an executable of their own (a global allocator, say) are files beside this folder.
+
+mod again;
+mod big;
+mod buffers;
+mod calls;
+mod chaos;
+mod checkpoint;
+mod checksum;
+mod codec;
+mod declare;
+mod dtypes;
+mod elastic;
+mod failover;
+mod hash;
+mod hostile;
+mod idle;
+mod input;
+mod kill;
+mod mode_train;
+mod modes;
+mod notify;
+mod page;
+mod placement;
+mod posts;
+mod progress;
+mod rdma_train;
+mod reload;
+mod rows;
+mod rules;
+mod scheduler;
+mod secure;
+mod shared;
+mod soak;
+mod spill;
+mod start;
+mod strangers;
+mod tables;
+mod trace;
+mod views;
+mod wait;
+mod why;

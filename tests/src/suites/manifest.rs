@@ -103,6 +103,19 @@ impl Suite {
         }
     }
 
+    /// Whether it runs tests of one module of the integration test `target`: what libtest's filters among its arguments let through.
+    #[must_use]
+    pub fn runs_module(&self, package: &str, target: &str, module: &str) -> bool {
+        let Command::Tests { args, .. } = self.command() else { return false };
+        let module = format!("{module}::");
+        let mut filters = args.iter().filter(|arg| !arg.starts_with("--")).peekable();
+        let is_skipped =
+            args.iter().filter_map(|arg| arg.strip_prefix("--skip=")).any(|skip| module.contains(skip));
+        let is_taken = filters.peek().is_none()
+            || filters.any(|filter| module.contains(filter.as_str()) || filter.starts_with(&module));
+        self.runs(package, target) && is_taken && !is_skipped
+    }
+
     fn check(&self) -> Result<()> {
         let name_is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         ensure!(

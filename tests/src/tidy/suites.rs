@@ -24,13 +24,7 @@ pub fn complete(repo: &Repo) -> Vec<Finding> {
             findings.push(finding(FILE, what, "add a suite with command \"test:PACKAGE\""));
         }
         for path in &repo.paths {
-            if let Some(root) = undeclared(repo, path, member) {
-                findings.push(finding(
-                    path,
-                    format!("is no module of {root}"),
-                    "declare it there: mod NAME;",
-                ));
-            }
+            findings.extend(forgotten(repo, &manifest, path, member, package));
             let Some(target) = integration_test(path, member) else { continue };
             let in_guest = repo.texts.get(GUEST).is_some_and(|script| names(script, target));
             if !in_guest && !manifest.suites.iter().any(|suite| suite.runs(package, target)) {
@@ -49,22 +43,35 @@ fn finding(path: &str, what: String, fix: &'static str) -> Finding {
 /// `tests/tests/tidy.rs` of member `tests` is `tidy`.
 fn integration_test<'a>(path: &'a str, member: &str) -> Option<&'a str> {
     let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
-    let target = inside.strip_suffix(".rs").or_else(|| inside.strip_suffix("/main.rs"))?;
+    let target = inside.strip_suffix("/main.rs").or_else(|| inside.strip_suffix(".rs"))?;
     (!target.contains('/')).then_some(target)
 }
 
-/// The `main.rs` of an integration test of several files that does not declare this one, which would then never run.
-fn undeclared(repo: &Repo, path: &str, member: &str) -> Option<String> {
+/// `tests/tests/sim/loss.rs` of member `tests` is module `loss` of the integration test `sim`, where that has a `main.rs`.
+fn module_of_test<'a>(repo: &Repo, path: &'a str, member: &str) -> Option<(&'a str, &'a str)> {
     let inside = path.strip_prefix(member)?.strip_prefix("/tests/")?;
-    let (folder, module) = inside.strip_suffix(".rs")?.split_once('/')?;
-    let root = format!("{member}/tests/{folder}/main.rs");
-    let is_lost = module != "main"
-        && !module.contains('/')
-        && repo
-            .texts
-            .get(&root)
-            .is_some_and(|text| !text.lines().any(|line| line == format!("mod {module};")));
-    is_lost.then_some(root)
+    let (target, module) = inside.strip_suffix(".rs")?.split_once('/')?;
+    let is_module =
+        module != "main" && !module.contains('/') && repo.paths.contains(&root_of(member, target));
+    is_module.then_some((target, module))
+}
+
+fn root_of(member: &str, target: &str) -> String {
+    format!("{member}/tests/{target}/main.rs")
+}
+
+/// What is wrong with a module of an integration test: nobody declares it, or every suite's filter leaves it out.
+fn forgotten(repo: &Repo, manifest: &Manifest, path: &str, member: &str, package: &str) -> Option<Finding> {
+    let (target, module) = module_of_test(repo, path, member)?;
+    let root = root_of(member, target);
+    let declaration = format!("mod {module};");
+    let declares = |code: &String| code.trim_end().ends_with(&declaration);
+    if !repo.sources.iter().any(|file| file.path == root && file.code.iter().any(declares)) {
+        return Some(finding(path, format!("is no module of {root}"), "declare it there: mod NAME;"));
+    }
+    let runs = manifest.suites.iter().any(|suite| suite.runs_module(package, target, module));
+    let fix = "add a suite with command \"test:PACKAGE/TARGET\", \"MODULE::\" to tests/suites.toml";
+    (!runs).then(|| finding(path, "is in no suite".into(), fix))
 }
 
 /// Is a test among the words of a script?
@@ -117,23 +124,31 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_nobody_declares_is_found() {
-        let repo = fake(&[
-            ("tests/tests/sim/main.rs", "mod loss;\n"),
-            ("tests/tests/sim/loss.rs", ""),
-            ("tests/tests/sim/order.rs", ""),
-            ("tests/tests/common/mod.rs", ""),
-        ]);
-        let lost = |path| undeclared(&repo, path, "tests");
-        assert_eq!(lost("tests/tests/sim/order.rs").as_deref(), Some("tests/tests/sim/main.rs"));
-        for fine in [
-            "tests/tests/sim/loss.rs",
-            "tests/tests/sim/main.rs",
-            "tests/tests/common/mod.rs",
-            "tests/src/lib.rs",
-        ] {
-            assert_eq!(lost(fine), None, "{fine}");
-        }
+    fn modules_that_nobody_declares_or_runs_are_named() {
+        let found = |args: &str| {
+            let suites = format!(
+                "[[suite]]\nname = \"a\"\ntier = \"fast\"\ncommand = [\"test:gradwire-tests/sim\"{args}]\n\
+                 minimum = 1\ndeadline_s = 1\ncovers = \"x\"\n"
+            );
+            let repo = fake(&[
+                ("Cargo.toml", "[workspace]\nmembers = [\"tests\"]"),
+                ("tests/Cargo.toml", "[package]\nname = \"gradwire-tests\""),
+                ("tests/tests/sim/main.rs", "mod loss;\nmod rows;\n"),
+                ("tests/tests/sim/loss.rs", ""),
+                ("tests/tests/sim/order.rs", ""),
+                ("tests/tests/sim/rows.rs", ""),
+                ("tests/tests/common/mod.rs", ""),
+                (FILE, &suites),
+            ]);
+            let findings = complete(&repo).into_iter();
+            findings.map(|finding| format!("{}: {}", finding.path, finding.what)).collect::<Vec<_>>()
+        };
+        let undeclared = "tests/tests/sim/order.rs: is no module of tests/tests/sim/main.rs";
+        let rows = "tests/tests/sim/rows.rs: is in no suite";
+        assert_eq!(found(""), [undeclared]);
+        assert_eq!(found(", \"loss::\""), [undeclared, rows]);
+        assert_eq!(found(", \"--skip=rows::\", \"--ignored\""), [undeclared, rows]);
+        assert_eq!(found(", \"loss::\", \"rows::one_test\""), [undeclared]);
     }
 
     #[test]

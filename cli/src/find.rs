@@ -46,9 +46,25 @@ pub(crate) fn program(directory: &Path, name: &OsStr, path: Option<&OsStr>) -> R
             .collect(),
     };
     candidates.into_iter().find(|path| is_program(path)).ok_or_else(|| {
-        let text = format!("cannot find the program {}; give its path, or put it on PATH", named.display());
+        let text = format!("cannot find the program {}; {}", named.display(), fix(&named.to_string_lossy()));
         Failure::message(ExitCode::Usage, text)
     })
+}
+
+/// What to do about a program that is not there.
+fn fix(name: &str) -> String {
+    let is_variable = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    match name.split_once('=') {
+        Some((variable, _)) if is_variable(variable) => {
+            format!("a variable is set with --env {}, before the program", name.split(' ').next().unwrap_or(name))
+        }
+        _ if name.contains(char::is_whitespace) => {
+            "pass the program and its arguments as separate words (-- python3 train.py), or use sh -c '...'".into()
+        }
+        _ => "give its path, or put it on PATH".into(),
+    }
 }
 
 fn is_program(path: &Path) -> bool {
@@ -101,6 +117,9 @@ mod tests {
         assert_eq!(find("data").unwrap_err().code(), ExitCode::Usage);
         assert_eq!(find("/bin/sh").unwrap(), Path::new("/bin/sh"));
         assert!(find("./x").is_err(), "a path is not looked for elsewhere");
+        let told = |name: &str| find(name).unwrap_err().to_string();
+        assert!(told("python3 -c 'print(1)'").contains("sh -c"), "one quoted word");
+        assert!(told("A=1").contains("--env A=1") && told("A=1 x").contains("--env A=1,"));
         assert!(ours(beside.path(), "gradwire-server").unwrap_err().to_string().contains("--bin-dir"));
     }
 

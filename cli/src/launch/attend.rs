@@ -101,7 +101,7 @@ async fn next_signal(lines: &mut mpsc::Receiver<String>) -> Signal {
 
 /// The launcher puts names in front of lines, and keeps them.
 fn way(target: Target) -> Way {
-    Way { prefix: String::new(), target, log: None, tail: Tail::default(), started: None }
+    Way { prefix: String::new(), target, log: None, tail: Tail::default(), is_raw: true, started: None }
 }
 
 /// The launcher hears by this line that ssh and this program have done their part.

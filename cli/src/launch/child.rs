@@ -125,6 +125,20 @@ pub(super) fn ending(status: ExitStatus) -> (u8, String) {
     }
 }
 
+/// What to do about the last lines of a process. `on` is its host, where that is another one.
+pub(super) fn advice(tail: &[String], on: &str) -> Option<String> {
+    let module = tail.iter().find_map(|line| {
+        let (_, rest) = line.split_once("ModuleNotFoundError: No module named ")?;
+        Some(rest.trim().trim_matches('\''))
+    })?;
+    let place = if on.is_empty() { " of this process" } else { on };
+    Some(format!(
+        "the Python{place} has no module {module}: name the Python of the right environment by its path (such as \
+         .venv/bin/python), install the module there, or pass PYTHONPATH with --env PYTHONPATH=DIR; ssh does not pass PATH or \
+         VIRTUAL_ENV on"
+    ))
+}
+
 fn meaning(code: i32) -> String {
     let known = ExitCode::TABLE.iter().find(|(known, _)| *known as i32 == code && code > 2);
     known.map(|(_, text)| format!(" ({text})")).unwrap_or_default()
@@ -133,6 +147,14 @@ fn meaning(code: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_module_has_advice() {
+        let tail = ["Traceback".to_owned(), "ModuleNotFoundError: No module named 'gradwire'".to_owned()];
+        let advised = advice(&tail, " on n1").unwrap();
+        assert!(advised.starts_with("the Python on n1 has no module gradwire: "), "{advised}");
+        assert!(advised.contains("--env") && advice(&tail[..1], "").is_none());
+    }
 
     #[test]
     fn endings_in_words() {

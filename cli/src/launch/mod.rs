@@ -9,6 +9,7 @@ mod dmlc;
 mod guard;
 mod hosts;
 mod kind;
+mod lines;
 mod neighbours;
 mod nodelist;
 mod output;
@@ -52,7 +53,8 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<u8, anyhow::Error> {
     let plan = variables::plan(args, &env, kind, task.as_ref())?;
     // One task of a job says what concerns all.
     let is_first = task.as_ref().is_none_or(|task| task.rank == 0);
-    let notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
+    let mut notes = if is_first { args.dmlc.warnings(kind == Kind::Slurm) } else { Vec::new() };
+    notes.extend(trust::advice(&plan, &env).filter(|_| is_first));
     let reach = Reach::new(args)?;
     if let Some(directory) = &args.keep_logs {
         std::fs::create_dir_all(directory).map_err(|error| {

@@ -1,6 +1,7 @@
 //! What processes say: lines from pipes to this process's stdout, stderr and log files. One thread writes,
 //! so that a blocked terminal never blocks supervision; a bounded queue holds the pipes back instead.
 
+use super::lines::{End, Lines};
 use super::remote::STARTED_LINE;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,12 +12,10 @@ use std::thread;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Lines that wait for the terminal.
 const LINES_MAX: usize = 1024;
-/// Bytes of a line; longer ones are cut into several.
-const LINE_BYTES_MAX: usize = 64 << 10;
 /// Milliseconds that a blocked terminal gets at the end.
 const FLUSH_MS: u64 = 2_000;
 
@@ -69,6 +68,8 @@ pub(super) struct Way {
     pub(super) target: Target,
     pub(super) log: Option<LogFile>,
     pub(super) tail: Tail,
+    /// Carriage returns pass as they are, because somebody else shows the progress.
+    pub(super) is_raw: bool,
     /// Set when another host says that the program there has started; that line is not shown.
     pub(super) started: Option<Arc<AtomicBool>>,
 }
@@ -130,75 +131,73 @@ fn write_out(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-/// Forwards a pipe line by line until it ends.
+/// Forwards a pipe line by line until it ends, and the latest frame of a progress bar about once a second.
 pub(super) async fn forward(pipe: impl AsyncRead + Unpin, mut way: Way, printer: Printer) {
     let mut reader = BufReader::new(pipe);
-    let mut line = Vec::new();
-    while let Ok(more) = read_line(&mut reader, &mut line).await {
-        if let Some(started) = way.started.take_if(|_| line == STARTED_LINE) {
-            started.store(true, Ordering::Release);
-            line.clear();
-        } else if !line.is_empty() {
-            let bytes = [way.prefix.as_bytes(), &line, b"\n"].concat();
-            way.tail.push(&line);
-            if let Some(log) = &way.log {
-                let mut file = log.lock().unwrap_or_else(PoisonError::into_inner);
-                let _ = file.write_all(&bytes[way.prefix.len()..]);
+    let mut lines = Lines::default();
+    loop {
+        let due = lines.due().filter(|_| !way.is_raw);
+        let read = tokio::select! {
+            read = reader.fill_buf() => read,
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                way.line(&lines.show(Instant::now()), &printer).await;
+                continue;
             }
-            line.clear();
-            printer.line(way.target, bytes).await;
-        } else if more {
-            printer.line(way.target, [way.prefix.as_bytes(), b"\n"].concat()).await;
-        }
-        if !more {
+        };
+        let bytes = read.unwrap_or_default();
+        if bytes.is_empty() {
+            if !lines.is_empty() {
+                way.end(&mut lines, &printer).await;
+            }
             return;
         }
-    }
-}
-
-/// Reads a line without its end into `line`; false at the end of the pipe.
-async fn read_line(reader: &mut BufReader<impl AsyncRead + Unpin>, line: &mut Vec<u8>) -> io::Result<bool> {
-    loop {
-        let buffer = reader.fill_buf().await?;
-        if buffer.is_empty() {
-            return Ok(false);
-        }
-        let room = LINE_BYTES_MAX.saturating_sub(line.len());
-        let visible = &buffer[..buffer.len().min(room)];
-        let (taken, used, whole) = match visible.iter().position(|byte| *byte == b'\n') {
-            Some(end) => (end, end + 1, true),
-            None => (visible.len(), visible.len(), visible.len() == room),
-        };
-        line.extend_from_slice(&visible[..taken]);
+        let (used, end) = lines.take(bytes, Instant::now());
         reader.consume(used);
-        if whole {
-            return Ok(true);
+        match end {
+            End::Line => way.end(&mut lines, &printer).await,
+            End::Frame => {
+                if way.is_raw {
+                    printer.line(way.target, [&lines.pass()[..], b"\r"].concat()).await;
+                }
+                lines.next_frame();
+            }
+            End::Open if way.is_raw && lines.is_progress() => printer.line(way.target, lines.pass()).await,
+            End::Open => {}
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    async fn lines(text: &[u8]) -> Vec<Vec<u8>> {
-        let mut reader = BufReader::with_capacity(7, text);
-        let mut lines = Vec::new();
-        loop {
-            let mut line = Vec::new();
-            let more = read_line(&mut reader, &mut line).await.unwrap();
-            if !more && line.is_empty() {
-                return lines;
+impl Way {
+    /// The end of a line.
+    async fn end(&mut self, lines: &mut Lines, printer: &Printer) {
+        let rest = lines.pass();
+        let was_progress = lines.is_progress();
+        let (text, is_shown) = lines.finish();
+        if self.started.take_if(|_| text == STARTED_LINE).inspect(|s| s.store(true, Ordering::Release)).is_some() {
+            return;
+        }
+        if !text.is_empty() {
+            self.tail.push(&text);
+        }
+        match (self.is_raw && was_progress, is_shown) {
+            (true, _) => {
+                self.keep(&text);
+                printer.line(self.target, [&rest[..], b"\n"].concat()).await;
             }
-            lines.push(line);
+            (false, false) => self.line(&text, printer).await,
+            (false, true) => {}
         }
     }
 
-    #[tokio::test]
-    async fn lines_are_whole_and_bounded() {
-        assert_eq!(lines(b"one\n\ntwo and more\nrest").await, [&b"one"[..], b"", b"two and more", b"rest"]);
-        let long = vec![b'x'; LINE_BYTES_MAX + 3];
-        let cut = lines(&long).await;
-        assert_eq!(cut.iter().map(Vec::len).collect::<Vec<_>>(), [LINE_BYTES_MAX, 3]);
+    /// Shows a line, and writes it to the log file.
+    async fn line(&self, text: &[u8], printer: &Printer) {
+        self.keep(text);
+        printer.line(self.target, [self.prefix.as_bytes(), text, b"\n"].concat()).await;
+    }
+
+    fn keep(&self, text: &[u8]) {
+        let Some(log) = self.log.as_ref().filter(|_| !text.is_empty()) else { return };
+        let mut file = log.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = file.write_all(&[text, b"\n"].concat());
     }
 }

@@ -35,8 +35,18 @@ const ALIVE_MISSES: u64 = 3;
 const ORDER_BYTES_MAX: usize = 60 << 10;
 /// Variables that go along to other hosts: those of the systems involved, and those that programs need to be found.
 const PREFIXES: [&str; 7] = ["GRADWIRE_", "DMLC_", "PS_", "BYTEPS_", "MXNET_", "OMP_", "KMP_"];
-const NAMES: [&str; 5] =
-    ["LD_LIBRARY_PATH", "PYTHONPATH", "RUST_BACKTRACE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"];
+const NAMES: [&str; 10] = [
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "RUST_BACKTRACE",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT",
+    "AWS_ALLOW_HTTP",
+];
 
 /// What is to run on the other host; one line of JSON, so that nothing of it stands on a command line.
 #[derive(Debug, Serialize, Deserialize)]

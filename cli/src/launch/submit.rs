@@ -7,6 +7,7 @@ use super::kind::Kind;
 use super::output::Printer;
 use super::ranks::value;
 use super::supervisor::listen_for_signals;
+use super::trust;
 use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -44,6 +45,8 @@ fn starter(args: &LaunchArgs, env: &[(String, String)], kind: Kind, is_open_mpi:
     let mut words: Vec<OsString> = Vec::new();
     if kind == Kind::Slurm {
         words.extend(["srun".into(), format!("--ntasks={tasks}").into(), "--kill-on-bad-exit=1".into()]);
+        // Also where sbatch was called with --export=NONE: tasks need the certificates of their job.
+        words.push("--export=ALL".into());
         let queue = args.dmlc.queue.as_deref().filter(|queue| *queue != "default");
         words.extend(queue.map(|queue| format!("--partition={queue}").into()));
         words.extend(args.dmlc.jobname.iter().map(|name| format!("--job-name={name}").into()));
@@ -68,7 +71,8 @@ pub(super) async fn submit(
     kind: Kind,
 ) -> Result<u8, anyhow::Error> {
     let is_open_mpi = kind == Kind::Mpi && is_open_mpi().await?;
-    let words = starter(args, env, kind, is_open_mpi);
+    let of_tasks = trust::for_tasks(args, env, kind)?;
+    let words = starter(args, &[env, &of_tasks[..]].concat(), kind, is_open_mpi);
     let path = std::env::var_os("PATH");
     find::program(Path::new("/nonexistent"), &words[0], path.as_deref())
         .with_context(|| format!("--cluster {} needs it, or be started by it", kind.name()))
@@ -86,6 +90,7 @@ pub(super) async fn submit(
         .arg(&launcher)
         .args(std::env::args_os().skip(1))
         .env("DMLC_SUBMIT_CLUSTER", kind.name())
+        .envs(of_tasks)
         // Tasks are no children of ours.
         .env_remove(DIE_WITH_PARENT)
         .stdin(guard.line().code(ExitCode::Io)?)
@@ -202,7 +207,7 @@ mod tests {
     #[test]
     fn one_task_for_each_member() {
         let submit = "x -n 4 -s 2 --queue gpu --jobname j p";
-        let slurm = "srun --ntasks=7 --kill-on-bad-exit=1 --partition=gpu --job-name=j";
+        let slurm = "srun --ntasks=7 --kill-on-bad-exit=1 --export=ALL --partition=gpu --job-name=j";
         assert_eq!(line(submit, &[("SLURM_NTASKS", "9")], Kind::Slurm), slurm);
         let batch = line("x -s 2 p", &[("SLURM_NTASKS", "9")], Kind::Slurm);
         assert!(batch.contains("--ntasks=9"), "the rest of an allocation are workers: {batch}");

@@ -237,11 +237,12 @@ impl Supervisor {
         let (open, mut ended) = tokio::sync::mpsc::channel::<Infallible>(1);
         if let Some(pipe) = process.stdout.take() {
             let (log, tail) = (log.clone(), tail.clone());
-            let way = Way { prefix: out_prefix, target: out_target, log, tail, started: None };
+            let way = Way { prefix: out_prefix, target: out_target, log, tail, is_raw: plain, started: None };
             self.forward(pipe, way, open.clone());
         }
         if let Some(pipe) = process.stderr.take() {
-            self.forward(pipe, Way { prefix, target: Target::Stderr, log, tail, started }, open);
+            let target = Target::Stderr;
+            self.forward(pipe, Way { prefix, target, log, tail, is_raw: false, started }, open);
         }
         let id = spec.id;
         self.exits.spawn(async move {
@@ -489,8 +490,11 @@ impl Supervisor {
             let Blame { id, on, words, tail, .. } = blame;
             let failed = if self.is_part { "failed" } else { "failed first" };
             self.printer.say(&format!("{id}{on} {failed}: {words}")).await;
-            for line in tail {
+            for line in &tail {
                 self.printer.say(&format!("  {id} said last: {line}")).await;
+            }
+            if let Some(advice) = child::advice(&tail, &on) {
+                self.printer.say(&advice).await;
             }
         }
     }

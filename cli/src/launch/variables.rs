@@ -6,7 +6,7 @@ use super::kind::Kind;
 use super::neighbours;
 use super::plan::{Meeting, Plan, Programs, Seat, bind_towards, seats};
 use super::ranks::{self, Root, Task, value};
-use super::trust::Trust;
+use super::trust::{self, Trust};
 use crate::find;
 use anyhow::Context as _;
 use daemon::exit::{Failure, WithCode as _};
@@ -27,6 +27,8 @@ const OWN: [(&str, &str); 5] = [
     ("scheduler.port", "leave it out: the system chooses a free port; --scheduler-port names one"),
     ("node.rank", "leave it out: ranks are given in order"),
 ];
+
+const UNBUFFERED: &str = "PYTHONUNBUFFERED";
 
 fn usage(text: String) -> Failure {
     Failure::message(ExitCode::Usage, text)
@@ -62,8 +64,8 @@ pub(super) fn plan(
         kind,
         programs: Programs::find(args, kind)?,
         common: common(args, env, kind, (servers, workers))?,
-        of_servers: pairs("--env-server", &args.env_server)?,
-        of_workers: pairs("--env-worker", &args.env_worker)?,
+        of_servers: pairs("--env-server", &args.env_server, env)?,
+        of_workers: pairs("--env-worker", &args.env_worker, env)?,
         removed: removed(kind),
         trust: None,
         directory: remote_working_directory(args, kind)?,
@@ -236,7 +238,7 @@ fn everyone_meets_at_a_known_place(plan: &mut Plan) -> Result<(), Failure> {
 
 /// Ports that only one process can have are left to the system, and the job gets an id of its own, unless
 /// the user says otherwise.
-fn common(
+pub(super) fn common(
     args: &LaunchArgs,
     env: &[(String, String)],
     kind: Kind,
@@ -257,6 +259,10 @@ fn common(
     if is_whole && value(env, &variable_of("job")).is_none() {
         common.push((variable_of("job"), daemon::host::new_incarnation()?.0.to_string()));
     }
+    // Python buffers what it prints into a pipe, and a killed process would take that with it.
+    if !env.iter().any(|(name, _)| name == UNBUFFERED) {
+        common.push((UNBUFFERED.into(), "1".into()));
+    }
     for (key, value) in args.transport.iter().flat_map(|transport| transport.settings()) {
         common.push((variable_of(&key), value));
     }
@@ -267,7 +273,7 @@ fn common(
         common.push((variable_of("log.filter"), level.to_ascii_lowercase()));
     }
     common.extend(args.interface.iter().map(|name| ("DMLC_INTERFACE".to_owned(), name.clone())));
-    common.extend(pairs("--env", &args.env)?);
+    common.extend(pairs("--env", &args.env, env)?);
     for pair in &args.set {
         let (key, value) = split_pair(pair).map_err(|error| Failure::new(ExitCode::Usage, error))?;
         if let Some((_, instead)) = OWN.iter().find(|(own, _)| *own == key) {
@@ -278,21 +284,32 @@ fn common(
     Ok(common)
 }
 
-/// `NAME:VALUE`, as BytePS and MXNet write it, or `NAME=VALUE`, as a shell does.
-fn pairs(flag: &str, given: &[String]) -> Result<Pairs, Failure> {
-    let split = |pair: &String| {
-        let (name, value) = pair.split_once([':', '=']).filter(|(name, _)| {
-            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        })?;
-        Some((name.to_owned(), value.to_owned()))
+/// `NAME:VALUE`, as BytePS and MXNet write it, `NAME=VALUE`, as a shell does, or `NAME` for the value in `env`.
+fn pairs(flag: &str, given: &[String], env: &[(String, String)]) -> Result<Pairs, Failure> {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     };
-    let wrong = |pair: &String| usage(format!("{flag} {pair}: write NAME:VALUE, such as OMP_NUM_THREADS:4"));
-    given.iter().map(|pair| split(pair).ok_or_else(|| wrong(pair))).collect()
+    let own = |name: &str| env.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let split = |pair: &String| {
+        let (name, value) = match pair.split_once([':', '=']) {
+            Some((name, value)) => (name, Some(value)),
+            None => (pair.as_str(), own(pair)),
+        };
+        match value {
+            _ if !is_name(name) => Err(usage(format!(
+                "{flag} {pair}: write NAME:VALUE, such as OMP_NUM_THREADS:4, or NAME for the value that it has here"
+            ))),
+            None => Err(usage(format!("{flag} {name}: {name} is not set here; write {name}=VALUE"))),
+            Some(value) => Ok((name.to_owned(), value.to_owned())),
+        }
+    };
+    given.iter().map(split).collect()
 }
 
 /// A place or a parent that the launcher itself was given means nothing to its children.
 fn removed(kind: Kind) -> Vec<String> {
-    let mut names = vec![DIE_WITH_PARENT.to_owned(), variable_of("node.rank"), "DMLC_RANK".into()];
+    let own = [DIE_WITH_PARENT, trust::VARIABLE, "DMLC_RANK"].map(str::to_owned);
+    let mut names = [&own[..], &[variable_of("node.rank")]].concat();
     if kind != Kind::BytePs {
         let places = ["DMLC_WORKER_ID", "DMLC_SERVER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE"];
         names.extend(places.map(str::to_owned));

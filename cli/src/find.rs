@@ -58,10 +58,14 @@ fn fix(name: &str) -> String {
     };
     match name.split_once('=') {
         Some((variable, _)) if is_variable(variable) => {
-            format!("a variable is set with --env {}, before the program", name.split(' ').next().unwrap_or(name))
+            format!(
+                "a variable is set with --env {}, before the program",
+                name.split(' ').next().unwrap_or(name)
+            )
         }
         _ if name.contains(char::is_whitespace) => {
-            "pass the program and its arguments as separate words (-- python3 train.py), or use sh -c '...'".into()
+            "pass the program and its arguments as separate words (-- python3 train.py), or use sh -c '...'"
+                .into()
         }
         _ => "give its path, or put it on PATH".into(),
     }

@@ -66,7 +66,8 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let cli: Cli = match daemon::manual::parse(&manual::MANUAL) {
+    let words = launch::with_long_names(std::env::args_os().collect());
+    let cli: Cli = match daemon::manual::parse_from(&manual::MANUAL, words) {
         Ok(cli) => cli,
         Err(code) => return code,
     };

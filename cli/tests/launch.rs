@@ -302,3 +302,106 @@ fn a_loss_that_ends_the_job_in_the_end_gives_the_code() {
     }
     bed.assert_nobody_left();
 }
+
+/// `--env NAME` takes the value of the caller's environment; one that is not set is an error before anything starts.
+#[test]
+fn a_variable_without_a_value_is_the_callers() {
+    let bed = Bed::new();
+    let flags = ["--env", "FOO", "--env", "BAR:8", "--env-worker", "EMPTY"];
+    let script = r#"echo "$FOO $BAR <$EMPTY> ${PYTHONUNBUFFERED-unset}""#;
+    let mut command = bed.launch(&flags, &["sh", "-c", script]);
+    command.env_remove("PYTHONUNBUFFERED");
+    let output = command.env("FOO", "1").env("BAR", "7").env("EMPTY", "").output().unwrap();
+    assert_eq!(text(&output.stdout), "1 8 <> 1\n", "{}", text(&output.stderr));
+    // Users who want Python to buffer say so with an empty variable.
+    let mut buffered = bed.launch(&["--env", "FOO"], &["sh", "-c", script]);
+    let output = buffered.env("FOO", "1").env("PYTHONUNBUFFERED", "").output().unwrap();
+    assert_eq!(text(&output.stdout), "1  <> \n", "{}", text(&output.stderr));
+    for (name, words) in [("NOT_SET_ANYWHERE", "is not set here"), ("A-B", "write NAME:VALUE")] {
+        let (output, _) = bed.run(&["--env", name], &["true"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(words), "{}", text(&output.stderr));
+    }
+}
+
+/// The flags of BytePS's launcher that have two letters are taken, and only before the program.
+#[test]
+fn flags_of_two_letters_are_taken_before_the_program() {
+    let bed = Bed::new();
+    std::fs::write(bed.path("hosts"), "localhost slots=8\n").unwrap();
+    let hosts = bed.path("hosts");
+    let hosts = hosts.to_str().unwrap();
+    // `sh -c LAST` is what this ssh runs; it starts with an empty environment, as sshd does.
+    bed.program("ssh", "for last; do :; done\nexec env -i PATH=/usr/bin:/bin sh -c \"$last\"\n");
+    let ssh = bed.path("ssh");
+    let flags = ["-n", "2", "-s", "1", "-SH", hosts, "-WH", hosts, "--ssh", ssh.to_str().unwrap()];
+    let (output, _) = bed.run(&flags, &["sh", "-c", "echo $1 $2", "sh", "-SH", "-x"]);
+    let err = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "-SH -x\n"), "{err}");
+}
+
+/// Without `-s` there is one server, as the help says, also where other launchers start more.
+#[test]
+fn one_server_unless_given_and_the_help_names_the_difference() {
+    let bed = Bed::new();
+    let (output, _) = bed.run(&["-n", "3", "--launcher", "local"], &["sh", "-c", "echo $DMLC_NUM_SERVER"]);
+    assert_eq!(text(&output.stdout), "1\n");
+    let help = text(&Command::new(GRADWIRE).args(["launch", "--help"]).output().unwrap().stdout);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("Number of servers. The default is 1; MXNet's launch.py"), "{help}");
+}
+
+/// What Python prints arrives at once, and is there when the process is killed.
+#[test]
+fn python_does_not_buffer_what_it_prints() {
+    let bed = Bed::new();
+    let script = "import os; print('step 1'); os.kill(os.getpid(), 9)";
+    let mut command = bed.launch(&[], &["python3", "-c", script]);
+    let output = command.env_remove("PYTHONUNBUFFERED").output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(137), "step 1\n"), "{err}");
+    assert!(err.contains("worker 0 said last: step 1\n"), "{err}");
+}
+
+/// Progress bars repaint their line: the latest frame shows while they run, and alone at the end.
+#[test]
+fn progress_shows_while_it_runs_and_the_last_frame_is_the_last_word() {
+    let bed = Bed::new();
+    // It goes on when the test has seen a frame, so the time between frames is nobody's guess.
+    let seen = bed.path("seen");
+    let script = format!(
+        r#"printf '\r0/9\r1/9' >&2; until [ -e {} ]; do sleep 0.01; done; i=2; while [ $i -le 9 ]; do printf '\r%s/9' $i >&2; i=$((i+1)); done; kill -9 $$"#,
+        seen.display()
+    );
+    let mut launcher = bed.launch(&[], &["sh", "-c", &script]).spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let frame = lines.find(|line| line.starts_with("[worker 0]")).unwrap();
+    assert_eq!(frame, "[worker 0] 1/9", "the latest one, before the line has ended");
+    std::fs::write(&seen, "").unwrap();
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(launcher.wait().unwrap().code(), Some(137));
+    assert!(rest.contains(&"[launch]   worker 0 said last: 9/9".to_owned()), "{rest:?}");
+    assert_eq!(rest.iter().filter(|line| line.contains("said last")).count(), 1, "{rest:?}");
+    // On the stdout of worker 0, which passes as it is, returns do as well.
+    let (output, _) = bed.run(&[], &["sh", "-c", r"printf 'a\r\n0/1\r1/1\r\nb'"]);
+    assert_eq!(text(&output.stdout), "a\r\n0/1\r1/1\r\nb\n");
+}
+
+/// A command line in one word, a variable before the program: the error names the way out. Odd arguments pass byte for byte.
+#[test]
+fn a_command_in_one_word_has_a_hint_and_odd_arguments_pass() {
+    let bed = Bed::new();
+    for (program, words) in [
+        (&["python3 -c 'print(1)'"][..], "pass the program and its arguments as separate words"),
+        (&["OMP_NUM_THREADS=2", "python3"], "--env OMP_NUM_THREADS=2"),
+    ] {
+        let (output, _) = bed.run(&[], program);
+        let err = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && err.contains(words), "{err}");
+    }
+    let odd = ["x y", "$HOME", "it's", "", "é \"q\" \\n", "*"];
+    let show = [&["sh", "-c", r#"printf '<%s>' "$@""#, "sh"][..], &odd].concat();
+    let (output, _) = bed.run(&[], &show);
+    let expected: String = odd.iter().map(|arg| format!("<{arg}>")).collect();
+    assert_eq!(text(&output.stdout), expected + "\n", "{}", text(&output.stderr));
+}

@@ -346,3 +346,94 @@ fn a_hand_without_a_launcher_ends() {
     let (code, err) = start("{\"id\": 3}\n");
     assert!(code == Some(2) && err.contains("the same version"), "{err}");
 }
+
+/// Other hosts have the variables that our pages name; what belongs to this machine stays here.
+#[test]
+fn what_our_pages_name_travels_to_other_hosts() {
+    let bed = bed("a\n");
+    let names = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_ENDPOINT",
+        "AWS_ALLOW_HTTP",
+    ];
+    let mut command = launch(&bed, &["--env", "HF_HOME"], &["sh", "-c", "env"]);
+    command.envs(names.map(|name| (name, name.to_ascii_lowercase()))).env("HF_HOME", "/x");
+    command.env("VIRTUAL_ENV", "/some/venv").env("CUDA_VISIBLE_DEVICES", "0");
+    let output = command.output().unwrap();
+    let out = text(&output.stdout);
+    for name in names {
+        assert!(out.contains(&format!("{name}={}\n", name.to_ascii_lowercase())), "{name}: {out}");
+    }
+    assert!(out.contains("HF_HOME=/x\n"), "{out}");
+    assert!(!out.contains("VIRTUAL_ENV") && !out.contains("CUDA_VISIBLE_DEVICES"), "{out}");
+}
+
+#[test]
+fn a_missing_module_on_another_host_has_a_hint() {
+    let bed = bed("a\n");
+    let (output, err) = run(&bed, &[], &["python3", "-c", "import no_such_module"]);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("[launch] the Python on a has no module no_such_module: "), "{err}");
+    assert!(err.contains("--env PYTHONPATH=DIR") && err.contains(".venv/bin/python"), "{err}");
+}
+
+/// Arguments pass byte for byte to other hosts, and progress as on this one.
+#[test]
+fn odd_arguments_and_progress_pass_to_and_from_other_hosts() {
+    let bed = bed("a\n");
+    let odd = ["x y", "$HOME", "it's", "", "é \"q\" \\n", "*"];
+    let script = r#"printf '<%s>' "$@"; printf '\r0/2\r1/2\r2/2' >&2; kill -9 $$"#;
+    let (output, err) = run(&bed, &[], &[&["sh", "-c", script, "sh"][..], &odd].concat());
+    let expected: String = odd.iter().map(|arg| format!("<{arg}>")).collect();
+    assert_eq!(text(&output.stdout), expected + "\n", "{err}");
+    assert!(err.contains("said last: 2/2\n") && !err.contains("1/2"), "{err}");
+}
+
+/// The tasks of one job on several hosts: the launcher that starts them has made certificates, and each process has those of its
+/// role only.
+#[test]
+fn tasks_have_the_certificates_that_the_launcher_makes() {
+    let bed = Bed::new();
+    // Starts two tasks of three here, as srun would on several hosts; 192.0.2.1 is nobody's address.
+    bed.program(
+        "srun",
+        r#"while [ "${1#--}" != "$1" ]; do shift; done
+for rank in 0 2; do SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=7 SLURM_STEP_ID=0 "$@"; done
+"#,
+    );
+    let show = r#"case "$GRADWIRE_SECURITY__KEY" in *PRIVATE*) key=text;; "") key=none;; *) key=$GRADWIRE_SECURITY__KEY;; esac
+echo "$DMLC_ROLE has $(echo "$GRADWIRE_SECURITY__CERTIFICATE" | cksum) key $key job ${GRADWIRE_JOB:+given} ${GRADWIRE_LAUNCH_TRUST-clean}""#;
+    bed.program("gradwire-scheduler", &format!("{show}\n"));
+    let tasks_at = |host: &str, more: &[&str], env: &[(&str, &str)]| {
+        let flags = ["--cluster", "slurm", "--interface", "lo", "--host-ip", host];
+        let mut command = bed.launch(&[&flags[..], more].concat(), &["sh", "-c", show]);
+        let path = format!("{}:{}", bed.directory.path().display(), std::env::var("PATH").unwrap());
+        let output = command.env("PATH", path).envs(env.iter().copied()).output().unwrap();
+        let all = text(&output.stdout) + &text(&output.stderr);
+        let found: Vec<String> = all
+            .lines()
+            .filter(|line| line.contains(" has "))
+            .map(|line| line.replace("[scheduler] ", ""))
+            .collect();
+        assert_eq!(found.len(), 2, "{all}");
+        found
+    };
+    let tasks = |more: &[&str], env: &[(&str, &str)]| tasks_at("192.0.2.1", more, env);
+    let (first, second) = (tasks(&[], &[]), tasks(&[], &[]));
+    assert!(first.iter().all(|line| line.ends_with("key text job given clean")), "{first:?}");
+    assert_ne!(
+        first[0].split_once(' ').unwrap().1,
+        first[1].split_once(' ').unwrap().1,
+        "each role has its own"
+    );
+    assert_ne!(first, second, "each job has its own");
+    let given = tasks(&[], &[("GRADWIRE_SECURITY__KEY", "mine.pem")]);
+    assert!(given.iter().all(|line| line.ends_with("key mine.pem job given clean")), "{given:?}");
+    let off = tasks(&["--set", "security.mode=off"], &[]);
+    assert!(off.iter().all(|line| line.ends_with("key none job given clean")), "{off:?}");
+    let here = tasks_at("127.0.0.1", &[], &[]);
+    assert!(here.iter().all(|line| line.ends_with("key none job given clean")), "one host: {here:?}");
+}

@@ -2,7 +2,7 @@
 //! It only names and bounds them; what follows from them is `plan`'s.
 
 use super::dmlc::DmlcArgs;
-use clap::Args;
+use clap::{Arg, Args, Command};
 use daemon::settings::{PLACEMENTS, Transport};
 use proto_common::limits::{SERVERS_MAX, WORKERS_MAX};
 use std::ffi::OsString;
@@ -18,7 +18,8 @@ use std::path::PathBuf;
 /// bpslaunch does. Flags of dmlc-submit and launch.py are taken, and those that do nothing here are named in a warning.
 #[derive(Args, Debug)]
 pub(crate) struct LaunchArgs {
-    /// How many servers; 1 unless given.
+    /// Number of servers. The default is 1; MXNet's launch.py starts as many as workers. With --server-host-file it is one for
+    /// each host of that file.
     #[arg(short = 's', long, visible_alias = "num-servers", alias = "server-nodes", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(SERVERS_MAX)))]
     pub(super) servers: Option<u32>,
@@ -123,4 +124,78 @@ pub(crate) struct LaunchArgs {
     /// The program of the workers, and its arguments. A bare name is looked for beside gradwire, then on PATH.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(super) program: Vec<OsString>,
+}
+
+/// Flags of BytePS's launcher that have one dash and two letters, and what they are called here.
+const TWO_LETTERS: [(&str, &str); 2] = [("-SH", "--server-host-file"), ("-WH", "--worker-host-file")];
+
+/// The words of a command line, with the long name of a flag of `gradwire launch` that has two letters after one dash. The
+/// program's own arguments stay as they are.
+pub(crate) fn with_long_names(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|word| word != "launch") {
+        return words;
+    }
+    let command = LaunchArgs::augment_args(Command::new("launch"));
+    let mut at = 2;
+    while let Some(word) = words.get(at).and_then(|word| word.to_str()) {
+        if word == "--" || !word.starts_with('-') {
+            break;
+        }
+        if let Some((_, name)) = TWO_LETTERS.iter().find(|(short, _)| *short == word) {
+            words[at] = (*name).into();
+            at += 2;
+        } else {
+            at += if takes_next(&command, word) { 2 } else { 1 };
+        }
+    }
+    words
+}
+
+/// Is the word after this flag its value?
+fn takes_next(command: &Command, word: &str) -> bool {
+    let takes = |arg: &Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
+    let named = |name: &str| {
+        command.get_arguments().find(|arg| {
+            arg.get_long() == Some(name)
+                || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+        })
+    };
+    let mut letters = word.chars().skip(1);
+    match word.strip_prefix("--") {
+        Some(name) => named(name).is_some_and(takes),
+        // In a group, flags without values may stand before one with a value, which may be attached.
+        None => loop {
+            let Some(letter) = letters.next() else { return false };
+            match command.get_arguments().find(|arg| arg.get_short() == Some(letter)) {
+                Some(arg) if takes(arg) => return letters.next().is_none(),
+                _ => {}
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renamed(line: &str) -> String {
+        let words = line.split_whitespace().map(OsString::from).collect();
+        with_long_names(words).iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn flags_of_two_letters_have_long_names_and_the_programs_stay() {
+        for (given, expected) in [
+            ("x launch -n 2 -SH f -WH g p", "x launch -n 2 --server-host-file f --worker-host-file g p"),
+            ("x launch --num-workers 2 -p -SH f p", "x launch --num-workers 2 -p --server-host-file f p"),
+            ("x launch --restart -n2 -SH f p", "x launch --restart -n2 --server-host-file f p"),
+            ("x launch -pn 2 -SH f p", "x launch -pn 2 --server-host-file f p"),
+            ("x launch -n 2 -- p -SH f", "x launch -n 2 -- p -SH f"),
+            ("x launch -n 2 p -SH f", "x launch -n 2 p -SH f"),
+            ("x launch --env -SH p", "x launch --env -SH p"),
+            ("x top -SH f", "x top -SH f"),
+        ] {
+            assert_eq!(renamed(given), expected);
+        }
+    }
 }

@@ -129,7 +129,10 @@ mod tests {
     #[test]
     fn lines_are_whole_and_bounded() {
         for piece in [1, 7, 100] {
-            assert_eq!(lines(b"one\n\ntwo and more\nrest", piece), [&b"one"[..], b"", b"two and more", b"rest"]);
+            assert_eq!(
+                lines(b"one\n\ntwo and more\nrest", piece),
+                [&b"one"[..], b"", b"two and more", b"rest"]
+            );
             assert_eq!(lines(b"one\r\ntwo\r\n", piece), [&b"one"[..], b"two"], "lines of other systems");
             assert_eq!(lines(b"\r0/2\r1/2\r2/2\nnext\n", piece), [&b"2/2"[..], b"next"], "the last frame");
             assert_eq!(lines(b"0/2\r1/2\r", piece), [b"1/2"], "frames may end with the return");

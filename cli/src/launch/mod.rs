@@ -23,7 +23,7 @@ mod supervisor;
 mod trust;
 mod variables;
 
-pub(crate) use args::LaunchArgs;
+pub(crate) use args::{LaunchArgs, with_long_names};
 pub(crate) use attend::attend;
 pub(crate) use guard::guard;
 pub(crate) use supervise::{SuperviseArgs, supervise_child};

@@ -173,7 +173,12 @@ impl Way {
         let rest = lines.pass();
         let was_progress = lines.is_progress();
         let (text, is_shown) = lines.finish();
-        if self.started.take_if(|_| text == STARTED_LINE).inspect(|s| s.store(true, Ordering::Release)).is_some() {
+        if self
+            .started
+            .take_if(|_| text == STARTED_LINE)
+            .inspect(|s| s.store(true, Ordering::Release))
+            .is_some()
+        {
             return;
         }
         if !text.is_empty() {

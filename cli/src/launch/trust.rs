@@ -57,7 +57,8 @@ impl Trust {
             return Self::new(job_in(&given)).map(Some);
         }
         let unreadable = |error: serde_json::Error| {
-            let text = format!("{VARIABLE} is damaged ({error}); all nodes need the same version of gradwire");
+            let text =
+                format!("{VARIABLE} is damaged ({error}); all nodes need the same version of gradwire");
             Failure::message(ExitCode::Usage, text)
         };
         value(env, VARIABLE).map(|text| serde_json::from_str(text).map_err(unreadable)).transpose()
@@ -80,11 +81,7 @@ impl Trust {
     pub(super) fn variables(&self, role: Role) -> Vec<(String, String)> {
         let own = self.of_roles.iter().filter(|of| of.role == role);
         own.flat_map(|of| {
-            [
-                ("security.ca", &self.ca),
-                ("security.certificate", &of.certificate),
-                ("security.key", &of.key),
-            ]
+            [("security.ca", &self.ca), ("security.certificate", &of.certificate), ("security.key", &of.key)]
         })
         .map(|(key, text)| (variable_of(key), text.clone()))
         .collect()

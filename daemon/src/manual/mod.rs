@@ -53,8 +53,12 @@ enum Kind {
 /// The command line of this process, or the code to end with where all that was asked for is done: `--generate`.
 /// Ends the process as [`Parser::parse`] does on `--help` and on bad usage.
 pub fn parse<A: Parser>(manual: &Manual) -> Result<A, ExitCode> {
+    parse_from(manual, std::env::args_os().collect())
+}
+
+/// As [`parse`], of these words instead of the process's own.
+pub fn parse_from<A: Parser>(manual: &Manual, words: Vec<OsString>) -> Result<A, ExitCode> {
     let mut command = with_manual(A::command(), manual);
-    let words: Vec<OsString> = std::env::args_os().collect();
     if words.get(1).is_some_and(|word| word == "--generate") {
         let (kind, directory) = wanted(&command, words);
         let name = command.get_name().to_owned();
